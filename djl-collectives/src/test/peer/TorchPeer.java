@@ -1,13 +1,3 @@
-/*
- * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
- * SPDX-License-Identifier: Apache-2.0
- */
-import org.bytedeco.javacpp.SizeTPointer;
-import org.bytedeco.javacpp.chrono.Milliseconds;
-import org.bytedeco.pytorch.ByteVector;
-import org.bytedeco.pytorch.StringVector;
-import org.bytedeco.pytorch.TCPStore;
-import org.bytedeco.pytorch.TCPStoreOptions;
 
 import java.io.BufferedReader;
 import java.io.IOException;
@@ -18,6 +8,12 @@ import java.util.Arrays;
 import java.util.HashMap;
 import java.util.HexFormat;
 import java.util.Map;
+import org.bytedeco.javacpp.SizeTPointer;
+import org.bytedeco.javacpp.chrono.Milliseconds;
+import org.bytedeco.pytorch.ByteVector;
+import org.bytedeco.pytorch.StringVector;
+import org.bytedeco.pytorch.TCPStore;
+import org.bytedeco.pytorch.TCPStoreOptions;
 
 /**
  * PyTorch's own TCPStore, driven through a pipe: a JVM of its own, because its libtorch is not

@@ -1,16 +1,3 @@
-/*
- * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
- * SPDX-License-Identifier: Apache-2.0
- */
-import org.bytedeco.javacpp.FloatPointer;
-import org.bytedeco.javacpp.LongPointer;
-import org.bytedeco.pytorch.DoubleOptional;
-import org.bytedeco.pytorch.Scalar;
-import org.bytedeco.pytorch.Tensor;
-import org.bytedeco.pytorch.TensorOptional;
-import org.bytedeco.pytorch.TensorOptions;
-import org.bytedeco.pytorch.TensorVector;
-import org.bytedeco.pytorch.global.torch;
 
 import java.io.IOException;
 import java.nio.ByteBuffer;
@@ -23,6 +10,15 @@ import java.util.HashMap;
 import java.util.Map;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
+import org.bytedeco.javacpp.FloatPointer;
+import org.bytedeco.javacpp.LongPointer;
+import org.bytedeco.pytorch.DoubleOptional;
+import org.bytedeco.pytorch.Scalar;
+import org.bytedeco.pytorch.Tensor;
+import org.bytedeco.pytorch.TensorOptional;
+import org.bytedeco.pytorch.TensorOptions;
+import org.bytedeco.pytorch.TensorVector;
+import org.bytedeco.pytorch.global.torch;
 
 /**
  * A Llama by PyTorch's own operators, in float32, from a directory with float32 safetensors: what

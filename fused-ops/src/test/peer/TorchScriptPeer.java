@@ -1,16 +1,6 @@
-/*
- * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
- * SPDX-License-Identifier: Apache-2.0
- */
+
 import com.sun.jna.NativeLibrary;
 import com.sun.jna.ptr.PointerByReference;
-import org.bytedeco.javacpp.FloatPointer;
-import org.bytedeco.javacpp.Loader;
-import org.bytedeco.pytorch.JitModule;
-import org.bytedeco.pytorch.QualifiedName;
-import org.bytedeco.pytorch.Tensor;
-import org.bytedeco.pytorch.global.torch;
-
 import java.io.IOException;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
@@ -19,6 +9,12 @@ import java.util.List;
 import java.util.zip.ZipEntry;
 import java.util.zip.ZipFile;
 import java.util.zip.ZipOutputStream;
+import org.bytedeco.javacpp.FloatPointer;
+import org.bytedeco.javacpp.Loader;
+import org.bytedeco.pytorch.JitModule;
+import org.bytedeco.pytorch.QualifiedName;
+import org.bytedeco.pytorch.Tensor;
+import org.bytedeco.pytorch.global.torch;
 
 /**
  * Writes a model in TorchScript for each of 1, 2 and 4 ranks, by PyTorch's own compiler, as {@code

@@ -1,61 +1,57 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+/* Package-private:
+ * CoalescedWork     one work for several operations
+ * Coalescing        runs a collective on several tensors
+ * GroupState        state of a group on one rank, shared by its handles
+ * HostWait          blocks the host until a work has ended
+ * JobId             identifier that separates the flight records of jobs
+ * Lifeline          frees a group that is garbage but was not destroyed
+ * MonitoredBarrier  barrier that names missing ranks
+ * ObjectCodec       Java serialisation with a filter
+ * OperationChecks   argument checks
+ * RankThreads       one thread per rank
+ * SubGroups         creates sub-groups
+ */
 /**
- * Process groups over NDArrays, with pluggable backends; the counterpart of {@code
- * torch.distributed}. Whatever a user may name is here, in {@link org.djlx.collectives.trace}, in
- * {@link org.djlx.collectives.gradient}, in {@link org.djlx.collectives.engine}, or in {@link
- * org.djlx.collectives.safetensors}; packages below {@code internal} promise nothing. A plus marks
- * what users name.
+ * Process groups over NDArrays with pluggable backends: the counterpart of {@code
+ * torch.distributed}. Start with {@link org.djlx.collectives.ProcessGroups}.
  *
- * <pre>
- * + ProcessGroups                starts groups: from the environment, or for threads of this JVM
- * + ProcessGroup                 one rank's handle on a group, with the collectives
- * + Work                         what its operations return
- * + ReduceOp                     how elements are reduced
- * + P2pOp                        a message of a batch
- * + ObjectCollectives            collectives on Java objects instead of tensors
- * + RankPool                     ranks that serve requests together
- * + RankWorker                   what each of them has
- * + RequestCodec                 how requests get to ranks that are other processes
- * + ShmOptions                   options of the backend for CPUs
- * + NcclOptions                  of that for GPUs by NCCL
- * + NcclBatch                    calls of NCCL as one
- * + CudaP2pOptions               of that whose GPUs write into each other's memory
- * + Store                        where ranks find each other
- * + TcpStore                     one over the network, PyTorch's protocol
- * + FileStore                    one in a file
- * + HashStore                    one in memory
- * + PrefixStore                  a part of another
- * + P2pBuffers                   memory into which other ranks write
- * + P2pAllocator                 tensors in such memory
- * + P2pStream                    a stream that writes there, for operators of your own
- * + KernelSignals                where kernels of your own raise and await signals themselves
- * + OneShotSlots                 where they exchange data as one-shot all-reduces do
- * + CollectiveException          an operation failed
- * + CollectiveMismatchException  because ranks called different things
- * + CollectiveTimeoutException   because ranks did not arrive in time
- * + StoreTimeoutException        a store had no answer in time
- * + Backend                      a backend of your own
- * + BackendFactory               makes it
- * + Backends                     those that there are
- * + BackendOptions               what a user may say to it
- * + Support                      what it can
- * + GroupContext                 what it is told of its group
- * + Operation                    an operation under way
- * + OpType                       its kind
- * + OperationTrace               who is told how operations go; {@code trace} has the one there is
- * + Reductions                   reductions of elements on the CPU
- *   GroupState                   what all handles on a group share on one rank
- *   Lifeline                     what keeps that from being closed
- *   SubGroups                    creates groups of some ranks
- *   RankThreads                  threads that are the ranks of a group
- *   JobId                        tells jobs apart whose groups have the same names
- *   OperationChecks              checks arguments before anything is sent
- *   Coalescing                   a collective on several tensors
- *   CoalescedWork                its work
- *   MonitoredBarrier             a barrier that says who is missing
- *   HostWait                     waits on the host
- *   HostP2pStream                a stream on the CPU
- *   ObjectCodec                  objects as bytes
- *   RequestChannel               what processes of a pool tell each other
- * </pre>
+ * <p>The packages {@code spi}, {@code store}, {@code p2p} and {@code pool} are public API too.
+ * Packages below {@code internal} may change at any time.
+ *
+ * <p>Groups and operations:
+ *
+ * <ul>
+ *   <li>{@link org.djlx.collectives.ProcessGroups} - creates groups, of processes or of threads of
+ *       one JVM
+ *   <li>{@link org.djlx.collectives.ProcessGroup} - one rank's handle on a group; has the
+ *       collectives
+ *   <li>{@link org.djlx.collectives.Work} - a running operation
+ *   <li>{@link org.djlx.collectives.ReduceOp} - a reduction, such as SUM
+ *   <li>{@link org.djlx.collectives.P2pOp} - a send or receive in a batch
+ *   <li>{@link org.djlx.collectives.ObjectCollectives} - collectives on Java objects
+ * </ul>
+ *
+ * <p>Options and settings:
+ *
+ * <ul>
+ *   <li>{@link org.djlx.collectives.ShmOptions} - options of backend {@code shm} (CPU)
+ *   <li>{@link org.djlx.collectives.NcclOptions} - options of backend {@code nccl} (GPU)
+ *   <li>{@link org.djlx.collectives.CudaP2pOptions} - options of backend {@code cuda_p2p} (GPU)
+ *   <li>{@link org.djlx.collectives.NcclBatch} - issues operations as one NCCL group call
+ *   <li>{@link org.djlx.collectives.TorchThreads} - sets libtorch's thread count of a CPU rank
+ * </ul>
+ *
+ * <p>Exceptions:
+ *
+ * <ul>
+ *   <li>{@link org.djlx.collectives.CollectiveException} - an operation failed
+ *   <li>{@link org.djlx.collectives.CollectiveMismatchException} - the calls of the ranks do not
+ *       match
+ *   <li>{@link org.djlx.collectives.CollectiveTimeoutException} - ranks did not arrive in time
+ * </ul>
  */
 package org.djlx.collectives;

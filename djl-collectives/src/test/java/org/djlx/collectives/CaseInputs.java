@@ -19,8 +19,8 @@ import java.util.concurrent.FutureTask;
 import java.util.function.Supplier;
 import java.util.stream.IntStream;
 import java.util.stream.Stream;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.Torch;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
 
 /** What ranks put into the cases, known to all of them, and what must come out. */
 public final class CaseInputs {

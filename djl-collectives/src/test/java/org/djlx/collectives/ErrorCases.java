@@ -22,8 +22,8 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import org.djlx.collectives.ContractCases.Case;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.Torch;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
 import org.junit.jupiter.api.function.Executable;
 
 /** Calls that do not fit together, and wrong arguments. */

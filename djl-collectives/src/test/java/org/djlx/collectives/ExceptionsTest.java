@@ -11,6 +11,7 @@ import java.io.ByteArrayOutputStream;
 import java.io.ObjectInputStream;
 import java.io.ObjectOutputStream;
 import java.util.List;
+import org.djlx.collectives.store.StoreTimeoutException;
 import org.junit.jupiter.api.Test;
 
 /** Exceptions travel between JVMs, as in RMI or from a worker process, with all that they tell. */

@@ -23,7 +23,10 @@ import java.util.concurrent.atomic.AtomicInteger;
 import java.util.function.BooleanSupplier;
 import java.util.stream.Stream;
 import javax.management.ObjectName;
-import org.djlx.collectives.Operation.Agreed;
+import org.djlx.collectives.spi.BackendOptions;
+import org.djlx.collectives.spi.OpType;
+import org.djlx.collectives.spi.Operation;
+import org.djlx.collectives.spi.Operation.Agreed;
 
 /** Forgets groups, in a JVM of its own, and looks what stays. */
 final class ForgottenGroupsMain {

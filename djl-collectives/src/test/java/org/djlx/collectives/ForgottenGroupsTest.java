@@ -20,7 +20,7 @@ class ForgottenGroupsTest {
             jvm.awaitSuccess();
             String output = jvm.output(0);
             for (int number = 0; number < 100; number++) {
-                Pattern told = Pattern.compile("group 'local" + number + "' .*was forgotten");
+                Pattern told = Pattern.compile("group 'local" + number + "' .*was never destroyed");
                 assertEquals(1, told.matcher(output).results().count(), output);
             }
         }

@@ -4,8 +4,8 @@
  */
 package org.djlx.collectives;
 
-import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.NativeLibrary;
+import org.djlx.nativeops.cuda.CudaDevice;
 import org.junit.jupiter.api.Assumptions;
 
 /** What tests on GPUs need. */

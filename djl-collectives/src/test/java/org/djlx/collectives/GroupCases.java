@@ -20,7 +20,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.stream.IntStream;
 import org.djlx.collectives.ContractCases.Case;
-import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.function.Executable;
 
 /** Groups of some ranks, their names, their end, and what names the missing. */
@@ -76,7 +76,7 @@ final class GroupCases {
             assertFalse(evens.isMember());
             assertEquals(-1, evens.rank());
             String message = assertThrows(IllegalStateException.class, evens::barrier).getMessage();
-            assertTrue(message.contains("not a member of the group '" + evens.name()), message);
+            assertTrue(message.contains("not a member of group '" + evens.name()), message);
             assertTrue(message.contains("rank " + group.rank()), message);
             assertThrows(IllegalStateException.class, () -> evens.newGroup(List.of(0)));
         }
@@ -311,7 +311,7 @@ final class GroupCases {
             CollectiveTimeoutException e =
                     assertThrows(CollectiveTimeoutException.class, () -> hasty.barrier().await());
             assertEquals(IntStream.range(1, group.worldSize()).boxed().toList(), e.missingRanks());
-            assertTrue(e.getMessage().contains("PT0.03S"), e.getMessage());
+            assertTrue(e.getMessage().contains("30 ms"), e.getMessage());
         }
         group.barrier().await();
         copy.destroy();
@@ -344,7 +344,7 @@ final class GroupCases {
                 assertTrue(e.getMessage().contains(copy.name()), e.getMessage());
                 // Nobody has waited for as long as that.
                 assertTrue(
-                        e.getMessage().contains(e.missingRanks() + " take no part any more"),
+                        e.getMessage().contains(e.missingRanks() + " have left, died or failed"),
                         e.getMessage());
                 // The others can go on among themselves.
                 if (group.rank() == 0 && n > 3) {
@@ -373,7 +373,7 @@ final class GroupCases {
                 assertEquals(
                         alone == 0 ? IntStream.range(1, n).boxed().toList() : List.of(0),
                         e.missingRanks());
-                assertTrue(e.getMessage().contains("within PT0.03S"), e.getMessage());
+                assertTrue(e.getMessage().contains("within 30 ms"), e.getMessage());
             }
             group.barrier().await();
         }
@@ -402,7 +402,7 @@ final class GroupCases {
         assertEquals(0, first.groupRank(n - 1));
         String message =
                 assertThrows(IllegalArgumentException.class, () -> first.groupRank(n)).getMessage();
-        assertTrue(message.contains("the global rank " + n + " is not in the group"), message);
+        assertTrue(message.contains("global rank " + n + " is not a member"), message);
         assertThrows(IllegalArgumentException.class, () -> first.globalRank(1));
     }
 

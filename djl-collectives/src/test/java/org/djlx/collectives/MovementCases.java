@@ -24,8 +24,8 @@ import java.util.List;
 import java.util.Map;
 import java.util.stream.IntStream;
 import org.djlx.collectives.ContractCases.Case;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.Torch;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
 
 /** Operations that move tensors among all ranks. */
 final class MovementCases {

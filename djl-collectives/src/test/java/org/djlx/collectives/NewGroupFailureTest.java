@@ -21,7 +21,12 @@ import java.util.List;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.FutureTask;
 import java.util.function.BiFunction;
-import org.djlx.collectives.ProcessGroup.Variant;
+import org.djlx.collectives.spi.BackendOptions;
+import org.djlx.collectives.spi.GroupContext;
+import org.djlx.collectives.spi.OpType;
+import org.djlx.collectives.store.HashStore;
+import org.djlx.collectives.store.Store;
+import org.djlx.collectives.store.StoreThatEnds;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 
@@ -112,7 +117,7 @@ class NewGroupFailureTest {
         try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
             NDArray all = manager.zeros(new Shape(2, 2), DataType.INT32);
             NDArray own = manager.create(new int[] {0, 0});
-            group.allGatherIntoTensor(new Variant(new OpType("split")), all, own).await();
+            group.allGatherIntoTensor(new OpType("split"), 0, all, own).await();
         }
     }
 

@@ -7,6 +7,13 @@ package org.djlx.collectives;
 import java.time.Duration;
 import java.util.List;
 import org.djlx.collectives.internal.shm.ShmBackendFactory;
+import org.djlx.collectives.spi.Backend;
+import org.djlx.collectives.spi.BackendFactory;
+import org.djlx.collectives.spi.BackendOptions;
+import org.djlx.collectives.spi.Backends;
+import org.djlx.collectives.spi.GroupContext;
+import org.djlx.collectives.spi.Support;
+import org.djlx.collectives.store.StoreThatEnds;
 
 /**
  * One rank of {@link NewGroupFailureTest}: rank 2 dies while it creates a sub-group. The argument

@@ -14,15 +14,35 @@ import ai.djl.ndarray.types.Shape;
 import java.nio.file.Path;
 import java.time.Duration;
 import java.util.List;
+import java.util.Optional;
 import java.util.Set;
 import java.util.function.Consumer;
 import java.util.function.Supplier;
-import org.djlx.collectives.Operation.Agreed;
+import org.djlx.collectives.p2p.KernelSignals;
+import org.djlx.collectives.p2p.OneShotSlots;
+import org.djlx.collectives.p2p.P2pAllocator;
+import org.djlx.collectives.p2p.P2pBuffers;
+import org.djlx.collectives.p2p.P2pStream;
+import org.djlx.collectives.pool.RankPool;
+import org.djlx.collectives.spi.Backend;
+import org.djlx.collectives.spi.BackendFactory;
+import org.djlx.collectives.spi.BackendOptions;
+import org.djlx.collectives.spi.Backends;
+import org.djlx.collectives.spi.GroupContext;
+import org.djlx.collectives.spi.OpType;
+import org.djlx.collectives.spi.Operation;
+import org.djlx.collectives.spi.Operation.Agreed;
+import org.djlx.collectives.spi.Support;
+import org.djlx.collectives.store.FileStore;
+import org.djlx.collectives.store.HashStore;
+import org.djlx.collectives.store.PrefixStore;
+import org.djlx.collectives.store.Store;
+import org.djlx.collectives.store.TcpStore;
 import org.djlx.collectives.trace.FlightDump;
 import org.djlx.collectives.trace.FlightEntry;
 import org.djlx.collectives.trace.FlightFinding;
 import org.djlx.collectives.trace.FlightRecorder;
-import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
@@ -89,11 +109,18 @@ class NullArgumentsTest {
                             .sample(P2pOp.class, () -> P2pOp.send(array.get(), 0, 0))
                             .sample("java.util.List<org.djlx.collectives.P2pOp>", List::of)
                             .sample(ReduceOp.class, () -> ReduceOp.SUM)
+                            .sample(
+                                    "java.util.function.Supplier<java.util.Optional<java.lang.Throwable>>",
+                                    () -> (Supplier<Optional<Throwable>>) Optional::empty)
+                            .sample(ReduceOp.Kind.class, () -> ReduceOp.Kind.SUM)
+                            .sample(
+                                    CollectiveException.class,
+                                    () -> new CollectiveException("failed"))
                             .sample(Support.class, group.state().backend()::support)
                             .sample(Support.Builder.class, Support::builder)
                             .sample(OpType[].class, () -> new OpType[] {OpType.BROADCAST})
                             .sample(
-                                    "java.util.Set<org.djlx.nativeops.ScalarType>",
+                                    "java.util.Set<org.djlx.nativeops.torch.ScalarType>",
                                     () -> Set.of(ScalarType.FLOAT32))
                             .sample(
                                     "java.util.Set<org.djlx.collectives.ReduceOp$Kind>",
@@ -126,7 +153,7 @@ class NullArgumentsTest {
                                     "java.util.function.Supplier<T>",
                                     () -> (Supplier<Kept>) Kept::new)
                             .sample(
-                                    "java.util.function.Consumer<org.djlx.collectives.Operation>",
+                                    "java.util.function.Consumer<org.djlx.collectives.spi.Operation>",
                                     () -> (Consumer<Operation>) body -> {})
                             .sample(FlightRecorder.class, group::flightRecorder)
                             .sample(FlightDump.class, () -> dump)
@@ -163,7 +190,15 @@ class NullArgumentsTest {
                             .except("RankPool", "RankPoolTest does that")
                             .except("Event", "has no methods");
             assertEquals("", String.join("\n", nulls.check(ProcessGroup.class)));
-            assertEquals("", String.join("\n", nulls.check(FlightRecorder.class)));
+            for (Class<?> room :
+                    List.of(
+                            Backend.class,
+                            Store.class,
+                            P2pBuffers.class,
+                            RankPool.class,
+                            FlightRecorder.class)) {
+                assertEquals("", String.join("\n", nulls.check(room)));
+            }
             assertEquals(List.of(), nulls.unused());
             assertTrue(nulls.calls() > 100, "" + nulls.calls());
         }

@@ -265,7 +265,7 @@ final class ObjectCases {
                             () -> objects.gatherObject(1, root),
                             () -> objects.scatterObjectList(List.of(), root))) {
                 String message = assertThrows(IllegalArgumentException.class, call).getMessage();
-                assertTrue(message.contains("root " + root + " lies outside"), message);
+                assertTrue(message.contains("root " + root + " is out of range"), message);
             }
         }
     }
@@ -306,7 +306,7 @@ final class ObjectCases {
         assertTrue(message.contains("'" + group.name() + "'"), message);
         assertTrue(message.contains("rank " + rank + ": "), message);
         assertTrue(message.contains(reason), message);
-        if (group.rank() == rank && !message.contains("takes 500")) {
+        if (group.rank() == rank && !message.contains("has 500")) {
             assertNotNull(e.getCause());
         }
     }

@@ -24,8 +24,9 @@ import java.util.Map;
 import java.util.Set;
 import java.util.TreeSet;
 import org.djlx.collectives.ContractCases.Case;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.Torch;
+import org.djlx.collectives.spi.OpType;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
 import org.junit.jupiter.api.function.Executable;
 
 /** Messages between two ranks. */

@@ -5,7 +5,7 @@
 package org.djlx.collectives;
 
 import java.util.function.DoubleBinaryOperator;
-import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.torch.ScalarType;
 
 /**
  * Reduces in plain Java, element by element: in double precision, and step by step in the precision

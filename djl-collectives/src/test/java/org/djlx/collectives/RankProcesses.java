@@ -15,6 +15,8 @@ import java.util.List;
 import java.util.Map;
 import java.util.concurrent.TimeUnit;
 import java.util.function.IntFunction;
+import org.djlx.collectives.store.Store;
+import org.djlx.collectives.store.TcpStore;
 
 /**
  * Starts JVMs that are the ranks of a group, with the environment of torchrun and a store in this

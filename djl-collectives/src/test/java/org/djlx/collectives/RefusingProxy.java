@@ -15,7 +15,7 @@ import java.util.List;
  * Hands connections on to a server of this host. When told to, it ends them and all new ones, or
  * keeps new ones waiting.
  */
-final class RefusingProxy implements AutoCloseable {
+public final class RefusingProxy implements AutoCloseable {
 
     private final ServerSocket listener;
     private final int server;
@@ -24,22 +24,22 @@ final class RefusingProxy implements AutoCloseable {
     private boolean refuses;
     private boolean holds;
 
-    RefusingProxy(int server) throws IOException {
+    public RefusingProxy(int server) throws IOException {
         this.server = server;
         listener = new ServerSocket(0, 50, InetAddress.getByName("localhost"));
         new Thread(this::accept, "refusing-proxy").start();
     }
 
-    int port() {
+    public int port() {
         return listener.getLocalPort();
     }
 
-    synchronized void refuse(boolean refuse) throws IOException {
+    public synchronized void refuse(boolean refuse) throws IOException {
         refuses = refuse;
         endAll();
     }
 
-    synchronized void hold(boolean hold) {
+    public synchronized void hold(boolean hold) {
         holds = hold;
     }
 

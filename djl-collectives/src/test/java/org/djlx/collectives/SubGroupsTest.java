@@ -14,6 +14,9 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.atomic.AtomicBoolean;
+import org.djlx.collectives.spi.BackendOptions;
+import org.djlx.collectives.store.HashStore;
+import org.djlx.collectives.store.Store;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 

@@ -20,8 +20,11 @@ import java.util.List;
 import java.util.Map;
 import java.util.stream.IntStream;
 import org.djlx.collectives.ContractCases.Case;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.Torch;
+import org.djlx.collectives.spi.Backends;
+import org.djlx.collectives.spi.OpType;
+import org.djlx.collectives.spi.Support;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
 
 /** A backend does what it declares, with every element type there is, and refuses the rest. */
 final class SupportCases {

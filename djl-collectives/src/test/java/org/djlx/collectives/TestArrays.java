@@ -11,11 +11,11 @@ import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import java.util.Arrays;
 import java.util.Random;
-import org.djlx.nativeops.CudaDevice;
-import org.djlx.nativeops.CudaStream;
-import org.djlx.nativeops.NativeMemory;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.Torch;
+import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.nativeops.cuda.CudaStream;
+import org.djlx.nativeops.host.NativeMemory;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
 
 /** Makes arrays of any element type and reads them back, as doubles. */
 public final class TestArrays {

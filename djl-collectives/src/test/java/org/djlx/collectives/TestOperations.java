@@ -6,6 +6,9 @@ package org.djlx.collectives;
 
 import java.time.Duration;
 import java.util.function.Function;
+import org.djlx.collectives.spi.OpType;
+import org.djlx.collectives.spi.Operation;
+import org.djlx.collectives.spi.OperationTrace;
 
 /** Operations without a group, for the tests of who is told how they go. */
 public final class TestOperations {

@@ -12,26 +12,26 @@ import java.util.Arrays;
 import java.util.EnumSet;
 import java.util.List;
 import java.util.Set;
-import org.djlx.collectives.OpType;
-import org.djlx.collectives.Operation.Agreed;
-import org.djlx.collectives.P2pBuffers;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.Work;
+import org.djlx.collectives.p2p.P2pBuffers;
+import org.djlx.collectives.spi.OpType;
+import org.djlx.collectives.spi.Operation.Agreed;
 import org.djlx.fusedops.cost.Choice;
 import org.djlx.fusedops.cost.FusedOperator;
 import org.djlx.fusedops.cost.Path;
 import org.djlx.fusedops.cost.Workload;
 import org.djlx.fusedops.internal.Compute;
-import org.djlx.fusedops.internal.Exchange;
-import org.djlx.fusedops.internal.PersistentMatmul;
+import org.djlx.fusedops.internal.FusedMatmul;
+import org.djlx.fusedops.internal.GatheredExchange;
+import org.djlx.fusedops.internal.Pipeline;
 import org.djlx.fusedops.internal.Product;
-import org.djlx.fusedops.internal.Schedule;
 import org.djlx.fusedops.internal.Slots;
-import org.djlx.nativeops.MatrixLayout;
-import org.djlx.nativeops.NoGradient;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.TensorInfo;
-import org.djlx.nativeops.Torch;
+import org.djlx.nativeops.cuda.MatrixLayout;
+import org.djlx.nativeops.torch.NoGradient;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.TensorInfo;
+import org.djlx.nativeops.torch.Torch;
 
 /**
  * The plan of {@link FusedOps#allGatherMatmul} or {@link FusedOps#allGatherGated}.
@@ -58,7 +58,7 @@ final class AllGatherMatmulPlan implements FusedPlan {
 
     // Of the pipelined path.
     private Compute compute;
-    private Schedule schedule;
+    private Pipeline schedule;
     private Slots slots;
     private Agreed agreed;
     private boolean direct; // the shard is pushed as it is, not copied before
@@ -68,8 +68,8 @@ final class AllGatherMatmulPlan implements FusedPlan {
     private Shape[] outShapes;
     private long[] outBytes; // of a shard's rows
     private Product[] products;
-    private PersistentMatmul.Gather persistent; // null if it is more than one launch
-    private Exchange exchange; // what gathers before one matmul; null if a schedule does
+    private FusedMatmul.Gather persistent; // null if it is more than one launch
+    private GatheredExchange exchange; // what gathers before one matmul; null if a schedule does
     private boolean productsLoaded; // of the gathered path
 
     AllGatherMatmulPlan(
@@ -100,7 +100,7 @@ final class AllGatherMatmulPlan implements FusedPlan {
         }
         FallbackReason impossible = fallbackReason(group, infos[0].count());
         if (impossible != null) {
-            choice = new Choice(Path.PLAIN, impossible.toString());
+            choice = new Choice(Path.NCCL, impossible.toString());
             otherwiseRecorded = false;
             reason = impossible;
             return;
@@ -117,10 +117,10 @@ final class AllGatherMatmulPlan implements FusedPlan {
         PathChooser chooser = new PathChooser(group, compute, work, each -> possible(group, each));
         choice = chooser.choose(recorded);
         otherwiseRecorded = chooser.choose(!recorded).path() != choice.path();
-        reason = choice.path() == Path.PLAIN ? FallbackReason.PLAIN_IS_FASTER : null;
+        reason = choice.path() == Path.NCCL ? FallbackReason.NCCL_IS_FASTER : null;
         if (gated) {
             this.gated =
-                    choice.path() == Path.ONE_LAUNCH
+                    choice.path() == Path.FUSED
                             && compute.persistent()
                                     .orElseThrow()
                                     .gates(
@@ -140,22 +140,22 @@ final class AllGatherMatmulPlan implements FusedPlan {
      */
     private Set<Path> possible(ProcessGroup group, Workload work) {
         P2pBuffers buffers = group.p2pBuffers().orElseThrow();
-        Set<Path> possible = EnumSet.of(Path.SCHEDULED);
+        Set<Path> possible = EnumSet.of(Path.PIPELINED);
         boolean whole =
                 group.device().isGpu()
                         ? compute.canExchange(buffers, work.type(), work.partBytes())
-                        : Schedule.isWhole(work.partBytes());
+                        : Pipeline.isWhole(work.partBytes());
         if (whole) {
-            possible.add(Path.WHOLE);
+            possible.add(Path.GATHERED);
         }
         if (compute.persistent().filter(launch -> launch.gathers(buffers, work)).isPresent()) {
-            possible.add(Path.ONE_LAUNCH);
+            possible.add(Path.FUSED);
         }
         return possible;
     }
 
     private FallbackReason fallbackReason(ProcessGroup group, long count) {
-        if (FusedOps.isForced(Path.PLAIN)) {
+        if (FusedOps.isForced(Path.NCCL)) {
             return FallbackReason.FORCED;
         }
         if (gatherDim == lastDim) {
@@ -185,7 +185,7 @@ final class AllGatherMatmulPlan implements FusedPlan {
             bs[i] = Axes.layout(infos[1 + i]);
             outShapes[i] = Axes.with(frontShape, lastDim, gated ? columns[i] / 2 : columns[i]);
         }
-        if (choice.path() == Path.ONE_LAUNCH) {
+        if (choice.path() == Path.FUSED) {
             preparePersistent(compute.persistent().orElseThrow(), infos, work, bs);
         } else {
             prepareSchedule(infos[0].address(), rows, inner, bs);
@@ -193,15 +193,15 @@ final class AllGatherMatmulPlan implements FusedPlan {
     }
 
     private void preparePersistent(
-            PersistentMatmul oneLaunch, TensorInfo[] infos, Workload work, MatrixLayout[] layouts) {
+            FusedMatmul oneLaunch, TensorInfo[] infos, Workload work, MatrixLayout[] layouts) {
         long inner = work.inner();
         MatrixLayout contiguous = MatrixLayout.contiguous(work.rows(), inner);
-        direct &= PersistentMatmul.isUsable(contiguous, infos[0].address());
+        direct &= FusedMatmul.isUsable(contiguous, infos[0].address());
         long[] addresses = new long[layouts.length];
         for (int i = 0; i < layouts.length; i++) {
             addresses[i] = infos[1 + i].address();
         }
-        directB = PersistentMatmul.usable(layouts, addresses);
+        directB = FusedMatmul.usable(layouts, addresses);
         for (int i = 0; i < layouts.length; i++) {
             layouts[i] = directB[i] ? layouts[i] : MatrixLayout.contiguous(inner, columns[i]);
         }
@@ -210,10 +210,10 @@ final class AllGatherMatmulPlan implements FusedPlan {
 
     private void prepareSchedule(long shardAddress, long rows, long inner, MatrixLayout[] layouts) {
         long rowsAtOnce = rows;
-        if (choice.path() == Path.WHOLE) {
+        if (choice.path() == Path.GATHERED) {
             boolean byKernels = compute.canExchange(slots.buffers(), type, shardBytes);
             exchange = byKernels ? compute.exchange() : null;
-            direct &= exchange == null || Exchange.isUsable(shardAddress);
+            direct &= exchange == null || GatheredExchange.isUsable(shardAddress);
             rowsAtOnce = worldSize * rows;
         }
         directB = new boolean[layouts.length];
@@ -302,7 +302,7 @@ final class AllGatherMatmulPlan implements FusedPlan {
                                     multiply(outs, whole, right, 0);
                                     return;
                                 }
-                                if (choice.path() == Path.WHOLE) {
+                                if (choice.path() == Path.GATHERED) {
                                     schedule.gatherThenConsume(
                                             operation,
                                             slots,

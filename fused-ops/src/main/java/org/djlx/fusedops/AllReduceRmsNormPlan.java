@@ -8,19 +8,19 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.util.Optional;
-import org.djlx.collectives.OpType;
-import org.djlx.collectives.Operation.Agreed;
-import org.djlx.collectives.P2pBuffers;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
+import org.djlx.collectives.p2p.P2pBuffers;
+import org.djlx.collectives.spi.OpType;
+import org.djlx.collectives.spi.Operation.Agreed;
 import org.djlx.fusedops.cost.Path;
 import org.djlx.fusedops.internal.RmsNormKernels;
 import org.djlx.nativeops.NativeLibrary;
-import org.djlx.nativeops.NoGradient;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.TensorInfo;
-import org.djlx.nativeops.Torch;
+import org.djlx.nativeops.torch.NoGradient;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.TensorInfo;
+import org.djlx.nativeops.torch.Torch;
 
 /**
  * The plan of {@link FusedOps#allReduceRmsNorm}: one launch of a kernel, or an all-reduce and a
@@ -86,8 +86,8 @@ final class AllReduceRmsNormPlan implements FusedPlan {
                 : Optional.empty();
     }
 
-    static boolean isOneLaunch(ScalarType type, long rows, long hidden, ProcessGroup group) {
-        OperandChecks checks = new OperandChecks("isOneLaunch");
+    static boolean isFused(ScalarType type, long rows, long hidden, ProcessGroup group) {
+        OperandChecks checks = new OperandChecks("isFused");
         checks.checkNotNull("the type", type);
         checks.checkNotNull("the group", group);
         if (rows < 1 || hidden < 1) {
@@ -100,7 +100,7 @@ final class AllReduceRmsNormPlan implements FusedPlan {
     /** Why it is more than one launch; the same on all ranks. */
     private static FallbackReason fallbackReason(
             RmsNormKernels kernels, ScalarType type, long rows, long hidden, ProcessGroup group) {
-        if (FusedOps.isForced(Path.PLAIN)) {
+        if (FusedOps.isForced(Path.NCCL)) {
             return FallbackReason.FORCED;
         }
         Optional<P2pBuffers> buffers = group.p2pBuffers();

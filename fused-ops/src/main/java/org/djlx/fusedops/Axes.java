@@ -10,8 +10,8 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.function.UnaryOperator;
 import java.util.stream.IntStream;
-import org.djlx.nativeops.MatrixLayout;
-import org.djlx.nativeops.TensorInfo;
+import org.djlx.nativeops.cuda.MatrixLayout;
+import org.djlx.nativeops.torch.TensorInfo;
 
 /** Rearranges the dimensions of arrays; what it returns are views wherever possible. */
 final class Axes {

@@ -19,7 +19,7 @@ public enum FallbackReason {
      */
     BUFFER_TOO_SMALL,
     /** On GPUs the {@linkplain org.djlx.fusedops.cost.CostModel cost model} says it is faster. */
-    PLAIN_IS_FASTER,
+    NCCL_IS_FASTER,
     /** {@link FusedOps#forceFallback()} is in force. */
     FORCED
 }

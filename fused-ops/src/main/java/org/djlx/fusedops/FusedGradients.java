@@ -18,10 +18,10 @@ import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.gradient.DifferentiableCollectives;
 import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.fusedops.internal.ProductSums;
-import org.djlx.nativeops.NoGradient;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.Torch;
-import org.djlx.nativeops.TorchInPlace;
+import org.djlx.nativeops.torch.NoGradient;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
+import org.djlx.nativeops.torch.TorchInPlace;
 
 /**
  * The fused operators within a {@link GradientScope}. With Y = gather(A) B, the gradient of A is

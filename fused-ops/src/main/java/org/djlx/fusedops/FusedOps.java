@@ -14,8 +14,8 @@ import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.fusedops.cost.Path;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.TensorInfo;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.TensorInfo;
 
 /**
  * Tensor-parallel matmuls fused with the collective before or after them; the counterparts of
@@ -401,8 +401,8 @@ public final class FusedOps {
      * @return whether it is; the same on all ranks
      * @throws IllegalArgumentException if an argument is null, or there are no rows or elements
      */
-    public static boolean isOneLaunch(ScalarType type, long rows, long hidden, ProcessGroup group) {
-        return AllReduceRmsNormPlan.isOneLaunch(type, rows, hidden, group);
+    public static boolean isFused(ScalarType type, long rows, long hidden, ProcessGroup group) {
+        return AllReduceRmsNormPlan.isFused(type, rows, hidden, group);
     }
 
     /**
@@ -421,7 +421,7 @@ public final class FusedOps {
      * @return the scope, to be closed once
      */
     public static Scope forceFallback() {
-        return force(Path.PLAIN);
+        return force(Path.NCCL);
     }
 
     /** As {@link #forceFallback()}, for a path; for tests. */

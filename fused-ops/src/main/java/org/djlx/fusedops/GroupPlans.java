@@ -10,7 +10,7 @@ import java.util.LinkedHashMap;
 import java.util.Map;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.fusedops.internal.Compute;
-import org.djlx.fusedops.internal.Schedule;
+import org.djlx.fusedops.internal.Pipeline;
 
 /**
  * What fused operators keep for a group on one rank: the plans used last, and what they compute
@@ -28,7 +28,7 @@ final class GroupPlans implements AutoCloseable {
     private final NDManager manager; // of what operations make; each closes its own arrays
     private final Map<PlanKey, FusedPlan> plans = new LinkedHashMap<>(16, 0.75f, true);
     private Compute compute; // once it is needed
-    private Schedule schedule; // once it is needed
+    private Pipeline schedule; // once it is needed
 
     private GroupPlans(Device device, int worldSize) {
         this.device = device;
@@ -82,9 +82,9 @@ final class GroupPlans implements AutoCloseable {
         return compute;
     }
 
-    synchronized Schedule schedule(ProcessGroup group) {
+    synchronized Pipeline schedule(ProcessGroup group) {
         if (schedule == null) {
-            schedule = new Schedule(group);
+            schedule = new Pipeline(group);
         }
         return schedule;
     }

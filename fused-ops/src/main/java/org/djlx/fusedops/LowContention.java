@@ -8,21 +8,21 @@ import ai.djl.ndarray.NDArray;
 import java.util.OptionalLong;
 import java.util.function.BiConsumer;
 import java.util.function.BooleanSupplier;
-import org.djlx.collectives.OpType;
-import org.djlx.collectives.Operation;
-import org.djlx.collectives.Operation.Agreed;
-import org.djlx.collectives.P2pAllocator;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
+import org.djlx.collectives.p2p.P2pAllocator;
+import org.djlx.collectives.spi.OpType;
+import org.djlx.collectives.spi.Operation;
+import org.djlx.collectives.spi.Operation.Agreed;
 import org.djlx.fusedops.cost.Path;
 import org.djlx.fusedops.internal.Compute;
-import org.djlx.fusedops.internal.Schedule;
+import org.djlx.fusedops.internal.Pipeline;
 import org.djlx.fusedops.internal.Slots;
-import org.djlx.nativeops.NoGradient;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.TensorInfo;
-import org.djlx.nativeops.Torch;
+import org.djlx.nativeops.torch.NoGradient;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.TensorInfo;
+import org.djlx.nativeops.torch.Torch;
 
 /**
  * Collectives that leave a GPU's multiprocessors to what computes beside them: copy engines move
@@ -86,7 +86,7 @@ public final class LowContention {
                 output,
                 input,
                 (operation, arrays) -> {
-                    Schedule schedule = GroupPlans.of(group).schedule(group);
+                    Pipeline schedule = GroupPlans.of(group).schedule(group);
                     long shard = arrays.inputAddress();
                     if (offset.isPresent()) {
                         long place = offset.getAsLong();
@@ -186,7 +186,7 @@ public final class LowContention {
     }
 
     private static FallbackReason fallbackReason(ProcessGroup group, BooleanSupplier fits) {
-        if (FusedOps.isForced(Path.PLAIN)) {
+        if (FusedOps.isForced(Path.NCCL)) {
             return FallbackReason.FORCED;
         }
         if (!group.isP2pAvailable()) {

@@ -9,29 +9,29 @@ import ai.djl.ndarray.types.Shape;
 import java.util.EnumSet;
 import java.util.List;
 import java.util.Set;
-import org.djlx.collectives.OpType;
-import org.djlx.collectives.Operation;
-import org.djlx.collectives.Operation.Agreed;
-import org.djlx.collectives.P2pBuffers;
-import org.djlx.collectives.P2pStream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
+import org.djlx.collectives.p2p.P2pBuffers;
+import org.djlx.collectives.p2p.P2pStream;
+import org.djlx.collectives.spi.OpType;
+import org.djlx.collectives.spi.Operation;
+import org.djlx.collectives.spi.Operation.Agreed;
 import org.djlx.fusedops.cost.Choice;
 import org.djlx.fusedops.cost.FusedOperator;
 import org.djlx.fusedops.cost.Path;
 import org.djlx.fusedops.cost.Workload;
 import org.djlx.fusedops.internal.Compute;
-import org.djlx.fusedops.internal.Exchange;
-import org.djlx.fusedops.internal.PersistentMatmul;
+import org.djlx.fusedops.internal.FusedMatmul;
+import org.djlx.fusedops.internal.GatheredExchange;
+import org.djlx.fusedops.internal.Pipeline;
 import org.djlx.fusedops.internal.Product;
-import org.djlx.fusedops.internal.Schedule;
 import org.djlx.fusedops.internal.Slots;
-import org.djlx.nativeops.MatrixLayout;
-import org.djlx.nativeops.NoGradient;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.TensorInfo;
-import org.djlx.nativeops.Torch;
+import org.djlx.nativeops.cuda.MatrixLayout;
+import org.djlx.nativeops.torch.NoGradient;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.TensorInfo;
+import org.djlx.nativeops.torch.Torch;
 
 /**
  * The plan of {@link FusedOps#matmulReduceScatter}.
@@ -57,7 +57,7 @@ final class MatmulReduceScatterPlan implements FusedPlan {
 
     // Of the pipelined path.
     private Compute compute;
-    private Schedule schedule;
+    private Pipeline schedule;
     private Slots slots;
     private Agreed agreed;
     private boolean directA;
@@ -66,10 +66,10 @@ final class MatmulReduceScatterPlan implements FusedPlan {
     private long partBytes;
     private Shape partShape; // of the result, with the scatter dimension in front
     private Shape stagingShape;
-    private PersistentMatmul.Scatter persistent; // null if it is more than one launch
+    private FusedMatmul.Scatter persistent; // null if it is more than one launch
     private Product multiply;
     private Compute.Reduction reduction;
-    private Exchange exchange; // what scatters behind one matmul; null if a schedule does
+    private GatheredExchange exchange; // what scatters behind one matmul; null if a schedule does
 
     MatmulReduceScatterPlan(
             ProcessGroup group,
@@ -99,7 +99,7 @@ final class MatmulReduceScatterPlan implements FusedPlan {
         columns = this.scatterDim == lastDim;
         FallbackReason impossible = fallbackReason(group);
         if (impossible != null) {
-            choice = new Choice(Path.PLAIN, impossible.toString());
+            choice = new Choice(Path.NCCL, impossible.toString());
             otherwiseRecorded = false;
             reason = impossible;
             return;
@@ -118,7 +118,7 @@ final class MatmulReduceScatterPlan implements FusedPlan {
         PathChooser chooser = new PathChooser(group, compute, work, each -> possible(group, each));
         choice = chooser.choose(recorded);
         otherwiseRecorded = chooser.choose(!recorded).path() != choice.path();
-        reason = choice.path() == Path.PLAIN ? FallbackReason.PLAIN_IS_FASTER : null;
+        reason = choice.path() == Path.NCCL ? FallbackReason.NCCL_IS_FASTER : null;
         if (reason == null) {
             prepare(group, infos, shape, work);
         }
@@ -127,19 +127,19 @@ final class MatmulReduceScatterPlan implements FusedPlan {
     /** The paths that push; the same on all ranks. */
     private Set<Path> possible(ProcessGroup group, Workload work) {
         P2pBuffers buffers = group.p2pBuffers().orElseThrow();
-        Set<Path> possible = EnumSet.of(Path.SCHEDULED);
+        Set<Path> possible = EnumSet.of(Path.PIPELINED);
         boolean whole =
                 group.device().isGpu()
                         ? compute.canExchange(buffers, work.type(), work.partBytes())
-                        : Schedule.isWhole(work.partBytes());
+                        : Pipeline.isWhole(work.partBytes());
         if (!columns && whole) {
-            possible.add(Path.WHOLE);
+            possible.add(Path.GATHERED);
         }
         if (!columns
                 && compute.persistent()
                         .filter(launch -> launch.scatters(buffers, work, op))
                         .isPresent()) {
-            possible.add(Path.ONE_LAUNCH);
+            possible.add(Path.FUSED);
         }
         return possible;
     }
@@ -150,7 +150,7 @@ final class MatmulReduceScatterPlan implements FusedPlan {
     }
 
     private FallbackReason fallbackReason(ProcessGroup group) {
-        if (FusedOps.isForced(Path.PLAIN)) {
+        if (FusedOps.isForced(Path.NCCL)) {
             return FallbackReason.FORCED;
         }
         if (!group.isP2pAvailable()) {
@@ -182,12 +182,12 @@ final class MatmulReduceScatterPlan implements FusedPlan {
         partBytes = partRows * partColumns * type.itemSize();
         slots = new Slots(group.p2pBuffers().orElseThrow(), partBytes);
         partShape = Axes.move(part(), columns ? 0 : scatterDim, 0);
-        if (choice.path() == Path.ONE_LAUNCH) {
+        if (choice.path() == Path.FUSED) {
             preparePersistent(compute.persistent().orElseThrow(), infos, work, left, right);
             return;
         }
         long rowsAtOnce = partRows;
-        if (choice.path() == Path.WHOLE) {
+        if (choice.path() == Path.GATHERED) {
             boolean byKernels = compute.canExchange(slots.buffers(), type, partBytes);
             exchange = byKernels ? compute.exchange() : null;
             rowsAtOnce = rows;
@@ -207,17 +207,16 @@ final class MatmulReduceScatterPlan implements FusedPlan {
     }
 
     private void preparePersistent(
-            PersistentMatmul oneLaunch,
+            FusedMatmul oneLaunch,
             TensorInfo[] infos,
             Workload work,
             MatrixLayout left,
             MatrixLayout right) {
-        directA &= PersistentMatmul.isUsable(left, infos[0].address());
+        directA &= FusedMatmul.isUsable(left, infos[0].address());
         directB &=
-                PersistentMatmul.usable(
-                        new MatrixLayout[] {right}, new long[] {infos[1].address()})[0];
+                FusedMatmul.usable(new MatrixLayout[] {right}, new long[] {infos[1].address()})[0];
         long inner = left.columns();
-        MatrixLayout a = directA ? left : PersistentMatmul.layout(left.rows(), inner);
+        MatrixLayout a = directA ? left : FusedMatmul.layout(left.rows(), inner);
         MatrixLayout b = directB ? right : MatrixLayout.contiguous(inner, right.columns());
         boolean average = op == ReduceOp.AVG;
         persistent = oneLaunch.scatter(slots, work, a, b, average);
@@ -268,7 +267,7 @@ final class MatmulReduceScatterPlan implements FusedPlan {
                                     return;
                                 }
                                 compute.begin();
-                                if (worldSize == 1 && choice.path() == Path.SCHEDULED) {
+                                if (worldSize == 1 && choice.path() == Path.PIPELINED) {
                                     operation.setAlgorithm("alone");
                                     multiply.run(resultAddress, leftAddress, rightAddress);
                                     keepAlive(operation, used);
@@ -288,10 +287,10 @@ final class MatmulReduceScatterPlan implements FusedPlan {
                                             used);
                                     return;
                                 }
-                                Schedule.SlotReducer reducer =
+                                Pipeline.SlotReducer reducer =
                                         (first, distance) ->
                                                 reduction.run(resultAddress, first, distance);
-                                if (choice.path() == Path.WHOLE) {
+                                if (choice.path() == Path.GATHERED) {
                                     multiply.run(staging[1], leftAddress, rightAddress);
                                     schedule.scatterAndReduce(
                                             operation, slots, staging[1], partBytes, reducer, used);
@@ -336,7 +335,7 @@ final class MatmulReduceScatterPlan implements FusedPlan {
         if (persistent != null) {
             return 0;
         }
-        return choice.path() == Path.WHOLE ? 1 : Math.min(2, worldSize - 1);
+        return choice.path() == Path.GATHERED ? 1 : Math.min(2, worldSize - 1);
     }
 
     /** A copy of A with the scatter dimension in front, unless it is the last. */
@@ -346,8 +345,8 @@ final class MatmulReduceScatterPlan implements FusedPlan {
             return front;
         }
         NDArray matrix = scope.add(Axes.matrix(front));
-        NDArray wide = scope.empty(PersistentMatmul.copyShape(matrix.getShape()), type);
-        PersistentMatmul.copy(wide, matrix, type);
+        NDArray wide = scope.empty(FusedMatmul.copyShape(matrix.getShape()), type);
+        FusedMatmul.copy(wide, matrix, type);
         return wide;
     }
 

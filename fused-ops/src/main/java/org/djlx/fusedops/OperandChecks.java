@@ -11,9 +11,9 @@ import java.util.EnumSet;
 import java.util.Set;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.gradient.GradientScope;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.TensorInfo;
-import org.djlx.nativeops.Torch;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.TensorInfo;
+import org.djlx.nativeops.torch.Torch;
 
 /** Checks what callers of one operator pass, before anything is sent. */
 final class OperandChecks {

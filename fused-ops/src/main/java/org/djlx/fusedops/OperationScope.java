@@ -10,10 +10,10 @@ import ai.djl.ndarray.types.Shape;
 import java.util.ArrayList;
 import java.util.List;
 import org.djlx.collectives.Work;
-import org.djlx.nativeops.NoGradient;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.TensorHold;
-import org.djlx.nativeops.Torch;
+import org.djlx.nativeops.torch.NoGradient;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.TensorHold;
+import org.djlx.nativeops.torch.Torch;
 
 /**
  * What one operation needs until it has ended: arrays made for it, and holds on the caller's. On a

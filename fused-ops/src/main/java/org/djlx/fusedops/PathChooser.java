@@ -8,15 +8,15 @@ import java.util.EnumSet;
 import java.util.Set;
 import java.util.function.Function;
 import java.util.stream.Stream;
-import org.djlx.collectives.KernelSignals;
 import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.p2p.KernelSignals;
 import org.djlx.fusedops.cost.Choice;
 import org.djlx.fusedops.cost.CostModel;
 import org.djlx.fusedops.cost.Machine;
 import org.djlx.fusedops.cost.Path;
 import org.djlx.fusedops.cost.Workload;
 import org.djlx.fusedops.internal.Compute;
-import org.djlx.fusedops.internal.Schedule;
+import org.djlx.fusedops.internal.Pipeline;
 
 /**
  * Chooses the path of an operator by what all ranks know: sizes, what is forced, and how many
@@ -62,13 +62,13 @@ final class PathChooser {
             }
         }
         if (work.ranks() == 1) {
-            return new Choice(Path.SCHEDULED, "no other rank"); // Nothing is sent, nor copied.
+            return new Choice(Path.PIPELINED, "no other rank"); // Nothing is sent, nor copied.
         }
         if (!group.device().isGpu()) {
             // Nothing but the size of a copy has been measured there.
-            boolean small = here.contains(Path.WHOLE) && Schedule.isSmall(work.partBytes());
+            boolean small = here.contains(Path.GATHERED) && Pipeline.isSmall(work.partBytes());
             return new Choice(
-                    small ? Path.WHOLE : Path.SCHEDULED,
+                    small ? Path.GATHERED : Path.PIPELINED,
                     work.partBytes() + " bytes from rank to rank");
         }
         int processors = multiprocessors();
@@ -85,10 +85,10 @@ final class PathChooser {
     private static Set<Path> paths(Set<Path> possible, boolean mayBeWhole, boolean mayBePlain) {
         Set<Path> all = EnumSet.copyOf(possible);
         if (!mayBeWhole) {
-            all.remove(Path.WHOLE);
+            all.remove(Path.GATHERED);
         }
         if (mayBePlain) {
-            all.add(Path.PLAIN);
+            all.add(Path.NCCL);
         }
         return all;
     }

@@ -8,8 +8,8 @@ import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import java.util.Arrays;
 import java.util.List;
-import org.djlx.nativeops.TensorInfo;
-import org.djlx.nativeops.TensorMap;
+import org.djlx.nativeops.cuda.TensorMap;
+import org.djlx.nativeops.torch.TensorInfo;
 
 /** What a plan is made for: an operator and all of its arguments but the arrays' elements. */
 final class PlanKey {

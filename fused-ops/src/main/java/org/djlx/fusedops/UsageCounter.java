@@ -81,8 +81,8 @@ public final class UsageCounter implements AutoCloseable {
      *
      * @return the number
      */
-    public long oneLaunches() {
-        return calls(Path.ONE_LAUNCH);
+    public long fusedCalls() {
+        return calls(Path.FUSED);
     }
 
     /**

@@ -17,18 +17,18 @@ import java.util.Optional;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionStage;
 import java.util.concurrent.ConcurrentHashMap;
-import org.djlx.collectives.Backend;
-import org.djlx.collectives.BackendFactory;
 import org.djlx.collectives.CollectiveTimeoutException;
-import org.djlx.collectives.GroupContext;
-import org.djlx.collectives.Operation;
-import org.djlx.collectives.P2pBuffers;
-import org.djlx.collectives.P2pStream;
-import org.djlx.collectives.Support;
 import org.djlx.collectives.Work;
-import org.djlx.nativeops.NativeMemory;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.Torch;
+import org.djlx.collectives.p2p.P2pBuffers;
+import org.djlx.collectives.p2p.P2pStream;
+import org.djlx.collectives.spi.Backend;
+import org.djlx.collectives.spi.BackendFactory;
+import org.djlx.collectives.spi.GroupContext;
+import org.djlx.collectives.spi.Operation;
+import org.djlx.collectives.spi.Support;
+import org.djlx.nativeops.host.NativeMemory;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
 
 /**
  * A backend as a third party would write one, with the public packages alone: ranks are threads of

@@ -27,11 +27,11 @@ import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.internal.cudap2p.P2pRanks;
 import org.djlx.collectives.soak.Soak;
 import org.djlx.fusedops.cost.Path;
-import org.djlx.nativeops.CudaDevice;
-import org.djlx.nativeops.CudaMemory;
-import org.djlx.nativeops.NativeMemory;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.Torch;
+import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.nativeops.cuda.CudaMemory;
+import org.djlx.nativeops.host.NativeMemory;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
@@ -48,15 +48,16 @@ class AllocationSoakTest {
     private static final int CALLS = 20; // by the same path
 
     /** Those that are forced; where one is not possible, the model chooses. */
-    private static final List<Path> PATHS = List.of(Path.ONE_LAUNCH, Path.WHOLE, Path.SCHEDULED);
+    private static final List<Path> PATHS = List.of(Path.FUSED, Path.GATHERED, Path.PIPELINED);
 
     private int worldSize;
     private CyclicBarrier turn;
 
     @BeforeEach
     void requireGpus() {
-        worldSize = P2pRanks.require();
+        int most = P2pRanks.require();
         P2pRanks.requireOwnGpus("memory is freed when all kernels of its GPU have ended");
+        worldSize = 2 + new Random(Soak.SEED).nextInt(most - 1);
         turn = new CyclicBarrier(worldSize);
     }
 
@@ -91,8 +92,8 @@ class AllocationSoakTest {
                                 return done[0];
                             });
             System.out.printf(
-                    "soak allocation, seed %d, %d s: operations of each rank: %s%n",
-                    Soak.SEED, Soak.SECONDS, rounds);
+                    "soak allocation, seed %d, %d s, %d ranks: operations of each rank: %s%n",
+                    Soak.SEED, Soak.SECONDS, worldSize, rounds);
         } finally {
             stop.set(true);
             one.forEach(ProcessGroup::destroy);

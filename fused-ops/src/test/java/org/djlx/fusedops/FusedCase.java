@@ -20,8 +20,8 @@ import org.djlx.collectives.RankShared;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.TestArrays;
 import org.djlx.fusedops.cost.Path;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.Torch;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
 
 /**
  * One call of a fused operator on random arrays, compared element by element with the same computed
@@ -137,13 +137,13 @@ record FusedCase(
      * operator, that may be what took that path.
      */
     private int roundedParts(ProcessGroup group, UsageCounter usage) {
-        boolean plain = usage.calls(Path.PLAIN) > 0;
+        boolean plain = usage.calls(Path.NCCL) > 0;
         return plain && group.device().isGpu() && type.itemSize() == Short.BYTES ? 1 : 0;
     }
 
     /** NCCL, which is the plain path of GPUs, rounds sums from rank to rank. */
     private static int roundedHops(ProcessGroup group, UsageCounter usage) {
-        boolean nccl = group.device().isGpu() && usage.calls(Path.PLAIN) > 0;
+        boolean nccl = group.device().isGpu() && usage.calls(Path.NCCL) > 0;
         return nccl ? group.worldSize() - 2 : 0;
     }
 

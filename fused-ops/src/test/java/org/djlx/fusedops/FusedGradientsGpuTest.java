@@ -10,7 +10,7 @@ import java.util.function.Consumer;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.internal.cudap2p.P2pRanks;
-import org.djlx.nativeops.CudaDevice;
+import org.djlx.nativeops.cuda.CudaDevice;
 import org.junit.jupiter.api.Assumptions;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Tag;

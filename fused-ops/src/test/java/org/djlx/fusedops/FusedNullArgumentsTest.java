@@ -22,15 +22,15 @@ import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.ShmOptions;
 import org.djlx.fusedops.cost.Choice;
 import org.djlx.fusedops.cost.CostModel;
+import org.djlx.fusedops.cost.FusedMatmulModel;
 import org.djlx.fusedops.cost.FusedOperator;
 import org.djlx.fusedops.cost.Machine;
 import org.djlx.fusedops.cost.Measurement;
 import org.djlx.fusedops.cost.Network;
-import org.djlx.fusedops.cost.OneLaunch;
 import org.djlx.fusedops.cost.Path;
 import org.djlx.fusedops.cost.Prediction;
 import org.djlx.fusedops.cost.Workload;
-import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 
@@ -88,16 +88,18 @@ class FusedNullArgumentsTest {
                         .sample("java.util.List<java.lang.Long>", () -> List.of(8L))
                         .sample("java.util.List<java.lang.Double>", () -> List.of(1.0, 1.0, 1.0))
                         .sample(CostModel.class, () -> model)
-                        .sample(OneLaunch.class, () -> new OneLaunch(Machine.H200, work))
+                        .sample(
+                                FusedMatmulModel.class,
+                                () -> new FusedMatmulModel(Machine.H200, work))
                         .sample("ranks", () -> 1)
-                        .sample(Choice.class, () -> new Choice(Path.PLAIN, "forced"))
-                        .sample(Prediction.class, () -> model.predict(work, Path.WHOLE))
+                        .sample(Choice.class, () -> new Choice(Path.NCCL, "forced"))
+                        .sample(Prediction.class, () -> model.predict(work, Path.GATHERED))
                         .sample("possible", () -> possible)
                         .sample(OptionalDouble.class, OptionalDouble::empty)
                         .sample(Measurement.class, () -> Measurement.all().get(0))
                         .sample(
-                                OneLaunch.Tiling.class,
-                                () -> new OneLaunch(Machine.H200, work).fastest())
+                                FusedMatmulModel.Tiling.class,
+                                () -> new FusedMatmulModel(Machine.H200, work).fastest())
                         .sample(Object.class, Object::new);
         assertEquals("", String.join("\n", nulls.check(CostModel.class)));
         assertTrue(nulls.calls() > 10, "" + nulls.calls());

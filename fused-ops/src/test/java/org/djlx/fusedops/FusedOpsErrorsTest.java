@@ -22,9 +22,9 @@ import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.TestArrays;
-import org.djlx.nativeops.NoGradient;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.Torch;
+import org.djlx.nativeops.torch.NoGradient;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.function.Executable;
@@ -271,8 +271,8 @@ class FusedOpsErrorsTest {
                                 () ->
                                         FusedOps.matmulReduceScatter(
                                                 b.mul(2), a, ReduceOp.SUM, 0, group),
-                                "matmulReduceScatter: A requires a gradient, which would be lost:"
-                                        + " call it within GradientScope.open()");
+                                "matmulReduceScatter: A requires a gradient, which would be lost"
+                                        + " outside of a GradientScope");
                         NDArray fixed = b.stopGradient();
                         NDArray out =
                                 FusedOps.allGatherMatmul(a, List.of(fixed), 0, group)

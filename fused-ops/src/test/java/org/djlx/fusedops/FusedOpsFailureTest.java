@@ -28,7 +28,7 @@ class FusedOpsFailureTest {
     @RepeatedTest(10)
     void duringAFusedOperator(RepetitionInfo repetition) throws InterruptedException {
         int number = repetition.getCurrentRepetition();
-        String[] path = number % 3 == 0 ? new String[] {"ONE_LAUNCH"} : new String[0];
+        String[] path = number % 3 == 0 ? new String[] {"FUSED"} : new String[0];
         Survivors.check(worldSize, number, FusedVictimMain.class, path);
     }
 }

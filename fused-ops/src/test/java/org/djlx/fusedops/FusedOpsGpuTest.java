@@ -29,9 +29,6 @@ import java.util.stream.Stream;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.CudaP2pOptions;
-import org.djlx.collectives.OpType;
-import org.djlx.collectives.Operation;
-import org.djlx.collectives.P2pBuffers;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.RankProcesses;
@@ -39,14 +36,17 @@ import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.TestArrays;
 import org.djlx.collectives.internal.cudap2p.P2pRanks;
 import org.djlx.collectives.internal.cudap2p.Replays;
+import org.djlx.collectives.p2p.P2pBuffers;
+import org.djlx.collectives.spi.OpType;
+import org.djlx.collectives.spi.Operation;
 import org.djlx.fusedops.cost.Path;
-import org.djlx.nativeops.CudaDevice;
-import org.djlx.nativeops.CudaGraph;
-import org.djlx.nativeops.CudaStream;
-import org.djlx.nativeops.CudaStreamGuard;
-import org.djlx.nativeops.GpuTopology;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.Torch;
+import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.nativeops.cuda.CudaGraph;
+import org.djlx.nativeops.cuda.CudaStream;
+import org.djlx.nativeops.cuda.GpuTopology;
+import org.djlx.nativeops.torch.CudaStreamGuard;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
 import org.junit.jupiter.api.Assumptions;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Tag;
@@ -90,7 +90,7 @@ class FusedOpsGpuTest {
         try (UsageCounter usage = FusedOps.countUsage()) {
             run(bufferSize, body);
             // Where much is to be called for little, the model may choose NCCL.
-            long chosen = usage.fallbacks(FallbackReason.PLAIN_IS_FASTER);
+            long chosen = usage.fallbacks(FallbackReason.NCCL_IS_FASTER);
             assertEquals(pipelined * worldSize, usage.pipelined() + chosen);
             assertEquals(fallbacks * worldSize, usage.fallbacks() - chosen);
         }
@@ -126,7 +126,7 @@ class FusedOpsGpuTest {
 
     /** Where the GPUs have no such kernel, as before the Hopper architecture, nothing is tested. */
     private static void requireKernel(Path path) {
-        assumeTrue(path != Path.ONE_LAUNCH || isHopper(), "the GPU is not a Hopper");
+        assumeTrue(path != Path.FUSED || isHopper(), "the GPU is not a Hopper");
     }
 
     /** Whether the GPUs have the kernel that is a whole operator. */
@@ -136,11 +136,11 @@ class FusedOpsGpuTest {
         }
     }
 
-    private void expectOneLaunches(long bufferSize, long calls, Consumer<ProcessGroup> body) {
-        requireKernel(Path.ONE_LAUNCH);
+    private void expectFused(long bufferSize, long calls, Consumer<ProcessGroup> body) {
+        requireKernel(Path.FUSED);
         try (UsageCounter usage = FusedOps.countUsage()) {
-            forced(Path.ONE_LAUNCH, () -> run(bufferSize, body));
-            assertEquals(calls * worldSize, usage.oneLaunches());
+            forced(Path.FUSED, () -> run(bufferSize, body));
+            assertEquals(calls * worldSize, usage.fusedCalls());
         }
     }
 
@@ -148,7 +148,7 @@ class FusedOpsGpuTest {
 
     /** Tiles that are full and not, one and many, Bs by rows and by columns, all ranks of A. */
     @Test
-    void allGatherMatmulInOneLaunch() {
+    void allGatherMatmulFused() {
         List<FusedCase> grid = new ArrayList<>();
         for (ScalarType type : HALVES) {
             grid.add(new FusedCase(type, new Shape(8, 8), List.of(8), 0, false, 1));
@@ -160,15 +160,15 @@ class FusedOpsGpuTest {
             grid.add(new FusedCase(type, new Shape(33, 64), List.of(32, 40), -2, true, 7));
             grid.add(new FusedCase(type, new Shape(700, 1032), List.of(1032), 0, false, 8));
         }
-        expectOneLaunches(
+        expectFused(
                 64 << 20, 3L * grid.size(), g -> grid.forEach(c -> c.checkAllGatherMatmul(g, 3)));
     }
 
     /** Tiles that are full and not, of both widths that gates can have. */
     @Test
-    void allGatherGatedInOneLaunch() {
+    void allGatherGatedFused() {
         for (ScalarType type : HALVES) {
-            expectOneLaunches(
+            expectFused(
                     64 << 20,
                     9,
                     group -> {
@@ -234,7 +234,7 @@ class FusedOpsGpuTest {
     /** Gates by rows of B, of no whole units, and too few for a tile: nothing is done. */
     @Test
     void otherGatesAreLeftToTheCaller() {
-        expectOneLaunches(
+        expectFused(
                 64 << 20,
                 1,
                 group -> {
@@ -259,7 +259,7 @@ class FusedOpsGpuTest {
 
     /** As above; also As of widths that must be padded, and of none. */
     @Test
-    void matmulReduceScatterInOneLaunch() {
+    void matmulReduceScatterFused() {
         int w = worldSize;
         List<FusedCase> grid = new ArrayList<>();
         for (ScalarType type : HALVES) {
@@ -273,7 +273,7 @@ class FusedOpsGpuTest {
             grid.add(new FusedCase(type, new Shape(700L * w, 1032), List.of(1032), 0, false, 8));
         }
         boolean averages = Integer.bitCount(w) == 1;
-        expectOneLaunches(
+        expectFused(
                 64 << 20,
                 (averages ? 4L : 2L) * grid.size(),
                 group ->
@@ -285,7 +285,7 @@ class FusedOpsGpuTest {
     }
 
     @Test
-    void randomCasesInOneLaunch() {
+    void randomCasesFused() {
         Random random = new Random(11);
         List<Consumer<ProcessGroup>> checks = new ArrayList<>();
         for (int i = 0; i < 100; i++) {
@@ -307,13 +307,12 @@ class FusedOpsGpuTest {
             checks.add(group -> gather.checkAllGatherMatmul(group, 2));
             checks.add(group -> scatter.checkMatmulReduceScatter(group, ReduceOp.SUM, 2));
         }
-        expectOneLaunches(
-                64 << 20, 2L * checks.size(), group -> checks.forEach(c -> c.accept(group)));
+        expectFused(64 << 20, 2L * checks.size(), group -> checks.forEach(c -> c.accept(group)));
     }
 
     /** Without the kernel, as on GPUs that have none. */
     @ParameterizedTest
-    @EnumSource(names = {"SCHEDULED", "WHOLE"})
+    @EnumSource(names = {"PIPELINED", "GATHERED"})
     void withoutTheKernel(Path path) {
         List<FusedCase> gathers = FusedOpsTest.gatherGrid();
         List<FusedCase> scatters = FusedOpsTest.scatterGrid(worldSize);
@@ -345,9 +344,9 @@ class FusedOpsGpuTest {
         long rows = 256L * worldSize;
         FusedCase scatter =
                 new FusedCase(ScalarType.BFLOAT16, new Shape(rows, 512), List.of(384), 0, false, 6);
-        List<Path> paths = new ArrayList<>(List.of(Path.SCHEDULED, Path.WHOLE));
+        List<Path> paths = new ArrayList<>(List.of(Path.PIPELINED, Path.GATHERED));
         if (isHopper()) {
-            paths.add(1, Path.ONE_LAUNCH);
+            paths.add(1, Path.FUSED);
         }
         CyclicBarrier turn = new CyclicBarrier(worldSize);
         Consumer<ProcessGroup> both =
@@ -508,11 +507,11 @@ class FusedOpsGpuTest {
     @ParameterizedTest
     @CsvSource({
         "FLOAT32,",
-        "FLOAT32, SCHEDULED",
-        "FLOAT32, WHOLE",
-        "BFLOAT16, SCHEDULED",
-        "BFLOAT16, WHOLE",
-        "BFLOAT16, ONE_LAUNCH"
+        "FLOAT32, PIPELINED",
+        "FLOAT32, GATHERED",
+        "BFLOAT16, PIPELINED",
+        "BFLOAT16, GATHERED",
+        "BFLOAT16, FUSED"
     })
     void graphs(ScalarType type, Path path) {
         if (path == null) {
@@ -572,7 +571,7 @@ class FusedOpsGpuTest {
 
     /** What its launches wait for in vain ends at the timeout, and that breaks the group. */
     @ParameterizedTest
-    @CsvSource({"FLOAT32, SCHEDULED", "BFLOAT16, ONE_LAUNCH"})
+    @CsvSource({"FLOAT32, PIPELINED", "BFLOAT16, FUSED"})
     void graphThatOneRankReplaysAlone(ScalarType type, Path path) {
         requireKernel(path);
         CountDownLatch replayed = new CountDownLatch(1);
@@ -737,7 +736,7 @@ class FusedOpsGpuTest {
         assumeTrue(worldSize == 2, "more ranks send what they have for each other");
         int k = 64;
         float mark = 77;
-        expectOneLaunches(
+        expectFused(
                 16 << 20,
                 1,
                 group -> {

@@ -18,7 +18,7 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.fusedops.cost.Choice;
 import org.djlx.fusedops.cost.Path;
-import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
@@ -50,13 +50,13 @@ class FusedOpsTest {
             if (reason != null) {
                 assertEquals(fallbacks * worldSize, usage.fallbacks(reason));
                 long named =
-                        usage.choices().getOrDefault(new Choice(Path.PLAIN, reason.toString()), 0L);
+                        usage.choices().getOrDefault(new Choice(Path.NCCL, reason.toString()), 0L);
                 assertEquals(fallbacks * worldSize, named);
             }
-            assertEquals(fallbacks * worldSize, usage.calls(Path.PLAIN));
-            long pushed = usage.calls(Path.SCHEDULED) + usage.calls(Path.WHOLE);
+            assertEquals(fallbacks * worldSize, usage.calls(Path.NCCL));
+            long pushed = usage.calls(Path.PIPELINED) + usage.calls(Path.GATHERED);
             assertEquals(pipelined * worldSize, pushed);
-            assertEquals(0, usage.calls(Path.ONE_LAUNCH));
+            assertEquals(0, usage.calls(Path.FUSED));
         }
     }
 
@@ -110,8 +110,8 @@ class FusedOpsTest {
                     });
             Map<Choice, Long> expected =
                     Map.of(
-                            new Choice(Path.WHOLE, "2048 bytes from rank to rank"), 4L,
-                            new Choice(Path.SCHEDULED, "140 bytes from rank to rank"), 2L);
+                            new Choice(Path.GATHERED, "2048 bytes from rank to rank"), 4L,
+                            new Choice(Path.PIPELINED, "140 bytes from rank to rank"), 2L);
             assertEquals(expected, usage.choices());
             assertEquals(6, usage.pipelined());
         }

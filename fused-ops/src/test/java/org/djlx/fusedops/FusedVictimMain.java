@@ -11,8 +11,8 @@ import java.util.List;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.internal.cudap2p.Survivors;
 import org.djlx.fusedops.cost.Path;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.Torch;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
 
 /**
  * One rank of {@link FusedOpsFailureTest}. The argument is the path that operators take where it is

@@ -17,35 +17,40 @@ import java.util.Random;
 import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.function.Consumer;
+import java.util.stream.Stream;
 import org.djlx.collectives.CudaP2pOptions;
-import org.djlx.collectives.P2pBuffers;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.internal.cudap2p.CudaP2pVictimMain;
 import org.djlx.collectives.internal.cudap2p.P2pRanks;
 import org.djlx.collectives.internal.cudap2p.Survivors;
+import org.djlx.collectives.p2p.P2pBuffers;
 import org.djlx.collectives.soak.RandomProgram;
 import org.djlx.collectives.soak.Soak;
 import org.djlx.fusedops.cost.Path;
-import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 
 /**
  * On GPUs: random collectives and fused operators against plain Java and DJL in float64, with ranks
- * that are threads; and ranks that are processes, of which one is killed at a random moment.
+ * that are threads; and ranks that are processes, of which one is killed at a random moment. Each
+ * round has a random number of ranks.
  */
 @Tag("gpu")
 @Tag("soak")
 class GpuSoakTest {
 
     private static final int TIMES = 10;
-    private static final int BATCHES = 3; // of so many calls, for each path
+    private static final int MANY_RANKS = 8; // that share a GPU, at most
+    private static final int BATCHES = 3; // of cases, for each path
+    private static final int CASES = 40; // of a batch
+    private static final int CALLS = 2; // of a case in a row
     private static final int TIMES_FORCED = 3; // of each operator, by each path
     private static final int TIMES_LAUNCHES = 100; // of each operator that is one launch
-    private static final List<Path> FORCED = List.of(Path.SCHEDULED, Path.WHOLE, Path.ONE_LAUNCH);
+    private static final List<Path> FORCED = List.of(Path.PIPELINED, Path.GATHERED, Path.FUSED);
 
     private int worldSize;
 
@@ -81,7 +86,8 @@ class GpuSoakTest {
     }
 
     private void round(Soak soak, Random random, Set<Path> possible) {
-        List<ProcessGroup> groups = ProcessGroups.local("cuda_p2p", worldSize, options(random));
+        int ranks = ranks(soak, random, worldSize);
+        List<ProcessGroup> groups = ProcessGroups.local("cuda_p2p", ranks, options(random));
         try {
             long programs = random.nextLong();
             run(
@@ -100,6 +106,18 @@ class GpuSoakTest {
         } finally {
             groups.forEach(ProcessGroup::destroy);
         }
+    }
+
+    /** How many ranks a round has, from two on. */
+    private static int ranks(Soak soak, Random random, int most) {
+        int ranks = 2 + random.nextInt(most - 1);
+        soak.add("rounds of " + ranks + " ranks", 1);
+        return ranks;
+    }
+
+    /** How many ranks that are threads a round may have. */
+    private int mostThreads() {
+        return P2pRanks.isShared() ? MANY_RANKS : worldSize;
     }
 
     /** For all ranks alike, which are threads of this process. */
@@ -130,13 +148,13 @@ class GpuSoakTest {
     private static Set<Path> paths(ProcessGroup group) {
         Set<Path> paths = EnumSet.noneOf(Path.class);
         if (group.isP2pAvailable()) {
-            paths.add(Path.SCHEDULED);
+            paths.add(Path.PIPELINED);
             P2pBuffers buffers = group.p2pBuffers().orElseThrow();
             if (buffers.oneShotSlots().isPresent()) {
-                paths.add(Path.WHOLE);
+                paths.add(Path.GATHERED);
             }
             if (buffers.kernelSignals().isPresent() && FusedOpsGpuTest.isHopper()) {
-                paths.add(Path.ONE_LAUNCH);
+                paths.add(Path.FUSED);
             }
         }
         return paths;
@@ -170,70 +188,78 @@ class GpuSoakTest {
         Soak.run(
                 "one launch on GPUs",
                 soak -> {
-                    List<ProcessGroup> groups =
-                            ProcessGroups.local(
-                                    "cuda_p2p",
-                                    worldSize,
-                                    P2pRanks.options().optBufferSize(64 << 20).build());
-                    try (FusedOps.Scope scope = FusedOps.force(Path.ONE_LAUNCH);
+                    CudaP2pOptions options = P2pRanks.options().optBufferSize(64 << 20).build();
+                    try (FusedOps.Scope scope = FusedOps.force(Path.FUSED);
                             UsageCounter usage = FusedOps.countUsage()) {
                         while (soak.nextRound()) {
-                            long seed = soak.roundSeed();
-                            run(groups, group -> launches(soak, group, seed));
+                            Random random = new Random(soak.roundSeed());
+                            int ranks = ranks(soak, random, mostThreads());
+                            List<ProcessGroup> groups =
+                                    ProcessGroups.local("cuda_p2p", ranks, options);
+                            try {
+                                long seed = random.nextLong();
+                                run(groups, group -> launches(soak, group, seed));
+                            } finally {
+                                groups.forEach(ProcessGroup::destroy);
+                            }
                         }
                         usage.choices()
                                 .keySet()
-                                .forEach(each -> assertEquals(Path.ONE_LAUNCH, each.path()));
-                        soak.add("calls of all ranks", usage.calls(Path.ONE_LAUNCH));
-                    } finally {
-                        groups.forEach(ProcessGroup::destroy);
+                                .forEach(each -> assertEquals(Path.FUSED, each.path()));
+                        soak.add("calls of all ranks", usage.calls(Path.FUSED));
                     }
                 });
     }
 
     /**
      * Two to eight ranks, also where they share a GPU: each round takes another number of ranks,
-     * forces each path in turn, and mixes operators and all-reduces of random sizes.
+     * forces each path in turn, lets the model choose, and mixes operators and all-reduces of
+     * random sizes.
      */
     @Test
     void manyRanks() throws InterruptedException {
         Soak.run(
                 "random numbers of ranks on GPUs",
                 soak -> {
-                    while (soak.nextRound()) {
-                        Random random = new Random(soak.roundSeed());
-                        int ranks = 2 + random.nextInt(7);
-                        soak.add("rounds of " + ranks + " ranks", 1);
-                        List<ProcessGroup> groups = ManyRanksGpuTest.groups(ranks);
-                        try {
-                            manyRanks(soak, groups, random);
-                        } finally {
-                            groups.forEach(ProcessGroup::destroy);
+                    try (ExactRanks exact = new ExactRanks();
+                            UsageCounter usage = FusedOps.countUsage()) {
+                        while (soak.nextRound()) {
+                            Random random = new Random(soak.roundSeed());
+                            int ranks = ranks(soak, random, mostThreads());
+                            List<ProcessGroup> groups = ExactRanks.groups(ranks);
+                            try {
+                                manyRanks(soak, exact, groups, random);
+                            } finally {
+                                groups.forEach(ProcessGroup::destroy);
+                            }
+                        }
+                        for (Path path : Path.values()) {
+                            soak.add("calls of all ranks by " + path, usage.calls(path));
                         }
                     }
-                    for (ExactCase.Kind kind : ExactCase.Kind.values()) {
-                        soak.requireAll(List.of(kind));
-                    }
+                    soak.requireAll(List.of(ExactCase.Kind.values()));
                 });
     }
 
-    private static void manyRanks(Soak soak, List<ProcessGroup> groups, Random random) {
+    private static void manyRanks(
+            Soak soak, ExactRanks exact, List<ProcessGroup> groups, Random random) {
         List<Path> forced = new ArrayList<>(FORCED);
+        forced.add(null);
         Collections.shuffle(forced, random);
         for (Path path : forced) {
             for (int batch = 0; batch < BATCHES; batch++) {
-                List<ExactCase> cases = new ArrayList<>();
-                for (int i = 0; i < TIMES; i++) {
-                    cases.add(ExactCase.random(random));
-                }
-                ManyRanksGpuTest.run(groups, path, cases, 1);
+                List<ExactCase> cases =
+                        Stream.generate(() -> ExactCase.random(random)).limit(CASES).toList();
+                exact.run(groups, path, cases, CALLS);
                 cases.forEach(one -> soak.add(one.kind().toString(), 1));
+                soak.progress(
+                        String.format("%d ranks, path %s, %d cases", groups.size(), path, CASES));
             }
         }
     }
 
     private static void launches(Soak soak, ProcessGroup group, long seed) {
-        count(soak, group, RandomOperators.ofOneLaunch(group, seed).run(TIMES_LAUNCHES));
+        count(soak, group, RandomOperators.fusedOnly(group, seed).run(TIMES_LAUNCHES));
     }
 
     @Test
@@ -243,19 +269,20 @@ class GpuSoakTest {
                 soak -> {
                     while (soak.nextRound()) {
                         Random random = new Random(soak.roundSeed());
+                        int ranks = ranks(soak, random, worldSize);
                         switch (random.nextInt(4)) {
-                            case 0 -> kill(random, CudaP2pVictimMain.class, "during");
-                            case 1 -> kill(random, CudaP2pVictimMain.class, "between");
-                            case 2 -> kill(random, FusedVictimMain.class);
-                            default -> kill(random, FusedVictimMain.class, "ONE_LAUNCH");
+                            case 0 -> kill(ranks, random, CudaP2pVictimMain.class, "during");
+                            case 1 -> kill(ranks, random, CudaP2pVictimMain.class, "between");
+                            case 2 -> kill(ranks, random, FusedVictimMain.class);
+                            default -> kill(ranks, random, FusedVictimMain.class, "FUSED");
                         }
                         soak.add("kills", 1);
                     }
                 });
     }
 
-    private void kill(Random random, Class<?> main, String... arguments)
+    private static void kill(int ranks, Random random, Class<?> main, String... arguments)
             throws InterruptedException {
-        Survivors.check(worldSize, random.nextLong(), main, arguments);
+        Survivors.check(ranks, random.nextLong(), main, arguments);
     }
 }

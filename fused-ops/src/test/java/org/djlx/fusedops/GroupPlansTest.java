@@ -21,9 +21,9 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.ShmOptions;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.TensorInfo;
-import org.djlx.nativeops.Torch;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.TensorInfo;
+import org.djlx.nativeops.torch.Torch;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 

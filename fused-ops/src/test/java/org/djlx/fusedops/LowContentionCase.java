@@ -18,8 +18,8 @@ import org.djlx.collectives.RankShared;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.TestArrays;
 import org.djlx.collectives.Work;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.Torch;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
 
 /**
  * Inputs of a low-contention collective, the same on every rank that asks, and what must come out.

@@ -17,8 +17,8 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.RankShared;
 import org.djlx.collectives.TestArrays;
 import org.djlx.collectives.internal.cudap2p.P2pRanks;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.Torch;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
 
 /**
  * One call of {@link FusedOps#allReduceRmsNorm} on random arrays, compared with the same computed

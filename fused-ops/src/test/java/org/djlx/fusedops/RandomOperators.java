@@ -15,7 +15,7 @@ import java.util.TreeMap;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.fusedops.LowContentionCase.Place;
-import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.torch.ScalarType;
 
 /**
  * Random calls of the fused operators and low-contention collectives, the same on all ranks that
@@ -56,7 +56,7 @@ final class RandomOperators {
     }
 
     /** Fused matmuls that can be one launch, which needs neither NCCL nor cuBLAS. */
-    static RandomOperators ofOneLaunch(ProcessGroup group, long seed) {
+    static RandomOperators fusedOnly(ProcessGroup group, long seed) {
         RandomOperators launches = new RandomOperators(group, seed);
         launches.oneLaunch = true;
         return launches;

@@ -25,8 +25,8 @@ import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.ShmOptions;
 import org.djlx.collectives.internal.cudap2p.P2pRanks;
 import org.djlx.fusedops.cost.Path;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.Torch;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
 import org.junit.jupiter.api.Assumptions;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
@@ -52,8 +52,8 @@ class SteadyStateTest {
                     "ai.djl.pytorch.engine.PtNDManager",
                     "java.nio.DirectByteBuffer",
                     "com.sun.jna.Memory",
-                    "org.djlx.nativeops.CudaEvent",
-                    "org.djlx.nativeops.CudaStream");
+                    "org.djlx.nativeops.cuda.CudaEvent",
+                    "org.djlx.nativeops.cuda.CudaStream");
 
     /** The arrays of one rank. */
     private static final class Operands {
@@ -152,7 +152,7 @@ class SteadyStateTest {
                         }
                     };
             try (UsageCounter counter = FusedOps.countUsage()) {
-                for (Path path : List.of(Path.SCHEDULED, Path.WHOLE)) {
+                for (Path path : List.of(Path.PIPELINED, Path.GATHERED)) {
                     checkWarm(path, groups, round);
                 }
                 if (groups.get(0).device().isGpu() && FusedOpsGpuTest.isHopper()) {
@@ -162,15 +162,15 @@ class SteadyStateTest {
                                     operands[group.rank()].callHalves(group);
                                 }
                             };
-                    checkWarm(Path.ONE_LAUNCH, groups, halves);
-                    assertTrue(counter.oneLaunches() >= 3L * CALLS * STEADY_ROUNDS * RANKS);
+                    checkWarm(Path.FUSED, groups, halves);
+                    assertTrue(counter.fusedCalls() >= 3L * CALLS * STEADY_ROUNDS * RANKS);
                 }
                 assertEquals(0, counter.fallbacks());
             }
             if (groups.get(0).device().isGpu() && P2pRanks.isShared()) {
                 return; // NCCL needs a GPU for each rank.
             }
-            checkWarm(Path.PLAIN, groups, round);
+            checkWarm(Path.NCCL, groups, round);
         } finally {
             groups.forEach(ProcessGroup::destroy);
             for (NDManager manager : managers) {

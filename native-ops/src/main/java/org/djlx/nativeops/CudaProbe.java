@@ -8,14 +8,14 @@ import com.sun.jna.ptr.IntByReference;
 import com.sun.jna.ptr.PointerByReference;
 
 /** Asks the CUDA driver, if there is one, whether it works and how many GPUs it shows. */
-final class CudaProbe {
+public final class CudaProbe {
 
     private static volatile int deviceCount;
 
     private CudaProbe() {}
 
     /** Returns how many GPUs this process can use; 0 before a successful {@link #run}. */
-    static int deviceCount() {
+    public static int deviceCount() {
         return deviceCount;
     }
 

@@ -11,7 +11,7 @@ import com.sun.jna.ptr.IntByReference;
  * How each {@link NativeLibrary} is found and tried. A probe returns if the library works and
  * throws an error that says what was looked for, what was found, and what to do, if not.
  */
-final class LibraryProbes {
+public final class LibraryProbes {
 
     private LibraryProbes() {}
 
@@ -29,8 +29,9 @@ final class LibraryProbes {
                     e);
         }
         try {
-            AotiTorch.load();
-        } catch (LinkageError e) {
+            // By name, because the package torch builds on this one.
+            Class.forName("org.djlx.nativeops.torch.AotiTorch");
+        } catch (LinkageError | ClassNotFoundException e) {
             Throwable cause = e.getCause() == null ? e : e.getCause();
             throw LoadedLibraries.linkError(
                     "the libtorch that DJL loaded lacks functions of the stable C interface ("
@@ -67,7 +68,7 @@ final class LibraryProbes {
         require(nvml, "nvmlShutdown", nvml.getFunction("nvmlShutdown").invokeInt(new Object[0]));
     }
 
-    static com.sun.jna.NativeLibrary openNvrtc() {
+    public static com.sun.jna.NativeLibrary openNvrtc() {
         return open(
                 "NVRTC",
                 "install CUDA's run-time compiler (NVIDIA's package is cuda-nvrtc) or add the"
@@ -77,12 +78,12 @@ final class LibraryProbes {
                 "libnvrtc.so");
     }
 
-    static com.sun.jna.NativeLibrary openNvml() {
+    public static com.sun.jna.NativeLibrary openNvml() {
         return open("NVML", "install NVIDIA's driver, which it is a part of", "libnvidia-ml.so.1");
     }
 
     /** Opens the first of several files that the dynamic loader finds. */
-    static com.sun.jna.NativeLibrary open(String what, String remedy, String... fileNames) {
+    public static com.sun.jna.NativeLibrary open(String what, String remedy, String... fileNames) {
         UnsatisfiedLinkError last = null;
         for (String fileName : fileNames) {
             try {

@@ -12,7 +12,7 @@ import java.util.List;
 import java.util.stream.Collectors;
 
 /** Finds libraries that this process has loaded, however and from wherever it did. */
-final class LoadedLibraries {
+public final class LoadedLibraries {
 
     private static final String MAPS = "/proc/self/maps";
 
@@ -24,7 +24,7 @@ final class LoadedLibraries {
      *
      * @throws UnsatisfiedLinkError if it is not loaded, or loaded from several files
      */
-    static String find(String fileName) {
+    public static String find(String fileName) {
         List<String> paths;
         // ISO 8859-1 because a path need not be valid UTF-8, and must not make this fail. By a
         // stream because channels, which Files.lines reads by, fail when a thread is interrupted.

@@ -4,6 +4,8 @@
  */
 package org.djlx.nativeops;
 
+import org.djlx.nativeops.host.CallingThread;
+
 /**
  * How often a thread has called native code through this package, for finding out what an operation
  * costs the host.
@@ -24,7 +26,7 @@ public record NativeCalls(long driver, long other) {
     }
 
     /** Notes a call of the calling thread that does not go to the driver. */
-    static void countOther() {
+    public static void countOther() {
         CallingThread.get().otherCalls++;
     }
 

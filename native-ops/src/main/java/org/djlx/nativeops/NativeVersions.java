@@ -5,6 +5,7 @@
 package org.djlx.nativeops;
 
 import ai.djl.engine.Engine;
+import ai.djl.engine.EngineException;
 import com.sun.jna.Function;
 import com.sun.jna.ptr.IntByReference;
 import java.nio.charset.StandardCharsets;
@@ -70,25 +71,28 @@ public final class NativeVersions {
 
     private static String driver() {
         com.sun.jna.NativeLibrary nvml = LibraryProbes.openNvml();
-        Nvml.check(Nvml.nvmlInit_v2(), "nvmlInit_v2");
+        call(nvml, "nvmlInit_v2");
         try {
             byte[] version = new byte[DRIVER_VERSION_BYTES];
-            Object[] args = {version, version.length};
-            Nvml.check(
-                    nvml.getFunction("nvmlSystemGetDriverVersion").invokeInt(args),
-                    "nvmlSystemGetDriverVersion");
+            call(nvml, "nvmlSystemGetDriverVersion", version, version.length);
             return new String(version, StandardCharsets.US_ASCII).trim();
         } finally {
-            Nvml.check(Nvml.nvmlShutdown(), "nvmlShutdown");
+            call(nvml, "nvmlShutdown");
         }
     }
 
     private static int number(com.sun.jna.NativeLibrary library, String function) {
         IntByReference version = new IntByReference();
-        int result = library.getFunction(function).invokeInt(new Object[] {version});
-        if (result != 0) {
-            throw new CudaException(function, "error " + result, result, library.getName());
-        }
+        call(library, function, version);
         return version.getValue();
+    }
+
+    private static void call(
+            com.sun.jna.NativeLibrary library, String function, Object... arguments) {
+        int result = library.getFunction(function).invokeInt(arguments);
+        if (result != 0) {
+            throw new EngineException(
+                    function + " of " + library.getName() + " failed with error " + result);
+        }
     }
 }

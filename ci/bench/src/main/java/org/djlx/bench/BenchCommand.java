@@ -11,7 +11,7 @@ import java.time.Duration;
 import java.util.List;
 import java.util.concurrent.Callable;
 import org.djlx.collectives.ProcessGroup;
-import org.djlx.nativeops.ThreadBinding;
+import org.djlx.nativeops.host.ThreadBinding;
 import org.djlx.samples.common.ElementType;
 import org.djlx.samples.common.RankOptions;
 import org.djlx.samples.common.Ranks;

@@ -15,8 +15,8 @@ import java.util.Locale;
 import java.util.function.LongToIntFunction;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.Torch;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
 
 /** One rank of a benchmark on the CPU. Each call is timed; the slowest rank's time counts. */
 final class BenchJob implements AutoCloseable {

@@ -19,9 +19,9 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.fusedops.nn.ParallelTransformerBlock;
 import org.djlx.fusedops.nn.RotaryEmbedding;
-import org.djlx.nativeops.NoGradient;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.Torch;
+import org.djlx.nativeops.torch.NoGradient;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
 
 /**
  * Times the forward and backward pass of a sequence-parallel transformer block on one rank and, as

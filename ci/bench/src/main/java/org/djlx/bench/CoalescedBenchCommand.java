@@ -17,7 +17,7 @@ import java.util.stream.IntStream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
-import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.samples.common.RankOptions;
 import org.djlx.samples.common.Ranks;
 import org.djlx.samples.common.TextTable;

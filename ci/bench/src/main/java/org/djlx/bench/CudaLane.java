@@ -6,10 +6,10 @@ package org.djlx.bench;
 
 import java.util.ArrayList;
 import java.util.List;
-import org.djlx.nativeops.CudaDevice;
-import org.djlx.nativeops.CudaEvent;
-import org.djlx.nativeops.CudaGraph;
-import org.djlx.nativeops.CudaStream;
+import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.nativeops.cuda.CudaEvent;
+import org.djlx.nativeops.cuda.CudaGraph;
+import org.djlx.nativeops.cuda.CudaStream;
 
 /** A stream of a GPU: marks are events, recordings CUDA graphs. */
 final class CudaLane implements Lane {

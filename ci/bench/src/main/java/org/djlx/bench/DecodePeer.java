@@ -14,7 +14,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.stream.Collectors;
 import java.util.stream.Stream;
-import org.djlx.fusedops.llama.LlamaConfig;
+import org.djlx.fusedops.llm.model.LlamaConfig;
 
 /**
  * A Llama's decoding written with PyTorch's operators, {@code ci/bench/peers/decode_peer.py}, on

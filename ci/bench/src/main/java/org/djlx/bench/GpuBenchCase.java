@@ -24,8 +24,8 @@ import java.util.stream.IntStream;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.fusedops.FusedOps;
 import org.djlx.fusedops.NormedResidual;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.Torch;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
 
 /**
  * An operation at one size in bfloat16: its contenders, and the expected result.

@@ -12,17 +12,17 @@ import java.util.List;
 import java.util.function.BiConsumer;
 import java.util.function.DoubleConsumer;
 import org.djlx.collectives.CudaP2pOptions;
-import org.djlx.collectives.HashStore;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
-import org.djlx.collectives.Store;
-import org.djlx.collectives.TcpStore;
-import org.djlx.nativeops.CudaDevice;
-import org.djlx.nativeops.CudaStream;
-import org.djlx.nativeops.CudaStreamGuard;
-import org.djlx.nativeops.GpuTopology;
-import org.djlx.nativeops.NcclWindow;
-import org.djlx.nativeops.Torch;
+import org.djlx.collectives.store.HashStore;
+import org.djlx.collectives.store.Store;
+import org.djlx.collectives.store.TcpStore;
+import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.nativeops.cuda.CudaStream;
+import org.djlx.nativeops.cuda.GpuTopology;
+import org.djlx.nativeops.nccl.NcclWindow;
+import org.djlx.nativeops.torch.CudaStreamGuard;
+import org.djlx.nativeops.torch.Torch;
 
 /**
  * The ranks of a benchmark on GPUs, threads or processes. All threads of a process share the

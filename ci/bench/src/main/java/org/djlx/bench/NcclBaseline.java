@@ -8,13 +8,13 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.util.Base64;
-import org.djlx.nativeops.CudaDevice;
-import org.djlx.nativeops.CudaStream;
-import org.djlx.nativeops.NcclCommunicator;
-import org.djlx.nativeops.NcclConfig;
-import org.djlx.nativeops.NcclWindow;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.Torch;
+import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.nativeops.cuda.CudaStream;
+import org.djlx.nativeops.nccl.NcclCommunicator;
+import org.djlx.nativeops.nccl.NcclConfig;
+import org.djlx.nativeops.nccl.NcclWindow;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
 
 /**
  * NCCL, called directly on the rank's stream, without a process group: as fast as possible, and

@@ -11,9 +11,9 @@ import java.util.Comparator;
 import java.util.List;
 import java.util.Random;
 import java.util.concurrent.TimeoutException;
-import org.djlx.fusedops.llama.Generation;
-import org.djlx.fusedops.llama.GenerationRequest;
-import org.djlx.fusedops.llama.TextGenerator;
+import org.djlx.fusedops.llm.Generation;
+import org.djlx.fusedops.llm.GenerationRequest;
+import org.djlx.fusedops.llm.TextGenerator;
 
 /**
  * Measures decode steps as seen by callers of a generator: the time between two pieces. Prompts are

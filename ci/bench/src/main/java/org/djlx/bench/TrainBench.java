@@ -25,8 +25,8 @@ import ai.djl.translate.TranslateException;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
-import org.djlx.collectives.engine.DataParallelConfig;
-import org.djlx.nativeops.CudaDevice;
+import org.djlx.collectives.train.DataParallelConfig;
+import org.djlx.nativeops.cuda.CudaDevice;
 
 /**
  * Times training steps by SGD in float32 of {@code layers} times (Linear width → hidden, ReLU,

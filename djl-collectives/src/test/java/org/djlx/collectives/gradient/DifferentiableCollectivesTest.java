@@ -21,7 +21,7 @@ import java.util.stream.IntStream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.TestArrays;
-import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.ValueSource;
 

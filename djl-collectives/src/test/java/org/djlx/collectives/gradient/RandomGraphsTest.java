@@ -17,7 +17,7 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.Random;
 import java.util.stream.Stream;
-import org.djlx.nativeops.NoGradient;
+import org.djlx.nativeops.torch.NoGradient;
 import org.junit.jupiter.api.Test;
 
 /** Random graphs of autograd's operators and of recorded ones have the gradients of autograd. */

@@ -16,8 +16,8 @@ import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.ShmOptions;
-import org.djlx.collectives.Store;
-import org.djlx.collectives.TcpStore;
+import org.djlx.collectives.store.Store;
+import org.djlx.collectives.store.TcpStore;
 
 /**
  * A rank that is a process: runs random programs until the key {@code stop} is in the store. When

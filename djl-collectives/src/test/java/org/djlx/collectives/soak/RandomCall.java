@@ -9,14 +9,14 @@ import ai.djl.ndarray.types.Shape;
 import java.util.List;
 import java.util.Random;
 import java.util.stream.IntStream;
-import org.djlx.collectives.Backends;
 import org.djlx.collectives.CaseInputs;
-import org.djlx.collectives.OpType;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
-import org.djlx.collectives.Support;
 import org.djlx.collectives.Work;
-import org.djlx.nativeops.ScalarType;
+import org.djlx.collectives.spi.Backends;
+import org.djlx.collectives.spi.OpType;
+import org.djlx.collectives.spi.Support;
+import org.djlx.nativeops.torch.ScalarType;
 
 /**
  * One call of a random program on one rank: what all ranks choose alike, what each chooses for

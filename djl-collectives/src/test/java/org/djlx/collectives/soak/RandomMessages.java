@@ -14,12 +14,12 @@ import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.TreeSet;
-import org.djlx.collectives.OpType;
 import org.djlx.collectives.P2pOp;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.soak.RandomCall.Issued;
 import org.djlx.collectives.soak.RandomCall.Kind;
-import org.djlx.nativeops.ScalarType;
+import org.djlx.collectives.spi.OpType;
+import org.djlx.nativeops.torch.ScalarType;
 
 /** Random messages between ranks, of groups of two or more. */
 final class RandomMessages {

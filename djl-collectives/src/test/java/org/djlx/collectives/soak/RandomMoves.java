@@ -19,8 +19,8 @@ import org.djlx.collectives.TestArrays;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.soak.RandomCall.Issued;
 import org.djlx.collectives.soak.RandomCall.Kind;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.Torch;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
 
 /** Random calls of operations that move arrays among all ranks. */
 final class RandomMoves {

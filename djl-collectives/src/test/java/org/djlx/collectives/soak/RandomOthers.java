@@ -15,17 +15,17 @@ import java.util.List;
 import java.util.Map;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
-import org.djlx.collectives.OpType;
-import org.djlx.collectives.Operation;
-import org.djlx.collectives.P2pBuffers;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.TestArrays;
 import org.djlx.collectives.Work;
+import org.djlx.collectives.p2p.P2pBuffers;
 import org.djlx.collectives.soak.RandomCall.Issued;
 import org.djlx.collectives.soak.RandomCall.Kind;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.Torch;
+import org.djlx.collectives.spi.OpType;
+import org.djlx.collectives.spi.Operation;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
 import org.junit.jupiter.api.function.Executable;
 
 /** Calls that move nothing, calls that go wrong, and an operation of one's own. */

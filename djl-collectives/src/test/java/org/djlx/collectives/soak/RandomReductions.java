@@ -14,13 +14,13 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import org.djlx.collectives.CaseInputs;
-import org.djlx.collectives.OpType;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.TestArrays;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.soak.RandomCall.Issued;
 import org.djlx.collectives.soak.RandomCall.Kind;
-import org.djlx.nativeops.ScalarType;
+import org.djlx.collectives.spi.OpType;
+import org.djlx.nativeops.torch.ScalarType;
 
 /** Random calls of operations that reduce. */
 final class RandomReductions {

@@ -5,7 +5,7 @@
 package org.djlx.collectives.soak;
 
 import java.io.IOException;
-import org.djlx.collectives.TcpStore;
+import org.djlx.collectives.store.TcpStore;
 
 /**
  * A store's server in a small JVM, run by {@link StoreSoakTest}. It says where it listens, serves

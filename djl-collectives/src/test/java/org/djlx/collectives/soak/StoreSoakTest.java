@@ -19,7 +19,7 @@ import java.util.concurrent.TimeUnit;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 import org.djlx.collectives.CollectiveException;
-import org.djlx.collectives.TcpStore;
+import org.djlx.collectives.store.TcpStore;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 

@@ -10,15 +10,15 @@ import java.time.Duration;
 import java.util.Arrays;
 import java.util.Locale;
 import jdk.jfr.Recording;
-import org.djlx.collectives.BackendOptions;
-import org.djlx.collectives.GroupContext;
-import org.djlx.collectives.HashStore;
-import org.djlx.collectives.OpType;
-import org.djlx.collectives.Operation;
 import org.djlx.collectives.ReduceOp;
-import org.djlx.collectives.Store;
 import org.djlx.collectives.TestOperations;
-import org.djlx.nativeops.ScalarType;
+import org.djlx.collectives.spi.BackendOptions;
+import org.djlx.collectives.spi.GroupContext;
+import org.djlx.collectives.spi.OpType;
+import org.djlx.collectives.spi.Operation;
+import org.djlx.collectives.store.HashStore;
+import org.djlx.collectives.store.Store;
+import org.djlx.nativeops.torch.ScalarType;
 
 /**
  * Measures what the flight recorder and the events cost an operation, from its issue to its end,

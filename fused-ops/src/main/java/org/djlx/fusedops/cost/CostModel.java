@@ -11,7 +11,7 @@ import java.util.Locale;
 import java.util.Set;
 import java.util.function.Function;
 import java.util.stream.Collectors;
-import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.torch.ScalarType;
 
 /**
  * What a fused operator takes by each path, and which one is taken: a pure function of the sizes
@@ -19,7 +19,7 @@ import org.djlx.nativeops.ScalarType;
  * find the same.
  *
  * <pre>
- *   one launch   {@link OneLaunch}
+ *   one launch   {@link FusedMatmulModel}
  *   whole        an exchange by kernels, and one matmul before or behind it
  *   scheduled    all-gather: the own shard's matmul, then each other's when its copy has arrived;
  *                reduce-scatter: a part's matmul while the one before is copied, then the reduction
@@ -42,7 +42,7 @@ public final class CostModel {
     static final double HANDICAP = 0.03;
 
     // Ways in which ranks may multiply the same shards.
-    private static final Set<Path> PUSHING = EnumSet.of(Path.ONE_LAUNCH, Path.SCHEDULED);
+    private static final Set<Path> PUSHING = EnumSet.of(Path.FUSED, Path.PIPELINED);
 
     private static final int FLAGS = 1 << 16; // of each rank
     private static final int ALIGNMENT = 256; // of what lies in P2P buffers, in bytes
@@ -149,16 +149,18 @@ public final class CostModel {
         requireNotNull("a path", path);
         Machine.Host host = machine.host();
         return switch (path) {
-            case ONE_LAUNCH ->
+            case FUSED ->
                     new Prediction(
-                            path, new OneLaunch(machine, work).fastest().micros(), host.launch());
-            case SCHEDULED -> new Prediction(path, scheduled(work), host.scheduled(work.ranks()));
-            case WHOLE -> new Prediction(path, matmul(work) + exchange(work), host.whole());
-            case PLAIN -> new Prediction(path, matmul(work) + collective(work), host.plain());
+                            path,
+                            new FusedMatmulModel(machine, work).fastest().micros(),
+                            host.launch());
+            case PIPELINED -> new Prediction(path, pipelined(work), host.pipelined(work.ranks()));
+            case GATHERED -> new Prediction(path, matmul(work) + exchange(work), host.gathered());
+            case NCCL -> new Prediction(path, matmul(work) + collective(work), host.nccl());
         };
     }
 
-    private double scheduled(Workload work) {
+    private double pipelined(Workload work) {
         Machine.Copies copies = machine.copies();
         double cut = 1 + copies.cut() * (work.ranks() - 1);
         double part = cut * matmul(work, work.rows());
@@ -191,7 +193,7 @@ public final class CostModel {
         long usual = work.isGather() ? USUAL_COLUMNS : USUAL_INNER;
         // A rank's part has whole units, as real ones mostly have: otherwise 3 ranks could never
         // have one launch.
-        long unit = OneLaunch.UNIT;
+        long unit = FusedMatmulModel.UNIT;
         return work.withOwn((usual / work.ranks() + unit - 1) / unit * unit);
     }
 
@@ -212,16 +214,16 @@ public final class CostModel {
      */
     public Set<Path> possible(Workload work) {
         requireNotNull("an operator", work);
-        Set<Path> possible = EnumSet.of(Path.PLAIN);
+        Set<Path> possible = EnumSet.of(Path.NCCL);
         if (work.ranks() > machine.hostRanks()) {
             return possible;
         }
-        possible.add(Path.SCHEDULED);
+        possible.add(Path.PIPELINED);
         if (work.type() != ScalarType.FLOAT64 && work.partBytes() % PACK == 0) {
-            possible.add(Path.WHOLE);
+            possible.add(Path.GATHERED);
         }
-        if (new OneLaunch(machine, work).isPossible(FLAGS)) {
-            possible.add(Path.ONE_LAUNCH);
+        if (new FusedMatmulModel(machine, work).isPossible(FLAGS)) {
+            possible.add(Path.FUSED);
         }
         return possible;
     }
@@ -267,10 +269,10 @@ public final class CostModel {
     private Choice fastest(Workload work, Set<Path> possible, boolean recorded) {
         List<Prediction> predictions =
                 possible.stream().sorted().map(path -> predict(work, path)).toList();
-        boolean others = possible.stream().anyMatch(path -> path != Path.PLAIN);
+        boolean others = possible.stream().anyMatch(path -> path != Path.NCCL);
         Path path =
                 predictions.stream()
-                        .filter(each -> each.path() != Path.PLAIN || !others || !recorded)
+                        .filter(each -> each.path() != Path.NCCL || !others || !recorded)
                         .min(Comparator.comparingDouble(each -> handicapped(each, recorded)))
                         .orElseThrow(
                                 () ->

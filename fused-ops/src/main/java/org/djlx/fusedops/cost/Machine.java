@@ -5,7 +5,7 @@
 package org.djlx.fusedops.cost;
 
 import java.util.List;
-import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.torch.ScalarType;
 
 /**
  * A kind of GPU, several of which are linked within a host, by the constants of the {@link
@@ -89,7 +89,7 @@ public record Machine(
      * @param start what each takes besides, from the launch to the first load and after the last
      *     store
      * @param steps what a tile takes for each 64 columns of A, for each of the {@link
-     *     OneLaunch#TILE_COLUMNS}
+     *     FusedMatmulModel#TILE_COLUMNS}
      * @param tiles the same for the kernel that is there, by which tiles are chosen; operators were
      *     measured with one that was slower, and paths are chosen by that
      * @param exchange what a tile takes more where it is sent to another rank or added to others'
@@ -173,16 +173,16 @@ public record Machine(
      * What a call takes the calling thread.
      *
      * @param launch an operator of one launch, whatever the ranks
-     * @param plain a collective of NCCL and a matmul, whatever the ranks
-     * @param whole an exchange and a matmul, whatever the ranks
-     * @param scheduled a schedule of 2, 4 and 8 ranks, with copies, signals, waits and a matmul for
-     *     each: what one call in four exceeds, as the GPU waits for the slowest rank
+     * @param nccl a collective of NCCL and a matmul, whatever the ranks
+     * @param gathered an exchange and a matmul, whatever the ranks
+     * @param pipelined the pipeline of 2, 4 and 8 ranks, with copies, signals, waits and a matmul
+     *     for each: what one call in four exceeds, as the GPU waits for the slowest rank
      */
-    public record Host(double launch, double plain, double whole, List<Double> scheduled) {
+    public record Host(double launch, double nccl, double gathered, List<Double> pipelined) {
 
         /** A schedule of so many ranks, at most as many as were measured. */
-        double scheduled(int ranks) {
-            return at(scheduled, ranks);
+        double pipelined(int ranks) {
+            return at(pipelined, ranks);
         }
     }
 

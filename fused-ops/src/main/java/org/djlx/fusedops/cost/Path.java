@@ -12,13 +12,13 @@ import java.util.Locale;
  */
 public enum Path {
     /** All data from GPU to GPU by one kernel, and one matmul after or before it. */
-    WHOLE,
+    GATHERED,
     /** One kernel pushes, waits and multiplies, where GPUs and shapes allow it. */
-    ONE_LAUNCH,
+    FUSED,
     /** Matmuls of parts and copies beside them, which a schedule orders. */
-    SCHEDULED,
+    PIPELINED,
     /** A collective of the group, on GPUs by NCCL, and one matmul after or before it. */
-    PLAIN;
+    NCCL;
 
     /** Returns the name as text has it: lower case, with blanks. */
     @Override

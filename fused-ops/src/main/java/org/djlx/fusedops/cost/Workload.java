@@ -5,7 +5,7 @@
 package org.djlx.fusedops.cost;
 
 import java.util.List;
-import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.torch.ScalarType;
 
 /**
  * A fused operator with its sizes on one rank.

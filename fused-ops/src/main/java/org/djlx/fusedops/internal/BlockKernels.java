@@ -13,21 +13,21 @@ import java.util.EnumMap;
 import java.util.List;
 import java.util.Map;
 import java.util.stream.LongStream;
-import org.djlx.nativeops.CudaAttribute;
-import org.djlx.nativeops.CudaDevice;
-import org.djlx.nativeops.CudaKernel;
-import org.djlx.nativeops.CudaModule;
-import org.djlx.nativeops.CudaStream;
-import org.djlx.nativeops.CurrentStreams;
-import org.djlx.nativeops.KernelArguments;
-import org.djlx.nativeops.KernelCache;
-import org.djlx.nativeops.KernelCompiler;
-import org.djlx.nativeops.KernelSource;
-import org.djlx.nativeops.LaunchSize;
 import org.djlx.nativeops.NativeLibrary;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.TensorInfo;
-import org.djlx.nativeops.Torch;
+import org.djlx.nativeops.cuda.CudaAttribute;
+import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.nativeops.cuda.CudaKernel;
+import org.djlx.nativeops.cuda.CudaModule;
+import org.djlx.nativeops.cuda.CudaStream;
+import org.djlx.nativeops.cuda.CurrentStreams;
+import org.djlx.nativeops.cuda.KernelArguments;
+import org.djlx.nativeops.cuda.KernelCache;
+import org.djlx.nativeops.cuda.KernelCompiler;
+import org.djlx.nativeops.cuda.KernelSource;
+import org.djlx.nativeops.cuda.LaunchSize;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.TensorInfo;
+import org.djlx.nativeops.torch.Torch;
 
 /**
  * The kernels of {@code transformer_block.cu} on one GPU: what a transformer block computes between
@@ -71,7 +71,7 @@ public final class BlockKernels implements AutoCloseable {
      * Compiles the kernels, or takes them from the cache.
      *
      * @param gpu the GPU
-     * @throws org.djlx.nativeops.CudaException if they cannot be compiled
+     * @throws org.djlx.nativeops.cuda.CudaException if they cannot be compiled
      */
     public BlockKernels(Device gpu) {
         device = CudaDevice.open(gpu);
@@ -109,7 +109,7 @@ public final class BlockKernels implements AutoCloseable {
                             module.kernel("rotate_" + name),
                             module.kernel("gate_" + name),
                             module.kernel("gate_gradient_" + name),
-                            module.findKernel("place_" + name).orElse(null)));
+                            module.findKernel("convert_columns_" + name).orElse(null)));
         }
     }
 

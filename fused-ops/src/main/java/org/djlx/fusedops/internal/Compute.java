@@ -7,18 +7,18 @@ package org.djlx.fusedops.internal;
 import ai.djl.Device;
 import ai.djl.ndarray.NDManager;
 import java.util.Optional;
-import org.djlx.collectives.P2pBuffers;
-import org.djlx.nativeops.CublasLt;
-import org.djlx.nativeops.CublasLtMatmul;
-import org.djlx.nativeops.CudaAttribute;
-import org.djlx.nativeops.CudaDevice;
-import org.djlx.nativeops.CudaStream;
-import org.djlx.nativeops.CurrentStreams;
-import org.djlx.nativeops.KernelCache;
-import org.djlx.nativeops.KernelCompiler;
-import org.djlx.nativeops.MatrixLayout;
+import org.djlx.collectives.p2p.P2pBuffers;
 import org.djlx.nativeops.NativeLibrary;
-import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.cuda.CublasLt;
+import org.djlx.nativeops.cuda.CublasLtMatmul;
+import org.djlx.nativeops.cuda.CudaAttribute;
+import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.nativeops.cuda.CudaStream;
+import org.djlx.nativeops.cuda.CurrentStreams;
+import org.djlx.nativeops.cuda.KernelCache;
+import org.djlx.nativeops.cuda.KernelCompiler;
+import org.djlx.nativeops.cuda.MatrixLayout;
+import org.djlx.nativeops.torch.ScalarType;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
@@ -55,10 +55,10 @@ public final class Compute implements AutoCloseable {
         private final CudaDevice cuda;
         private final CurrentStreams streams;
         private final CublasLt cublas; // null if it is not here
-        private final PersistentMatmul persistent; // null if this GPU has none
+        private final FusedMatmul persistent; // null if this GPU has none
         private RankOrderReducer reducer; // once it is needed
         private RmsNormKernels rmsNorm; // once it is needed
-        private Exchange exchange; // once it is needed
+        private GatheredExchange exchange; // once it is needed
         private CudaStream stream; // the current one, of the operation under way
 
         Gpu(Device device) {
@@ -69,8 +69,7 @@ public final class Compute implements AutoCloseable {
                 logger.warn("fused operators multiply by libtorch, which takes longer", cause);
             }
             cublas = cause == null ? CublasLt.create(cuda) : null;
-            persistent =
-                    PersistentMatmul.isSupported(cuda) ? new PersistentMatmul(cuda, streams) : null;
+            persistent = FusedMatmul.isSupported(cuda) ? new FusedMatmul(cuda, streams) : null;
         }
 
         @Override
@@ -109,7 +108,7 @@ public final class Compute implements AutoCloseable {
      *
      * @return the kernels; empty if this device has none
      */
-    public Optional<PersistentMatmul> persistent() {
+    public Optional<FusedMatmul> persistent() {
         return Optional.ofNullable(gpu == null ? null : gpu.persistent);
     }
 
@@ -138,7 +137,7 @@ public final class Compute implements AutoCloseable {
      * @return whether they can; the same on all ranks
      */
     public boolean canExchange(P2pBuffers buffers, ScalarType type, long byteSize) {
-        return gpu != null && Exchange.isPossible(gpu.cuda, buffers, type, byteSize);
+        return gpu != null && GatheredExchange.isPossible(gpu.cuda, buffers, type, byteSize);
     }
 
     /**
@@ -146,10 +145,10 @@ public final class Compute implements AutoCloseable {
      *
      * @return the kernels
      */
-    public synchronized Exchange exchange() {
+    public synchronized GatheredExchange exchange() {
         if (gpu.exchange == null) {
             KernelCompiler compiler = new KernelCompiler(KernelCache.user());
-            gpu.exchange = new Exchange(gpu.cuda, gpu.streams, compiler, worldSize);
+            gpu.exchange = new GatheredExchange(gpu.cuda, gpu.streams, compiler, worldSize);
         }
         return gpu.exchange;
     }

@@ -12,12 +12,12 @@ import ai.djl.ndarray.types.Shape;
 import java.util.ArrayList;
 import java.util.List;
 import org.djlx.collectives.ReduceOp;
-import org.djlx.collectives.Reductions;
-import org.djlx.nativeops.MatrixLayout;
-import org.djlx.nativeops.NativeMemory;
-import org.djlx.nativeops.NoGradient;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.Torch;
+import org.djlx.collectives.spi.Reductions;
+import org.djlx.nativeops.cuda.MatrixLayout;
+import org.djlx.nativeops.host.NativeMemory;
+import org.djlx.nativeops.torch.NoGradient;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
 
 /** Computes by libtorch on memory that is given by address, on one device. */
 final class Libtorch {

@@ -9,17 +9,17 @@ import java.util.Comparator;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.CompletableFuture;
-import org.djlx.nativeops.CudaAttribute;
-import org.djlx.nativeops.CudaDevice;
-import org.djlx.nativeops.CudaKernel;
-import org.djlx.nativeops.CudaModule;
-import org.djlx.nativeops.CudaStream;
-import org.djlx.nativeops.KernelArguments;
-import org.djlx.nativeops.KernelCompiler;
-import org.djlx.nativeops.KernelSource;
-import org.djlx.nativeops.LaunchSize;
 import org.djlx.nativeops.NativeLibrary;
-import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.cuda.CudaAttribute;
+import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.nativeops.cuda.CudaKernel;
+import org.djlx.nativeops.cuda.CudaModule;
+import org.djlx.nativeops.cuda.CudaStream;
+import org.djlx.nativeops.cuda.KernelArguments;
+import org.djlx.nativeops.cuda.KernelCompiler;
+import org.djlx.nativeops.cuda.KernelSource;
+import org.djlx.nativeops.cuda.LaunchSize;
+import org.djlx.nativeops.torch.ScalarType;
 
 /**
  * The kernels of {@code llama.cu} on one GPU, for a model's element type and heads. Arrays are
@@ -62,9 +62,7 @@ public final class LlamaKernels implements AutoCloseable {
     private static final int MIN_STAGES = 2;
     private static final int NORM_SUMS = 64; // bytes
 
-    /**
-     * The most rows of a product, the stripes that a block has, the most stages: products.cuh's.
-     */
+    /** The most rows of a product, the stripes that a block has, the most stages: matmul.cuh's. */
     private static final int[][] PRODUCTS = {
         {8, 7, 3}, {8, 3, 7}, {8, 2, 10}, {8, 1, 10},
         {16, 7, 3}, {16, 3, 7}, {16, 2, 6}, {16, 1, 6},
@@ -134,12 +132,12 @@ public final class LlamaKernels implements AutoCloseable {
         }
         attention = module.kernel("decode_attention");
         attentionLate = module.kernel("decode_attention_late");
-        attentionPlaced = module.kernel("decode_attention_placed");
-        place = module.kernel("decode_rotate");
-        best = module.kernel("decode_best");
-        choose = module.kernel("decode_choose");
-        rotate = module.kernel("prompt_rotate");
-        activate = module.kernel("prompt_activate");
+        attentionPlaced = module.kernel("decode_attention_cached");
+        place = module.kernel("decode_rotate_and_cache");
+        best = module.kernel("decode_top");
+        choose = module.kernel("decode_sample");
+        rotate = module.kernel("prefill_rotate_and_cache");
+        activate = module.kernel("prefill_activate");
     }
 
     /**
@@ -172,10 +170,10 @@ public final class LlamaKernels implements AutoCloseable {
             CudaDevice device, ScalarType type, int headSize, int sharing, int blockTokens) {
         return new String[] {
             "-DTYPE=" + TYPES.get(type),
-            "-DHEAD=" + headSize,
-            "-DSHARING=" + sharing,
-            "-DBLOCK=" + blockTokens,
-            "-DROOM=" + room(device)
+            "-DHEAD_SIZE=" + headSize,
+            "-DGROUP_SIZE=" + sharing,
+            "-DBLOCK_TOKENS=" + blockTokens,
+            "-DSHARED_BYTES=" + room(device)
         };
     }
 
@@ -221,7 +219,7 @@ public final class LlamaKernels implements AutoCloseable {
         int stage = 2 * stripes + (isNorming ? 0 : tiles);
         int stages = Math.min(mostStages, (room / pack - sums) / stage);
         if (stages >= MIN_STAGES) {
-            String name = isNorming ? "norm_product" : "product_" + rows;
+            String name = isNorming ? "norm_matmul" : "matmul_" + rows;
             CudaKernel kernel = module.kernel("decode_" + name + "_" + stripes);
             kernel.allowSharedMemory(room);
             int sharedBytes = (stages * stage + sums) * pack;

@@ -5,8 +5,8 @@
 package org.djlx.fusedops.internal;
 
 import java.time.Duration;
-import org.djlx.collectives.OneShotSlots;
-import org.djlx.nativeops.KernelStruct;
+import org.djlx.collectives.p2p.OneShotSlots;
+import org.djlx.nativeops.cuda.KernelStruct;
 
 /**
  * What kernels are told of a group's slots, {@link OneShotSlots#launch}, kept from launch to

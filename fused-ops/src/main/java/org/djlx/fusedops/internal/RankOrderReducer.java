@@ -6,16 +6,16 @@ package org.djlx.fusedops.internal;
 
 import java.util.EnumMap;
 import java.util.Map;
-import org.djlx.nativeops.CudaDevice;
-import org.djlx.nativeops.CudaKernel;
-import org.djlx.nativeops.CudaModule;
-import org.djlx.nativeops.CudaStream;
-import org.djlx.nativeops.KernelArguments;
-import org.djlx.nativeops.KernelCompiler;
-import org.djlx.nativeops.KernelSource;
-import org.djlx.nativeops.LaunchSize;
 import org.djlx.nativeops.NativeLibrary;
-import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.nativeops.cuda.CudaKernel;
+import org.djlx.nativeops.cuda.CudaModule;
+import org.djlx.nativeops.cuda.CudaStream;
+import org.djlx.nativeops.cuda.KernelArguments;
+import org.djlx.nativeops.cuda.KernelCompiler;
+import org.djlx.nativeops.cuda.KernelSource;
+import org.djlx.nativeops.cuda.LaunchSize;
+import org.djlx.nativeops.torch.ScalarType;
 
 /**
  * Sums parts that lie in one GPU's memory at equal distances, in rank order, in float32, with one

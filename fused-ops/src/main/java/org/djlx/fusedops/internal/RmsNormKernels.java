@@ -8,21 +8,21 @@ import ai.djl.ndarray.NDArray;
 import java.util.EnumMap;
 import java.util.Map;
 import java.util.concurrent.CompletableFuture;
-import org.djlx.collectives.OneShotSlots;
-import org.djlx.collectives.Operation;
-import org.djlx.collectives.P2pBuffers;
-import org.djlx.collectives.P2pStream;
-import org.djlx.nativeops.CudaDevice;
-import org.djlx.nativeops.CudaKernel;
-import org.djlx.nativeops.CudaModule;
-import org.djlx.nativeops.CudaStream;
-import org.djlx.nativeops.CurrentStreams;
-import org.djlx.nativeops.KernelArguments;
-import org.djlx.nativeops.KernelCompiler;
-import org.djlx.nativeops.KernelSource;
-import org.djlx.nativeops.LaunchSize;
+import org.djlx.collectives.p2p.OneShotSlots;
+import org.djlx.collectives.p2p.P2pBuffers;
+import org.djlx.collectives.p2p.P2pStream;
+import org.djlx.collectives.spi.Operation;
 import org.djlx.nativeops.NativeLibrary;
-import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.nativeops.cuda.CudaKernel;
+import org.djlx.nativeops.cuda.CudaModule;
+import org.djlx.nativeops.cuda.CudaStream;
+import org.djlx.nativeops.cuda.CurrentStreams;
+import org.djlx.nativeops.cuda.KernelArguments;
+import org.djlx.nativeops.cuda.KernelCompiler;
+import org.djlx.nativeops.cuda.KernelSource;
+import org.djlx.nativeops.cuda.LaunchSize;
+import org.djlx.nativeops.torch.ScalarType;
 
 /**
  * The kernels of {@code all_reduce_rms_norm.cu} on one rank's GPU: an all-reduce, a residual and

@@ -4,8 +4,8 @@
  */
 package org.djlx.fusedops.internal;
 
-import org.djlx.collectives.P2pBuffers;
-import org.djlx.nativeops.ScalarType;
+import org.djlx.collectives.p2p.P2pBuffers;
+import org.djlx.nativeops.torch.ScalarType;
 
 /**
  * How an operation divides the ranks' P2P buffers: a slot for each rank that sends, all in the half

@@ -15,11 +15,11 @@ import org.djlx.collectives.gradient.DifferentiableCollectives;
 import org.djlx.collectives.gradient.GradientRule;
 import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.fusedops.internal.BlockKernels;
-import org.djlx.nativeops.CudaException;
 import org.djlx.nativeops.NativeLibrary;
-import org.djlx.nativeops.NoGradient;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.Torch;
+import org.djlx.nativeops.cuda.CudaException;
+import org.djlx.nativeops.torch.NoGradient;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 

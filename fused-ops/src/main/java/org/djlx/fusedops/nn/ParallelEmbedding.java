@@ -12,9 +12,9 @@ import ai.djl.ndarray.types.SparseFormat;
 import ai.djl.nn.Parameter;
 import ai.djl.training.ParameterStore;
 import org.djlx.collectives.gradient.DifferentiableCollectives;
-import org.djlx.nativeops.NoGradient;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.Torch;
+import org.djlx.nativeops.torch.NoGradient;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
 
 /**
  * Looks up a vector for each token of a vocabulary that is divided among the ranks. It takes

@@ -12,8 +12,8 @@ import ai.djl.training.ParameterStore;
 import java.util.ArrayList;
 import java.util.List;
 import org.djlx.fusedops.nn.RotaryEmbedding.Table;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.Torch;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
 
 /**
  * Causal self-attention whose heads are divided among the ranks. It takes and returns (batch,

@@ -15,7 +15,7 @@ import ai.djl.training.ParameterStore;
 import ai.djl.util.PairList;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.fusedops.nn.BlockOperators.Residual;
-import org.djlx.nativeops.NoGradient;
+import org.djlx.nativeops.torch.NoGradient;
 
 /**
  * A layer of a Llama: {@code h = x + attention(norm(x))}, then {@code h + mlp(norm(h))}, with

@@ -26,13 +26,13 @@ import java.util.Map;
 import java.util.Optional;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
-import org.djlx.collectives.engine.DividedBlock;
 import org.djlx.collectives.gradient.DifferentiableCollectives;
 import org.djlx.collectives.gradient.GradientScope;
+import org.djlx.collectives.train.DividedBlock;
 import org.djlx.fusedops.FusedOps;
-import org.djlx.nativeops.NoGradient;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.Torch;
+import org.djlx.nativeops.torch.NoGradient;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
 
 /**
  * A block whose parameters are divided among the ranks of a group, as in Megatron-LM (Shoeybi et

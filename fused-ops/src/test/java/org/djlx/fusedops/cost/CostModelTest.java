@@ -24,7 +24,7 @@ import java.util.function.BinaryOperator;
 import java.util.function.Function;
 import java.util.function.Predicate;
 import java.util.function.ToDoubleFunction;
-import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
@@ -108,10 +108,10 @@ class CostModelTest {
         }
         Map<String, Double> bounds =
                 Map.of(
-                        "one_launch", 0.25,
-                        "scheduled", 0.11,
-                        "whole", 0.52,
-                        "plain", 0.56,
+                        "fused", 0.25,
+                        "pipelined", 0.11,
+                        "gathered", 0.52,
+                        "nccl", 0.56,
                         "collective", 0.64,
                         "matmul", 0.47,
                         "tiny", 0.43,
@@ -202,7 +202,7 @@ class CostModelTest {
         assertEquals(
                 "156 of 183", fastest + " of " + choices.size(), "docs/fused-operators.md says so");
         Predicate<Chosen> ofHost = each -> isOfHost(each.taken());
-        Predicate<Chosen> exchange = each -> each.measured().containsKey(Path.WHOLE);
+        Predicate<Chosen> exchange = each -> each.measured().containsKey(Path.GATHERED);
         assertEquals(1.30, worst(choices, ofHost.negate()), 0.01);
         assertEquals(1.82, worst(choices, ofHost), 0.01);
         assertEquals(1.32, worst(choices, ofHost.and(exchange)), 0.01);
@@ -231,7 +231,7 @@ class CostModelTest {
                 choices.stream()
                         .map(Chosen::path)
                         .toList()
-                        .containsAll(List.of(Path.ONE_LAUNCH, Path.SCHEDULED, Path.WHOLE)));
+                        .containsAll(List.of(Path.FUSED, Path.PIPELINED, Path.GATHERED)));
     }
 
     /** Four runs of one build within ten minutes, of which three had a path forced. */
@@ -252,7 +252,7 @@ class CostModelTest {
     }
 
     private static double overNccl(Measurement row) {
-        return row.micros() / FIT.beside(row, "plain").micros();
+        return row.micros() / FIT.beside(row, "nccl").micros();
     }
 
     /** Ranks may have Bs of different widths, and As of different widths where they scatter. */
@@ -284,7 +284,7 @@ class CostModelTest {
                                     4096);
                     Path path = H200.choose(gather, CostModelTest::possible, false).path();
                     // What is one launch on one rank is scheduled on another.
-                    gathered.add(path == Path.ONE_LAUNCH ? Path.SCHEDULED : path);
+                    gathered.add(path == Path.FUSED ? Path.PIPELINED : path);
                     seen.add(path);
                 }
                 assertEquals(1, scattered.size(), type + " " + rows + scattered);
@@ -300,7 +300,7 @@ class CostModelTest {
         boolean whole = work.type().itemSize() == 2 && work.columns().get(0) % 8 == 0;
         return whole
                 ? EnumSet.allOf(Path.class)
-                : EnumSet.of(Path.SCHEDULED, Path.WHOLE, Path.PLAIN);
+                : EnumSet.of(Path.PIPELINED, Path.GATHERED, Path.NCCL);
     }
 
     /** What NCCL runs cannot be recorded; and the host's time does not count. */
@@ -308,13 +308,13 @@ class CostModelTest {
     @EnumSource
     void graphsHoldOtherPaths(FusedOperator operator) {
         Workload tiny = Workload.unsharded(operator, ScalarType.FLOAT32, 8, 64, 1024, 1024);
-        Set<Path> all = EnumSet.of(Path.SCHEDULED, Path.PLAIN);
-        assertEquals(Path.PLAIN, H200.choose(tiny, work -> all, false).path());
-        assertNotEquals(Path.PLAIN, H200.choose(tiny, work -> all, true).path());
-        Choice only = H200.choose(tiny, work -> EnumSet.of(Path.PLAIN), true);
-        assertEquals(Path.PLAIN, only.path());
-        assertTrue(only.why().contains("plain"), only::why);
-        Prediction scheduled = H200.predict(tiny, Path.SCHEDULED);
+        Set<Path> all = EnumSet.of(Path.PIPELINED, Path.NCCL);
+        assertEquals(Path.NCCL, H200.choose(tiny, work -> all, false).path());
+        assertNotEquals(Path.NCCL, H200.choose(tiny, work -> all, true).path());
+        Choice only = H200.choose(tiny, work -> EnumSet.of(Path.NCCL), true);
+        assertEquals(Path.NCCL, only.path());
+        assertTrue(only.why().contains("nccl"), only::why);
+        Prediction scheduled = H200.predict(tiny, Path.PIPELINED);
         assertEquals(scheduled.host(), scheduled.micros(false));
         assertEquals(scheduled.device(), scheduled.micros(true));
     }
@@ -335,7 +335,7 @@ class CostModelTest {
     @Test
     void aLargeShardIsPushedByAsManyBlocksAsTheLinksTake() {
         Workload work = bfloat16(FusedOperator.ALL_GATHER_MATMUL, 2, 8192, 14336, 4096);
-        OneLaunch launch = new OneLaunch(Machine.H200, work);
+        FusedMatmulModel launch = new FusedMatmulModel(Machine.H200, work);
         assertEquals(8, launch.fastest().pushers());
         assertTrue(launch.tiling(0, 2).micros() > 1.15 * launch.fastest().micros());
         assertTrue(launch.tiling(0, 32).micros() >= launch.fastest().micros());
@@ -346,8 +346,8 @@ class CostModelTest {
     @CsvSource({"2048, 14336, 4096, 128", "2048, 8192, 8192, 256"})
     void tilesFillTheLastWave(long m, long n, long k, int columns) {
         Workload work = bfloat16(FusedOperator.ALL_GATHER_MATMUL, 2, m, n, k);
-        OneLaunch.Tiling tiling = new OneLaunch(Machine.H200, work).fastest();
-        assertEquals(columns, OneLaunch.TILE_COLUMNS.get(tiling.tile()));
+        FusedMatmulModel.Tiling tiling = new FusedMatmulModel(Machine.H200, work).fastest();
+        assertEquals(columns, FusedMatmulModel.TILE_COLUMNS.get(tiling.tile()));
     }
 
     @Test
@@ -362,8 +362,8 @@ class CostModelTest {
         assertEquals(twice, slow.matmul(work), 1e-6);
         for (CostModel other : List.of(half, slow)) {
             double ratio =
-                    other.predict(work, Path.ONE_LAUNCH).device()
-                            / H200.predict(work, Path.ONE_LAUNCH).device();
+                    other.predict(work, Path.FUSED).device()
+                            / H200.predict(work, Path.FUSED).device();
             assertEquals(2, ratio, 0.1);
         }
         assertThrows(IllegalArgumentException.class, () -> Machine.H200.withMultiprocessors(0));
@@ -426,7 +426,7 @@ class CostModelTest {
                         new Workload(
                                 operator, ScalarType.BFLOAT16, ranks, 1024, List.of(4096L), 4096);
                 Set<Path> possible = model.possible(CostModel.agreed(work));
-                assertTrue(possible.contains(Path.ONE_LAUNCH), operator + ", " + ranks + " ranks");
+                assertTrue(possible.contains(Path.FUSED), operator + ", " + ranks + " ranks");
             }
         }
     }

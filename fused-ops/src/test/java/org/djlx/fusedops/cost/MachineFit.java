@@ -16,7 +16,7 @@ import java.util.TreeMap;
 import java.util.function.Function;
 import java.util.function.ToDoubleFunction;
 import java.util.stream.Stream;
-import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.torch.ScalarType;
 
 /**
  * Fits a machine's constants to what was measured, a part of the model after the other: each to the
@@ -181,7 +181,7 @@ final class MachineFit {
                             new double[] {20, 300, 6, 100},
                             x -> {
                                 double sum = 0;
-                                for (Measurement row : rows("plain", "collective")) {
+                                for (Measurement row : rows("nccl", "collective")) {
                                     if (row.ranks() == ranks) {
                                         double micros = nccl(x, workload(row).bytesIn());
                                         sum += loss(micros + matmulBeside(row), row.micros());
@@ -203,7 +203,7 @@ final class MachineFit {
     }
 
     private double matmulBeside(Measurement row) {
-        return row.path().equals("plain") ? beside(row, "matmul").micros() : 0;
+        return row.path().equals("nccl") ? beside(row, "matmul").micros() : 0;
     }
 
     private void fitCopies() {
@@ -244,8 +244,8 @@ final class MachineFit {
         if (row.tile() == 0) {
             return prediction;
         }
-        int tile = OneLaunch.TILE_COLUMNS.indexOf(row.tile());
-        double device = new OneLaunch(then, work).tiling(tile, row.pushers()).micros();
+        int tile = FusedMatmulModel.TILE_COLUMNS.indexOf(row.tile());
+        double device = new FusedMatmulModel(then, work).tiling(tile, row.pushers()).micros();
         return new Prediction(path, device, prediction.host());
     }
 
@@ -265,7 +265,7 @@ final class MachineFit {
                         new double[] {15, 0.7, 0.4, 0.25, 4, 40, 250},
                         x -> {
                             setLaunch(x, link[1], Function.identity());
-                            return lossOf("one_launch");
+                            return lossOf("fused");
                         });
         setLaunch(best, link[1], MachineFit::round);
     }
@@ -276,8 +276,8 @@ final class MachineFit {
      */
     private Machine.Launch withTiles() {
         List<Double> tiles = new ArrayList<>();
-        for (int shape = 0; shape < OneLaunch.TILE_COLUMNS.size(); shape++) {
-            int columns = OneLaunch.TILE_COLUMNS.get(shape);
+        for (int shape = 0; shape < FusedMatmulModel.TILE_COLUMNS.size(); shape++) {
+            int columns = FusedMatmulModel.TILE_COLUMNS.get(shape);
             double[] parts =
                     rows("now").stream()
                             .filter(row -> row.tile() == columns)
@@ -285,7 +285,7 @@ final class MachineFit {
                             .toArray();
             double step = launch.steps().get(shape) * median(parts);
             if (shape > 0) {
-                int wider = OneLaunch.TILE_COLUMNS.get(shape - 1);
+                int wider = FusedMatmulModel.TILE_COLUMNS.get(shape - 1);
                 step = Math.max(step, tiles.get(shape - 1) * columns / wider);
             }
             tiles.add(round(step));
@@ -337,7 +337,7 @@ final class MachineFit {
                         new double[] {8, 0.02, 3000},
                         x -> {
                             copies = new Machine.Copies(start, rate, x[0], x[1], x[2]);
-                            double sum = lossOf("scheduled");
+                            double sum = lossOf("pipelined");
                             for (Measurement row : rows("reduction")) {
                                 double bytes = (row.ranks() + 1.0) * workload(row).partBytes();
                                 double reduction = library.start() + bytes / x[2] / 1e3;
@@ -354,7 +354,7 @@ final class MachineFit {
                         new double[] {3, 300},
                         x -> {
                             exchange = new Machine.Exchange(x[0], x[1]);
-                            return lossOf("whole");
+                            return lossOf("gathered");
                         });
         exchange = new Machine.Exchange(round(best[0]), round(best[1]));
     }
@@ -363,15 +363,15 @@ final class MachineFit {
         double plain =
                 median(
                         rows.stream()
-                                .filter(row -> row.path().equals("plain"))
+                                .filter(row -> row.path().equals("nccl"))
                                 .map(Measurement::host)
                                 .flatMapToDouble(OptionalDouble::stream)
                                 .toArray());
         host =
                 new Machine.Host(
-                        round(plain * hostRatio("one_launch")),
+                        round(plain * hostRatio("fused")),
                         round(plain),
-                        round(plain * hostRatio("whole")),
+                        round(plain * hostRatio("gathered")),
                         Stream.of(2, 4, 8).map(this::hostOfSchedule).toList());
     }
 
@@ -384,7 +384,7 @@ final class MachineFit {
                 quantile(
                         0.75,
                         rows.stream()
-                                .filter(row -> row.path().equals("scheduled"))
+                                .filter(row -> row.path().equals("pipelined"))
                                 .filter(row -> row.ranks() == ranks)
                                 .map(Measurement::host)
                                 .flatMapToDouble(OptionalDouble::stream)
@@ -396,11 +396,11 @@ final class MachineFit {
         return median(
                 rows.stream()
                         .filter(row -> Arrays.asList(paths).contains(row.path()))
-                        .filter(row -> row.host().isPresent() && beside(row, "plain") != null)
+                        .filter(row -> row.host().isPresent() && beside(row, "nccl") != null)
                         .mapToDouble(
                                 row ->
                                         row.host().getAsDouble()
-                                                / beside(row, "plain").host().getAsDouble())
+                                                / beside(row, "nccl").host().getAsDouble())
                         .toArray());
     }
 

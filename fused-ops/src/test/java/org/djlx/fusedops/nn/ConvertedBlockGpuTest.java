@@ -6,10 +6,10 @@ package org.djlx.fusedops.nn;
 
 import java.time.Duration;
 import java.util.List;
-import org.djlx.collectives.BackendOptions;
 import org.djlx.collectives.GpuTests;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.nativeops.NativeLibrary;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Timeout;

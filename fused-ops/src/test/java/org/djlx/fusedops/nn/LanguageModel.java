@@ -13,8 +13,8 @@ import java.util.LinkedHashMap;
 import java.util.Map;
 import java.util.Random;
 import org.djlx.collectives.ProcessGroup;
-import org.djlx.nativeops.NoGradient;
-import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.torch.NoGradient;
+import org.djlx.nativeops.torch.ScalarType;
 
 /**
  * A small Llama of two layers on one rank: all blocks, with names for their parameters.

@@ -14,8 +14,8 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import org.djlx.collectives.TestArrays;
 import org.djlx.fusedops.nn.RotaryEmbedding.Table;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.Torch;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
 import org.junit.jupiter.api.Test;
 
 class RotaryEmbeddingTest {

@@ -8,7 +8,7 @@ import com.google.gson.Gson;
 import java.nio.file.Path;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
-import org.djlx.collectives.engine.Training.Outcome;
+import org.djlx.collectives.train.Training.Outcome;
 
 /** One of the processes of {@link TwoDimensionsTest}. */
 final class TwoDimensionsMain {

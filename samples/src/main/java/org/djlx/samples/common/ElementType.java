@@ -5,7 +5,7 @@
 package org.djlx.samples.common;
 
 import java.util.Locale;
-import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.torch.ScalarType;
 
 /** Element types by their names on the command line. */
 public enum ElementType {

@@ -7,8 +7,8 @@ package org.djlx.samples.common;
 import ai.djl.Device;
 import java.util.List;
 import java.util.stream.IntStream;
-import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.NativeLibrary;
+import org.djlx.nativeops.cuda.CudaDevice;
 
 /** The GPUs of this process. Checks for GPUs and libraries before a command starts. */
 public final class Gpus {

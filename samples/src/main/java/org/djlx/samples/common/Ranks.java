@@ -6,10 +6,10 @@ package org.djlx.samples.common;
 
 import java.util.List;
 import java.util.stream.IntStream;
-import org.djlx.collectives.BackendOptions;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
-import org.djlx.collectives.engine.TorchThreads;
+import org.djlx.collectives.TorchThreads;
+import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.nativeops.NativeLibrary;
 import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.ParameterException;

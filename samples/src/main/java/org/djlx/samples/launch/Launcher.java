@@ -14,8 +14,8 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Objects;
-import org.djlx.collectives.TcpStore;
-import org.djlx.collectives.engine.TorchThreads;
+import org.djlx.collectives.TorchThreads;
+import org.djlx.collectives.store.TcpStore;
 import org.djlx.samples.launch.RankProcesses.Outcome;
 import picocli.CommandLine.Model.CommandSpec;
 

@@ -11,9 +11,9 @@ import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 import java.util.function.IntConsumer;
 import org.djlx.collectives.CollectiveException;
-import org.djlx.collectives.PrefixStore;
-import org.djlx.collectives.Store;
-import org.djlx.collectives.StoreTimeoutException;
+import org.djlx.collectives.store.PrefixStore;
+import org.djlx.collectives.store.Store;
+import org.djlx.collectives.store.StoreTimeoutException;
 
 /**
  * How the launchers of a job on several nodes agree, through the job's store: on the job's size, on

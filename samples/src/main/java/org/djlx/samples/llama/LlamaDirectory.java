@@ -21,7 +21,7 @@ import java.util.Locale;
 import java.util.function.Function;
 import org.djlx.collectives.safetensors.SafetensorsWriter;
 import org.djlx.collectives.safetensors.TensorSpec;
-import org.djlx.fusedops.llama.LlamaConfig;
+import org.djlx.fusedops.llm.model.LlamaConfig;
 
 /** Writes the model directory of a Llama in Hugging Face's layout. */
 final class LlamaDirectory {

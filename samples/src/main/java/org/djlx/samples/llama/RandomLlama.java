@@ -25,9 +25,9 @@ import java.util.Map;
 import java.util.function.Function;
 import org.djlx.collectives.safetensors.SafetensorsWriter;
 import org.djlx.collectives.safetensors.TensorSpec;
-import org.djlx.fusedops.llama.LlamaConfig;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.Torch;
+import org.djlx.fusedops.llm.model.LlamaConfig;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
 
 /**
  * A model directory of a Llama with random weights, for benchmarks. Closing it, or the end of the

@@ -13,7 +13,7 @@ import java.util.List;
 import java.util.Locale;
 import java.util.concurrent.Callable;
 import org.djlx.collectives.safetensors.TensorSpec;
-import org.djlx.fusedops.llama.LlamaConfig;
+import org.djlx.fusedops.llm.model.LlamaConfig;
 import org.djlx.samples.common.ElementType;
 import org.djlx.samples.common.RankOptions;
 import picocli.CommandLine.Command;

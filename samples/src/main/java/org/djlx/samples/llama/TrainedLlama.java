@@ -8,7 +8,7 @@ import ai.djl.ndarray.NDArray;
 import java.io.IOException;
 import java.nio.file.Path;
 import java.util.Map;
-import org.djlx.fusedops.llama.LlamaConfig;
+import org.djlx.fusedops.llm.model.LlamaConfig;
 
 /** Writes a Llama trained on bytes of text in Hugging Face's layout. */
 public final class TrainedLlama {

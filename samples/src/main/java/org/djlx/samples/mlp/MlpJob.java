@@ -19,9 +19,9 @@ import org.djlx.fusedops.FallbackReason;
 import org.djlx.fusedops.FusedOps;
 import org.djlx.fusedops.UsageCounter;
 import org.djlx.fusedops.cost.Path;
-import org.djlx.nativeops.CudaDevice;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.Torch;
+import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
 import org.djlx.samples.common.TextTable;
 
 /**
@@ -209,9 +209,9 @@ final class MlpJob implements AutoCloseable {
 
     private static String words(Path path) {
         return switch (path) {
-            case WHOLE -> path + " (all data at once)";
-            case SCHEDULED -> path + " (parts beside matmuls)";
-            case ONE_LAUNCH, PLAIN -> path.toString();
+            case GATHERED -> path + " (all data at once)";
+            case PIPELINED -> path + " (parts beside matmuls)";
+            case FUSED, NCCL -> path.toString();
         };
     }
 

@@ -13,8 +13,8 @@ import java.util.List;
 import java.util.function.Function;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.Torch;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
 
 /**
  * One rank's call of an operation.

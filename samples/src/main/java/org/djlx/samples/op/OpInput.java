@@ -14,8 +14,8 @@ import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.stream.Collectors;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.Torch;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
 
 /**
  * The source of the ranks' arrays: a file for each rank, one file that is split among the ranks, or

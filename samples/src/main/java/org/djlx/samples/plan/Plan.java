@@ -19,7 +19,7 @@ import org.djlx.fusedops.cost.Network;
 import org.djlx.fusedops.cost.Path;
 import org.djlx.fusedops.cost.Prediction;
 import org.djlx.fusedops.cost.Workload;
-import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.samples.common.MatmulShape;
 
 /**
@@ -122,7 +122,7 @@ final class Plan {
                 table.add(
                         path.toString(),
                         micros(prediction.micros(false)),
-                        path == Path.PLAIN && possible.size() > 1
+                        path == Path.NCCL && possible.size() > 1
                                 ? "-"
                                 : micros(prediction.device()),
                         micros(prediction.host()),
@@ -258,7 +258,7 @@ final class Plan {
         return with(
                 cells,
                 training,
-                micros(model.predict(work, Path.PLAIN).micros(false)),
+                micros(model.predict(work, Path.NCCL).micros(false)),
                 replicas() == 1 ? "-" : micros(gradients()),
                 replicas() == 1 ? "-" : String.format(Locale.ROOT, "%.2f to %.2f", after, beside));
     }

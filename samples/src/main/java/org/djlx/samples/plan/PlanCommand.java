@@ -12,7 +12,7 @@ import java.util.stream.Collectors;
 import org.djlx.fusedops.cost.FusedOperator;
 import org.djlx.fusedops.cost.Machine;
 import org.djlx.fusedops.cost.Network;
-import org.djlx.nativeops.ScalarType;
+import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.samples.common.ElementType;
 import org.djlx.samples.common.MatmulShape;
 import org.djlx.samples.common.RankOptions;

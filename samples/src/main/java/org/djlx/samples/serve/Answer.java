@@ -24,9 +24,9 @@ import java.util.concurrent.RejectedExecutionException;
 import java.util.concurrent.TimeoutException;
 import java.util.concurrent.atomic.AtomicBoolean;
 import org.djlx.collectives.CollectiveException;
-import org.djlx.fusedops.llama.schema.AnswerFormat;
-import org.djlx.fusedops.llama.schema.ApiException;
-import org.djlx.fusedops.llama.schema.TextAnswer;
+import org.djlx.fusedops.llm.api.AnswerFormat;
+import org.djlx.fusedops.llm.api.ApiException;
+import org.djlx.fusedops.llm.api.TextAnswer;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 

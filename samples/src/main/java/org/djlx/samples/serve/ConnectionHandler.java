@@ -24,10 +24,10 @@ import java.time.Duration;
 import java.util.Optional;
 import java.util.concurrent.RejectedExecutionException;
 import java.util.concurrent.TimeUnit;
-import org.djlx.fusedops.llama.schema.ApiException;
-import org.djlx.fusedops.llama.schema.TextAnswer;
-import org.djlx.fusedops.llama.schema.TextApi;
-import org.djlx.fusedops.llama.schema.TextCall;
+import org.djlx.fusedops.llm.api.ApiException;
+import org.djlx.fusedops.llm.api.TextAnswer;
+import org.djlx.fusedops.llm.api.TextApi;
+import org.djlx.fusedops.llm.api.TextCall;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 

@@ -36,9 +36,9 @@ import java.util.concurrent.ArrayBlockingQueue;
 import java.util.concurrent.Executor;
 import java.util.concurrent.ThreadPoolExecutor;
 import java.util.concurrent.TimeUnit;
-import org.djlx.fusedops.llama.TextGenerator;
-import org.djlx.fusedops.llama.schema.ApiException;
-import org.djlx.fusedops.llama.schema.TextApi;
+import org.djlx.fusedops.llm.TextGenerator;
+import org.djlx.fusedops.llm.api.ApiException;
+import org.djlx.fusedops.llm.api.TextApi;
 
 /**
  * An HTTP server in front of a generator. Event loops read and write; two threads tokenize; the

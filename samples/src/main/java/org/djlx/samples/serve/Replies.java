@@ -16,7 +16,7 @@ import java.io.IOException;
 import java.io.InputStream;
 import java.io.UncheckedIOException;
 import java.nio.charset.StandardCharsets;
-import org.djlx.fusedops.llama.schema.ApiException;
+import org.djlx.fusedops.llm.api.ApiException;
 
 /** Creates responses that are sent as a whole. */
 final class Replies {

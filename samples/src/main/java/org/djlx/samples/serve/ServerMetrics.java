@@ -10,7 +10,7 @@ import java.util.Map;
 import java.util.concurrent.ConcurrentSkipListMap;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.LongAdder;
-import org.djlx.fusedops.llama.GeneratorStatistics;
+import org.djlx.fusedops.llm.GeneratorStatistics;
 
 /**
  * Counters and times of the server, written in <a

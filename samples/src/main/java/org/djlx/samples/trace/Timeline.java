@@ -5,9 +5,9 @@
 package org.djlx.samples.trace;
 
 import java.util.function.DoubleSupplier;
-import org.djlx.nativeops.CudaDevice;
-import org.djlx.nativeops.CudaEvent;
-import org.djlx.nativeops.CudaStream;
+import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.nativeops.cuda.CudaEvent;
+import org.djlx.nativeops.cuda.CudaStream;
 
 /** Measures when a stream of one rank reaches a point. */
 @FunctionalInterface

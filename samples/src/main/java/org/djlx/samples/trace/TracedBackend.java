@@ -7,18 +7,18 @@ package org.djlx.samples.trace;
 import ai.djl.Device;
 import java.util.List;
 import java.util.Optional;
-import org.djlx.collectives.Backend;
-import org.djlx.collectives.BackendFactory;
-import org.djlx.collectives.BackendOptions;
-import org.djlx.collectives.Backends;
-import org.djlx.collectives.GroupContext;
-import org.djlx.collectives.Operation;
-import org.djlx.collectives.P2pBuffers;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
-import org.djlx.collectives.Support;
 import org.djlx.collectives.Work;
-import org.djlx.nativeops.CudaDevice;
+import org.djlx.collectives.p2p.P2pBuffers;
+import org.djlx.collectives.spi.Backend;
+import org.djlx.collectives.spi.BackendFactory;
+import org.djlx.collectives.spi.BackendOptions;
+import org.djlx.collectives.spi.Backends;
+import org.djlx.collectives.spi.GroupContext;
+import org.djlx.collectives.spi.Operation;
+import org.djlx.collectives.spi.Support;
+import org.djlx.nativeops.cuda.CudaDevice;
 
 /**
  * A backend around another one, whose P2P buffers record the steps of an operator. It only executes

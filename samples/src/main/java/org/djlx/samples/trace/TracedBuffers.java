@@ -8,14 +8,14 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.util.List;
-import org.djlx.collectives.Operation;
-import org.djlx.collectives.P2pBuffers;
-import org.djlx.collectives.P2pStream;
-import org.djlx.nativeops.CudaDevice;
-import org.djlx.nativeops.CudaEvent;
-import org.djlx.nativeops.CudaStream;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.Torch;
+import org.djlx.collectives.p2p.P2pBuffers;
+import org.djlx.collectives.p2p.P2pStream;
+import org.djlx.collectives.spi.Operation;
+import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.nativeops.cuda.CudaEvent;
+import org.djlx.nativeops.cuda.CudaStream;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
 
 /**
  * A group's P2P buffers, with streams that record their steps between {@link #begin} and {@link

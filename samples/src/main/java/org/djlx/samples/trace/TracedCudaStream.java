@@ -5,13 +5,13 @@
 package org.djlx.samples.trace;
 
 import java.util.function.Consumer;
-import org.djlx.collectives.Operation;
-import org.djlx.collectives.P2pBuffers;
-import org.djlx.nativeops.CudaDevice;
-import org.djlx.nativeops.CudaEvent;
-import org.djlx.nativeops.CudaStream;
-import org.djlx.nativeops.CudaStreamGuard;
-import org.djlx.nativeops.Torch;
+import org.djlx.collectives.p2p.P2pBuffers;
+import org.djlx.collectives.spi.Operation;
+import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.nativeops.cuda.CudaEvent;
+import org.djlx.nativeops.cuda.CudaStream;
+import org.djlx.nativeops.torch.CudaStreamGuard;
+import org.djlx.nativeops.torch.Torch;
 
 /** A CUDA stream with an event before and after each step. */
 final class TracedCudaStream extends TracedStream {

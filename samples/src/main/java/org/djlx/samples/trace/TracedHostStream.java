@@ -9,9 +9,9 @@ import java.util.concurrent.CompletionException;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.function.Consumer;
-import org.djlx.collectives.Operation;
-import org.djlx.collectives.P2pBuffers;
-import org.djlx.nativeops.SharedMemory;
+import org.djlx.collectives.p2p.P2pBuffers;
+import org.djlx.collectives.spi.Operation;
+import org.djlx.nativeops.host.SharedMemory;
 
 /** A stream on the CPU: the calling thread, or a thread of its own. */
 final class TracedHostStream extends TracedStream {

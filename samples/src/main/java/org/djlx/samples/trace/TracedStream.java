@@ -6,9 +6,9 @@ package org.djlx.samples.trace;
 
 import ai.djl.ndarray.NDArray;
 import java.util.function.Consumer;
-import org.djlx.collectives.Operation;
-import org.djlx.collectives.P2pBuffers;
-import org.djlx.collectives.P2pStream;
+import org.djlx.collectives.p2p.P2pBuffers;
+import org.djlx.collectives.p2p.P2pStream;
+import org.djlx.collectives.spi.Operation;
 
 /**
  * A stream that works as that of the group's buffers, and records when each step runs. It is an

@@ -13,7 +13,7 @@ import java.util.TreeMap;
 import org.djlx.collectives.ObjectCollectives;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
-import org.djlx.collectives.TcpStore;
+import org.djlx.collectives.store.TcpStore;
 
 /** What the ranks of {@link Launcher}'s tests run. */
 public final class RankProbe {

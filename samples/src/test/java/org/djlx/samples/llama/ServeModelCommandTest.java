@@ -20,7 +20,7 @@ import java.util.Properties;
 import java.util.stream.Stream;
 import org.djlx.collectives.safetensors.Safetensors;
 import org.djlx.collectives.safetensors.TensorSpec;
-import org.djlx.fusedops.llama.LlamaConfig;
+import org.djlx.fusedops.llm.model.LlamaConfig;
 import org.djlx.samples.Main;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;

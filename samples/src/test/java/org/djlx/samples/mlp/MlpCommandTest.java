@@ -17,8 +17,8 @@ import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.List;
 import org.djlx.fusedops.FusedOps;
-import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.NativeLibrary;
+import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.samples.Main;
 import org.djlx.samples.launch.Launcher;
 import org.junit.jupiter.api.BeforeEach;
@@ -58,7 +58,7 @@ class MlpCommandTest {
         assertEquals(0, code, () -> out + "\n" + err);
         assertTrue(out.toString().contains("PASSED"), out::toString);
         // So little is sent whole; one rank sends nothing.
-        String path = ranks == 1 ? "scheduled (parts" : "whole (all";
+        String path = ranks == 1 ? "pipelined (parts" : "gathered (all";
         long rows = out.toString().lines().filter(line -> line.contains(path)).count();
         assertEquals(2, rows, out::toString);
     }
@@ -163,8 +163,7 @@ class MlpCommandTest {
             String table = out.toString();
             // With 4 GPUs and more NCCL may be faster for what is so small.
             assertTrue(
-                    table.matches(
-                            "(?s).*(whole|scheduled|one launch|plain \\(PLAIN_IS_FASTER\\)).*"),
+                    table.matches("(?s).*(gathered|pipelined|fused|nccl \\(NCCL_IS_FASTER\\)).*"),
                     table);
         }
     }

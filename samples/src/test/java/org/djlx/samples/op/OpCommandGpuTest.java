@@ -7,8 +7,8 @@ package org.djlx.samples.op;
 import static org.junit.jupiter.api.Assumptions.assumeTrue;
 
 import ai.djl.ndarray.types.Shape;
-import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.NativeLibrary;
+import org.djlx.nativeops.cuda.CudaDevice;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Nested;
 import org.junit.jupiter.api.Tag;

@@ -46,13 +46,11 @@ class PlanCommandTest {
         assertTrue(
                 text.startsWith("allGatherMatmul 512, 8192, 8192, bfloat16: 2 ranks, h200"), text);
         assertTrue(text.contains("4.0 MiB into each GPU, 0.03 TFLOP of each GPU"), text);
-        assertTrue(
-                line(text, "one launch").matches("one launch( +\\d+\\.\\d){3} +1\\.\\d\\d +82\\.6"),
-                text);
-        assertTrue(line(text, "whole").matches("whole .* 68\\.1 61\\.2  yes"), text);
-        assertTrue(line(text, "scheduled").matches("scheduled .* 72\\.5 75\\.1 73\\.1"), text);
-        assertTrue(line(text, "plain").contains("94.0 94.4 88.2 84.4 87.0"), text);
-        assertTrue(line(text, "eager:").contains("whole: predicted us"), text);
+        assertTrue(line(text, "fused").matches("fused( +\\d+\\.\\d){3} +1\\.\\d\\d +82\\.6"), text);
+        assertTrue(line(text, "gathered").matches("gathered .* 68\\.1 61\\.2  yes"), text);
+        assertTrue(line(text, "pipelined").matches("pipelined .* 72\\.5 75\\.1 73\\.1"), text);
+        assertTrue(line(text, "nccl").contains("94.0 94.4 88.2 84.4 87.0"), text);
+        assertTrue(line(text, "eager:").contains("gathered: predicted us"), text);
         assertEquals(line(text, "limit").split(" +")[1], line(text, "matmul").split(" +")[1]);
     }
 
@@ -75,8 +73,8 @@ class PlanCommandTest {
     @Test
     void moreRanksThanAHostHasAreByNcclAlone() {
         String text = run("plan --ranks 16 --shape 8192,8192,8192 --op rs --dtype float32");
-        assertTrue(line(text, "one launch").endsWith("impossible"), text);
-        assertTrue(line(text, "plain").endsWith("yes"), text);
+        assertTrue(line(text, "fused").endsWith("impossible"), text);
+        assertTrue(line(text, "nccl").endsWith("yes"), text);
         assertTrue(text.contains("Extrapolated: the group has several hosts"), text);
         assertTrue(text.contains("a data sheet counts"), text);
     }

@@ -15,13 +15,13 @@ import java.util.concurrent.LinkedBlockingQueue;
 import java.util.concurrent.RejectedExecutionException;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
-import org.djlx.fusedops.llama.FinishReason;
-import org.djlx.fusedops.llama.GeneratedPiece;
-import org.djlx.fusedops.llama.Generation;
-import org.djlx.fusedops.llama.GenerationRequest;
-import org.djlx.fusedops.llama.GeneratorStatistics;
-import org.djlx.fusedops.llama.TextGenerator;
-import org.djlx.fusedops.llama.TextTokenizer;
+import org.djlx.fusedops.llm.FinishReason;
+import org.djlx.fusedops.llm.GeneratedPiece;
+import org.djlx.fusedops.llm.Generation;
+import org.djlx.fusedops.llm.GenerationRequest;
+import org.djlx.fusedops.llm.GeneratorStatistics;
+import org.djlx.fusedops.llm.TextGenerator;
+import org.djlx.fusedops.llm.text.TextTokenizer;
 
 /**
  * A generator whose tokens are characters, and which says the end of the prompt, its last ten

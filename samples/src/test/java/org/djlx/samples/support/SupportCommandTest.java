@@ -10,7 +10,7 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 import java.io.PrintWriter;
 import java.io.StringWriter;
 import java.util.List;
-import org.djlx.collectives.OpType;
+import org.djlx.collectives.spi.OpType;
 import org.djlx.samples.Main;
 import org.junit.jupiter.api.Test;
 import picocli.CommandLine;

@@ -1,21 +1,22 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+/* Package-private:
+ * NcclConnection - a communicator as the connection of a queue
+ * Calls - operations as calls of NCCL
+ * MessageQueues - a queue of messages for each peer and direction
+ * Verification - compares calls through the store before they run
+ * Peers - the processes of the other ranks
+ * DeviceChoice - the GPU of a rank
+ */
 /**
- * Backend {@code nccl}: collectives between GPUs of one or several hosts.
+ * Backend {@code nccl}: collectives and messages between GPUs of one or several hosts. Streams,
+ * watchdog and failure handling are those of {@link org.djlx.collectives.internal.gpu}.
  *
- * <pre>
- *   NcclBackendFactory  the way in
- *   NcclBackend         collectives and messages, for one rank
- *   Calls               the operations in NCCL's terms
- *   Call                what one does on the GPU
- *   DeviceTensor        a tensor's elements, held until the operation has ended
- *   NcclQueue           a communicator and its stream, also for kernels that need no NCCL
- *   MessageQueues       those for messages, one for each peer and direction
- *   NcclWork            an operation on a queue
- *   Batch               operations that NCCL starts together
- *   Verification        compares calls before they run, through the store
- *   Peers               whether the processes of the other ranks still run
- *   BoundedCall         a call that waits for other ranks, with a timeout
- *   DeviceChoice        which GPU a rank has
- *   GpuResources        what the queues of a backend share
- * </pre>
+ * <ul>
+ *   <li>{@link org.djlx.collectives.internal.nccl.NcclBackendFactory} - creates backends
+ *   <li>{@link org.djlx.collectives.internal.nccl.NcclBackend} - the backend of one rank
+ * </ul>
  */
 package org.djlx.collectives.internal.nccl;

@@ -7,8 +7,8 @@ package org.djlx.collectives.internal.shm;
 import ai.djl.ndarray.NDArray;
 import java.util.List;
 import org.djlx.collectives.CollectiveException;
-import org.djlx.collectives.Operation;
 import org.djlx.collectives.internal.host.GroupErrors;
+import org.djlx.collectives.spi.Operation;
 
 /** An operation in an {@link OpQueue}. */
 final class OpWork extends PendingWork {
@@ -49,7 +49,7 @@ final class OpWork extends PendingWork {
         try {
             cleanup.run();
         } catch (RuntimeException | Error e) {
-            // What frees a tensor's memory may be the caller's code.
+            // Freeing a tensor's memory may run the caller's code.
             if (outcome == null) {
                 outcome =
                         new CollectiveException(operation() + " cannot free its tensors: " + e, e);

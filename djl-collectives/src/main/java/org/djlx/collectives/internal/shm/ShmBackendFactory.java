@@ -4,13 +4,13 @@
  */
 package org.djlx.collectives.internal.shm;
 
-import org.djlx.collectives.Backend;
-import org.djlx.collectives.BackendFactory;
-import org.djlx.collectives.GroupContext;
 import org.djlx.collectives.ShmOptions;
-import org.djlx.collectives.Support;
+import org.djlx.collectives.spi.Backend;
+import org.djlx.collectives.spi.BackendFactory;
+import org.djlx.collectives.spi.GroupContext;
+import org.djlx.collectives.spi.Support;
 
-/** Creates {@code shm} backends; takes {@link ShmOptions} or plain options. */
+/** Creates {@code shm} backends. Accepts {@link ShmOptions} or plain options. */
 public final class ShmBackendFactory implements BackendFactory {
 
     /** Constructor for {@link java.util.ServiceLoader}. */

@@ -1,35 +1,42 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+/* Package-private, collectives:
+ * ShmBackend       the backend of one rank; opens tensors and submits operations
+ * ShmSegment       layout of the shared memory
+ * OpQueue          runs operations in order, on the thread that waits or on its own
+ * OpWork           one operation in the queue
+ * Steps            steps of an operation over the staging memory
+ * ShmMoves         collectives that move data
+ * ShmReductions    collectives that reduce
+ * Reducer          reduces contributions with libtorch
+ * JavaSums         sums small contributions in Java
+ * ViewCache        reusable arrays over addresses, for libtorch
+ * Copies           copies and counts bytes
+ * HostTensor       a tensor's memory while an operation runs
+ * HostTensors      the tensors of one operation
+ * ShmP2pBuffers    P2P buffers in the shared memory
+ *
+ * Package-private, messages:
+ * MessageQueue     the running messages of one rank
+ * MessageDriver    decides which thread makes progress on messages
+ * MessagePump      moves messages between two ranks
+ * MessageMatcher   matches messages with receives
+ * MessageFailures  decides when a message fails
+ * Mailbox          message headers and data from one rank to another, in shared memory
+ * TagQueues        FIFO queues by tag
+ * Transfer         one message at one of its ends
+ *
+ * Package-private, both:
+ * PendingWork      completion of operations and messages
+ */
 /**
- * Backend {@code shm}: collectives and messages over memory that threads or processes of one host
- * share.
+ * Backend {@code shm}: collectives and messages over shared memory, for ranks that are threads or
+ * processes on one host.
  *
- * <pre>
- *   ShmBackend       one rank: opens tensors, and hands operations and messages to their queues
- *   ShmBackendFactory  how the backend is found
- *   ShmSegment       the shared memory, and what lies where in it
- *   ShmP2pBuffers    the part of it that is the caller's
- *
- *   OpQueue          runs operations one after the other, on whatever thread waits for them
- *   OpWork           one of them
- *   Steps            their way through the staging memory
- *   ShmMoves         those that move data
- *   ShmReductions    those that reduce
- *   Reducer          adds up what the ranks have staged, by libtorch
- *   JavaSums         the same, where it is little
- *   ViewCache        arrays over addresses, for libtorch
- *
- *   MessageQueue     the messages under way, all at the same time
- *   Transfer         one of them
- *   MessageMatcher   which message a receive gets
- *   MessagePump      moves messages between two ranks
- *   MessageFailures  when a message has failed, and why
- *   MessageDriver    which thread does all that
- *   Mailbox          what goes from one rank to another, in shared memory
- *   TagQueues        queues by tag
- *
- *   PendingWork      how operations and messages end
- *   HostTensor       a tensor's elements, held until then
- *   HostTensors      the tensors of one operation
- *   Copies           copies bytes, and counts them
- * </pre>
+ * <ul>
+ *   <li>{@link org.djlx.collectives.internal.shm.ShmBackendFactory} - creates the backend
+ * </ul>
  */
 package org.djlx.collectives.internal.shm;

@@ -1,38 +1,43 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+/* Package-private:
+ * Command           commands of the protocol, which is PyTorch's
+ * Hello             handshake between clients and servers of this library
+ * Introduction      header of the values that ranks exchange
+ * MemoryBudget      memory limit of a server for all clients
+ * Request           a command with its arguments
+ * RequestParser     parses requests
+ * RequestWriter     writes requests
+ * ServerConnection  one client's connection on the server
+ * ServerState       keys and waits, shared by all connections
+ * TcpConnection     one connection on the client
+ * ValueRegion       sends a value to a client in pieces
+ * WaitConnections   a client's connections for blocking waits
+ * Waits             which waits depend on which keys
+ */
 /**
- * What the stores are made of. Types here are public only for {@code org.djlx.collectives}.
+ * Implementation of the stores. Types are public only for other packages of this module.
  *
- * <pre>
- *   for all stores
- *     KeyValueMap         what set, add, compareSet and append do to a key
- *     StoreChecks         checks of what callers pass
- *     StoreErrors         the texts of what goes wrong
- *   groups that meet in a store
- *     GroupExchange       the exchange of values between the ranks of a group
- *     Introduction        what a rank says of itself with each value
- *     RankProcess         the process that a rank runs in, and whether it has died
- *   FileStore
- *     FileLog             the file: an append-only log of changes, read by every process
- *     LogRecord           one change
- *   both ends of TcpStore
- *     Command             the protocol, which is PyTorch's
- *     Hello               the start of a connection between two ends of this library
- *     StoreToken          the secret that both ends may have to know
- *   the server of TcpStore
- *     TcpStoreServer      the port and the thread
- *     ServerConnection    one client's connection: reads commands, answers them
- *     RequestParser       bytes to requests
- *     Request             a command with what came with it
- *     ServerState         keys, and who waits for them; what all connections share
- *     Waits               who waits for which keys
- *     ServerLimits        what clients are granted
- *     MemoryBudget        what all of them together have been granted
- *     ValueRegion         a value on its way to a client
- *   the client of TcpStore
- *     TcpStoreClient      calls to commands; which connection each goes to
- *     ServerAddress       where the server is
- *     TcpConnection       one connection: connects, sends, reads answers
- *     WaitConnections     the connections on which threads wait
- *     RequestWriter       commands to bytes
- * </pre>
+ * <ul>
+ *   <li>{@link org.djlx.collectives.internal.store.FileLog} - file of a FileStore: a log of changes
+ *   <li>{@link org.djlx.collectives.internal.store.GroupExchange} - exchange of values between the
+ *       ranks of a group
+ *   <li>{@link org.djlx.collectives.internal.store.KeyValueMap} - semantics of set, add, compareSet
+ *       and append
+ *   <li>{@link org.djlx.collectives.internal.store.LogRecord} - one change in the log
+ *   <li>{@link org.djlx.collectives.internal.store.RankProcess} - the process of a rank, and
+ *       whether it has died
+ *   <li>{@link org.djlx.collectives.internal.store.ServerAddress} - host, port and token of a
+ *       server
+ *   <li>{@link org.djlx.collectives.internal.store.ServerLimits} - limits of a server
+ *   <li>{@link org.djlx.collectives.internal.store.StoreChecks} - argument checks
+ *   <li>{@link org.djlx.collectives.internal.store.StoreErrors} - exceptions
+ *   <li>{@link org.djlx.collectives.internal.store.StoreToken} - secret shared by clients and
+ *       server
+ *   <li>{@link org.djlx.collectives.internal.store.TcpStoreClient} - client of a TcpStore
+ *   <li>{@link org.djlx.collectives.internal.store.TcpStoreServer} - server of a TcpStore
+ * </ul>
  */
 package org.djlx.collectives.internal.store;

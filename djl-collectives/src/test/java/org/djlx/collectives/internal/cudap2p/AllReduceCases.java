@@ -16,11 +16,11 @@ import java.util.List;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.RankShared;
 import org.djlx.collectives.ReduceOp;
-import org.djlx.collectives.Reductions;
 import org.djlx.collectives.TestArrays;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.Torch;
-import org.djlx.nativeops.TorchInPlace;
+import org.djlx.collectives.spi.Reductions;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
+import org.djlx.nativeops.torch.TorchInPlace;
 
 /** All-reduces between GPUs, and their results to the bit. */
 final class AllReduceCases {

@@ -16,7 +16,7 @@ import org.djlx.collectives.CudaP2pOptions;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.ReduceOp;
-import org.djlx.nativeops.GpuTopology;
+import org.djlx.nativeops.cuda.GpuTopology;
 
 /** One rank of {@link CudaP2pProcessesTest} or {@link CudaP2pMeshTest}. */
 public final class CudaP2pRankMain {

@@ -28,25 +28,25 @@ import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.ContractCases;
 import org.djlx.collectives.CudaP2pOptions;
 import org.djlx.collectives.NcclBatch;
-import org.djlx.collectives.OpType;
-import org.djlx.collectives.Operation;
-import org.djlx.collectives.P2pAllocator;
-import org.djlx.collectives.P2pBuffers;
-import org.djlx.collectives.P2pStream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.ReduceOp;
-import org.djlx.collectives.Reductions;
 import org.djlx.collectives.TestArrays;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.internal.nccl.NcclCases;
-import org.djlx.nativeops.CudaDevice;
-import org.djlx.nativeops.CudaGraph;
-import org.djlx.nativeops.CudaStream;
-import org.djlx.nativeops.CudaStreamGuard;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.Torch;
-import org.djlx.nativeops.TorchInPlace;
+import org.djlx.collectives.p2p.P2pAllocator;
+import org.djlx.collectives.p2p.P2pBuffers;
+import org.djlx.collectives.p2p.P2pStream;
+import org.djlx.collectives.spi.OpType;
+import org.djlx.collectives.spi.Operation;
+import org.djlx.collectives.spi.Reductions;
+import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.nativeops.cuda.CudaGraph;
+import org.djlx.nativeops.cuda.CudaStream;
+import org.djlx.nativeops.torch.CudaStreamGuard;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
+import org.djlx.nativeops.torch.TorchInPlace;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.DynamicTest;
 import org.junit.jupiter.api.Tag;
@@ -260,7 +260,7 @@ class CudaP2pThreadsTest {
                                     .getMessage();
                     assertTrue(message.contains(differing.one()), message);
                     assertTrue(message.contains(differing.other()), message);
-                    assertTrue(message.contains("last operations are in"), message);
+                    assertTrue(message.contains("flight record: "), message);
                     // It is broken on all ranks.
                     assertThrows(
                             CollectiveException.class,

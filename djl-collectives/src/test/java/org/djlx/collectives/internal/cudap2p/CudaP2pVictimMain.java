@@ -7,8 +7,8 @@ package org.djlx.collectives.internal.cudap2p;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.types.Shape;
 import org.djlx.collectives.ReduceOp;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.Torch;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
 
 /** One rank of {@link CudaP2pFailureTest}. */
 public final class CudaP2pVictimMain {

@@ -15,9 +15,9 @@ import java.util.List;
 import java.util.Random;
 import java.util.stream.IntStream;
 import org.djlx.collectives.CudaP2pOptions;
-import org.djlx.nativeops.GpuLink;
-import org.djlx.nativeops.GpuTopology;
-import org.djlx.nativeops.GpuTopology.Kind;
+import org.djlx.nativeops.cuda.GpuLink;
+import org.djlx.nativeops.cuda.GpuTopology;
+import org.djlx.nativeops.cuda.GpuTopology.Kind;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.EnumSource;
@@ -56,9 +56,9 @@ class P2pLinksTest {
         assertEquals(8, links.ranks());
         assertArrayEquals(new int[] {0, 1, 2, 3, 4}, links.linkedTo(0));
         assertArrayEquals(new int[] {2, 4, 5, 6, 7}, links.linkedTo(6));
-        assertEquals(0x0f, links.four(3));
+        assertEquals(0x0f, links.quad(3));
         assertEquals(7, links.relay(3));
-        assertEquals(0xf0, links.four(4));
+        assertEquals(0xf0, links.quad(4));
         assertEquals(0, links.relay(4));
     }
 
@@ -73,7 +73,7 @@ class P2pLinksTest {
 
     /** Ranks may come in any order; a kernel is to write to linked ranks alone. */
     @Test
-    void foursAndRelaysAreLinked() {
+    void quadsAndRelaysAreLinked() {
         Random random = new Random(5);
         List<Integer> gpus = new ArrayList<>(IntStream.of(IN_ORDER).boxed().toList());
         for (int i = 0; i < 200; i++) {
@@ -81,18 +81,18 @@ class P2pLinksTest {
             int[] order = gpus.stream().mapToInt(Integer::intValue).toArray();
             P2pLinks links = P2pLinks.of(hybridCubeMesh(order));
             for (int rank = 0; rank < 8; rank++) {
-                int four = links.four(rank);
+                int quad = links.quad(rank);
                 int relay = links.relay(rank);
-                assertEquals(4, Integer.bitCount(four));
+                assertEquals(4, Integer.bitCount(quad));
                 for (int peer = 0; peer < 8; peer++) {
-                    boolean inFour = (four >> peer & 1) != 0;
-                    assertEquals(order[rank] / 4 == order[peer] / 4, inFour);
+                    boolean inQuad = (quad >> peer & 1) != 0;
+                    assertEquals(order[rank] / 4 == order[peer] / 4, inQuad);
                     assertEquals(order[rank] % 4 == order[peer] % 4, peer == relay || peer == rank);
-                    assertEquals(inFour || peer == relay, links.isLinked(rank, peer));
+                    assertEquals(inQuad || peer == relay, links.isLinked(rank, peer));
                     assertEquals(links.isLinked(rank, peer), links.isLinked(peer, rank));
                 }
                 assertEquals(rank, links.relay(relay));
-                assertEquals(0xff, four | links.four(relay));
+                assertEquals(0xff, quad | links.quad(relay));
             }
         }
     }

@@ -11,12 +11,12 @@ import org.djlx.collectives.CudaP2pOptions;
 import org.djlx.collectives.GpuTests;
 import org.djlx.collectives.NcclOptions;
 import org.djlx.collectives.ProcessGroup;
-import org.djlx.nativeops.CudaDevice;
-import org.djlx.nativeops.CudaStream;
-import org.djlx.nativeops.CudaStreamGuard;
-import org.djlx.nativeops.GpuTopology;
 import org.djlx.nativeops.NativeLibrary;
-import org.djlx.nativeops.Torch;
+import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.nativeops.cuda.CudaStream;
+import org.djlx.nativeops.cuda.GpuTopology;
+import org.djlx.nativeops.torch.CudaStreamGuard;
+import org.djlx.nativeops.torch.Torch;
 import org.junit.jupiter.api.Assumptions;
 
 /**

@@ -14,12 +14,12 @@ import java.util.function.ToDoubleBiFunction;
 import java.util.function.UnaryOperator;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.TestArrays;
-import org.djlx.nativeops.CudaDevice;
-import org.djlx.nativeops.CudaGraph;
-import org.djlx.nativeops.CudaStream;
-import org.djlx.nativeops.CudaStreamGuard;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.Torch;
+import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.nativeops.cuda.CudaGraph;
+import org.djlx.nativeops.cuda.CudaStream;
+import org.djlx.nativeops.torch.CudaStreamGuard;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
 
 /** Records an operation into a CUDA graph and replays it with other inputs each time. */
 public final class Replays {

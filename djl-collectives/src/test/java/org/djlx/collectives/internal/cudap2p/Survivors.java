@@ -22,8 +22,8 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.RankProcesses;
 import org.djlx.collectives.ReduceOp;
-import org.djlx.collectives.TcpStore;
 import org.djlx.collectives.Work;
+import org.djlx.collectives.store.TcpStore;
 
 /** Ranks of {@code cuda_p2p} of which rank 1 is killed; the others notice it and go on. */
 public final class Survivors {

@@ -17,15 +17,15 @@ import java.util.Optional;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
-import org.djlx.collectives.BackendOptions;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveTimeoutException;
-import org.djlx.collectives.GroupContext;
-import org.djlx.collectives.HashStore;
 import org.djlx.collectives.NcclOptions;
-import org.djlx.collectives.Operation;
 import org.djlx.collectives.TestLog;
 import org.djlx.collectives.internal.host.LongWaits;
+import org.djlx.collectives.spi.BackendOptions;
+import org.djlx.collectives.spi.GroupContext;
+import org.djlx.collectives.spi.Operation;
+import org.djlx.collectives.store.HashStore;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
@@ -216,7 +216,7 @@ class WatchdogTest {
         for (FakeWork work : List.of(late, sibling, dependent)) {
             work.completed.await();
             assertTrue(work.failure instanceof CollectiveTimeoutException, "" + work.failure);
-            assertTrue(work.failure.getMessage().contains("timed out after PT9S; ask rank 1"));
+            assertTrue(work.failure.getMessage().contains("timed out after 9 s; ask rank 1"));
             assertEquals(0, work.abortsBefore); // The decision came before the abort.
             assertEquals(1, work.queue.aborts.get());
         }
@@ -231,12 +231,12 @@ class WatchdogTest {
             FakeWork behind = work(first);
             String message = log.await("init() #0 of group 'g': still waiting for");
             assertTrue(message.contains("for other ranks, or its GPU, after"), message);
-            assertTrue(message.endsWith("gives up after PT9S; ask rank 1"), message);
+            assertTrue(message.endsWith("times out after 9 s; ask rank 1"), message);
             second.missing = List.of(1, 3);
             FakeWork other = new FakeWork(second, Duration.ofMillis(1));
             watchdog.add(other);
             message = log.await("still waiting for ranks 1, 3 after");
-            assertTrue(message.endsWith("gives up after PT9S"), message);
+            assertTrue(message.endsWith("times out after 9 s"), message);
             for (FakeWork work : List.of(slow, behind, other)) {
                 work.done = true;
                 work.completed.await();
@@ -348,8 +348,8 @@ class WatchdogTest {
     }
 
     @Test
-    void vigilFindsAProblemWithoutAWork() throws InterruptedException {
-        watchdog.keepVigil(first);
+    void anAlwaysWatchedQueueFindsAProblemWithoutAWork() throws InterruptedException {
+        watchdog.watchAlways(first);
         dead = "the process of rank 1 (pid 7) has ended";
         while (first.aborts.get() == 0 || second.aborts.get() == 0) {
             Thread.sleep(1);

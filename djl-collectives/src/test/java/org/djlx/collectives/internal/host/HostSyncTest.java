@@ -23,17 +23,17 @@ import java.util.concurrent.Executor;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.function.IntFunction;
 import java.util.stream.IntStream;
-import org.djlx.collectives.BackendOptions;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
-import org.djlx.collectives.GroupContext;
-import org.djlx.collectives.HashStore;
-import org.djlx.collectives.OpType;
-import org.djlx.collectives.Operation;
-import org.djlx.collectives.Operation.Agreed;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.TestOperations;
-import org.djlx.nativeops.ScalarType;
+import org.djlx.collectives.spi.BackendOptions;
+import org.djlx.collectives.spi.GroupContext;
+import org.djlx.collectives.spi.OpType;
+import org.djlx.collectives.spi.Operation;
+import org.djlx.collectives.spi.Operation.Agreed;
+import org.djlx.collectives.store.HashStore;
+import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
@@ -161,7 +161,7 @@ class HostSyncTest {
     @Test
     void whatIsTooLongLosesItsMiddle() {
         String start = "barrier() #1 of group '";
-        String end = "' timed out on rank 1 after PT5S: rank 2 did not arrive";
+        String end = "' timed out on rank 1 after 5 s: rank 2 did not arrive";
         for (int odd = 0; odd < 4; odd++) {
             byte[] cut = ControlBlock.encoded(start + "x".repeat(odd) + "𝄞".repeat(5000) + end);
             String text = new String(cut, StandardCharsets.UTF_8);

@@ -10,12 +10,12 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.time.Duration;
-import org.djlx.collectives.BackendOptions;
 import org.djlx.collectives.CollectiveException;
-import org.djlx.collectives.GroupContext;
-import org.djlx.collectives.HashStore;
-import org.djlx.collectives.Operation;
-import org.djlx.nativeops.SharedMemory;
+import org.djlx.collectives.spi.BackendOptions;
+import org.djlx.collectives.spi.GroupContext;
+import org.djlx.collectives.spi.Operation;
+import org.djlx.collectives.store.HashStore;
+import org.djlx.nativeops.host.SharedMemory;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 

@@ -10,11 +10,11 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.List;
-import org.djlx.collectives.BackendOptions;
 import org.djlx.collectives.CollectiveException;
-import org.djlx.collectives.GroupContext;
-import org.djlx.collectives.HashStore;
-import org.djlx.collectives.Store;
+import org.djlx.collectives.spi.BackendOptions;
+import org.djlx.collectives.spi.GroupContext;
+import org.djlx.collectives.store.HashStore;
+import org.djlx.collectives.store.Store;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 

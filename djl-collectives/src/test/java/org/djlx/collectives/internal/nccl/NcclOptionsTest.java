@@ -13,12 +13,12 @@ import ai.djl.Device;
 import java.time.Duration;
 import java.util.Map;
 import java.util.Optional;
-import org.djlx.collectives.BackendOptions;
-import org.djlx.collectives.GroupContext;
-import org.djlx.collectives.HashStore;
 import org.djlx.collectives.NcclOptions;
 import org.djlx.collectives.ShmOptions;
-import org.djlx.nativeops.NcclConfig;
+import org.djlx.collectives.spi.BackendOptions;
+import org.djlx.collectives.spi.GroupContext;
+import org.djlx.collectives.store.HashStore;
+import org.djlx.nativeops.nccl.NcclConfig;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.function.Executable;
 
@@ -98,7 +98,7 @@ class NcclOptionsTest {
         assertEquals(1, DeviceChoice.index(9, 16, torchrun, 8));
         assertRejected(() -> DeviceChoice.index(9, 16, torchrun, 1), "LOCAL_RANK is 1");
         Map<String, String> wrong = Map.of("RANK", "0", "WORLD_SIZE", "1", "LOCAL_RANK", "x");
-        assertRejected(() -> DeviceChoice.index(0, 1, wrong, 8), "not a number: x");
+        assertRejected(() -> DeviceChoice.index(0, 1, wrong, 8), "not a number: 'x'");
     }
 
     @Test
@@ -115,7 +115,7 @@ class NcclOptionsTest {
     void otherBackendsOptionsAreRefused() {
         assertRejected(
                 () -> NcclBackendFactory.options(ShmOptions.builder().build()),
-                "takes NcclOptions, not ShmOptions");
+                "takes NcclOptions or BackendOptions, not ShmOptions");
         Duration timeout = Duration.ofSeconds(7);
         assertEquals(timeout, NcclBackendFactory.options(new BackendOptions(timeout)).timeout());
     }

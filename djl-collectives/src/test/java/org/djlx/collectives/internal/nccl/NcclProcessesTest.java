@@ -14,8 +14,8 @@ import java.util.Map;
 import java.util.function.IntFunction;
 import org.djlx.collectives.GpuTests;
 import org.djlx.collectives.RankProcesses;
-import org.djlx.nativeops.CudaDevice;
 import org.djlx.nativeops.NativeLibrary;
+import org.djlx.nativeops.cuda.CudaDevice;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
@@ -46,7 +46,7 @@ class NcclProcessesTest {
     void contractOfCudaP2pOnTwoHosts(@TempDir Path logs) throws InterruptedException, IOException {
         GpuTests.require(2, NativeLibrary.NVRTC); // Sub-groups of one rank compile kernels.
         String output = runOnTwoHosts("cuda_p2p", logs);
-        assertTrue(output.contains("'default' uses NCCL alone, for all ranks: rank 0 and"), output);
+        assertTrue(output.contains("'default' uses NCCL only, on all ranks: rank 0 and"), output);
         assertTrue(output.contains("are on different hosts"), output);
     }
 

@@ -13,7 +13,7 @@ import org.djlx.collectives.ContractCases;
 import org.djlx.collectives.NcclOptions;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
-import org.djlx.nativeops.CudaDevice;
+import org.djlx.nativeops.cuda.CudaDevice;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.DynamicTest;
 import org.junit.jupiter.api.Tag;

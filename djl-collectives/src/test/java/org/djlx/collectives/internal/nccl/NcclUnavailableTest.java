@@ -11,12 +11,12 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 import static org.junit.jupiter.api.Assumptions.assumeFalse;
 
 import java.time.Duration;
-import org.djlx.collectives.Backends;
 import org.djlx.collectives.CollectiveException;
-import org.djlx.collectives.HashStore;
 import org.djlx.collectives.NcclOptions;
-import org.djlx.collectives.OpType;
 import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.spi.Backends;
+import org.djlx.collectives.spi.OpType;
+import org.djlx.collectives.store.HashStore;
 import org.djlx.nativeops.NativeLibrary;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Test;

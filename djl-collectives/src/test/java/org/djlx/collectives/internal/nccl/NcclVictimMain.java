@@ -10,12 +10,12 @@ import ai.djl.ndarray.types.Shape;
 import java.time.Duration;
 import java.util.concurrent.locks.LockSupport;
 import org.djlx.collectives.CollectiveException;
-import org.djlx.collectives.HashStore;
 import org.djlx.collectives.NcclOptions;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
+import org.djlx.collectives.store.HashStore;
 
 /** One rank of {@link NcclFailureTest}: rank 1 is killed, the others notice and go on. */
 public final class NcclVictimMain {

@@ -14,9 +14,9 @@ import java.util.Arrays;
 import java.util.Random;
 import java.util.stream.IntStream;
 import org.djlx.collectives.ReduceOp;
-import org.djlx.nativeops.ScalarType;
-import org.djlx.nativeops.Torch;
-import org.djlx.nativeops.TorchInPlace;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
+import org.djlx.nativeops.torch.TorchInPlace;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
 

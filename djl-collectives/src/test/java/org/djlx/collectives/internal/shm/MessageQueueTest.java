@@ -14,18 +14,18 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.CompletableFuture;
-import org.djlx.collectives.BackendOptions;
-import org.djlx.collectives.GroupContext;
-import org.djlx.collectives.HashStore;
-import org.djlx.collectives.Operation;
-import org.djlx.collectives.OperationTrace;
 import org.djlx.collectives.ShmOptions;
 import org.djlx.collectives.TestOperations;
 import org.djlx.collectives.internal.host.ControlBlock;
 import org.djlx.collectives.internal.host.Liveness;
 import org.djlx.collectives.internal.host.Rendezvous;
-import org.djlx.nativeops.SharedMemory;
-import org.djlx.nativeops.Torch;
+import org.djlx.collectives.spi.BackendOptions;
+import org.djlx.collectives.spi.GroupContext;
+import org.djlx.collectives.spi.Operation;
+import org.djlx.collectives.spi.OperationTrace;
+import org.djlx.collectives.store.HashStore;
+import org.djlx.nativeops.host.SharedMemory;
+import org.djlx.nativeops.torch.Torch;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 
@@ -135,7 +135,7 @@ class MessageQueueTest {
                     new MessageFailures(rendezvous, 0, 3).withdrawn(receive, 1).getMessage();
             String end = "rank 2 (pid " + dead + ") has ended without destroying the group";
             assertTrue(message.contains(end), message);
-            assertTrue(message.contains("rank 1 gave up sending"), message);
+            assertTrue(message.contains("rank 1 has withdrawn the message"), message);
             receive.end(null);
         }
     }

@@ -19,11 +19,11 @@ import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.Executor;
 import java.util.concurrent.locks.LockSupport;
 import org.djlx.collectives.CollectiveException;
-import org.djlx.collectives.OpType;
-import org.djlx.collectives.Operation.Agreed;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.Work;
+import org.djlx.collectives.spi.OpType;
+import org.djlx.collectives.spi.Operation.Agreed;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 

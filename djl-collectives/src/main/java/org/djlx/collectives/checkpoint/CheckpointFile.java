@@ -1,0 +1,266 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.checkpoint;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import java.io.EOFException;
+import java.io.IOException;
+import java.nio.ByteBuffer;
+import java.nio.ByteOrder;
+import java.nio.channels.FileChannel;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.nio.file.StandardCopyOption;
+import java.nio.file.StandardOpenOption;
+import java.util.ArrayList;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.zip.CRC32C;
+import org.djlx.collectives.internal.host.ArrayBytes;
+import org.djlx.collectives.safetensors.SafetensorsHeader;
+import org.djlx.collectives.safetensors.TensorSpec;
+import org.djlx.nativeops.torch.TensorInfo;
+import org.djlx.nativeops.torch.Torch;
+
+/**
+ * A checkpoint on disk: named arrays and strings in <a
+ * href="https://github.com/huggingface/safetensors">safetensors</a> format, with a checksum:
+ *
+ * <pre>
+ * 8 bytes   length of the header, little-endian
+ * header    JSON: {"__metadata__":{"crc32c":"…", …}, "name":{"dtype", "shape", "data_offsets"}, …}
+ * data      the arrays, one after the other
+ * </pre>
+ *
+ * <p>The checksum covers the whole file, with eight zeros in place of the checksum itself. A file
+ * is written under a temporary name and renamed when it is complete and on disk.
+ */
+final class CheckpointFile implements AutoCloseable {
+
+    /** The suffix of an incomplete file, whose name also begins with a dot. */
+    static final String TEMPORARY = ".incomplete";
+
+    private static final String BEGINNING = "{\"__metadata__\":{\"crc32c\":\"";
+    private static final String NO_CHECKSUM = "00000000";
+
+    private final Path path;
+    private final FileChannel channel;
+    private SafetensorsHeader header;
+    private String checksum;
+
+    private CheckpointFile(Path path) throws IOException {
+        this.path = path;
+        channel = FileChannel.open(path, StandardOpenOption.READ);
+    }
+
+    /** Returns the name, type and shape of an array to be written. */
+    static TensorSpec describe(String name, NDArray array) throws IOException {
+        TensorInfo info = Torch.info(array);
+        try {
+            return TensorSpec.of(name, info.type(), new Shape(info.sizes()));
+        } catch (IllegalArgumentException e) {
+            throw new IOException(e.getMessage(), e);
+        }
+    }
+
+    /**
+     * Writes a file. On failure an existing file of that name stays as it is.
+     *
+     * @param manager parent of the managers of temporary arrays
+     */
+    static void write(
+            Path path, Map<String, String> metadata, Map<String, NDArray> arrays, NDManager manager)
+            throws IOException {
+        Path temporary = path.resolveSibling("." + path.getFileName() + TEMPORARY);
+        try {
+            writeAndForce(temporary, metadata, arrays, manager);
+            Files.move(temporary, path, StandardCopyOption.ATOMIC_MOVE);
+            forceNames(path.getParent());
+        } finally {
+            Files.deleteIfExists(temporary);
+        }
+    }
+
+    private static void writeAndForce(
+            Path file, Map<String, String> metadata, Map<String, NDArray> arrays, NDManager manager)
+            throws IOException {
+        Map<String, String> strings = new LinkedHashMap<>();
+        strings.put("crc32c", NO_CHECKSUM);
+        strings.putAll(metadata);
+        List<TensorSpec> tensors = new ArrayList<>();
+        for (Map.Entry<String, NDArray> named : arrays.entrySet()) {
+            tensors.add(describe(named.getKey(), named.getValue()));
+        }
+        ByteBuffer start = ByteBuffer.wrap(SafetensorsHeader.encode(tensors, strings));
+        CRC32C crc = new CRC32C();
+        try (FileChannel channel =
+                FileChannel.open(
+                        file,
+                        StandardOpenOption.CREATE,
+                        StandardOpenOption.TRUNCATE_EXISTING,
+                        StandardOpenOption.WRITE)) {
+            crc.update(start.duplicate());
+            writeFully(channel, start);
+            for (NDArray array : arrays.values()) {
+                try (NDManager temporary = manager.newSubManager(array.getDevice())) {
+                    ArrayBytes.read(
+                            temporary,
+                            array,
+                            bytes -> {
+                                crc.update(bytes.duplicate());
+                                writeFully(channel, bytes);
+                            });
+                }
+            }
+            channel.position(SafetensorsHeader.PREFIX + BEGINNING.length());
+            String sum = String.format("%08x", crc.getValue());
+            writeFully(channel, StandardCharsets.UTF_8.encode(sum));
+            channel.force(true);
+        }
+    }
+
+    private static void writeFully(FileChannel channel, ByteBuffer bytes) throws IOException {
+        while (bytes.hasRemaining()) {
+            channel.write(bytes);
+        }
+    }
+
+    /** Forces a directory's entries to disk. */
+    private static void forceNames(Path directory) throws IOException {
+        try (FileChannel names = FileChannel.open(directory, StandardOpenOption.READ)) {
+            names.force(true);
+        }
+    }
+
+    /**
+     * Opens a file and verifies its checksum.
+     *
+     * @throws IOException if it is not a checkpoint of this class, or is damaged
+     */
+    static CheckpointFile open(Path path) throws IOException {
+        CheckpointFile file = new CheckpointFile(path);
+        boolean done = false;
+        try {
+            file.check();
+            done = true;
+            return file;
+        } finally {
+            if (!done) {
+                file.close();
+            }
+        }
+    }
+
+    private void check() throws IOException {
+        long size = channel.size();
+        ByteBuffer length =
+                ByteBuffer.allocate(SafetensorsHeader.PREFIX).order(ByteOrder.LITTLE_ENDIAN);
+        if (size < length.capacity()) {
+            throw foreign();
+        }
+        readFully(length, 0);
+        long headerSize = length.getLong(0);
+        if (headerSize < BEGINNING.length() || headerSize > SafetensorsHeader.MAX_BYTES) {
+            throw foreign();
+        }
+        long data = length.capacity() + headerSize;
+        if (data > size) {
+            throw damaged("has " + size + " bytes, but its header alone has " + headerSize);
+        }
+        ByteBuffer json = ByteBuffer.allocate((int) headerSize);
+        readFully(json, length.capacity());
+        int end = BEGINNING.length() + NO_CHECKSUM.length();
+        String start =
+                new String(json.array(), 0, Math.min(end, json.limit()), StandardCharsets.UTF_8);
+        if (!start.startsWith(BEGINNING) || start.length() < end) {
+            throw foreign();
+        }
+        checksum = start.substring(BEGINNING.length());
+        json.put(BEGINNING.length(), NO_CHECKSUM.getBytes(StandardCharsets.UTF_8));
+        CRC32C crc = new CRC32C();
+        crc.update(length);
+        crc.update(json);
+        ByteBuffer piece = ByteBuffer.allocate(1 << 20);
+        for (long at = data; at < size; at += piece.limit()) {
+            piece.clear().limit((int) Math.min(piece.capacity(), size - at));
+            readFully(piece, at);
+            crc.update(piece);
+        }
+        String found = String.format("%08x", crc.getValue());
+        if (!found.equals(checksum)) {
+            throw damaged("has checksum " + found + ", but was written with checksum " + checksum);
+        }
+        json.put(BEGINNING.length(), checksum.getBytes(StandardCharsets.UTF_8));
+        try {
+            header = SafetensorsHeader.parse(json.array(), size - data);
+        } catch (IOException e) {
+            throw new IOException(
+                    path + " has a header that CheckpointManager did not write: " + e.getMessage(),
+                    e);
+        }
+    }
+
+    private IOException foreign() {
+        return new IOException(path + " is not a checkpoint written by CheckpointManager");
+    }
+
+    private IOException damaged(String what) {
+        return new IOException(
+                String.format(
+                        "%s is truncated or damaged: it %s; delete it to resume from the previous"
+                                + " checkpoint",
+                        path, what));
+    }
+
+    /** Fills a buffer from a position in the file, then flips it. */
+    private void readFully(ByteBuffer buffer, long position) throws IOException {
+        for (long at = position; buffer.hasRemaining(); ) {
+            int count = channel.read(buffer, at);
+            if (count < 0) {
+                throw new EOFException(path + " was truncated while it was read");
+            }
+            at += count;
+        }
+        buffer.flip();
+    }
+
+    /** Returns the checksum as stored in the file: eight hexadecimal digits. */
+    String checksum() {
+        return checksum;
+    }
+
+    Map<String, String> metadata() {
+        return header.metadata();
+    }
+
+    /** Returns the arrays by name, in the order in which they were written. */
+    Map<String, SafetensorsHeader.Stored> tensors() {
+        return header.stored();
+    }
+
+    /** Reads an array into one of the same type and shape. */
+    void read(String name, NDArray array) throws IOException {
+        long[] position = {tensors().get(name).offset()};
+        try (NDManager temporary = array.getManager().newSubManager(array.getDevice())) {
+            ArrayBytes.write(
+                    temporary,
+                    array,
+                    bytes -> {
+                        int size = bytes.remaining();
+                        readFully(bytes, position[0]);
+                        position[0] += size;
+                    });
+        }
+    }
+
+    @Override
+    public void close() throws IOException {
+        channel.close();
+    }
+}

@@ -1,0 +1,518 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.checkpoint;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.training.Trainer;
+import ai.djl.training.listener.TrainingListenerAdapter;
+import com.google.gson.Gson;
+import com.google.gson.reflect.TypeToken;
+import java.io.IOException;
+import java.io.UncheckedIOException;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.HashMap;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.Objects;
+import java.util.Set;
+import java.util.TreeSet;
+import java.util.regex.Matcher;
+import java.util.regex.Pattern;
+import java.util.stream.Stream;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.engine.P2pEngine;
+import org.djlx.collectives.safetensors.TensorSpec;
+import org.djlx.collectives.train.Agreement;
+import org.djlx.collectives.train.DataParallelTrainer;
+import org.djlx.collectives.train.OptimizerState;
+import org.djlx.collectives.train.Replica;
+import org.djlx.nativeops.torch.Torch;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
+
+/**
+ * Saves and restores the state of a training job: parameters, optimizer state and progress. On CPUs
+ * with the same number of ranks, a resumed job has the same losses, to the bit, as one that was not
+ * interrupted.
+ *
+ * <pre>{@code
+ * DistributedSampler sampler = DistributedSampler.builder().setBatchSize(32).build();
+ * CheckpointManager checkpoints =
+ *         CheckpointManager.builder().setDirectory(directory).optEvery(1000).build();
+ * config.addTrainingListeners(checkpoints);
+ * try (Trainer trainer = model.newTrainer(config)) {
+ *     trainer.initialize(shape);
+ *     TrainingProgress done = checkpoints.restore(trainer);
+ *     sampler.setEpoch(done.epoch(), done.batch());
+ *     EasyTrain.fit(trainer, epochs - (int) done.epoch(), dataset, null);
+ * }
+ * }</pre>
+ *
+ * <p>As a training listener it counts the batches of {@code EasyTrain} and saves every {@link
+ * Builder#optEvery} steps; a training loop of your own calls {@link #save}. The trainer must belong
+ * to the engine {@code PyTorch-P2P}.
+ *
+ * <ul>
+ *   <li><b>Processes</b>: all of them call save and restore. Rank 0 writes, all read from a shared
+ *       directory, and if one fails, all fail.
+ *   <li><b>Tensor parallelism</b>: each part of the model has its own directory, and all parts name
+ *       the group of all ranks ({@link Builder#optGroup}). They resume from the newest step that
+ *       every part has.
+ *   <li><b>Files</b>: {@code checkpoint-STEP.safetensors}, with parameters as {@code model.NAME},
+ *       optimizer arrays as {@code optimizer.FIELD.NAME}, and a checksum. A file gets its name when
+ *       it is complete and on disk. Only the newest are kept.
+ *   <li><b>Not saved</b>: the state of random generators, so dropout draws other numbers than
+ *       without the interruption; learning-rate trackers (DJL's follow from the number of updates);
+ *       statistics, such as those of batch normalisation, of ranks other than 0.
+ * </ul>
+ *
+ * <p>Not thread-safe.
+ */
+public final class CheckpointManager extends TrainingListenerAdapter {
+
+    private static final Logger LOG = LoggerFactory.getLogger(CheckpointManager.class);
+
+    private static final Pattern NAME = Pattern.compile("checkpoint-(\\d{1,18})\\.safetensors");
+    private static final String FORMAT = "djlx-checkpoint-1";
+    private static final String MODEL = "model.";
+    private static final String OPTIMIZER = "optimizer.";
+    private static final int KEPT = 3;
+
+    private final Path directory;
+    private final int keep;
+    private final long every;
+    private final ProcessGroup group; // null to use the trainer's
+    private TrainingProgress progress = TrainingProgress.START;
+    private long saved = -1; // the step of the last checkpoint
+
+    private CheckpointManager(Builder builder) {
+        directory = builder.directory.toAbsolutePath();
+        keep = builder.keep;
+        every = builder.every;
+        group = builder.group;
+    }
+
+    /**
+     * Saves the state of a job. Call it between steps, on all ranks.
+     *
+     * @param trainer the trainer
+     * @param progress the job's progress; the same on all ranks
+     * @throws IOException on all ranks if the file cannot be written, or the directory has a
+     *     checkpoint of a later step, which restore would choose
+     * @throws IllegalArgumentException if the trainer is of another engine
+     * @throws IllegalStateException if the model is not initialised, or the optimizer has state
+     *     that cannot be saved
+     */
+    public void save(Trainer trainer, TrainingProgress progress) throws IOException {
+        if (progress == null) {
+            throw new IllegalArgumentException("save: progress is null");
+        }
+        DataParallelTrainer own = own(trainer, "save");
+        Agreement.run(
+                group(own),
+                "save",
+                () -> {
+                    if (own.process() == 0) {
+                        write(own, progress);
+                    }
+                    return progress.toString();
+                });
+        if (own.process() == 0) {
+            deleteOld(); // After all parts of the model have written the new one.
+        }
+        this.progress = progress;
+        saved = progress.step();
+    }
+
+    /**
+     * Restores the newest checkpoint, if there is one. Call it on all ranks. If only some parts of
+     * a divided model have checkpoints of later steps, these are deleted.
+     *
+     * @param trainer the trainer, after {@code initialize}
+     * @return the saved progress; {@link TrainingProgress#START} if there is no checkpoint, in
+     *     which case the trainer is unchanged
+     * @throws IOException on all ranks, with the trainer unchanged, if the file cannot be read, is
+     *     damaged, was not written by this class, belongs to another model or optimizer, or the
+     *     parts of a divided model have no step in common
+     * @throws IllegalArgumentException if the trainer is of another engine
+     * @throws IllegalStateException if the model is not initialised, or the optimizer has state
+     *     that cannot be restored
+     */
+    public TrainingProgress restore(Trainer trainer) throws IOException {
+        DataParallelTrainer own = own(trainer, "restore");
+        Long newest = newestOfAll(own);
+        if (newest == null) {
+            return TrainingProgress.START;
+        }
+        Path path = directory.resolve(name(newest));
+        CheckpointFile[] opened = new CheckpointFile[1];
+        try {
+            Agreement.exchange(
+                    group(own),
+                    "restore",
+                    () -> {
+                        opened[0] = CheckpointFile.open(path);
+                        checkFits(opened[0], path, own);
+                        return null;
+                    });
+            Agreement.run(
+                    own.group(),
+                    "restore",
+                    () -> path.getFileName() + " with checksum " + opened[0].checksum());
+            own.zeroGradients(); // Gradients of an earlier pass belong to the former parameters.
+            apply(opened[0], own);
+            if (own.process() == 0) {
+                deleteAfter(newest);
+            }
+            progress = progress(opened[0].metadata());
+            saved = progress.step();
+            return progress;
+        } finally {
+            if (opened[0] != null) {
+                opened[0].close();
+            }
+        }
+    }
+
+    private static DataParallelTrainer own(Trainer trainer, String call) {
+        if (trainer instanceof DataParallelTrainer own) {
+            own.prepare(call);
+            return own;
+        }
+        throw new IllegalArgumentException(
+                String.format(
+                        "%s: the trainer must belong to a model of the engine %s, but is %s",
+                        call, P2pEngine.NAME, trainer));
+    }
+
+    /** Returns the group of ranks that save and restore together; null if there is one rank. */
+    private ProcessGroup group(DataParallelTrainer trainer) {
+        return group == null ? trainer.group() : group;
+    }
+
+    /** Returns the newest step that all parts have; null if no part has a checkpoint. */
+    private Long newestOfAll(DataParallelTrainer trainer) throws IOException {
+        List<String> lists =
+                Agreement.exchange(
+                        group(trainer),
+                        "restore",
+                        () -> trainer.process() == 0 ? new Gson().toJson(steps()) : null);
+        List<Set<Long>> steps =
+                lists.stream()
+                        .filter(Objects::nonNull)
+                        .map(list -> new Gson().fromJson(list, new TypeToken<Set<Long>>() {}))
+                        .toList();
+        Set<Long> ofAll = new TreeSet<>(steps.get(0));
+        steps.forEach(ofAll::retainAll);
+        if (ofAll.isEmpty() && steps.stream().anyMatch(some -> !some.isEmpty())) {
+            throw new IOException(
+                    String.format(
+                            "restore: the parts of the model have no checkpoint of the same step;"
+                                    + " this part's directory is %s; the parts' steps are %s",
+                            directory, steps));
+        }
+        return ofAll.stream().max(Long::compare).orElse(null);
+    }
+
+    private static String name(long step) {
+        return "checkpoint-" + step + ".safetensors";
+    }
+
+    /** Returns the steps of all checkpoints in the directory, in ascending order. */
+    private List<Long> steps() throws IOException {
+        if (!Files.isDirectory(directory)) {
+            return List.of();
+        }
+        try (Stream<Path> files = Files.list(directory)) {
+            return files.map(file -> NAME.matcher(file.getFileName().toString()))
+                    .filter(Matcher::matches)
+                    .map(matcher -> Long.valueOf(matcher.group(1)))
+                    .sorted()
+                    .toList();
+        }
+    }
+
+    private Long newest() throws IOException {
+        List<Long> steps = steps();
+        return steps.get(steps.size() - 1);
+    }
+
+    private void write(DataParallelTrainer trainer, TrainingProgress progress) throws IOException {
+        Files.createDirectories(directory);
+        if (!steps().isEmpty() && newest() > progress.step()) {
+            throw new IOException(
+                    String.format(
+                            "%s already has a checkpoint of step %d, which is later than step %d;"
+                                    + " restore it, delete it, or choose another directory",
+                            directory, newest(), progress.step()));
+        }
+        Replica first = trainer.replicas().get(0);
+        OptimizerState state = new OptimizerState(trainer.optimizer());
+        Map<String, NDArray> arrays = new LinkedHashMap<>();
+        Map<String, Integer> counts = new LinkedHashMap<>();
+        for (Replica.Own own : first.parameters()) {
+            arrays.put(MODEL + own.name(), own.array());
+            if (state.count(own.id()) != null) {
+                counts.put(own.name(), state.count(own.id()));
+            }
+        }
+        for (Replica.Own own : first.parameters()) {
+            state.arrays(own.id(), first.device())
+                    .forEach(
+                            (slot, array) ->
+                                    arrays.put(OPTIMIZER + slot + "." + own.name(), array));
+        }
+        Map<String, String> metadata = new LinkedHashMap<>();
+        metadata.put("format", FORMAT);
+        metadata.put("step", Long.toString(progress.step()));
+        metadata.put("epoch", Long.toString(progress.epoch()));
+        metadata.put("batch", Long.toString(progress.batch()));
+        metadata.put("optimizer", trainer.optimizer().getClass().getName());
+        metadata.put("updates", Integer.toString(state.updates()));
+        metadata.put("counts", new Gson().toJson(counts));
+        CheckpointFile.write(
+                directory.resolve(name(progress.step())), metadata, arrays, trainer.getManager());
+    }
+
+    /** Deletes checkpoints of later steps, which the resumed job will write again. */
+    private void deleteAfter(long step) throws IOException {
+        for (Long other : steps()) {
+            if (other > step) {
+                Files.deleteIfExists(directory.resolve(name(other)));
+            }
+        }
+    }
+
+    private void deleteOld() {
+        try (Stream<Path> files = Files.list(directory)) {
+            List<Long> steps = steps();
+            for (Long step : steps.subList(0, Math.max(0, steps.size() - keep))) {
+                Files.deleteIfExists(directory.resolve(name(step)));
+            }
+            // Left by a process that was killed while writing.
+            for (Path file : files.filter(CheckpointManager::isIncomplete).toList()) {
+                Files.deleteIfExists(file);
+            }
+        } catch (IOException e) {
+            LOG.warn("Old checkpoints in {} cannot be deleted.", directory, e);
+        }
+    }
+
+    private static boolean isIncomplete(Path file) {
+        String name = file.getFileName().toString();
+        return name.startsWith(".checkpoint-") && name.endsWith(CheckpointFile.TEMPORARY);
+    }
+
+    private static void checkFits(CheckpointFile file, Path path, DataParallelTrainer trainer)
+            throws IOException {
+        Map<String, String> metadata = file.metadata();
+        if (!FORMAT.equals(metadata.get("format"))) {
+            throw new IOException(
+                    path + " has format " + metadata.get("format") + "; supported is " + FORMAT);
+        }
+        OptimizerState state = new OptimizerState(trainer.optimizer());
+        String optimizer = trainer.optimizer().getClass().getName();
+        if (!optimizer.equals(metadata.get("optimizer"))) {
+            throw new IOException(
+                    String.format(
+                            "%s was written with the optimizer %s, but the trainer has %s",
+                            path, metadata.get("optimizer"), optimizer));
+        }
+        Map<String, String> saved = new LinkedHashMap<>();
+        file.tensors()
+                .forEach(
+                        (name, stored) -> {
+                            if (name.startsWith(MODEL)) {
+                                saved.put(name.substring(MODEL.length()), text(stored.spec()));
+                            }
+                        });
+        for (Replica.Own own : trainer.replicas().get(0).parameters()) {
+            String expected = text(CheckpointFile.describe(own.name(), own.array()));
+            String found = saved.remove(own.name());
+            if (!expected.equals(found)) {
+                throw new IOException(
+                        String.format(
+                                "%s does not fit the model: the parameter '%s' is %s in the model"
+                                        + " but %s in the file",
+                                path, own.name(), expected, found == null ? "missing" : found));
+            }
+        }
+        if (!saved.isEmpty()) {
+            throw new IOException(
+                    path + " does not fit the model: it has no parameters " + saved.keySet());
+        }
+        for (String name : file.tensors().keySet()) {
+            if (name.startsWith(OPTIMIZER) && !state.hasSlot(slot(name))) {
+                throw new IOException(
+                        path + " has '" + name + "', for which " + optimizer + " has no field");
+            }
+        }
+    }
+
+    private static String text(TensorSpec spec) {
+        return spec.dtype() + " of shape " + spec.shape();
+    }
+
+    /** Returns the optimizer's field that a stored array belongs to. */
+    private static String slot(String name) {
+        return name.substring(OPTIMIZER.length()).split("\\.", 2)[0];
+    }
+
+    private static TrainingProgress progress(Map<String, String> metadata) {
+        return new TrainingProgress(
+                Long.parseLong(metadata.get("step")),
+                Long.parseLong(metadata.get("epoch")),
+                Long.parseLong(metadata.get("batch")));
+    }
+
+    private static void apply(CheckpointFile file, DataParallelTrainer trainer) throws IOException {
+        OptimizerState state = new OptimizerState(trainer.optimizer());
+        Map<String, Integer> counts =
+                new Gson()
+                        .fromJson(
+                                file.metadata().get("counts"),
+                                new TypeToken<HashMap<String, Integer>>() {});
+        for (Replica replica : trainer.replicas()) {
+            for (Replica.Own own : replica.parameters()) {
+                file.read(MODEL + own.name(), own.array());
+                Map<String, NDArray> arrays = new HashMap<>();
+                for (String name : file.tensors().keySet()) {
+                    if (name.startsWith(OPTIMIZER)
+                            && name.equals(OPTIMIZER + slot(name) + "." + own.name())) {
+                        arrays.put(slot(name), read(file, name, replica.manager()));
+                    }
+                }
+                state.set(own.id(), replica.device(), counts.get(own.name()), arrays);
+            }
+        }
+        state.setUpdates(Integer.parseInt(file.metadata().get("updates")));
+    }
+
+    private static NDArray read(CheckpointFile file, String name, NDManager manager)
+            throws IOException {
+        TensorSpec spec = file.tensors().get(name).spec();
+        NDArray array = Torch.empty(manager, spec.shape(), spec.type());
+        file.read(name, array);
+        array.detach(); // The optimizer owns its state.
+        return array;
+    }
+
+    /** Saves if due. DJL calls this before the step of the batch, so that step is not included. */
+    @Override
+    public void onTrainingBatch(Trainer trainer, BatchData batchData) {
+        saveIfDue(trainer);
+        progress =
+                new TrainingProgress(progress.step() + 1, progress.epoch(), progress.batch() + 1);
+    }
+
+    /** Saves if due, at the end of an epoch. */
+    @Override
+    public void onEpoch(Trainer trainer) {
+        progress = new TrainingProgress(progress.step(), progress.epoch() + 1, 0);
+        saveIfDue(trainer);
+    }
+
+    private void saveIfDue(Trainer trainer) {
+        long step = progress.step();
+        if (every == 0 || step == 0 || step % every != 0 || step == saved) {
+            return;
+        }
+        try {
+            save(trainer, progress);
+        } catch (IOException e) {
+            throw new UncheckedIOException("the checkpoint of step " + step + " was not saved", e);
+        }
+    }
+
+    /**
+     * Creates a builder.
+     *
+     * @return the builder
+     */
+    public static Builder builder() {
+        return new Builder();
+    }
+
+    /** Builds a {@link CheckpointManager}. */
+    public static final class Builder {
+
+        private Path directory;
+        private int keep = KEPT;
+        private long every;
+        private ProcessGroup group;
+
+        private Builder() {}
+
+        /**
+         * Sets the directory of the checkpoints.
+         *
+         * @param directory one job's directory, the same on all ranks; created when needed
+         * @return this builder
+         */
+        public Builder setDirectory(Path directory) {
+            this.directory = directory;
+            return this;
+        }
+
+        /**
+         * Sets how many checkpoints are kept. Older ones are deleted after a new one is written.
+         *
+         * @param count the number, 1 or more; the default is 3
+         * @return this builder
+         */
+        public Builder optKeep(int count) {
+            keep = count;
+            return this;
+        }
+
+        /**
+         * Sets how often the training listener saves.
+         *
+         * @param steps the number of steps between checkpoints; 0, the default, for never
+         * @return this builder
+         */
+        public Builder optEvery(long steps) {
+            every = steps;
+            return this;
+        }
+
+        /**
+         * Sets the group of ranks that save and restore together, if it is larger than the
+         * trainer's: the ranks of all parts of a divided model, where each part has its own
+         * directory. They resume from the newest step that every part has.
+         *
+         * @param group this rank's handle; the caller keeps owning it
+         * @return this builder
+         */
+        public Builder optGroup(ProcessGroup group) {
+            this.group = group;
+            return this;
+        }
+
+        /**
+         * Builds the manager.
+         *
+         * @return the manager
+         * @throws IllegalArgumentException if there is no directory, or a number is wrong
+         */
+        public CheckpointManager build() {
+            if (directory == null) {
+                throw new IllegalArgumentException(
+                        "CheckpointManager: the directory is not set; call setDirectory");
+            }
+            if (keep < 1 || every < 0) {
+                throw new IllegalArgumentException(
+                        String.format(
+                                "CheckpointManager: optKeep %d or optEvery %d is out of range:"
+                                        + " optKeep is 1 or more, optEvery 0 or more",
+                                keep, every));
+            }
+            return new CheckpointManager(this);
+        }
+    }
+}

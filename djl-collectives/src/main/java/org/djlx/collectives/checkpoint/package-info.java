@@ -1,0 +1,18 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+/* Package-private:
+ * CheckpointFile  arrays in a file, with a checksum
+ */
+/**
+ * Saves the state of a training job and resumes from it. Start with {@link
+ * org.djlx.collectives.checkpoint.CheckpointManager}.
+ *
+ * <ul>
+ *   <li>{@link org.djlx.collectives.checkpoint.CheckpointManager} - saves a job's state, and has it
+ *       go on from there
+ *   <li>{@link org.djlx.collectives.checkpoint.TrainingProgress} - how far a job has come
+ * </ul>
+ */
+package org.djlx.collectives.checkpoint;

@@ -1,0 +1,59 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.p2p;
+
+/**
+ * Addresses with which a GPU kernel signals other ranks and waits for them itself, within an
+ * operation on {@link P2pBuffers}. Available only if the GPUs of all ranks have the same
+ * architecture.
+ *
+ * <p>All words have 32 bits. A kernel sets a word to the operation's epoch with a release store at
+ * system scope, after the data that it announces, and waits with acquire loads.
+ *
+ * <pre>
+ *   epoch that rank r has entered, on rank q (for q = r: operations counted by r)
+ *       entered[q] + r * rankDistance
+ *   signal of channel 0 from rank r to rank q
+ *       words[q] + r * rankDistance
+ *   flag f from rank r to rank q
+ *       flags[q] + (r * flagCount + f) * 4
+ * </pre>
+ *
+ * <p>The kernel counts operations itself instead of calling {@link P2pBuffers#epoch}, so a graph
+ * can replay it alone. Protocol:
+ *
+ * <ol>
+ *   <li>The epoch is the rank's count plus one; skip 0 on wrap-around.
+ *   <li>At its start the kernel writes the epoch to {@code entered} on all other ranks.
+ *   <li>It writes to a rank's buffers, or to its own data that the rank reads, only after that rank
+ *       has entered the epoch.
+ *   <li>At its end it increments its own count.
+ * </ol>
+ *
+ * @param blocks the maximum number of thread blocks of one block per SM that a rank may launch so
+ *     that the blocks of all ranks are resident at once; the same on all ranks
+ * @param status the address of two words in host memory. A wait ends when the first is not 0. A
+ *     kernel whose wait for rank r times out writes 1 + r to the second
+ * @param entered by rank, as addressed by this GPU: the words with the ranks' entered epochs
+ * @param words by rank, as addressed by this GPU: the signal words of channel 0
+ * @param rankDistance the distance between the words of successive source ranks, in bytes
+ * @param flags by rank, as addressed by this GPU: the flags
+ * @param flagCount the number of flags per source rank
+ * @param counters the address of {@value #COUNTERS} zeroed words in this GPU's memory; a kernel
+ *     must leave them zero
+ */
+public record KernelSignals(
+        int blocks,
+        long status,
+        long[] entered,
+        long[] words,
+        long rankDistance,
+        long[] flags,
+        int flagCount,
+        long counters) {
+
+    /** The number of counters. */
+    public static final int COUNTERS = 64;
+}

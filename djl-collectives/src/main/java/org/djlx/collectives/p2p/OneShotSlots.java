@@ -1,0 +1,59 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.p2p;
+
+import java.time.Duration;
+import org.djlx.collectives.internal.host.Required;
+
+/**
+ * Memory with which a GPU kernel exchanges data like a one-shot all-reduce, within an operation on
+ * {@link P2pBuffers}. Available only if the GPUs of all ranks have the same architecture.
+ *
+ * <p>The slots are shared with the group's own one-shot all-reduces, before and after the kernel,
+ * also in graphs; {@code one_shot.cuh} defines the protocol. A kernel sends data to every other
+ * rank, waits for theirs, leaves the slots as it found them, and increments the launch count. No
+ * barrier is needed, not even in a graph.
+ *
+ * <pre>
+ *   slot on rank q for the data from rank r, in launch number e
+ *       regions[q] + begin + e % 2 * half + (r &lt; q ? r : r - 1) * slot
+ * </pre>
+ *
+ * @param blocks the maximum number of thread blocks of one block per SM that a rank may launch so
+ *     that the blocks of all ranks are resident at once; on a shared GPU it leaves half of the SMs
+ *     to other kernels; the same on all ranks
+ * @param status the address of two words in host memory, as {@link KernelSignals#status}
+ * @param regions by rank, as addressed by this GPU: the all-reduce memory, which starts with the
+ *     launch count
+ * @param begin the offset of the first half of the slots, in bytes
+ * @param half the size of each half, in bytes
+ * @param slot the size of a slot, in bytes
+ */
+public record OneShotSlots(
+        int blocks, long status, long[] regions, long begin, long half, long slot) {
+
+    private static final int MAX_RANKS = 8;
+
+    /**
+     * Returns the kernel argument: the struct {@code Launch} of {@code one_shot.cuh}.
+     *
+     * @param rank this rank
+     * @param timeout how long the kernel waits for other ranks
+     * @return the words of the struct
+     * @throws IllegalArgumentException if the timeout is null
+     */
+    public long[] launch(int rank, Duration timeout) {
+        Required.argument("launch: timeout", timeout);
+        long[] launch = new long[MAX_RANKS + 6];
+        System.arraycopy(regions, 0, launch, 0, regions.length);
+        launch[MAX_RANKS] = status;
+        launch[MAX_RANKS + 1] = timeout.toNanos();
+        launch[MAX_RANKS + 2] = begin;
+        launch[MAX_RANKS + 3] = half;
+        launch[MAX_RANKS + 4] = slot;
+        launch[MAX_RANKS + 5] = rank;
+        return launch;
+    }
+}

@@ -1,0 +1,385 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.p2p;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import java.util.Optional;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.internal.host.Required;
+import org.djlx.collectives.spi.Operation;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
+
+/**
+ * Symmetric memory of a group: on each rank, memory of the same size that every rank can read and
+ * write, and signal words that announce data. The counterpart of PyTorch's {@code SymmetricMemory}.
+ *
+ * <pre>
+ *   a rank's P2P memory:   | buffer: bufferSize() bytes | heap: heapSize() bytes |
+ * </pre>
+ *
+ * <p>An operation that passes an array on to the next rank:
+ *
+ * <pre>{@code
+ * Work shift(ProcessGroup group, NDManager manager, NDArray array) {
+ *     P2pBuffers buffers = group.p2pBuffers().orElseThrow();
+ *     int ranks = group.worldSize();
+ *     return group.execute(
+ *             new OpType("shift"),
+ *             new Operation.Agreed(Torch.scalarType(array), array.getShape().getShape(), null, 0),
+ *             operation -> {
+ *                 buffers.intraNodeBarrier(operation); // before a view of another rank is written
+ *                 int epoch = buffers.epoch(operation);
+ *                 long half = epoch % 2 == 0 ? 0 : buffers.bufferSize() / 2;
+ *                 int next = (group.rank() + 1) % ranks;
+ *                 Torch.copy(view(buffers, manager, next, array, half), array);
+ *                 for (int peer = 0; peer < ranks; peer++) {
+ *                     buffers.putSignal(peer, 0, epoch);
+ *                 }
+ *                 for (int peer = 0; peer < ranks; peer++) {
+ *                     buffers.waitSignal(operation, peer, 0, epoch);
+ *                 }
+ *                 Torch.copy(array, view(buffers, manager, group.rank(), array, half));
+ *             });
+ * }
+ *
+ * NDArray view(P2pBuffers buffers, NDManager manager, int rank, NDArray array, long offset) {
+ *     return buffers.p2pBuffer(
+ *             manager, rank, array.getShape(), Torch.scalarType(array), offset);
+ * }
+ * }</pre>
+ *
+ * <h2>Signals</h2>
+ *
+ * <ul>
+ *   <li>There is one signal word per channel, destination rank and source rank.
+ *   <li>A word is an epoch counter: it only grows, is never reset, and is compared modulo 2³².
+ *   <li>Release and acquire: a rank that sees a signal also sees everything that the sender wrote
+ *       before it.
+ *   <li>On GPUs the current stream sends and waits. Methods return when that is enqueued; a wait
+ *       that times out fails the operation, not the method.
+ * </ul>
+ *
+ * <h2>Rules</h2>
+ *
+ * <ol>
+ *   <li>Use the buffers only within {@link ProcessGroup#execute}, because all libraries on the
+ *       group share them. Its operations run one after the other.
+ *   <li>An operation uses epochs, signals, puts or barriers on all ranks or on none, because every
+ *       rank counts them.
+ *   <li>An operation signals with its {@linkplain #epoch epoch} as the value, and writes only to
+ *       one half of the buffer: the first if the epoch is even, the second if it is odd. So an
+ *       operation can start while a slower rank still reads the data of the previous one.
+ *   <li>On GPUs all operations use the second half, because graphs may be replayed between
+ *       operations; the first half is reserved. An operation reads the data it received before it
+ *       ends. {@linkplain P2pStream#put Puts} wait until all ranks have reached the operation. Code
+ *       that writes to peer memory by other means (views, own kernels) calls {@link
+ *       #intraNodeBarrier} first.
+ *   <li>An array in the heap belongs to the code that {@linkplain P2pAllocator allocated} it. An
+ *       operation that writes to a peer's array must know that it is free, for example after a
+ *       barrier.
+ * </ol>
+ *
+ * <p>After the group has been destroyed, signals and barriers throw {@link IllegalStateException},
+ * views throw {@link IllegalArgumentException}, running waits fail, and addresses are invalid.
+ * Ranks and sizes remain available.
+ */
+public abstract class P2pBuffers {
+
+    private final int rank;
+    private final int worldSize;
+    private final long bufferSize;
+    private final long heapSize;
+    private final int channels;
+    private final long[] addresses; // of each rank's memory; 0 until first used; guarded by this
+    private P2pAllocator allocator; // null until first used; guarded by this
+
+    /**
+     * Constructor for subclasses.
+     *
+     * @param rank this rank
+     * @param worldSize the number of ranks
+     * @param bufferSize the size of each rank's buffer, in bytes
+     * @param heapSize the size of each rank's heap, in bytes
+     * @param channels the number of channels
+     */
+    protected P2pBuffers(int rank, int worldSize, long bufferSize, long heapSize, int channels) {
+        this.rank = rank;
+        this.worldSize = worldSize;
+        this.bufferSize = bufferSize;
+        this.heapSize = heapSize;
+        this.channels = channels;
+        this.addresses = new long[worldSize];
+    }
+
+    /**
+     * Returns this rank.
+     *
+     * @return the rank
+     */
+    public final int rank() {
+        return rank;
+    }
+
+    /**
+     * Returns the number of ranks.
+     *
+     * @return the world size
+     */
+    public final int worldSize() {
+        return worldSize;
+    }
+
+    /**
+     * Returns the size of each rank's buffer.
+     *
+     * @return the size in bytes; may be 0
+     */
+    public final long bufferSize() {
+        return bufferSize;
+    }
+
+    /**
+     * Returns the size of each rank's heap, which follows the buffer.
+     *
+     * @return the size in bytes; may be 0
+     */
+    public final long heapSize() {
+        return heapSize;
+    }
+
+    /**
+     * Returns the allocator of this rank's heap.
+     *
+     * @return the allocator; the same object in every call
+     */
+    public final synchronized P2pAllocator allocator() {
+        if (allocator == null) {
+            allocator = new P2pAllocator(this, rank);
+        }
+        return allocator;
+    }
+
+    /**
+     * Returns the number of channels.
+     *
+     * @return the number
+     */
+    public final int channels() {
+        return channels;
+    }
+
+    /**
+     * Returns an array that is a view of a rank's P2P memory, without a copy. A view of this rank's
+     * memory keeps it alive. Do not use a view of a peer's memory after the group has been
+     * destroyed.
+     *
+     * @param manager the manager to attach the array to
+     * @param rank the owner of the memory
+     * @param shape the array's shape; contiguous
+     * @param type the array's element type
+     * @param offset the array's offset in bytes from the start of the buffer; a multiple of the
+     *     element size
+     * @return the array
+     * @throws IllegalArgumentException if the array does not fit into the buffer and the heap, or
+     *     the offset is not a multiple of the element size
+     */
+    public final NDArray p2pBuffer(
+            NDManager manager, int rank, Shape shape, ScalarType type, long offset) {
+        Required.argument("p2pBuffer: shape", shape);
+        Required.argument("p2pBuffer: type", type);
+        checkRange(rank, offset, Math.multiplyExact(shape.size(), type.itemSize()));
+        return view(manager, rank, shape, type, offset);
+    }
+
+    /**
+     * Returns the address of a rank's P2P memory as seen by this rank's device; for {@link
+     * P2pStream} and custom kernels. Invalid after the group has been destroyed.
+     *
+     * @param rank the owner of the memory. Peer memory is always writable; some backends cannot
+     *     read it
+     * @param offset the offset in bytes from the start of the buffer
+     * @return the address
+     */
+    public final synchronized long address(int rank, long offset) {
+        checkRange(rank, offset, 0);
+        if (addresses[rank] == 0) {
+            try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+                NDArray first = view(manager, rank, new Shape(1), ScalarType.UINT8, 0);
+                addresses[rank] = Torch.dataPointer(first);
+            }
+        }
+        return addresses[rank] + offset;
+    }
+
+    /**
+     * Returns the stream on which libtorch's operators run for the calling thread; on the CPU, the
+     * thread itself. At most one current and one side stream are in use at a time, within one
+     * operation.
+     *
+     * @param operation the running operation
+     * @return the stream; the caller closes it
+     */
+    public P2pStream currentStream(Operation operation) {
+        Required.argument("currentStream: operation", operation);
+        return HostP2pStream.current(this, operation);
+    }
+
+    /**
+     * Returns a stream that runs concurrently with the current one; on the CPU by default a pool
+     * thread. Before the operation ends, the current stream must wait for an event recorded after
+     * all work on this stream.
+     *
+     * @param operation the running operation
+     * @return the stream; the caller closes it
+     */
+    public P2pStream sideStream(Operation operation) {
+        Required.argument("sideStream: operation", operation);
+        return HostP2pStream.side(this, operation);
+    }
+
+    /**
+     * Checks a range in a rank's P2P memory.
+     *
+     * @param rank the rank
+     * @param offset the start of the range, in bytes
+     * @param byteSize its size
+     * @throws IllegalArgumentException if the rank or the range is out of bounds
+     */
+    protected final void checkRange(int rank, long offset, long byteSize) {
+        checkRank(rank);
+        if (offset < 0 || offset > bufferSize + heapSize - byteSize) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "%d bytes at offset %d are out of range: the P2P memory has a buffer of"
+                                    + " %d bytes and a heap of %d bytes",
+                            byteSize, offset, bufferSize, heapSize));
+        }
+    }
+
+    /**
+     * Implements {@link #p2pBuffer}; the arguments have been checked.
+     *
+     * @param manager the manager to attach the array to
+     * @param rank the owner of the memory
+     * @param shape the array's shape
+     * @param type the array's element type
+     * @param offset the array's offset in bytes
+     * @return the array
+     */
+    protected abstract NDArray view(
+            NDManager manager, int rank, Shape shape, ScalarType type, long offset);
+
+    /**
+     * Checks a rank.
+     *
+     * @param rank the rank
+     * @throws IllegalArgumentException if it is out of range
+     */
+    protected final void checkRank(int rank) {
+        if (rank < 0 || rank >= worldSize) {
+            throw new IllegalArgumentException(
+                    "rank "
+                            + rank
+                            + " is out of range: the group has ranks 0 to "
+                            + (worldSize - 1));
+        }
+    }
+
+    /**
+     * Checks a channel.
+     *
+     * @param channel the channel
+     * @throws IllegalArgumentException if it is out of range
+     */
+    protected final void checkChannel(int channel) {
+        if (channel < 0 || channel >= channels) {
+            throw new IllegalArgumentException(
+                    "channel "
+                            + channel
+                            + " is out of range: there are channels 0 to "
+                            + (channels - 1));
+        }
+    }
+
+    /**
+     * Returns the value of an operation's signals. An operation that calls this signals every rank
+     * with that value, before or after it writes data there, and waits for the signals of all
+     * ranks. Then the next operation but one may write to the same half of the buffer; on GPUs,
+     * which wait for all ranks first, the next one.
+     *
+     * @param operation the running operation
+     * @return the epoch: the same on all ranks, larger with each operation that calls this. On GPUs
+     *     always 1, because graphs can be replayed: the device counts operations and adds the count
+     *     to signal values
+     */
+    public abstract int epoch(Operation operation);
+
+    /**
+     * Returns the addresses that custom kernels need to signal and wait themselves, within an
+     * operation that does not call {@link #epoch}.
+     *
+     * @return the signals; empty on all ranks if not supported
+     */
+    public Optional<KernelSignals> kernelSignals() {
+        return Optional.empty();
+    }
+
+    /**
+     * Returns the memory that custom kernels need to exchange data like one-shot all-reduces,
+     * within an operation that need not call {@link #epoch}, because the device counts launches.
+     *
+     * @return the slots; empty on all ranks if there are no one-shot all-reduces
+     */
+    public Optional<OneShotSlots> oneShotSlots() {
+        return Optional.empty();
+    }
+
+    /**
+     * Signals a rank.
+     *
+     * @param rank the rank that waits for the signal
+     * @param channel the channel
+     * @param epoch the value: the operation's {@linkplain #epoch epoch}
+     * @throws IllegalArgumentException if the rank or channel is out of range; on GPUs also for a
+     *     value other than the epoch, because larger values belong to later operations
+     */
+    public abstract void putSignal(int rank, int channel, int epoch);
+
+    /**
+     * Waits for a signal from a rank.
+     *
+     * @param operation the running operation; its timeout bounds the wait
+     * @param rank the rank that sends the signal
+     * @param channel the channel
+     * @param epoch the value to wait for: the operation's {@linkplain #epoch epoch}
+     * @throws IllegalArgumentException as {@link #putSignal}
+     * @throws CollectiveException if the rank has left or died, or does not signal in time; on GPUs
+     *     the operation's work fails instead
+     */
+    public abstract void waitSignal(Operation operation, int rank, int channel, int epoch);
+
+    /**
+     * Waits until all ranks have started the operation and checks that their calls match. A no-op
+     * on {@code cuda_p2p}, which compares calls asynchronously or, with {@code optVerify}, has
+     * already compared them.
+     *
+     * @param operation the running operation
+     * @throws CollectiveException if the calls do not match; lists each rank's call
+     */
+    public abstract void awaitAgreement(Operation operation);
+
+    /**
+     * Barrier: waits until all ranks have called it and finished all work before it. On GPUs the
+     * current stream waits. Includes an {@link #awaitAgreement}.
+     *
+     * @param operation the running operation
+     * @throws CollectiveException as {@link #awaitAgreement}
+     */
+    public abstract void intraNodeBarrier(Operation operation);
+}

@@ -1,0 +1,116 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.p2p;
+
+import ai.djl.ndarray.NDArray;
+import org.djlx.collectives.ProcessGroup;
+
+/**
+ * A queue of work that runs in order, like a CUDA stream but independent of the backend. Pipelines
+ * of fused operators are written against it.
+ *
+ * <ul>
+ *   <li>{@link P2pBuffers#currentStream} is the stream on which libtorch's operators run for the
+ *       calling thread. {@link P2pBuffers#sideStream} runs concurrently with it.
+ *   <li>Use and close both within one operation ({@link ProcessGroup#execute}), on the thread that
+ *       runs it.
+ *   <li>Methods may return before the work has finished.
+ *   <li>Memory is given by address on the group's device. It must stay valid until the current
+ *       stream has waited for the work that uses it; if the work {@linkplain #isRecorded is
+ *       recorded}, until the last replay has ended.
+ *   <li>A wait for a signal ends at the operation's timeout, and then the operation fails.
+ * </ul>
+ */
+public interface P2pStream extends AutoCloseable {
+
+    /** A point in a stream for which another stream can wait; valid until the operation ends. */
+    interface Event {}
+
+    /**
+     * Copies bytes to a rank's P2P memory. On GPUs a stream's first put to a peer waits until all
+     * ranks have reached the operation, which a rank does with its first put, signal, wait, epoch
+     * or barrier.
+     *
+     * @param rank the owner of the destination
+     * @param offset the destination, in bytes from the start of the buffer
+     * @param source the address of the source
+     * @param byteSize the number of bytes
+     * @throws IllegalArgumentException if the destination is out of range
+     */
+    void put(int rank, long offset, long source, long byteSize);
+
+    /**
+     * Copies bytes within the rank's device.
+     *
+     * @param destination the address of the destination
+     * @param source the address of the source; must not overlap the destination
+     * @param byteSize the number of bytes
+     */
+    void copy(long destination, long source, long byteSize);
+
+    /**
+     * Signals a rank after all previous work of this stream; see {@link P2pBuffers#putSignal}.
+     *
+     * @param rank the rank that waits for the signal
+     * @param channel the channel
+     * @param epoch the value
+     */
+    void signal(int rank, int channel, int epoch);
+
+    /**
+     * Makes later work of this stream wait for a signal from a rank.
+     *
+     * @param rank the rank that sends the signal
+     * @param channel the channel
+     * @param epoch the value to wait for
+     */
+    void waitSignal(int rank, int channel, int epoch);
+
+    /**
+     * Makes later work of this stream wait for the signals of all other ranks.
+     *
+     * @param channel the channel
+     * @param epoch the value to wait for
+     */
+    void waitSignals(int channel, int epoch);
+
+    /**
+     * Returns whether the enqueued work is recorded into a graph. In a replay, streams may not run
+     * concurrently.
+     *
+     * @return true if it is recorded
+     */
+    boolean isRecorded();
+
+    /**
+     * Keeps arrays alive as long as the recorded work can be replayed. A no-op if nothing is
+     * recorded.
+     *
+     * @param arrays the arrays that the work uses
+     */
+    void keepAlive(NDArray... arrays);
+
+    /**
+     * Records an event.
+     *
+     * @return an event that completes after all previous work of this stream
+     */
+    Event record();
+
+    /**
+     * Makes later work of this stream wait for an event. If this stream is the calling thread, it
+     * throws the failure of work before the event.
+     *
+     * @param event an event of another stream of the same buffers and operation
+     */
+    void waitEvent(Event event);
+
+    /**
+     * Closes the stream. On the CPU, waits for running work and drops work that has not started.
+     * Never throws.
+     */
+    @Override
+    void close();
+}

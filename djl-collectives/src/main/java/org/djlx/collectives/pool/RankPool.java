@@ -1,0 +1,600 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.pool;
+
+import java.util.Arrays;
+import java.util.LinkedHashSet;
+import java.util.List;
+import java.util.Objects;
+import java.util.Optional;
+import java.util.Set;
+import java.util.concurrent.BlockingQueue;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CompletionStage;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.LinkedBlockingQueue;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.internal.host.Required;
+import org.djlx.nativeops.torch.NoGradient;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
+
+/**
+ * The ranks of a group, each with a {@link RankWorker} such as a shard of a model, that serve
+ * requests together. All ranks serve the same requests in the order of {@link #submit}, and may
+ * issue operations on the group. Gradients are not recorded.
+ *
+ * <p>Ranks are long-lived threads of this JVM:
+ *
+ * <pre>{@code
+ * RankPool<float[], float[]> pool =
+ *         RankPool.start("mlp", ProcessGroups.local(4), group -> new MlpPart(group));
+ * float[] output = pool.submit(input).get();
+ * pool.close();
+ * }</pre>
+ *
+ * <p>or processes on one host that run the same program. Rank 0 takes requests; the other ranks
+ * follow it:
+ *
+ * <pre>{@code
+ * ProcessGroup group = ProcessGroups.init("shm");
+ * try (RankPool<float[], float[]> pool =
+ *         RankPool.join("mlp", group, codec, own -> new MlpPart(own))) {
+ *     if (group.rank() == 0) {
+ *         float[] output = pool.submit(input).get();
+ *     }
+ * } // close() on the other ranks waits until rank 0 closes its pool
+ * }</pre>
+ *
+ * <p>Failure:
+ *
+ * <ul>
+ *   <li>The pool fails if a rank throws or dies, or its worker cannot be created. The group is then
+ *       unusable, because the ranks may be at different points of a request.
+ *   <li>All pending and later requests fail with the first failure as the reason.
+ *   <li>Close a failed pool. To go on, start another one; ranks that are processes must be
+ *       restarted.
+ *   <li>So validate a request before you submit it.
+ * </ul>
+ *
+ * <p>Thread-safe.
+ *
+ * @param <R> the type of a request
+ * @param <T> the type of a result
+ */
+public final class RankPool<R, T> implements AutoCloseable {
+
+    private static final Logger LOG = LoggerFactory.getLogger(RankPool.class);
+    // How long the other ranks may run after one has failed, before close() interrupts them. Ranks
+    // that wait for it in an operation fail at once.
+    private static final long GRACE_MILLIS = 10_000;
+    // How long a rank with a GPU polls for the next request before it sleeps.
+    private static final long SPIN_NANOS = 500_000;
+
+    private final String name;
+    private final int worldSize;
+    private final List<Rank> ranks; // of this JVM
+    private final RequestCodec<R> codec; // null if ranks are threads
+    private final RequestChannel channel; // null if ranks are threads
+    private final CompletableFuture<CollectiveException> failed = new CompletableFuture<>();
+
+    // Guarded by this.
+    private final Set<Call<?>> pending = new LinkedHashSet<>();
+    private CollectiveException failure;
+    private Thread breaking; // destroys the group after another process has failed
+    private volatile Thread reporter; // the group's thread that reported that failure
+    private boolean closed;
+
+    private RankPool(
+            String name, List<ProcessGroup> groups, RequestCodec<R> codec, RequestChannel channel) {
+        this.name = name;
+        this.codec = codec;
+        this.channel = channel;
+        worldSize = groups.get(0).worldSize();
+        ranks = groups.stream().map(Rank::new).toList();
+    }
+
+    /**
+     * Starts a pool whose ranks are threads of this JVM. Starts one thread per rank, creates the
+     * workers on them, and returns when all workers exist.
+     *
+     * @param name the pool's name, for threads and messages
+     * @param groups the handles of all ranks, as {@link ProcessGroups#local(int)} returns them; the
+     *     pool owns and destroys them
+     * @param maker creates a rank's worker, on the rank's thread; the pool closes the worker there
+     * @param <R> the type of a request
+     * @param <T> the type of a result
+     * @return the pool
+     * @throws CollectiveException if a worker cannot be created; names the rank. All workers are
+     *     closed and the groups destroyed
+     * @throws IllegalArgumentException if an argument is null, or {@code groups} does not have each
+     *     rank exactly once
+     */
+    public static <R, T> RankPool<R, T> start(
+            String name,
+            List<ProcessGroup> groups,
+            ProcessGroups.RankBody<? extends RankWorker<R, T>> maker) {
+        Required.argument("RankPool: name", name);
+        Required.argument("RankPool: maker", maker);
+        if (groups == null || groups.isEmpty() || groups.stream().anyMatch(Objects::isNull)) {
+            throw new IllegalArgumentException(
+                    "RankPool: groups must contain one handle per rank, without null, but is "
+                            + groups);
+        }
+        int worldSize = groups.get(0).worldSize();
+        long different = groups.stream().map(ProcessGroup::rank).distinct().count();
+        if (groups.size() != worldSize || different != worldSize) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "RankPool: groups must contain each of the %d ranks exactly once, but"
+                                    + " is %s",
+                            worldSize, groups));
+        }
+        RankPool<R, T> pool = new RankPool<>(name, groups, null, null);
+        pool.begin(rank -> rank.make(maker));
+        return pool;
+    }
+
+    /**
+     * Joins a pool whose ranks are processes on one host. All ranks call it. Starts a thread,
+     * creates this rank's worker on it, and returns when all ranks have their worker.
+     *
+     * <p>Only rank 0 accepts requests. It sends them to the other ranks through shared memory,
+     * whatever the group's backend. The other ranks serve them until rank 0 closes its pool. They
+     * sleep while they wait for a request, without a timeout.
+     *
+     * @param name the pool's name, for threads and messages
+     * @param group this process's handle on the group of all ranks; the pool owns it and destroys
+     *     it, also if this method throws. Its timeout bounds how long rank 0 waits for the others
+     *     to accept a request; creating workers has no timeout
+     * @param codec encodes requests for the other processes
+     * @param maker creates this rank's worker, on the rank's thread; the pool closes the worker
+     *     there
+     * @param <R> the type of a request
+     * @param <T> the type of a result
+     * @return the pool
+     * @throws CollectiveException on all ranks, if they are not on one host or a worker cannot be
+     *     created; all workers are closed
+     * @throws IllegalArgumentException if an argument is null
+     */
+    public static <R, T> RankPool<R, T> join(
+            String name,
+            ProcessGroup group,
+            RequestCodec<R> codec,
+            ProcessGroups.RankBody<? extends RankWorker<R, T>> maker) {
+        Required.argument("RankPool: name", name);
+        Required.argument("RankPool: group", group);
+        Required.argument("RankPool: codec", codec);
+        Required.argument("RankPool: maker", maker);
+        RankPool<R, T> pool = pool(name, group, codec);
+        RequestChannel channel = pool.channel;
+        if (pool.isFollower()) {
+            pool.begin(
+                    rank -> {
+                        rank.make(maker);
+                        channel.awaitBegin();
+                        rank.queue.add(rank::follow);
+                        return null;
+                    });
+        } else {
+            pool.begin(
+                    rank -> {
+                        channel.listen(pool::lose);
+                        rank.make(maker);
+                        channel.begin();
+                        return null;
+                    });
+        }
+        return pool;
+    }
+
+    private static <R, T> RankPool<R, T> pool(
+            String name, ProcessGroup group, RequestCodec<R> codec) {
+        boolean done = false;
+        try {
+            RequestChannel channel = RequestChannel.open(group);
+            RankPool<R, T> pool = new RankPool<>(name, List.of(group), codec, channel);
+            done = true;
+            return pool;
+        } finally {
+            if (!done) {
+                group.destroy();
+            }
+        }
+    }
+
+    /** Starts the ranks' threads and waits until all have run a first body. */
+    private void begin(Body<R, T, Void> body) {
+        boolean done = false;
+        try {
+            CompletableFuture<Void> begun = call(body);
+            ranks.forEach(rank -> rank.thread.start());
+            begun.get();
+            done = true;
+        } catch (InterruptedException e) {
+            Thread.currentThread().interrupt();
+            throw new CollectiveException("RankPool: interrupted while the ranks started", e);
+        } catch (ExecutionException e) {
+            throw (CollectiveException) e.getCause(); // The only type with which calls fail.
+        } finally {
+            if (!done) {
+                close();
+            }
+        }
+    }
+
+    /** Code that runs on a rank's thread. */
+    private interface Body<R, T, V> {
+        V run(RankPool<R, T>.Rank rank) throws Exception;
+    }
+
+    /** A body that all ranks of this JVM run. */
+    private static final class Call<V> {
+
+        final CompletableFuture<V> future = new CompletableFuture<>();
+        V result; // of rank 0; guarded by the pool
+        int left; // ranks that have not finished; guarded by the pool
+
+        Call(int ranks) {
+            left = ranks;
+        }
+    }
+
+    private final class Rank {
+
+        final ProcessGroup group;
+        final Thread thread;
+        final BlockingQueue<Runnable> queue = new LinkedBlockingQueue<>();
+        RankWorker<R, T> worker; // confined to the thread
+        boolean ended; // confined to the thread
+
+        Rank(ProcessGroup group) {
+            this.group = group;
+            thread = new Thread(() -> NoGradient.run(this::run), name + "-rank-" + group.rank());
+            thread.setDaemon(true);
+        }
+
+        private void run() {
+            while (!ended) {
+                try {
+                    next().run();
+                } catch (InterruptedException e) {
+                    LOG.debug("{} was interrupted while idle", thread.getName());
+                }
+            }
+        }
+
+        /**
+         * Returns the next task. With a GPU it polls first, because waking up takes noticeable
+         * time.
+         */
+        private Runnable next() throws InterruptedException {
+            boolean spins = group.device().isGpu();
+            long start = System.nanoTime();
+            Runnable next = queue.poll();
+            while (next == null && spins && System.nanoTime() - start < SPIN_NANOS) {
+                Thread.onSpinWait();
+                next = queue.poll();
+            }
+            return next == null ? queue.take() : next;
+        }
+
+        Void make(ProcessGroups.RankBody<? extends RankWorker<R, T>> maker) throws Exception {
+            worker = maker.run(group);
+            if (worker == null) {
+                throw new IllegalStateException(
+                        "the maker returned null; it must return a RankWorker");
+            }
+            return null;
+        }
+
+        <V> void run(Call<V> call, Body<R, T, V> body) {
+            if (failure().isPresent()) {
+                return; // The call has already failed.
+            }
+            try {
+                V result = body.run(this);
+                done(call, group.rank(), result);
+            } catch (Throwable t) { // Includes errors, such as OutOfMemoryError.
+                leave(t);
+            }
+        }
+
+        /** Serves the requests that rank 0 sends, until it closes its pool. */
+        void follow() {
+            try {
+                byte[] request = channel.receive();
+                while (request != null) {
+                    worker.serve(codec.decode(request));
+                    request = channel.receive();
+                }
+            } catch (Throwable t) {
+                leave(t);
+            }
+            end();
+        }
+
+        private void leave(Throwable cause) {
+            try {
+                String reason = reason(cause);
+                fail(group.rank(), reason, cause);
+                if (isFollower()) {
+                    channel.fail(reason);
+                }
+            } finally {
+                group.destroy(); // Otherwise other ranks would wait for this one.
+            }
+        }
+
+        void end() {
+            ended = true;
+            try {
+                if (channel != null && !isFollower() && failure().isEmpty()) {
+                    channel.end();
+                }
+            } catch (RuntimeException e) {
+                LOG.warn("{}: cannot announce the end of the pool to the other ranks", name, e);
+            }
+            try {
+                if (worker != null) {
+                    worker.close();
+                }
+            } catch (RuntimeException e) {
+                LOG.warn("{}: cannot close the worker", thread.getName(), e);
+            } finally {
+                group.destroy();
+                if (channel != null) {
+                    channel.close();
+                }
+            }
+        }
+    }
+
+    private <V> void done(Call<V> call, int rank, V result) {
+        synchronized (this) {
+            if (rank == 0) {
+                call.result = result;
+            }
+            if (--call.left > 0 || !pending.remove(call)) {
+                return;
+            }
+        }
+        call.future.complete(call.result);
+    }
+
+    private static String reason(Throwable cause) {
+        try {
+            return cause instanceof CollectiveException ? cause.getMessage() : cause.toString();
+        } catch (RuntimeException e) { // The cause's toString() failed.
+            return cause.getClass().getName();
+        }
+    }
+
+    /** Fails all pending calls. Returns false and does nothing if the pool has already failed. */
+    private boolean fail(int rank, String reason, Throwable cause) {
+        List<Call<?>> calls;
+        CollectiveException first =
+                new CollectiveException(
+                        String.format(
+                                "%s: rank %d of %d failed: %s", name, rank, worldSize, reason),
+                        cause);
+        synchronized (this) {
+            if (failure != null) {
+                return false;
+            }
+            failure = first;
+            calls = List.copyOf(pending);
+            pending.clear();
+        }
+        calls.forEach(call -> call.future.completeExceptionally(first));
+        failed.complete(first);
+        return true;
+    }
+
+    /**
+     * On rank 0: fails the pool because another process has failed. Its reason arrives before any
+     * follow-up failure; there is no cause object to attach.
+     */
+    private void lose(int rank, String reason) {
+        reporter = Thread.currentThread();
+        if (fail(rank, reason, null)) {
+            synchronized (this) {
+                // On a thread of its own, because this thread belongs to the group.
+                breaking = new Thread(ranks.get(0).group::destroy, name + "-failed");
+                breaking.setDaemon(true);
+                breaking.start();
+            }
+        }
+    }
+
+    /**
+     * Submits a request to all ranks.
+     *
+     * <p>The future completes with rank 0's result when all ranks of this JVM have served the
+     * request. It fails with a {@link CollectiveException} as soon as the pool fails, or at once if
+     * the pool has failed before. Dependent actions run on a thread of the pool and must not block.
+     *
+     * @param request the request
+     * @return the result of rank 0
+     * @throws IllegalStateException if the pool is closed, or this process is not rank 0
+     * @throws IllegalArgumentException if the request is null
+     */
+    public CompletableFuture<T> submit(R request) {
+        if (request == null) {
+            throw new IllegalArgumentException(name + ": the request is null");
+        }
+        if (isFollower()) {
+            throw new IllegalStateException(
+                    String.format(
+                            "%s: rank %d does not accept requests; submit them on rank 0",
+                            name, ranks.get(0).group.rank()));
+        }
+        if (channel == null) {
+            return call(rank -> rank.worker.serve(request));
+        }
+        byte[] bytes = codec.encode(request);
+        if (bytes == null) {
+            throw new IllegalArgumentException(
+                    name + ": the codec encoded the request " + request + " as null");
+        }
+        return call(
+                rank -> {
+                    channel.send(bytes);
+                    return rank.worker.serve(request);
+                });
+    }
+
+    private <V> CompletableFuture<V> call(Body<R, T, V> body) {
+        Call<V> call = new Call<>(ranks.size());
+        synchronized (this) {
+            if (closed) {
+                throw new IllegalStateException(name + " is closed");
+            }
+            if (failure == null) {
+                pending.add(call);
+                ranks.forEach(rank -> rank.queue.add(() -> rank.run(call, body)));
+                return call.future;
+            }
+        }
+        call.future.completeExceptionally(
+                new CollectiveException(
+                        name
+                                + " failed before this request; close it and start another: "
+                                + failure.getMessage(),
+                        failure));
+        return call.future;
+    }
+
+    /**
+     * Returns the number of ranks.
+     *
+     * @return the world size
+     */
+    public int size() {
+        return worldSize;
+    }
+
+    /**
+     * Returns whether this process follows rank 0, which is another process.
+     *
+     * @return true if it follows rank 0; false if ranks are threads
+     */
+    public boolean isFollower() {
+        return channel != null && ranks.get(0).group.rank() > 0;
+    }
+
+    /**
+     * Returns the pool's failure.
+     *
+     * @return the failure, which names the first rank that failed; empty if the pool has not failed
+     */
+    public synchronized Optional<CollectiveException> failure() {
+        return Optional.ofNullable(failure);
+    }
+
+    /**
+     * Returns a stage that completes when the pool fails, even while it is idle. It never completes
+     * if the pool does not fail. Dependent actions run on a thread of the pool and must not block.
+     *
+     * @return a stage that completes with the {@link #failure}
+     */
+    public CompletionStage<CollectiveException> whenFailed() {
+        return failed.minimalCompletionStage();
+    }
+
+    /**
+     * Waits until the pool is closed. On a process that follows rank 0, waits until rank 0 closes
+     * its pool.
+     *
+     * @throws CollectiveException if the pool has failed
+     * @throws InterruptedException if the thread is interrupted
+     */
+    public void awaitEnd() throws InterruptedException {
+        for (Rank rank : ranks) {
+            rank.thread.join();
+        }
+        synchronized (this) {
+            if (failure != null) {
+                throw new CollectiveException(failure.getMessage(), failure);
+            }
+        }
+    }
+
+    /**
+     * Waits for the submitted requests, closes the workers, and destroys the group. Idempotent.
+     *
+     * <ul>
+     *   <li>If the pool has failed, ranks that are still in a request after 10 s are interrupted.
+     *   <li>If the calling thread is interrupted, it interrupts the ranks and keeps waiting for
+     *       them.
+     *   <li>On a process that follows rank 0, it waits until rank 0 closes its pool or is gone,
+     *       like {@link #awaitEnd}, but does not throw.
+     * </ul>
+     *
+     * @throws IllegalStateException if a thread of the pool calls it, such as one that runs a
+     *     dependent action, because it would wait for itself
+     */
+    @Override
+    public void close() {
+        Thread caller = Thread.currentThread();
+        if (caller == reporter || ranks.stream().anyMatch(rank -> rank.thread == caller)) {
+            throw new IllegalStateException(
+                    name + ": a thread of the pool must not close it; close it on another thread");
+        }
+        synchronized (this) {
+            if (!closed) {
+                closed = true;
+                ranks.forEach(rank -> rank.queue.add(rank::end));
+            }
+        }
+        // Ranks whose thread could not be started; other ranks may wait for them.
+        ranks.stream()
+                .filter(rank -> rank.thread.getState() == Thread.State.NEW)
+                .forEach(Rank::end);
+        boolean interrupted = false;
+        for (Rank rank : ranks) {
+            while (rank.thread.isAlive()) {
+                try {
+                    rank.thread.join(failure().isPresent() ? GRACE_MILLIS : 1_000);
+                    if (rank.thread.isAlive() && failure().isPresent()) {
+                        rank.thread.interrupt();
+                    }
+                } catch (InterruptedException e) {
+                    interrupted = true;
+                    ranks.forEach(other -> other.thread.interrupt());
+                }
+            }
+        }
+        interrupted |= awaitBreaking();
+        if (interrupted) {
+            Thread.currentThread().interrupt();
+        }
+    }
+
+    /** Waits for the thread that destroys the group; returns whether it was interrupted. */
+    private boolean awaitBreaking() {
+        Thread thread;
+        synchronized (this) {
+            thread = breaking;
+        }
+        boolean interrupted = false;
+        while (thread != null && thread.isAlive()) {
+            try {
+                thread.join();
+            } catch (InterruptedException e) {
+                interrupted =
+                        true; // Keep waiting: destroy() ends after all operations have failed.
+            }
+        }
+        return interrupted;
+    }
+
+    @Override
+    public String toString() {
+        return name + " on " + Arrays.toString(ranks.stream().map(rank -> rank.group).toArray());
+    }
+}

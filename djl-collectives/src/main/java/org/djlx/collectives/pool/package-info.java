@@ -1,0 +1,19 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+/* Package-private:
+ * RequestChannel  carries requests and reports between the processes of a pool
+ */
+/**
+ * Ranks, as threads or processes, that serve requests together. Start with {@link
+ * org.djlx.collectives.pool.RankPool}.
+ *
+ * <ul>
+ *   <li>{@link org.djlx.collectives.pool.RankPool} - the ranks of a group, which serve requests
+ *   <li>{@link org.djlx.collectives.pool.RankWorker} - one rank's part, such as a shard of a model
+ *   <li>{@link org.djlx.collectives.pool.RequestCodec} - encodes requests for ranks in other
+ *       processes
+ * </ul>
+ */
+package org.djlx.collectives.pool;

@@ -1,0 +1,416 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.spi;
+
+import ai.djl.Device;
+import ai.djl.ndarray.NDArray;
+import java.util.List;
+import java.util.Optional;
+import java.util.Set;
+import java.util.TreeSet;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.Work;
+import org.djlx.collectives.p2p.P2pBuffers;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.TensorInfo;
+
+/**
+ * Moves the data of a {@link ProcessGroup} on one rank.
+ *
+ * <ul>
+ *   <li>A backend overrides the operations that it supports and declares them in {@link #support}.
+ *       The others throw {@link UnsupportedOperationException}.
+ *   <li>The group checks shapes, types and ranks before it calls the backend.
+ *   <li>Calls come one at a time, in the order in which the operations must run. They return a
+ *       {@link Work} and must not wait for other ranks.
+ *   <li>Tensors need not be contiguous.
+ *   <li>The backend keeps the memory of the tensors alive until the work has completed.
+ * </ul>
+ */
+public abstract class Backend implements AutoCloseable {
+
+    /** Constructor for subclasses. */
+    protected Backend() {}
+
+    /**
+     * Returns the backend's name.
+     *
+     * @return the name
+     */
+    public abstract String name();
+
+    /**
+     * Returns the operations, element types and reductions that the backend supports.
+     *
+     * @return the value of {@link BackendFactory#support}
+     */
+    public abstract Support support();
+
+    /**
+     * Returns the device on which tensors must be.
+     *
+     * @return the device
+     */
+    public abstract Device device();
+
+    /**
+     * Checks that the backend supports an operation on a tensor.
+     *
+     * @param type the kind of operation
+     * @param tensor a tensor of this operation
+     * @param element its element type
+     * @param op the reduction, or null if the operation does not reduce
+     * @throws UnsupportedOperationException if the backend does not have the operation
+     * @throws IllegalArgumentException if the tensor's device, element type or reduction is not
+     *     supported; names the supported ones
+     */
+    public final void check(OpType type, NDArray tensor, ScalarType element, ReduceOp op) {
+        checkSupported(type);
+        Device actual = tensor.getDevice(); // Cached by the array; Torch.device calls libtorch.
+        if (!actual.equals(device())) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "%s: backend '%s' needs tensors on %s, but this one is on %s; copy it"
+                                    + " first",
+                            type, name(), device(), actual));
+        }
+        if (support().supports(type, element, op)) {
+            return;
+        }
+        Set<ScalarType> possible =
+                new TreeSet<>(support().types(type, op == null ? null : op.kind()));
+        if (op != null && !op.isDefinedFor(element)) {
+            throw new IllegalArgumentException(
+                    type
+                            + ": "
+                            + op
+                            + " is not defined for "
+                            + element
+                            + "; supported types: "
+                            + possible);
+        }
+        throw new IllegalArgumentException(
+                String.format(
+                        "%s: backend '%s' does not support %s%s; supported types: %s",
+                        type, name(), element, op == null ? "" : " with " + op, possible));
+    }
+
+    /**
+     * Checks that the backend has an operation.
+     *
+     * @param type the kind of operation
+     * @throws UnsupportedOperationException if it does not
+     */
+    public final void checkSupported(OpType type) {
+        if (!support().supports(type)) {
+            throw unsupported(type);
+        }
+    }
+
+    /**
+     * See {@link ProcessGroup#allReduce}.
+     *
+     * @param operation the operation
+     * @param tensor input and output
+     * @param op how to reduce
+     * @return the work
+     */
+    public Work allReduce(Operation operation, NDArray tensor, ReduceOp op) {
+        throw unsupported(operation.type());
+    }
+
+    /**
+     * As {@link #allReduce}, for a caller whose current stream waits for the work at once. A
+     * backend may run it on that stream.
+     *
+     * @param operation the operation
+     * @param tensor input and output
+     * @param op how to reduce
+     * @return the work
+     */
+    public Work allReduceInOrder(Operation operation, NDArray tensor, ReduceOp op) {
+        return allReduce(operation, tensor, op);
+    }
+
+    /**
+     * See {@link ProcessGroup#reduce}.
+     *
+     * @param operation the operation
+     * @param tensor this rank's contribution; on the root, also the output
+     * @param root the rank that gets the result
+     * @param op how to reduce
+     * @return the work
+     */
+    public Work reduce(Operation operation, NDArray tensor, int root, ReduceOp op) {
+        throw unsupported(operation.type());
+    }
+
+    /**
+     * See {@link ProcessGroup#broadcast}.
+     *
+     * @param operation the operation
+     * @param tensor input on the root, output elsewhere
+     * @param root the rank that sends
+     * @return the work
+     */
+    public Work broadcast(Operation operation, NDArray tensor, int root) {
+        throw unsupported(operation.type());
+    }
+
+    /**
+     * See {@link ProcessGroup#allGather} and {@link ProcessGroup#allGatherIntoTensor}.
+     *
+     * @param operation the operation
+     * @param outputs one tensor per rank, or one for all
+     * @param input this rank's input
+     * @return the work
+     */
+    public Work allGather(Operation operation, List<NDArray> outputs, NDArray input) {
+        throw unsupported(operation.type());
+    }
+
+    /**
+     * See {@link ProcessGroup#gather}.
+     *
+     * @param operation the operation
+     * @param outputs on the root, one tensor per rank; empty on other ranks
+     * @param input this rank's input
+     * @param root the rank that gets the tensors
+     * @return the work
+     */
+    public Work gather(Operation operation, List<NDArray> outputs, NDArray input, int root) {
+        throw unsupported(operation.type());
+    }
+
+    /**
+     * See {@link ProcessGroup#scatter}.
+     *
+     * @param operation the operation
+     * @param output this rank's tensor
+     * @param inputs on the root, one tensor per rank; empty on other ranks
+     * @param root the rank that sends
+     * @return the work
+     */
+    public Work scatter(Operation operation, NDArray output, List<NDArray> inputs, int root) {
+        throw unsupported(operation.type());
+    }
+
+    /**
+     * See {@link ProcessGroup#reduceScatter} and {@link ProcessGroup#reduceScatterTensor}.
+     *
+     * @param operation the operation
+     * @param output this rank's part of the result
+     * @param inputs one tensor per rank, or one for all
+     * @param op how to reduce
+     * @return the work
+     */
+    public Work reduceScatter(
+            Operation operation, NDArray output, List<NDArray> inputs, ReduceOp op) {
+        throw unsupported(operation.type());
+    }
+
+    /**
+     * See {@link ProcessGroup#allReduceCoalesced}. Coalesced operations are called only if {@link
+     * #batchesCollectives()} is false.
+     *
+     * @param operation the operation, for all tensors
+     * @param tensors inputs and outputs, of one element type
+     * @param infos their types, shapes and addresses
+     * @param op how to reduce
+     * @return the work
+     */
+    public Work allReduceCoalesced(
+            Operation operation, List<NDArray> tensors, List<TensorInfo> infos, ReduceOp op) {
+        throw unsupported(operation.type());
+    }
+
+    /**
+     * See {@link ProcessGroup#allGatherCoalesced}.
+     *
+     * @param operation the operation, for all tensors
+     * @param outputs one gathered tensor per input
+     * @param inputs this rank's inputs, of one element type
+     * @param infos types, shapes and addresses of the inputs
+     * @return the work
+     */
+    public Work allGatherCoalesced(
+            Operation operation,
+            List<NDArray> outputs,
+            List<NDArray> inputs,
+            List<TensorInfo> infos) {
+        throw unsupported(operation.type());
+    }
+
+    /**
+     * See {@link ProcessGroup#reduceScatterCoalesced}.
+     *
+     * @param operation the operation, for all tensors
+     * @param outputs this rank's parts of the results, of one element type
+     * @param inputs one contribution per output
+     * @param infos types, shapes and addresses of the outputs
+     * @param op how to reduce
+     * @return the work
+     */
+    public Work reduceScatterCoalesced(
+            Operation operation,
+            List<NDArray> outputs,
+            List<NDArray> inputs,
+            List<TensorInfo> infos,
+            ReduceOp op) {
+        throw unsupported(operation.type());
+    }
+
+    /**
+     * See {@link ProcessGroup#allToAll}.
+     *
+     * @param operation the operation
+     * @param outputs one output per source rank
+     * @param inputs one input per destination rank
+     * @return the work
+     */
+    public Work allToAll(Operation operation, List<NDArray> outputs, List<NDArray> inputs) {
+        throw unsupported(operation.type());
+    }
+
+    /**
+     * See {@link ProcessGroup#allToAllSingle(NDArray, NDArray, long[], long[])}.
+     *
+     * @param operation the operation
+     * @param output the parts from all ranks, concatenated
+     * @param input the parts for all ranks, concatenated
+     * @param outputCounts the number of elements from each rank
+     * @param inputCounts the number of elements for each rank
+     * @return the work
+     */
+    public Work allToAllSingle(
+            Operation operation,
+            NDArray output,
+            NDArray input,
+            long[] outputCounts,
+            long[] inputCounts) {
+        throw unsupported(operation.type());
+    }
+
+    /**
+     * See {@link ProcessGroup#send}. Messages and collectives do not wait for each other.
+     *
+     * @param operation the operation
+     * @param tensor the tensor to send
+     * @param destination the receiving rank; not this rank
+     * @param tag distinguishes messages between two ranks; negative tags are group-internal
+     * @return the work
+     */
+    public Work send(Operation operation, NDArray tensor, int destination, int tag) {
+        throw unsupported(operation.type());
+    }
+
+    /**
+     * See {@link ProcessGroup#recv} and {@link ProcessGroup#recvAnySource}.
+     *
+     * @param operation the operation
+     * @param tensor receives the message
+     * @param source the sending rank, not this rank; -1 for any
+     * @param tag the message's tag
+     * @return the work, which implements {@link Work#sourceRank()}
+     */
+    public Work recv(Operation operation, NDArray tensor, int source, int tag) {
+        throw unsupported(operation.type());
+    }
+
+    /**
+     * Starts a batch. Sends and receives up to {@link #endBatch()} run concurrently; collectives
+     * run as one if {@link #batchesCollectives()}.
+     */
+    public void startBatch() {}
+
+    /** Ends a batch; also called if issuing an operation of the batch failed. */
+    public void endBatch() {}
+
+    /**
+     * Returns whether collectives in a batch run as one. If true, a coalesced call becomes a batch
+     * with one operation per tensor. If false, it becomes one call of {@link #allReduceCoalesced},
+     * {@link #allGatherCoalesced} or {@link #reduceScatterCoalesced} per element type.
+     *
+     * @return true if the backend batches collectives; the same on all ranks
+     */
+    public boolean batchesCollectives() {
+        return false;
+    }
+
+    /**
+     * Creates the backend of a sub-group from the resources of this one. All ranks of this group
+     * call it in the same order and may wait for each other.
+     *
+     * @param context the new group and this rank; null if this rank is not a member
+     * @param color distinguishes the groups created by one call; not negative
+     * @param members the new group's ranks, by rank in this group
+     * @return the backend; empty if this rank is not a member, or, on all ranks, if the factory
+     *     must create the backend
+     */
+    public Optional<Backend> split(GroupContext context, int color, List<Integer> members) {
+        return Optional.empty();
+    }
+
+    /**
+     * See {@link ProcessGroup#barrier}.
+     *
+     * @param operation the operation
+     * @return the work
+     */
+    public Work barrier(Operation operation) {
+        throw unsupported(operation.type());
+    }
+
+    /**
+     * See {@link ProcessGroup#execute}.
+     *
+     * @param operation the operation
+     * @param body the code to run, in the order of the calls
+     * @return the work
+     */
+    public Work execute(Operation operation, Runnable body) {
+        throw unsupported(operation.type());
+    }
+
+    /**
+     * Returns the group's symmetric memory.
+     *
+     * @return the buffers; empty on all ranks if the group has none
+     */
+    public Optional<P2pBuffers> p2pBuffers() {
+        return Optional.empty();
+    }
+
+    /**
+     * Makes current and later calls that wait for other ranks fail, because the group is about to
+     * be closed. Any thread may call it. A no-op for backends whose calls never wait for other
+     * ranks.
+     */
+    public void stopWaiting() {}
+
+    /**
+     * Announces to the other ranks that this rank makes no more calls, so that operations which it
+     * has not called fail there. A no-op for backends that cannot announce it.
+     */
+    public void endCalls() {}
+
+    /**
+     * Waits until all running operations have ended, each within its timeout. For backends whose
+     * results may be in use although no host thread waits for them, because {@link #close} would
+     * invalidate those results. Returns early if the thread is interrupted; never throws. Called
+     * after {@link #endCalls} and before {@link #close}.
+     */
+    public void drain() {}
+
+    /** Fails running operations and frees all resources. Idempotent. */
+    @Override
+    public abstract void close();
+
+    private UnsupportedOperationException unsupported(OpType type) {
+        return new UnsupportedOperationException(
+                "backend '" + name() + "' does not support " + type);
+    }
+}

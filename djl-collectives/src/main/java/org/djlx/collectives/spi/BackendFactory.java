@@ -1,0 +1,40 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.spi;
+
+import org.djlx.collectives.CollectiveException;
+
+/**
+ * Creates backends. Found by {@link java.util.ServiceLoader} or registered with {@link
+ * Backends#register}.
+ */
+public interface BackendFactory {
+
+    /**
+     * Returns the backend's name.
+     *
+     * @return the name, such as {@code shm}
+     */
+    String name();
+
+    /**
+     * Returns the operations, element types and reductions that the backend supports; the same on
+     * every rank.
+     *
+     * @return the supported combinations
+     */
+    Support support();
+
+    /**
+     * Creates the backend of one rank. All ranks of the group call it; it returns when the group is
+     * usable.
+     *
+     * @param context the group and the rank
+     * @return the backend
+     * @throws IllegalArgumentException if the backend does not accept this class of options
+     * @throws CollectiveException if not all ranks call it within the timeout
+     */
+    Backend create(GroupContext context);
+}

@@ -1,0 +1,75 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.spi;
+
+import java.util.Map;
+import java.util.ServiceLoader;
+import java.util.Set;
+import java.util.TreeSet;
+import java.util.concurrent.ConcurrentHashMap;
+import org.djlx.collectives.ProcessGroups;
+
+/**
+ * The available backends: those registered with {@link #register}, then those found by {@link
+ * ServiceLoader}.
+ */
+public final class Backends {
+
+    private static final Map<String, BackendFactory> REGISTERED = new ConcurrentHashMap<>();
+
+    private Backends() {}
+
+    /**
+     * Registers a backend for this JVM. It replaces a backend of the same name.
+     *
+     * @param name the name that {@link ProcessGroups#init(String)} takes
+     * @param factory the backend's factory
+     */
+    public static void register(String name, BackendFactory factory) {
+        if (name == null || factory == null) {
+            throw new IllegalArgumentException(
+                    "register: null argument: name " + name + ", factory " + factory);
+        }
+        REGISTERED.put(name, factory);
+    }
+
+    /**
+     * Returns a backend's factory.
+     *
+     * @param name the backend's name
+     * @return the factory
+     * @throws IllegalArgumentException if there is no such backend
+     */
+    public static BackendFactory get(String name) {
+        if (name == null) {
+            throw new IllegalArgumentException(
+                    "the backend's name is null; available backends: " + names());
+        }
+        BackendFactory registered = REGISTERED.get(name);
+        if (registered != null) {
+            return registered;
+        }
+        for (BackendFactory factory : ServiceLoader.load(BackendFactory.class)) {
+            if (factory.name().equals(name)) {
+                return factory;
+            }
+        }
+        throw new IllegalArgumentException(
+                "there is no backend '" + name + "'; available backends: " + names());
+    }
+
+    /**
+     * Returns the names of all backends.
+     *
+     * @return the names, sorted
+     */
+    public static Set<String> names() {
+        Set<String> names = new TreeSet<>(REGISTERED.keySet());
+        for (BackendFactory factory : ServiceLoader.load(BackendFactory.class)) {
+            names.add(factory.name());
+        }
+        return names;
+    }
+}

@@ -1,0 +1,245 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.spi;
+
+import ai.djl.Device;
+import java.util.Collections;
+import java.util.List;
+import java.util.Optional;
+import java.util.function.IntFunction;
+import java.util.function.Supplier;
+import java.util.stream.Collectors;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.CollectiveMismatchException;
+import org.djlx.collectives.CollectiveTimeoutException;
+import org.djlx.collectives.internal.host.Required;
+import org.djlx.collectives.internal.store.GroupExchange;
+import org.djlx.collectives.internal.store.RankProcess;
+import org.djlx.collectives.store.Store;
+
+/**
+ * The group for which a backend is created: name, rank, world size, options, and the store in which
+ * the ranks meet. Thread-safe.
+ */
+public final class GroupContext {
+
+    private final String name;
+    private final int rank;
+    private final int worldSize;
+    private final Store store;
+    private final BackendOptions options;
+    private final Device device;
+    private final GroupExchange groupExchange;
+
+    /**
+     * Creates the context of a rank.
+     *
+     * @param name the group's name, the same on all ranks
+     * @param rank this rank within the group
+     * @param worldSize the number of ranks
+     * @param store the store in which the ranks meet; no other group uses its keys
+     * @param options the options, the same on all ranks
+     * @param device for a sub-group, this rank's device in the parent; null for an initial group,
+     *     where the backend chooses
+     */
+    public GroupContext(
+            String name,
+            int rank,
+            int worldSize,
+            Store store,
+            BackendOptions options,
+            Device device) {
+        this(
+                name,
+                rank,
+                worldSize,
+                store,
+                options,
+                device,
+                Collections.nCopies(Math.max(0, worldSize), null),
+                Optional::empty,
+                peer -> "rank " + peer);
+    }
+
+    private GroupContext(
+            String name,
+            int rank,
+            int worldSize,
+            Store store,
+            BackendOptions options,
+            Device device,
+            List<RankProcess> processes,
+            Supplier<Optional<Throwable>> obstacle,
+            IntFunction<String> rankNames) {
+        checkNotNull("name", name);
+        checkNotNull("store", store);
+        checkNotNull("options", options);
+        checkRank(rank, worldSize);
+        this.name = name;
+        this.rank = rank;
+        this.worldSize = worldSize;
+        this.store = store;
+        this.options = options;
+        this.device = device;
+        groupExchange =
+                new GroupExchange(name, rank, worldSize, store, processes, obstacle, rankNames);
+    }
+
+    /**
+     * Creates the context of this rank in a sub-group. Error messages name its ranks by their rank
+     * in this group.
+     *
+     * @param partName the sub-group's name
+     * @param members the sub-group's ranks, by rank in this group; includes this rank
+     * @param partStore the store in which the members meet
+     * @param partOptions the sub-group's options
+     * @param partDevice the device of this rank; null if the backend chooses
+     * @param obstacle the failure because of which waiting for other members is hopeless, or empty
+     * @return the context
+     */
+    public GroupContext part(
+            String partName,
+            List<Integer> members,
+            Store partStore,
+            BackendOptions partOptions,
+            Device partDevice,
+            Supplier<Optional<Throwable>> obstacle) {
+        List<RankProcess> processes = groupExchange.processes();
+        return new GroupContext(
+                partName,
+                Required.argument("part: members", members).indexOf(rank),
+                members.size(),
+                partStore,
+                partOptions,
+                partDevice,
+                members.stream().map(processes::get).collect(Collectors.toList()),
+                obstacle,
+                member -> "rank " + members.get(member) + " of group '" + name + "'");
+    }
+
+    private static void checkNotNull(String what, Object value) {
+        if (value == null) {
+            throw new IllegalArgumentException("the group's " + what + " is null");
+        }
+    }
+
+    /**
+     * Checks a rank and a world size.
+     *
+     * @param rank the rank
+     * @param worldSize the number of ranks
+     * @throws IllegalArgumentException if the world size is not positive or the rank is out of
+     *     range
+     */
+    public static void checkRank(int rank, int worldSize) {
+        if (worldSize < 1) {
+            throw new IllegalArgumentException(
+                    "the world size must be at least 1, but is " + worldSize);
+        }
+        if (rank < 0 || rank >= worldSize) {
+            throw new IllegalArgumentException(
+                    "rank "
+                            + rank
+                            + " is out of range: the group has ranks 0 to "
+                            + (worldSize - 1));
+        }
+    }
+
+    /**
+     * Returns the group's name.
+     *
+     * @return the name, the same on all ranks
+     */
+    public String name() {
+        return name;
+    }
+
+    /**
+     * Returns this rank.
+     *
+     * @return the rank within the group
+     */
+    public int rank() {
+        return rank;
+    }
+
+    /**
+     * Returns the number of ranks.
+     *
+     * @return the world size
+     */
+    public int worldSize() {
+        return worldSize;
+    }
+
+    /**
+     * Returns the store in which the ranks meet.
+     *
+     * @return the store; no other group uses its keys
+     */
+    public Store store() {
+        return store;
+    }
+
+    /**
+     * Returns the options.
+     *
+     * @return the options, the same on all ranks
+     */
+    public BackendOptions options() {
+        return options;
+    }
+
+    /**
+     * Returns the device that a sub-group takes over from its parent.
+     *
+     * @return the device; null for an initial group, where the backend chooses
+     */
+    public Device device() {
+        return device;
+    }
+
+    /**
+     * All-gathers a value through the store. Slow; for set-up only. It leaves no keys in the store
+     * if it succeeds on all ranks.
+     *
+     * @param key the name of the exchange; usable once per group
+     * @param value this rank's value
+     * @return the values in rank order
+     * @throws CollectiveMismatchException if the store contains a value of another group, or the
+     *     ranks have different world sizes
+     * @throws CollectiveException if a rank's process on this host has died
+     * @throws CollectiveTimeoutException if not all ranks call it within the timeout; names the
+     *     missing ranks
+     */
+    public List<byte[]> exchange(String key, byte[] value) {
+        Required.argument("exchange: value", value);
+        return groupExchange.exchange(key, value, options);
+    }
+
+    /**
+     * Deletes the keys of an exchange among some ranks. Each of these ranks has set one key, and
+     * calls this after it has read all keys. The last caller deletes them.
+     *
+     * <p>If a rank never calls it, or the store cannot delete, the keys stay. That is not an error.
+     *
+     * @param keys the keys, one per participating rank, in the same order on these ranks
+     */
+    public void forget(List<String> keys) {
+        groupExchange.forget(keys);
+    }
+
+    /**
+     * Returns the operation that represents the creation of the group. A backend may use it to
+     * synchronise the ranks once by its own means.
+     *
+     * @return the operation, with sequence number 0
+     */
+    public Operation joining() {
+        Operation.Agreed nothing = new Operation.Agreed(null, new long[0], null, 0);
+        return new Operation(OpType.INIT, 0, name, options.timeout(), nothing)
+                .warningAfter(options.warnAfter());
+    }
+}

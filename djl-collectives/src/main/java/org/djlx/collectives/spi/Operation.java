@@ -1,0 +1,451 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.spi;
+
+import java.time.Duration;
+import java.util.Arrays;
+import java.util.List;
+import java.util.Set;
+import java.util.stream.Collectors;
+import java.util.stream.Stream;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.CollectiveMismatchException;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.Work;
+import org.djlx.collectives.internal.host.Required;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.TensorInfo;
+
+/**
+ * One operation of a group, as issued by one rank: its kind, its sequence number, and the arguments
+ * on which all ranks must agree. Point-to-point operations, on which two ranks agree, have their
+ * own sequence numbers.
+ *
+ * <p>The backend must report {@link #started} and {@link #ended}; both are passed to an {@link
+ * OperationTrace}. Until it has ended, the operation keeps its group reachable. Otherwise
+ * immutable.
+ *
+ * <p>A backend publishes {@link #signature()} to the other ranks and compares their signatures with
+ * it. {@link #describe(long[])} formats a signature. A signature has {@value #SIGNATURE_WORDS}
+ * words:
+ *
+ * <pre>
+ *   0 to 3    the name, in ASCII, padded with zeros
+ *   4         bits 0-7 element type, 8-15 reduce op + 1, 16-23 dimensions, 24 point-to-point,
+ *             32-63 root, dimension or peer
+ *   5         the reduce op's factor, or the tag of a point-to-point operation
+ *   6 to 15   the shape; with more dimensions than fit, the last word is a hash of the rest
+ * </pre>
+ */
+public final class Operation {
+
+    /** The number of words of a signature. */
+    public static final int SIGNATURE_WORDS = 16;
+
+    private static final int HEADER = OpType.WORDS;
+    private static final int DETAIL = HEADER + 1;
+    private static final int SHAPE = DETAIL + 1;
+    private static final int MAX_DIMENSIONS = SIGNATURE_WORDS - SHAPE;
+    private static final int NO_TYPE = 0xff;
+    private static final long POINT_TO_POINT = 1L << 24;
+
+    /** Operations whose {@link Agreed#index} is the root rank. */
+    private static final Set<String> ROOTED =
+            Stream.of(
+                            OpType.BROADCAST,
+                            OpType.REDUCE,
+                            OpType.GATHER,
+                            OpType.SCATTER,
+                            OpType.BROADCAST_OBJECT,
+                            OpType.GATHER_OBJECT,
+                            OpType.SCATTER_OBJECT_LIST)
+                    .map(OpType::toString)
+                    .collect(Collectors.toUnmodifiableSet());
+
+    private final OpType type;
+    private final long sequence;
+    private final String group;
+    private final Duration timeout;
+    private final Agreed agreed;
+    private final long[] signature;
+    private final long byteSize;
+
+    // Set when the operation is issued, before another thread sees it.
+    private TensorInfo tensor;
+    private OperationTrace trace;
+    private Duration warnAfter = BackendOptions.DEFAULT_WARN_AFTER;
+    private boolean warned; // guarded by this
+    private Runnable keeper; // keeps the group reachable; null once the operation has ended
+    private String algorithm;
+    private Work before; // the previous operation of the same call; null if none or ended
+
+    /**
+     * Creates an operation.
+     *
+     * @param type its kind
+     * @param sequence its sequence number within the group, from 1
+     * @param group the group's name
+     * @param timeout how long it may wait for the other ranks
+     * @param agreed the arguments on which all ranks must agree
+     */
+    public Operation(OpType type, long sequence, String group, Duration timeout, Agreed agreed) {
+        this.type = Required.argument("Operation: type", type);
+        this.sequence = sequence;
+        this.group = group;
+        this.timeout = timeout;
+        this.agreed = Required.argument("Operation: agreed", agreed);
+        this.signature = encode(type, agreed);
+        this.byteSize = byteSize(agreed);
+    }
+
+    /**
+     * Creates a point-to-point operation.
+     *
+     * @param type its kind
+     * @param sequence its sequence number among the messages of the group, from 1
+     * @param group the group's name
+     * @param timeout how long it may wait for the other rank
+     * @param agreed the arguments; {@link Agreed#index} is the peer, or -1 for any source
+     * @param tag the message's tag
+     */
+    public Operation(
+            OpType type, long sequence, String group, Duration timeout, Agreed agreed, int tag) {
+        this(type, sequence, group, timeout, agreed);
+        signature[HEADER] |= POINT_TO_POINT;
+        signature[DETAIL] = tag;
+    }
+
+    /**
+     * The arguments of an operation on which all ranks must agree.
+     *
+     * @param elementType the element type, or null if the operation has no tensor
+     * @param shape the shape that must be the same on all ranks
+     * @param op the reduction, or null if the operation does not reduce
+     * @param index the root rank, or the dimension, or 0
+     */
+    public record Agreed(ScalarType elementType, long[] shape, ReduceOp op, int index) {
+
+        /**
+         * Checks that the shape is not null.
+         *
+         * @param elementType the element type, or null
+         * @param shape the shape; empty if there is no tensor
+         * @param op the reduce op, or null
+         * @param index the root rank, or the dimension, or 0
+         */
+        public Agreed {
+            Required.argument("Agreed: shape", shape);
+        }
+    }
+
+    private static long[] encode(OpType type, Agreed agreed) {
+        long[] words = new long[SIGNATURE_WORDS];
+        type.encode(words);
+        long[] shape = agreed.shape();
+        int reduce = agreed.op() == null ? 0 : agreed.op().kind().ordinal() + 1;
+        int element = agreed.elementType() == null ? NO_TYPE : agreed.elementType().code();
+        words[HEADER] =
+                element
+                        | (long) reduce << 8
+                        | (long) Math.min(shape.length, 0xff) << 16
+                        | (long) agreed.index() << 32;
+        words[DETAIL] = agreed.op() == null ? 0 : Double.doubleToRawLongBits(agreed.op().factor());
+        if (shape.length <= MAX_DIMENSIONS) {
+            System.arraycopy(shape, 0, words, SHAPE, shape.length);
+        } else {
+            System.arraycopy(shape, 0, words, SHAPE, MAX_DIMENSIONS - 1);
+            words[SIGNATURE_WORDS - 1] =
+                    Arrays.hashCode(Arrays.copyOfRange(shape, MAX_DIMENSIONS - 1, shape.length));
+        }
+        return words;
+    }
+
+    private static long byteSize(Agreed agreed) {
+        if (agreed.elementType() == null) {
+            return 0;
+        }
+        long size = agreed.elementType().itemSize();
+        for (long length : agreed.shape()) {
+            size *= length;
+        }
+        return size;
+    }
+
+    /**
+     * Returns the kind of operation.
+     *
+     * @return the kind
+     */
+    public OpType type() {
+        return type;
+    }
+
+    /**
+     * Returns the operation's sequence number within its group.
+     *
+     * @return the number, from 1
+     */
+    public long sequence() {
+        return sequence;
+    }
+
+    /**
+     * Returns the name of the operation's group.
+     *
+     * @return the name
+     */
+    public String group() {
+        return group;
+    }
+
+    /**
+     * Returns how long the operation may wait for the other ranks.
+     *
+     * @return the timeout
+     */
+    public Duration timeout() {
+        return timeout;
+    }
+
+    /**
+     * Returns the arguments on which all ranks must agree.
+     *
+     * @return the arguments; do not modify the shape
+     */
+    public Agreed agreed() {
+        return agreed;
+    }
+
+    /**
+     * Returns the kind and the agreed arguments as words, for the comparison between ranks.
+     *
+     * @return {@value #SIGNATURE_WORDS} words; do not modify
+     */
+    public long[] signature() {
+        return signature;
+    }
+
+    /**
+     * Returns the size of the tensor on whose shape all ranks must agree.
+     *
+     * @return the size in bytes; 0 if the operation has no tensor
+     */
+    public long byteSize() {
+        return byteSize;
+    }
+
+    /**
+     * Returns the type, shape and address of the tensor on whose type and shape all ranks must
+     * agree. It saves a backend the query.
+     *
+     * @return the information; null if the operation has no such tensor
+     */
+    public TensorInfo tensor() {
+        return tensor;
+    }
+
+    /**
+     * Sets the result of {@link #tensor}. For {@link org.djlx.collectives.ProcessGroup}.
+     *
+     * @param info the information
+     */
+    public void setTensor(TensorInfo info) {
+        tensor = info;
+    }
+
+    /**
+     * Sets the algorithm that runs the operation, for traces. Backends call it before {@link
+     * #ended}.
+     *
+     * @param name a constant such as {@code two-shot}
+     */
+    public void setAlgorithm(String name) {
+        algorithm = name;
+    }
+
+    /**
+     * Returns the algorithm that runs the operation.
+     *
+     * @return the name; null if it is not set
+     */
+    public String algorithm() {
+        return algorithm;
+    }
+
+    /**
+     * Makes this operation follow the other operations of the same coalesced call.
+     *
+     * @param works the works of the operations before this one, possibly empty
+     * @return this operation
+     */
+    public Operation behind(List<Work> works) {
+        before =
+                Required.argument("behind: works", works).isEmpty()
+                        ? null
+                        : works.get(works.size() - 1);
+        return this;
+    }
+
+    /**
+     * Returns the mismatch of an earlier operation of the same coalesced call. Ranks with such a
+     * mismatch must not run this operation. Backends call it after the operations before have
+     * ended, and before this one starts.
+     *
+     * @return the mismatch; null if there is none
+     */
+    public CollectiveMismatchException mismatchBefore() {
+        Throwable failure = before == null ? null : before.exception().orElse(null);
+        return failure instanceof CollectiveMismatchException mismatch ? mismatch : null;
+    }
+
+    /**
+     * Sets a reference that keeps the group reachable until the operation has ended. For {@link
+     * org.djlx.collectives.ProcessGroup}.
+     *
+     * @param keeper run by {@link #keepGroup}
+     */
+    public void setKeeper(Runnable keeper) {
+        this.keeper = keeper;
+    }
+
+    /**
+     * Keeps the group until it is destroyed, even if it becomes unreachable. For work that may run
+     * at any later time, such as a CUDA graph. Backends call it before {@link #ended}.
+     */
+    public void keepGroup() {
+        keeper.run();
+    }
+
+    /**
+     * Sets after how long the log warns of a wait.
+     *
+     * @param wait the time, see {@link BackendOptions#warnAfter}
+     * @return this operation
+     */
+    public Operation warningAfter(Duration wait) {
+        warnAfter = wait;
+        return this;
+    }
+
+    /**
+     * Returns true once, when the operation has waited for {@link BackendOptions#warnAfter}. A
+     * backend polls it while it waits for other ranks, and logs the missing ranks when it returns
+     * true.
+     *
+     * @param waitedNanos how long the operation has waited, in ns
+     * @return true if the backend must log the wait now
+     */
+    public synchronized boolean takeWarning(long waitedNanos) {
+        if (warned || waitedNanos < warnAfter.toNanos()) {
+            return false;
+        }
+        warned = true;
+        return true;
+    }
+
+    /**
+     * Sets the receiver of events. For {@link org.djlx.collectives.ProcessGroup}.
+     *
+     * @param to the receiver
+     */
+    public void setTrace(OperationTrace to) {
+        trace = to;
+    }
+
+    /** Reports that the backend rejected the operation. */
+    public void withdrawn() {
+        keeper = null;
+        trace.withdrawn();
+    }
+
+    /**
+     * Reports that the operation starts to run. Backends call it once, before they read a tensor.
+     */
+    public void started() {
+        trace.started();
+    }
+
+    /**
+     * Reports that the operation has ended, whether or not it was started. Backends call it once,
+     * before the {@link Work} completes, so that the exception contains the path of the flight
+     * record. It never blocks or throws; another thread writes the record.
+     *
+     * @param failure why it failed; null if it succeeded
+     */
+    public void ended(Throwable failure) {
+        keeper = null;
+        before = null;
+        String record = trace.ended(failure);
+        if (record != null && failure instanceof CollectiveException exception) {
+            exception.setFlightRecord(record);
+        }
+    }
+
+    /** Returns the reduction in a signature; null if the operation does not reduce. */
+    private static ReduceOp reduceOp(long[] signature) {
+        int code = (int) (signature[HEADER] >> 8 & 0xff);
+        if (code == 0) {
+            return null;
+        }
+        ReduceOp.Kind kind = ReduceOp.Kind.values()[code - 1];
+        return kind == ReduceOp.Kind.PREMUL_SUM
+                ? ReduceOp.premulSum(Double.longBitsToDouble(signature[DETAIL]))
+                : ReduceOp.constants().get(kind.ordinal());
+    }
+
+    /** Returns whether a signature belongs to a message between two ranks. */
+    private static boolean isPointToPoint(long[] signature) {
+        return (signature[HEADER] & POINT_TO_POINT) != 0;
+    }
+
+    /**
+     * Formats a signature.
+     *
+     * @param signature a signature, of this rank or another
+     * @return a text such as {@code allReduce(float32, (2, 3), SUM)}
+     */
+    public static String describe(long[] signature) {
+        String name = OpType.decodeName(Required.argument("describe: signature", signature));
+        long header = signature[HEADER];
+        int element = (int) (header & 0xff);
+        int reduce = (int) (header >> 8 & 0xff);
+        int dimensions = (int) (header >> 16 & 0xff);
+        int index = (int) (header >> 32);
+        if (element == NO_TYPE) {
+            return name + "()";
+        }
+        StringBuilder text = new StringBuilder(name).append('(');
+        text.append(ScalarType.fromCode(element).name().toLowerCase()).append(", (");
+        for (int i = 0; i < Math.min(dimensions, MAX_DIMENSIONS); i++) {
+            boolean hashed = dimensions > MAX_DIMENSIONS && i == MAX_DIMENSIONS - 1;
+            text.append(i == 0 ? "" : ", ").append(hashed ? "…" : signature[SHAPE + i]);
+        }
+        text.append(')');
+        if (isPointToPoint(signature)) {
+            text.append(index < 0 ? "" : ", rank " + index);
+            return text.append(", tag ").append(signature[DETAIL]).append(')').toString();
+        }
+        if (reduce > 0) {
+            text.append(", ").append(reduceOp(signature));
+        }
+        if (ROOTED.contains(name)) {
+            text.append(", root ").append(index);
+        } else if (index != 0) {
+            text.append(", ").append(index);
+        }
+        return text.append(')').toString();
+    }
+
+    /**
+     * Returns the operation as text.
+     *
+     * @return a text such as {@code allReduce(float32, (2, 3), SUM) #17 of group 'default'}
+     */
+    @Override
+    public String toString() {
+        String number = type.isPointToPoint() ? " message #" : " #";
+        return describe(signature) + number + sequence + " of group '" + group + "'";
+    }
+}

@@ -1,0 +1,142 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.store;
+
+import java.time.Duration;
+import java.util.List;
+import java.util.function.Supplier;
+import org.djlx.collectives.internal.host.Required;
+import org.djlx.collectives.internal.store.StoreChecks;
+
+/**
+ * A view of another store in which every key is preceded by a prefix and a slash, so that several
+ * groups can share one store; the counterpart of {@code torch.distributed.PrefixStore}, whose keys
+ * it shares.
+ *
+ * <p>It has the timeout of the underlying store. {@link #numKeys()} counts the keys of the whole
+ * store. {@link #close()} is a no-op: the creator of the underlying store closes it.
+ */
+public final class PrefixStore implements Store {
+
+    private final String prefix;
+    private final Store store;
+
+    /**
+     * Creates a view.
+     *
+     * @param prefix the prefix of every key, without the slash
+     * @param store the underlying store; the caller owns and closes it
+     */
+    public PrefixStore(String prefix, Store store) {
+        StoreChecks.checkKey(prefix);
+        if (store == null) {
+            throw new IllegalArgumentException("PrefixStore: the underlying store is null");
+        }
+        this.prefix = prefix + '/';
+        this.store = store;
+    }
+
+    /** {@inheritDoc} */
+    @Override
+    public void set(String key, byte[] value) {
+        store.set(prefixed(key), value);
+    }
+
+    /** {@inheritDoc} */
+    @Override
+    public byte[] get(String key, Duration timeout) {
+        return stripping(() -> store.get(prefixed(key), timeout));
+    }
+
+    /** {@inheritDoc} */
+    @Override
+    public long add(String key, long amount) {
+        return store.add(prefixed(key), amount);
+    }
+
+    /** {@inheritDoc} */
+    @Override
+    public byte[] compareSet(String key, byte[] expected, byte[] desired) {
+        return store.compareSet(prefixed(key), expected, desired);
+    }
+
+    /** {@inheritDoc} */
+    @Override
+    public void append(String key, byte[] value) {
+        store.append(prefixed(key), value);
+    }
+
+    /** {@inheritDoc} */
+    @Override
+    public boolean check(List<String> keys) {
+        return store.check(prefixed(keys));
+    }
+
+    /** {@inheritDoc} */
+    @Override
+    public void waitFor(List<String> keys, Duration timeout) {
+        stripping(
+                () -> {
+                    store.waitFor(prefixed(keys), timeout);
+                    return null;
+                });
+    }
+
+    /** {@inheritDoc} */
+    @Override
+    public void multiSet(List<String> keys, List<byte[]> values) {
+        store.multiSet(prefixed(keys), values);
+    }
+
+    /** {@inheritDoc} */
+    @Override
+    public List<byte[]> multiGet(List<String> keys, Duration timeout) {
+        return stripping(() -> store.multiGet(prefixed(keys), timeout));
+    }
+
+    /** {@inheritDoc} */
+    @Override
+    public boolean delete(String key) {
+        return store.delete(prefixed(key));
+    }
+
+    /** {@inheritDoc} */
+    @Override
+    public long numKeys() {
+        return store.numKeys();
+    }
+
+    /** {@inheritDoc} */
+    @Override
+    public Duration timeout() {
+        return store.timeout();
+    }
+
+    /** A no-op: the creator of the underlying store closes it. */
+    @Override
+    public void close() {}
+
+    private String prefixed(String key) {
+        StoreChecks.checkKey(key);
+        return prefix + key;
+    }
+
+    private List<String> prefixed(List<String> keys) {
+        return Required.argument("the list of keys", keys).stream().map(this::prefixed).toList();
+    }
+
+    /** Runs a wait; a timeout names the keys without the prefix. */
+    private <T> T stripping(Supplier<T> wait) {
+        try {
+            return wait.get();
+        } catch (StoreTimeoutException e) {
+            List<String> keys =
+                    e.missingKeys().stream().map(key -> key.substring(prefix.length())).toList();
+            StoreTimeoutException own = new StoreTimeoutException(e.getMessage(), keys);
+            own.initCause(e);
+            throw own;
+        }
+    }
+}

@@ -1,0 +1,536 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.store;
+
+import java.net.InetAddress;
+import java.net.InetSocketAddress;
+import java.net.UnknownHostException;
+import java.time.Duration;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.internal.host.Deadline;
+import org.djlx.collectives.internal.host.Durations;
+import org.djlx.collectives.internal.host.Required;
+import org.djlx.collectives.internal.store.ServerAddress;
+import org.djlx.collectives.internal.store.ServerLimits;
+import org.djlx.collectives.internal.store.StoreChecks;
+import org.djlx.collectives.internal.store.StoreToken;
+import org.djlx.collectives.internal.store.TcpStoreClient;
+import org.djlx.collectives.internal.store.TcpStoreServer;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
+
+/**
+ * A store on a TCP server; the counterpart of {@code torch.distributed.TCPStore}. It uses the same
+ * protocol, so either end can be PyTorch's.
+ *
+ * <p>One rank, usually rank 0, runs the server until its handle is closed. Every handle is also a
+ * client:
+ *
+ * <pre>{@code
+ * Store store = TcpStore.builder()
+ *         .setHost("node0").setPort(29500)
+ *         .optServer(rank == 0).optBindAddress("0.0.0.0").optWorldSize(worldSize)
+ *         .build();
+ * }</pre>
+ *
+ * <p>Calls:
+ *
+ * <ul>
+ *   <li>All methods are thread-safe. Calls that do not wait for keys share one connection. A
+ *       blocking call uses its own connection, uses no CPU, and does not delay other calls.
+ *   <li>{@link #set}, {@link #append} and {@link #multiSet} return after the server has executed
+ *       them.
+ *   <li>An interrupted wait throws {@link CollectiveException} and leaves the thread's interrupt
+ *       flag set.
+ *   <li>A call that the server rejects, for example because a value is too long, throws {@link
+ *       CollectiveException}. The handle stays usable, unless the server is PyTorch's.
+ *   <li>When the server stops, current and later calls throw {@link CollectiveException}. The keys
+ *       are lost; a server restarted on the same port is another store and needs a new handle.
+ *   <li>PyTorch's queue commands and listing of keys are not supported.
+ * </ul>
+ *
+ * <p>Security:
+ *
+ * <ul>
+ *   <li>The protocol is not encrypted, and without a token everyone who reaches the port can read
+ *       and write all keys.
+ *   <li>By default the server listens on the loopback interface. Bind it only to addresses that
+ *       only the job's hosts can reach.
+ *   <li>To authenticate, set the environment variable {@code DJLX_STORE_TOKEN} to the same secret
+ *       on all ranks. Server and clients then reject peers without it. The secret itself is never
+ *       sent.
+ *   <li>PyTorch's clients and servers do not support the token.
+ * </ul>
+ */
+public final class TcpStore implements Store {
+
+    private static final Logger logger = LoggerFactory.getLogger(TcpStore.class);
+
+    private final String host;
+    private final int port;
+    private final Duration timeout;
+    private final TcpStoreServer server;
+    private final TcpStoreClient client;
+
+    private TcpStore(Builder builder) {
+        host = builder.host;
+        timeout = builder.timeout;
+        server = builder.server ? builder.startServer() : null;
+        try {
+            port = server == null ? builder.port : server.address().getPort();
+            String mark = server == null ? builder.mark : null;
+            client =
+                    TcpStoreClient.connect(
+                            new ServerAddress(builder.connectHost(server), port, builder.token),
+                            timeout,
+                            mark);
+            try {
+                if (server != null && builder.mark != null) {
+                    client.set(builder.mark, new byte[0]);
+                }
+                if (builder.worldSize > 0 && builder.waitForWorkers) {
+                    join(builder.worldSize);
+                }
+            } catch (RuntimeException e) {
+                client.close();
+                throw e;
+            }
+        } catch (RuntimeException e) {
+            if (server != null) {
+                server.close();
+            }
+            throw e;
+        }
+    }
+
+    /**
+     * Creates a builder.
+     *
+     * @return the builder
+     */
+    public static Builder builder() {
+        return new Builder();
+    }
+
+    /**
+     * Returns the server's host, as passed to the builder.
+     *
+     * @return the host
+     */
+    public String host() {
+        return host;
+    }
+
+    /**
+     * Returns the server's port; for a server created with port 0, the port that the system chose.
+     *
+     * @return the port
+     */
+    public int port() {
+        return port;
+    }
+
+    /** {@inheritDoc} */
+    @Override
+    public void set(String key, byte[] value) {
+        StoreChecks.checkKey(key);
+        StoreChecks.checkValue(value);
+        client.set(key, value);
+    }
+
+    /** {@inheritDoc} */
+    @Override
+    public byte[] get(String key, Duration timeout) {
+        StoreChecks.checkKey(key);
+        return client.get(key, Deadline.after(StoreChecks.checkTimeout(timeout)));
+    }
+
+    /** {@inheritDoc} */
+    @Override
+    public long add(String key, long amount) {
+        StoreChecks.checkKey(key);
+        return client.add(key, amount);
+    }
+
+    /** {@inheritDoc} */
+    @Override
+    public byte[] compareSet(String key, byte[] expected, byte[] desired) {
+        StoreChecks.checkKey(key);
+        StoreChecks.checkValue(expected);
+        StoreChecks.checkValue(desired);
+        return client.compareSet(key, expected, desired);
+    }
+
+    /** {@inheritDoc} */
+    @Override
+    public void append(String key, byte[] value) {
+        StoreChecks.checkKey(key);
+        StoreChecks.checkValue(value);
+        client.append(key, value);
+    }
+
+    /** {@inheritDoc} */
+    @Override
+    public boolean check(List<String> keys) {
+        StoreChecks.checkKeys(keys);
+        return client.check(keys);
+    }
+
+    /** {@inheritDoc} */
+    @Override
+    public void waitFor(List<String> keys, Duration timeout) {
+        StoreChecks.checkKeys(keys);
+        client.waitFor("waitFor", keys, Deadline.after(StoreChecks.checkTimeout(timeout)));
+    }
+
+    /** {@inheritDoc} */
+    @Override
+    public void multiSet(List<String> keys, List<byte[]> values) {
+        StoreChecks.checkPairs(keys, values);
+        client.multiSet(keys, values);
+    }
+
+    /** {@inheritDoc} */
+    @Override
+    public List<byte[]> multiGet(List<String> keys, Duration timeout) {
+        StoreChecks.checkKeys(keys);
+        return client.multiGet(keys, Deadline.after(StoreChecks.checkTimeout(timeout)));
+    }
+
+    /** {@inheritDoc} */
+    @Override
+    public boolean delete(String key) {
+        StoreChecks.checkKey(key);
+        return client.delete(key);
+    }
+
+    /**
+     * Returns the number of keys in the whole store. As in PyTorch, it includes the counter of
+     * workers that have joined.
+     */
+    @Override
+    public long numKeys() {
+        return client.numKeys();
+    }
+
+    /** {@inheritDoc} */
+    @Override
+    public Duration timeout() {
+        return timeout;
+    }
+
+    /**
+     * Closes the connections of this handle, and the server if this handle runs it; calls in
+     * progress fail. Idempotent.
+     */
+    @Override
+    public void close() {
+        client.close();
+        if (server != null) {
+            server.close();
+        }
+    }
+
+    /**
+     * Closes this handle. If it runs the server, first waits for the other handles to close.
+     *
+     * @param timeout how long to wait for the other handles
+     */
+    public void closeAfterOthers(Duration timeout) {
+        Required.argument("closeAfterOthers: timeout", timeout);
+        client.close();
+        if (server != null && !server.awaitDisconnection(timeout)) {
+            logger.warn(
+                    "TcpStore {}:{}: stopping the server although other ranks are still connected"
+                            + " after {}; they can no longer use the store",
+                    host,
+                    port,
+                    Durations.text(timeout));
+        }
+        close();
+    }
+
+    private void join(int worldSize) {
+        long joined = client.join();
+        if (server == null || joined >= worldSize) {
+            return;
+        }
+        try {
+            server.joined().get(Deadline.after(timeout).remainingNanos(), TimeUnit.NANOSECONDS);
+        } catch (TimeoutException e) {
+            throw new CollectiveException(
+                    client
+                            + ": "
+                            + client.numJoined()
+                            + " of "
+                            + worldSize
+                            + " workers joined within "
+                            + Durations.text(timeout)
+                            + "; check that all ranks were started with this host and port, or"
+                            + " increase the timeout",
+                    e);
+        } catch (InterruptedException e) {
+            Thread.currentThread().interrupt();
+            throw new CollectiveException(
+                    client + ": interrupted while waiting for the workers to join", e);
+        } catch (ExecutionException e) {
+            throw new AssertionError("this future never fails", e);
+        }
+    }
+
+    /** Builds a {@link TcpStore}. */
+    public static final class Builder {
+
+        private String host;
+        private int port = -1;
+        private boolean server;
+        private int worldSize;
+        private boolean waitForWorkers = true;
+        private String mark;
+        private Duration timeout = StoreChecks.DEFAULT_TIMEOUT;
+        private String bindAddress;
+        private StoreToken token = StoreToken.of(System.getenv());
+        private int maxConnections = 16 << 10;
+        private int maxKeys = 1 << 20;
+        private int maxValueBytes = 8 << 20;
+        private long maxBytes = Runtime.getRuntime().maxMemory() / 4;
+
+        private Builder() {}
+
+        /**
+         * Sets the host on which the server runs.
+         *
+         * @param host the name or address of the host
+         * @return this builder
+         */
+        public Builder setHost(String host) {
+            this.host = host;
+            return this;
+        }
+
+        /**
+         * Sets the server's port.
+         *
+         * @param port the port; for a server, 0 lets the system choose
+         * @return this builder
+         */
+        public Builder setPort(int port) {
+            this.port = port;
+            return this;
+        }
+
+        /**
+         * Sets whether this handle runs the server.
+         *
+         * @param server true to run it; false unless set
+         * @return this builder
+         */
+        public Builder optServer(boolean server) {
+            this.server = server;
+            return this;
+        }
+
+        /**
+         * Sets the number of handles that the job opens. {@link #build} of the server's handle then
+         * waits until all have joined. Unless set, it does not wait.
+         *
+         * @param worldSize the number of handles, including the server's
+         * @return this builder
+         */
+        public Builder optWorldSize(int worldSize) {
+            if (worldSize < 1) {
+                throw new IllegalArgumentException(
+                        "TcpStore: the world size must be at least 1, but is " + worldSize);
+            }
+            this.worldSize = worldSize;
+            return this;
+        }
+
+        /**
+         * Sets whether handles with a world size join, and the server's handle waits for them. It
+         * must be the same for all handles.
+         *
+         * @param waitForWorkers true to join and wait; true unless set
+         * @return this builder
+         */
+        public Builder optWaitForWorkers(boolean waitForWorkers) {
+            this.waitForWorkers = waitForWorkers;
+            return this;
+        }
+
+        /**
+         * Sets a key that identifies the server. The server's handle sets it at once; the other
+         * handles connect only to a server that has it, and retry otherwise. So they skip a foreign
+         * or an old server on the same port.
+         *
+         * @param mark the key; null, the default, accepts any server
+         * @return this builder
+         */
+        public Builder optMark(String mark) {
+            this.mark = mark;
+            return this;
+        }
+
+        /**
+         * Sets the environment that contains the token. The default is the process's environment.
+         */
+        Builder optEnvironment(Map<String, String> environment) {
+            this.token = StoreToken.of(environment);
+            return this;
+        }
+
+        /**
+         * Sets how long to try to connect, and how long methods without a timeout parameter wait. A
+         * server that does not answer within this time, or 30 s if that is longer, counts as gone.
+         *
+         * @param timeout the timeout; 5 minutes unless set
+         * @return this builder
+         */
+        public Builder optTimeout(Duration timeout) {
+            if (StoreChecks.checkTimeout(timeout).isZero()) {
+                throw new IllegalArgumentException(
+                        "TcpStore: the timeout must be positive, but is 0 s");
+            }
+            this.timeout = timeout;
+            return this;
+        }
+
+        /**
+         * Sets the address on which the server listens. Unless set, it is the loopback interface,
+         * which other hosts cannot reach.
+         *
+         * @param bindAddress an address of this host; {@code "0.0.0.0"} for all
+         * @return this builder
+         */
+        public Builder optBindAddress(String bindAddress) {
+            this.bindAddress = bindAddress;
+            return this;
+        }
+
+        /**
+         * Sets how many connections the server accepts. A handle uses one, plus one per waiting
+         * thread.
+         *
+         * @param maxConnections the number of connections; 16384 unless set
+         * @return this builder
+         */
+        public Builder optMaxConnections(int maxConnections) {
+            this.maxConnections = maxConnections;
+            return this;
+        }
+
+        /**
+         * Sets how many keys the server accepts.
+         *
+         * @param maxKeys the number of keys; 1048576 unless set
+         * @return this builder
+         */
+        public Builder optMaxKeys(int maxKeys) {
+            this.maxKeys = maxKeys;
+            return this;
+        }
+
+        /**
+         * Sets the maximum length of a value. One call of {@link Store#multiSet} or {@link
+         * Store#multiGet} may carry 16 times as much.
+         *
+         * @param maxValueBytes the length in bytes; 8 MiB unless set, as in PyTorch's server
+         * @return this builder
+         */
+        public Builder optMaxValueBytes(int maxValueBytes) {
+            this.maxValueBytes = maxValueBytes;
+            return this;
+        }
+
+        /**
+         * Sets the server's memory limit for all clients together: keys, values, awaited keys, and
+         * data in transit. A call that needs more is rejected. One sixteenth is reserved for short
+         * commands and answers, so that small requests succeed while large ones have used the rest.
+         *
+         * @param maxBytes the number of bytes; a quarter of the heap unless set
+         * @return this builder
+         */
+        public Builder optMaxBytes(long maxBytes) {
+            this.maxBytes = maxBytes;
+            return this;
+        }
+
+        /**
+         * Starts the server if {@link #optServer} is set, and connects to it.
+         *
+         * @return the store; the caller closes it
+         * @throws CollectiveException if the server cannot listen, or the connection is not
+         *     established or not all workers join within the timeout
+         */
+        public TcpStore build() {
+            if (host == null || host.isEmpty()) {
+                throw new IllegalArgumentException("TcpStore: the host is not set; call setHost");
+            }
+            if (port < 0 || port > 65535 || port == 0 && !server) {
+                throw new IllegalArgumentException(
+                        "TcpStore "
+                                + host
+                                + ": the port must be 1 to 65535, or 0 for a server, but is "
+                                + port);
+            }
+            return new TcpStore(this);
+        }
+
+        private TcpStoreServer startServer() {
+            ServerLimits limits =
+                    new ServerLimits(maxConnections, maxKeys, maxValueBytes, maxBytes);
+            InetAddress address;
+            try {
+                address =
+                        bindAddress == null
+                                ? InetAddress.getLoopbackAddress()
+                                : InetAddress.getByName(bindAddress);
+            } catch (UnknownHostException e) {
+                throw new CollectiveException(
+                        "TcpStore: the bind address "
+                                + bindAddress
+                                + " is unknown; pass an address of this host, or 0.0.0.0 for all",
+                        e);
+            }
+            warnIfUnreachable(address);
+            return TcpStoreServer.start(
+                    new InetSocketAddress(address, port), limits, worldSize, token);
+        }
+
+        /**
+         * Returns the host to connect to. The server's own handle uses the address it listens on.
+         */
+        private String connectHost(TcpStoreServer server) {
+            if (server == null) {
+                return host;
+            }
+            InetAddress address = server.address().getAddress();
+            return address.isAnyLocalAddress()
+                    ? InetAddress.getLoopbackAddress().getHostAddress()
+                    : address.getHostAddress();
+        }
+
+        private void warnIfUnreachable(InetAddress address) {
+            try {
+                if (address.isLoopbackAddress()
+                        && !InetAddress.getByName(host).isLoopbackAddress()) {
+                    logger.warn(
+                            "TcpStore {}:{}: the server listens on {} only, which other hosts"
+                                    + " cannot reach; set optBindAddress",
+                            host,
+                            port,
+                            address.getHostAddress());
+                }
+            } catch (UnknownHostException e) {
+                logger.warn("TcpStore: cannot resolve the server's host name {}", host);
+            }
+        }
+    }
+}

@@ -1,0 +1,93 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.train;
+
+import java.io.IOException;
+import java.io.Serializable;
+import java.util.Collections;
+import java.util.List;
+import java.util.stream.Collectors;
+import org.djlx.collectives.ObjectCollectives;
+import org.djlx.collectives.ProcessGroup;
+
+/**
+ * Runs code that may fail on one rank only, such as reading a file. All ranks learn of the failure
+ * and fail too, so that none waits for a rank that has stopped.
+ */
+public final class Agreement {
+
+    private record Outcome(String result, String failure) implements Serializable {}
+
+    /** The code to run on each rank. */
+    public interface Body {
+        /**
+         * Runs the code.
+         *
+         * @return the value that the ranks exchange; may be null
+         * @throws IOException if it fails
+         */
+        String run() throws IOException;
+    }
+
+    private Agreement() {}
+
+    /**
+     * Runs code on all ranks and checks that it returned the same value on each.
+     *
+     * @param group the ranks; null if there is only one
+     * @param operation the operation's name, for errors
+     * @param body the code
+     * @throws IOException if it failed on any rank, or the values differ
+     */
+    public static void run(ProcessGroup group, String operation, Body body) throws IOException {
+        List<String> results = exchange(group, operation, body);
+        if (results.stream().distinct().count() > 1) {
+            throw new IOException(
+                    String.format(
+                            "%s: the ranks returned different values; in rank order: %s",
+                            operation, results));
+        }
+    }
+
+    /**
+     * Runs code on all ranks and gathers the values that it returned.
+     *
+     * @param group the ranks; null if there is only one
+     * @param operation the operation's name, for errors
+     * @param body the code
+     * @return the values, in rank order
+     * @throws IOException if it failed on any rank
+     */
+    public static List<String> exchange(ProcessGroup group, String operation, Body body)
+            throws IOException {
+        if (group == null) {
+            return Collections.singletonList(body.run());
+        }
+        String own;
+        try {
+            own = body.run();
+        } catch (IOException | RuntimeException | Error e) {
+            try {
+                gather(group, new Outcome(null, e.toString()));
+            } catch (RuntimeException broken) {
+                e.addSuppressed(broken);
+            }
+            throw e;
+        }
+        List<Outcome> all = gather(group, new Outcome(own, null));
+        for (int rank = 0; rank < all.size(); rank++) {
+            if (all.get(rank).failure != null) {
+                throw new IOException(
+                        String.format(
+                                "%s: rank %d failed: %s", operation, rank, all.get(rank).failure));
+            }
+        }
+        return all.stream().map(Outcome::result).collect(Collectors.toList()); // null is allowed
+    }
+
+    private static List<Outcome> gather(ProcessGroup group, Outcome own) {
+        return new ObjectCollectives(group, Outcome.class).allGatherObject(own);
+    }
+}

@@ -1,0 +1,214 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.train;
+
+import ai.djl.training.DefaultTrainingConfig;
+import ai.djl.training.loss.Loss;
+import java.util.Arrays;
+import java.util.Locale;
+import java.util.function.Function;
+import org.djlx.collectives.ProcessGroup;
+
+/**
+ * Training configuration of the engine {@code PyTorch-P2P}. An option that is not set here, and
+ * every option if the program passes another {@code TrainingConfig}, comes from a system property:
+ * {@code org.djlx.ranks}, {@code org.djlx.gradientReduction}, {@code org.djlx.gradientCompression},
+ * {@code org.djlx.bucketBytes}, {@code org.djlx.backend}.
+ */
+public final class DataParallelConfig extends DefaultTrainingConfig {
+
+    private static final String PREFIX = "org.djlx.";
+
+    /** The system property that sets the gradient reduction of processes. */
+    static final String GRADIENT_REDUCTION = PREFIX + "gradientReduction";
+
+    private static final long BUCKET_BYTES = 25L << 20; // as PyTorch's DistributedDataParallel
+
+    private Integer ranks = property("ranks", Integer::valueOf, null);
+    private final GradientReduction usualReduction =
+            property("gradientReduction", GradientReduction.class, GradientReduction.SUM);
+    private final boolean isReductionProperty = System.getProperty(GRADIENT_REDUCTION) != null;
+    private GradientReduction reduction; // null if it is not set here
+    private GradientCompression compression =
+            property("gradientCompression", GradientCompression.class, GradientCompression.NONE);
+    private long bucketBytes = property("bucketBytes", Long::valueOf, BUCKET_BYTES);
+    private String backend = System.getProperty(PREFIX + "backend");
+    private ProcessGroup group;
+
+    /**
+     * Creates a configuration.
+     *
+     * @param loss the loss
+     * @throws IllegalArgumentException if a system property has an illegal value
+     */
+    public DataParallelConfig(Loss loss) {
+        super(loss);
+    }
+
+    private static <N> N property(String name, Function<String, N> parser, N otherwise) {
+        String value = System.getProperty(PREFIX + name);
+        try {
+            return value == null ? otherwise : parser.apply(value.trim());
+        } catch (NumberFormatException e) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "the system property %s%s is not a number: %s", PREFIX, name, value),
+                    e);
+        }
+    }
+
+    private static <E extends Enum<E>> E property(String name, Class<E> type, E otherwise) {
+        String value = System.getProperty(PREFIX + name, otherwise.name());
+        try {
+            return Enum.valueOf(type, value.trim().toUpperCase(Locale.ROOT));
+        } catch (IllegalArgumentException e) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "the system property %s%s must be one of %s, not %s",
+                            PREFIX, name, Arrays.toString(type.getEnumConstants()), value),
+                    e);
+        }
+    }
+
+    /**
+     * Sets the number of CPU ranks in this JVM. On GPUs there is one rank per device.
+     *
+     * @param ranks the number, 1 or more
+     * @return this configuration
+     */
+    public DataParallelConfig optRanks(int ranks) {
+        this.ranks = ranks;
+        return this;
+    }
+
+    /**
+     * Sets how gradients are reduced across processes, or across trainers that share a group. All
+     * of them must set the same.
+     *
+     * <p>Several ranks in one JVM compute one loss over the whole batch, so their gradients equal
+     * those of one device. {@code newTrainer} refuses {@link GradientReduction#MEAN} for them; the
+     * system property {@code org.djlx.gradientReduction} applies to processes only.
+     *
+     * @param reduction {@link GradientReduction#SUM}, the default, or {@link
+     *     GradientReduction#MEAN}. The trainer warns if several processes sum by default, because
+     *     PyTorch's DistributedDataParallel averages
+     * @return this configuration
+     */
+    public DataParallelConfig optGradientReduction(GradientReduction reduction) {
+        if (reduction == null) {
+            throw new IllegalArgumentException("optGradientReduction: reduction is null");
+        }
+        this.reduction = reduction;
+        return this;
+    }
+
+    /**
+     * Sets the format in which gradients are sent between ranks. All ranks must set the same.
+     *
+     * @param compression {@link GradientCompression#NONE}, which is the default, or {@link
+     *     GradientCompression#BFLOAT16}
+     * @return this configuration
+     */
+    public DataParallelConfig optGradientCompression(GradientCompression compression) {
+        if (compression == null) {
+            throw new IllegalArgumentException("optGradientCompression: compression is null");
+        }
+        this.compression = compression;
+        return this;
+    }
+
+    /**
+     * Sets the size of a gradient bucket. All ranks must set the same.
+     *
+     * @param bytes the size before compression; the default is 25 MiB. A larger gradient gets a
+     *     bucket of its own
+     * @return this configuration
+     */
+    public DataParallelConfig optBucketBytes(long bytes) {
+        bucketBytes = bytes;
+        return this;
+    }
+
+    /**
+     * Sets the backend of the process group that the trainer creates.
+     *
+     * @param backend the backend's name; the default is {@code shm} on CPUs and {@code cuda_p2p} on
+     *     GPUs
+     * @return this configuration
+     */
+    public DataParallelConfig optBackend(String backend) {
+        this.backend = backend;
+        return this;
+    }
+
+    /**
+     * Sets the process group of trainers that have one rank each, in processes or threads. Unless
+     * set, the trainer creates a group if {@code RANK} and {@code WORLD_SIZE} are in the
+     * environment.
+     *
+     * @param group this rank's handle, on the trainer's device; the caller keeps owning it
+     * @return this configuration
+     */
+    public DataParallelConfig optProcessGroup(ProcessGroup group) {
+        this.group = group;
+        return this;
+    }
+
+    /** Returns the number of ranks in this JVM; null if it is not set. */
+    Integer ranks() {
+        if (ranks != null && ranks < 1) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "optRanks (or the system property %sranks): %d is out of range: a"
+                                    + " trainer has 1 rank or more",
+                            PREFIX, ranks));
+        }
+        return ranks;
+    }
+
+    /** Tells whether the program or the system property chose the gradient reduction. */
+    boolean isReductionSet() {
+        return reduction != null || isReductionProperty;
+    }
+
+    GradientReduction reduction() {
+        return reduction == null ? usualReduction : reduction;
+    }
+
+    /** Refuses options that several ranks in one JVM do not support. */
+    void checkRanksOfOneJvm(int ranks) {
+        if (reduction == GradientReduction.MEAN) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "newTrainer: optGradientReduction(MEAN) is for processes, which compute"
+                                + " one loss each; the %d ranks of this JVM compute one loss over"
+                                + " the whole batch. Leave the option out, or set it for processes"
+                                + " only with -D%sgradientReduction=MEAN",
+                            ranks, PREFIX));
+        }
+    }
+
+    GradientCompression compression() {
+        return compression;
+    }
+
+    long bucketBytes() {
+        if (bucketBytes < 1) {
+            throw new IllegalArgumentException(
+                    "optBucketBytes: "
+                            + bucketBytes
+                            + " is out of range: a bucket has 1 byte or more");
+        }
+        return bucketBytes;
+    }
+
+    String backend(boolean gpu) {
+        return backend != null ? backend : gpu ? "cuda_p2p" : "shm";
+    }
+
+    ProcessGroup group() {
+        return group;
+    }
+}

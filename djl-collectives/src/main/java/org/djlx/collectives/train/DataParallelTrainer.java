@@ -1,0 +1,572 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.train;
+
+import ai.djl.Device;
+import ai.djl.Model;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDList;
+import ai.djl.ndarray.types.Shape;
+import ai.djl.nn.Block;
+import ai.djl.training.DefaultTrainingConfig;
+import ai.djl.training.GradientCollector;
+import ai.djl.training.Trainer;
+import ai.djl.training.TrainingConfig;
+import ai.djl.training.listener.LoggingTrainingListener;
+import ai.djl.training.listener.MemoryTrainingListener;
+import ai.djl.training.listener.TimeMeasureTrainingListener;
+import ai.djl.training.listener.TrainingListener;
+import ai.djl.training.optimizer.Optimizer;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.atomic.AtomicBoolean;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.CollectiveMismatchException;
+import org.djlx.collectives.CudaP2pOptions;
+import org.djlx.collectives.NcclOptions;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.TorchThreads;
+import org.djlx.collectives.gradient.GradientScope;
+import org.djlx.collectives.internal.gpu.LongCalls;
+import org.djlx.collectives.spi.BackendOptions;
+import org.djlx.nativeops.torch.NoGradient;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
+
+/**
+ * Data-parallel trainer of the engine {@code PyTorch-P2P}. Either several ranks in this JVM split
+ * each batch, or this JVM is one rank of several processes with a batch each. The engine's javadoc
+ * describes what that means for the program.
+ */
+public final class DataParallelTrainer extends Trainer {
+
+    private static final Logger LOG = LoggerFactory.getLogger(DataParallelTrainer.class);
+    // Larger gradient buckets go through NCCL: a direct all-reduce would take too many SMs.
+    private static final long KERNEL_BYTES = 1 << 20;
+    private static final Duration ABANDON_PATIENCE = Duration.ofSeconds(30);
+
+    private final DataParallelConfig settings;
+    private final Optimizer optimizer;
+    private final boolean processes;
+    private final List<Replica> replicas = new ArrayList<>();
+    private final List<ProcessGroup> ownGroups = new ArrayList<>();
+    private final List<SplitForward> passes = new ArrayList<>(); // backward not finished
+    private final RankWorkers workers;
+    private boolean loaded;
+    private boolean stepped;
+    private volatile Throwable failure; // the failure that broke the ranks' group, or null
+    private boolean closed;
+
+    /** Creates a trainer and the process group of its ranks. */
+    public static DataParallelTrainer create(Model model, TrainingConfig config) {
+        DataParallelConfig settings =
+                config instanceof DataParallelConfig own
+                        ? own
+                        : new DataParallelConfig(config.getLossFunction());
+        DataParallelTrainer trainer = new DataParallelTrainer(model, config, settings);
+        boolean done = false;
+        try {
+            trainer.join(config.getDevices());
+            trainer.logSettings();
+            done = true;
+            return trainer;
+        } finally {
+            if (!done) {
+                trainer.close();
+            }
+        }
+    }
+
+    private DataParallelTrainer(Model model, TrainingConfig config, DataParallelConfig settings) {
+        super(model, isFirst(model, settings) ? config : quiet(config));
+        this.settings = settings;
+        optimizer = config.getOptimizer();
+        processes = settings.group() != null || isOneOfSeveral();
+        int ranks = processes ? 1 : ranks(config.getDevices());
+        if (settings.group() == null && !config.getDevices()[0].isGpu()) {
+            TorchThreads.choose(ranks);
+        }
+        workers = new RankWorkers(ranks, this::abandon);
+    }
+
+    private static boolean isOneOfSeveral() {
+        String worldSize = System.getenv("WORLD_SIZE");
+        return System.getenv("RANK") != null && worldSize != null && !"1".equals(worldSize.trim());
+    }
+
+    /** Returns whether this is rank 0 of the data-parallel and of the tensor-parallel group. */
+    private static boolean isFirst(Model model, DataParallelConfig settings) {
+        ProcessGroup parts = DividedBlock.groupOf(model.getBlock());
+        if (parts != null && parts.rank() > 0) {
+            return false;
+        }
+        return settings.group() != null
+                ? settings.group().rank() == 0
+                : !isOneOfSeveral() || System.getenv("RANK").trim().equals("0");
+    }
+
+    /** Returns the configuration without listeners that log: only the first rank logs. */
+    private static TrainingConfig quiet(TrainingConfig config) {
+        DefaultTrainingConfig quiet =
+                new DefaultTrainingConfig(config.getLossFunction())
+                        .optDevices(config.getDevices())
+                        .optOptimizer(config.getOptimizer());
+        if (config.getExecutorService() != null) {
+            quiet.optExecutorService(config.getExecutorService());
+        }
+        config.getEvaluators().forEach(quiet::addEvaluator);
+        for (TrainingListener listener : config.getTrainingListeners()) {
+            boolean logs =
+                    listener instanceof LoggingTrainingListener
+                            || listener instanceof TimeMeasureTrainingListener
+                            || listener instanceof MemoryTrainingListener;
+            if (!logs) {
+                quiet.addTrainingListeners(listener);
+            }
+        }
+        return quiet;
+    }
+
+    private int ranks(Device[] devices) {
+        Integer wanted = settings.ranks();
+        if (!devices[0].isGpu()) {
+            return wanted == null ? 1 : wanted;
+        }
+        if (wanted != null && wanted != devices.length) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "newTrainer: %d ranks do not fit the devices %s: on GPUs there is one"
+                                    + " rank per device; leave optRanks out",
+                            wanted, Arrays.toString(devices)));
+        }
+        return devices.length;
+    }
+
+    private void join(Device[] devices) {
+        if (processes) {
+            if (settings.ranks() != null && settings.ranks() > 1) {
+                throw new IllegalArgumentException(
+                        String.format(
+                                "newTrainer: %d ranks in this JVM are not possible, because this"
+                                        + " JVM is one rank of several processes; set optRanks(1)",
+                                settings.ranks()));
+            }
+            ProcessGroup group = settings.group();
+            if (group == null) {
+                group = ProcessGroups.init(settings.backend(devices[0].isGpu()));
+                ownGroups.add(group);
+            }
+            replicas.add(replica(0, group.device(), group));
+            return;
+        }
+        int ranks = ranks(devices);
+        Device[] each = new Device[ranks];
+        Arrays.setAll(each, rank -> devices[Math.min(rank, devices.length - 1)]);
+        if (ranks > 1) {
+            settings.checkRanksOfOneJvm(ranks);
+            requireWhole(getModel().getBlock(), ranks);
+            String backend = settings.backend(devices[0].isGpu());
+            ownGroups.addAll(ProcessGroups.local(backend, ranks, options(backend, each)));
+        }
+        for (int rank = 0; rank < ranks; rank++) {
+            ProcessGroup group = ranks > 1 ? ownGroups.get(rank) : null;
+            replicas.add(replica(rank, each[rank], group));
+        }
+    }
+
+    /**
+     * Logs ranks, devices, backend and gradient reduction; on the first rank only. Warns if
+     * gradients of processes are summed by default, because PyTorch's DDP averages them.
+     */
+    private void logSettings() {
+        ProcessGroup group = replicas.get(0).group();
+        if (group == null) {
+            LOG.info("Training on 1 rank: device {}", replicas.get(0).device());
+            return;
+        }
+        if (!isFirst(getModel(), settings)) {
+            return;
+        }
+        int worldSize = group.worldSize();
+        String reduction = settings.reduction().name();
+        LOG.info(
+                "Training on {} ranks {}: {} {}, backend {}, {}, gradient compression {}, buckets"
+                        + " of {} bytes",
+                worldSize,
+                processes ? "with a trainer each" : "in this JVM",
+                processes ? "this rank's device" : "devices",
+                processes ? group.device() : replicas.stream().map(Replica::device).toList(),
+                group.backendName(),
+                processes
+                        ? "gradient reduction " + reduction + " (one loss per rank)"
+                        : "gradients summed (one loss for all ranks)",
+                settings.compression(),
+                settings.bucketBytes());
+        if (processes && worldSize > 1 && !settings.isReductionSet()) {
+            LOG.warn(
+                    "The gradients of {} ranks are summed, which is the default here; PyTorch's"
+                            + " DistributedDataParallel averages them. To average, set"
+                            + " -D{}=MEAN or call optGradientReduction(MEAN); to keep the sum"
+                            + " without this warning, set SUM",
+                    worldSize,
+                    DataParallelConfig.GRADIENT_REDUCTION);
+        }
+    }
+
+    /** Refuses divided blocks: their group has one handle here, which ranks cannot share. */
+    private static void requireWhole(Block block, int ranks) {
+        ProcessGroup parts = DividedBlock.groupOf(block);
+        if (parts != null && parts.worldSize() > 1) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "newTrainer: the block's parameters are divided among the %d ranks of"
+                                + " group '%s', so each of these needs a trainer with one rank, not"
+                                + " %d. Set optRanks(1), and pass the data-parallel group to"
+                                + " optProcessGroup",
+                            parts.worldSize(), parts.name(), ranks));
+        }
+    }
+
+    private Replica replica(int index, Device device, ProcessGroup group) {
+        ReduceOp op = processes ? settings.reduction().op() : ReduceOp.SUM;
+        return new Replica(index, device, group, getManager(), op, settings);
+    }
+
+    private static BackendOptions options(String backend, Device[] devices) {
+        if (!devices[0].isGpu()) {
+            return new BackendOptions(BackendOptions.DEFAULT_TIMEOUT);
+        }
+        NcclOptions.Builder nccl = NcclOptions.builder().optDevices(devices);
+        if (!"cuda_p2p".equals(backend)) {
+            return nccl.build();
+        }
+        CudaP2pOptions.Builder options =
+                CudaP2pOptions.builder().optNcclOptions(nccl.optHighPriorityStream(true).build());
+        CudaP2pOptions usual = options.build();
+        if (!usual.isDirect(devices.length, false)) {
+            return usual;
+        }
+        // All-reduces run beside the backward pass: few thread blocks, at high priority.
+        return options.optOneShotBytes(Math.min(KERNEL_BYTES, usual.oneShotBytes(devices.length)))
+                .optTwoShotBytes(KERNEL_BYTES)
+                .build();
+    }
+
+    /** Returns this process's rank in the data-parallel group; 0 if there is only one process. */
+    public int process() {
+        return processes ? replicas.get(0).group().rank() : 0;
+    }
+
+    /** Returns the group of the processes; null if there is only one process. */
+    public ProcessGroup group() {
+        return processes ? replicas.get(0).group() : null;
+    }
+
+    /** Returns the replicas of this JVM's ranks, in rank order. */
+    public List<Replica> replicas() {
+        return replicas;
+    }
+
+    /** Returns the optimizer, which all ranks of this JVM share. */
+    public Optimizer optimizer() {
+        return optimizer;
+    }
+
+    /** Discards all gradients. */
+    public void zeroGradients() {
+        closePasses();
+        replicas.forEach(Replica::zeroGradients);
+    }
+
+    /**
+     * Makes sure that each rank has its parameters.
+     *
+     * @param call the caller's name, for errors
+     * @throws IllegalStateException if the model is not initialised, or the trainer is closed or
+     *     broken
+     */
+    public void prepare(String call) {
+        requireUsable(call);
+        if (!getModel().getBlock().isInitialized()) {
+            throw new IllegalStateException(
+                    call + ": the model is not initialised; call trainer.initialize(shape) first");
+        }
+        load();
+    }
+
+    /** Aborts the group, so that no rank waits for the one that failed. */
+    private void abandon(Throwable cause) {
+        failure = failure == null ? cause : failure;
+        // In parallel: destroy() waits for the rank's operations, and on GPUs these wait for peers.
+        List<Thread> ends =
+                ownGroups.stream()
+                        .map(group -> LongCalls.start("trainer-abandon", group::destroy))
+                        .toList();
+        LongCalls.join(ends, ABANDON_PATIENCE);
+    }
+
+    private void requireUsable(String call) {
+        if (closed) {
+            throw new IllegalStateException(call + ": the trainer is closed");
+        }
+        if (failure != null) {
+            throw new IllegalStateException(
+                    call
+                            + ": a rank of this trainer has failed, so parameters may differ"
+                            + " between ranks; create a new trainer for the model. The failure: "
+                            + failure,
+                    failure);
+        }
+    }
+
+    @Override
+    public void initialize(Shape... shapes) {
+        getModel()
+                .getBlock()
+                .initialize(getModel().getNDManager(), getModel().getDataType(), shapes);
+        load();
+    }
+
+    /** Creates each rank's parameters and checks that they are equal on all ranks. */
+    private void load() {
+        if (loaded) {
+            return;
+        }
+        Block block = getModel().getBlock();
+        replicas.forEach(replica -> replica.load(block));
+        alignOptimizer();
+        loaded = true;
+        if (replicas.get(0).group() != null) {
+            eachRank(
+                    replica -> {
+                        if (processes) {
+                            replica.receive();
+                        }
+                        replica.verify("before training", false);
+                    });
+        }
+    }
+
+    /**
+     * Before the first step, copies what the program wrote to the model's parameters to all ranks.
+     */
+    private void follow() {
+        load();
+        if (!stepped) {
+            replicas.forEach(Replica::takeWritten);
+        }
+    }
+
+    /**
+     * Copies the first rank's optimizer state to all other ranks. An earlier trainer with the same
+     * optimizer may have had fewer ranks, or may have failed in the middle of a step.
+     */
+    private void alignOptimizer() {
+        if (replicas.size() == 1) {
+            return;
+        }
+        OptimizerState state;
+        try {
+            state = new OptimizerState(optimizer);
+        } catch (IllegalStateException e) {
+            return; // Not one of DJL's optimizers: where it keeps its state is unknown.
+        }
+        Replica first = replicas.get(0);
+        for (Replica replica : replicas.subList(1, replicas.size())) {
+            for (int i = 0; i < first.parameters().size(); i++) {
+                Replica.Own from = first.parameters().get(i);
+                Map<String, NDArray> copies = new HashMap<>();
+                state.arrays(from.id(), first.device())
+                        .forEach((slot, array) -> copies.put(slot, replica.copy(array)));
+                copies.values().forEach(NDArray::detach); // The optimizer owns its state.
+                String id = replica.parameters().get(i).id();
+                state.set(id, replica.device(), state.count(from.id()), copies);
+            }
+        }
+    }
+
+    private interface OfReplica {
+        void run(Replica replica);
+    }
+
+    private void eachRank(OfReplica body) {
+        try {
+            workers.run(
+                    replicas.size(),
+                    rank -> {
+                        body.run(replicas.get(rank));
+                        return null;
+                    });
+        } catch (CollectiveMismatchException e) {
+            failure = e;
+            throw new CollectiveException(
+                    "the ranks called different operations: one may have closed its trainer while"
+                            + " others go on (fewer batches?), or may train another model: "
+                            + e.getMessage(),
+                    e);
+        } catch (RuntimeException | Error e) {
+            failure = failure == null ? e : failure;
+            throw e;
+        }
+    }
+
+    /** Returns the device of batches and predictions: the first rank's. */
+    @Override
+    public Device[] getDevices() {
+        // DJL calls this in the constructor of Trainer.
+        return replicas == null || replicas.isEmpty()
+                ? super.getDevices()
+                : new Device[] {replicas.get(0).device()};
+    }
+
+    @Override
+    public GradientCollector newGradientCollector() {
+        requireUsable("newGradientCollector");
+        closePasses();
+        return GradientScope.open(() -> replicas.forEach(Replica::zeroGradients));
+    }
+
+    @Override
+    public NDList forward(NDList input) {
+        return forward(input, null);
+    }
+
+    @Override
+    public NDList forward(NDList data, NDList labels) {
+        requireUsable("forward");
+        long begin = System.nanoTime();
+        follow();
+        replicas.forEach(Replica::followFreezing);
+        Block block = getModel().getBlock();
+        try {
+            return forward(
+                    data,
+                    labels,
+                    GradientScope.current().orElse(null),
+                    (rank, part, partLabels) ->
+                            StagedForward.run(block, replicas.get(rank), part, partLabels));
+        } finally {
+            addMetric("forward", begin);
+        }
+    }
+
+    @Override
+    public NDList evaluate(NDList input) {
+        requireUsable("evaluate");
+        follow();
+        Block block = getModel().getBlock();
+        return forward(
+                input,
+                null,
+                null,
+                (rank, part, labels) ->
+                        block.forward(replicas.get(rank).store(), part, false, null));
+    }
+
+    private NDList forward(
+            NDList data, NDList labels, GradientScope scope, SplitForward.Body body) {
+        if (replicas.size() == 1) {
+            return body.forward(0, data, labels);
+        }
+        for (NDArray array : data) {
+            if (scope != null && NoGradient.isRecorded(array)) {
+                throw new IllegalArgumentException(
+                        "forward: the data requires a gradient, but gradients of the data are not"
+                                + " returned from several ranks; pass data.stopGradient(), or train"
+                                + " on one rank");
+            }
+        }
+        if (scope != null) {
+            replicas.get(0).requireNotedGradients("forward", replicas.size());
+        }
+        List<Device> devices = replicas.stream().map(Replica::device).toList();
+        boolean done = false;
+        try {
+            NDList predictions =
+                    SplitForward.run(
+                            workers,
+                            devices,
+                            data,
+                            labels,
+                            scope,
+                            body,
+                            rank -> replicas.get(rank).beginIncompletePass(),
+                            replicas.get(0)::noteGradients,
+                            passes::add);
+            done = true;
+            return predictions;
+        } finally {
+            if (!done && scope != null) {
+                replicas.forEach(
+                        Replica::reduceLate); // Some ranks have begun the pass, others not.
+            }
+        }
+    }
+
+    private void closePasses() {
+        passes.forEach(SplitForward::close);
+        passes.clear();
+        replicas.forEach(Replica::forgetPasses);
+    }
+
+    @Override
+    public void step() {
+        requireUsable("step");
+        long begin = System.nanoTime();
+        closePasses();
+        load();
+        replicas.get(0).requireNotedGradients("step", replicas.size());
+        boolean check = !stepped;
+        AtomicBoolean different = new AtomicBoolean();
+        CountDownLatch updated = new CountDownLatch(1);
+        eachRank(
+                replica -> {
+                    if (replica.step(optimizer, check, updated)) {
+                        different.set(true);
+                    }
+                });
+        if (!different.get()) {
+            throw new IllegalStateException(
+                    "step: all gradients are zero; call collector.backward() on the loss, within"
+                            + " trainer.newGradientCollector(), before trainer.step()");
+        }
+        stepped = true;
+        addMetric("step", begin);
+    }
+
+    @Override
+    public void close() {
+        if (closed) {
+            return;
+        }
+        closed = true;
+        // With the interrupt flag set, waiting for the ranks would fail at once.
+        boolean interrupted = Thread.interrupted();
+        closePasses();
+        try {
+            if (loaded && failure == null) {
+                if (replicas.get(0).group() != null) {
+                    eachRank(replica -> replica.verify("after training", true));
+                }
+                replicas.get(0).writeBack();
+            }
+        } finally {
+            ownGroups.forEach(ProcessGroup::destroy);
+            replicas.forEach(Replica::close);
+            workers.close();
+            super.close();
+            if (interrupted) {
+                Thread.currentThread().interrupt();
+            }
+        }
+    }
+}

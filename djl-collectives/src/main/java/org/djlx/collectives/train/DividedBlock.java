@@ -1,0 +1,45 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.train;
+
+import ai.djl.nn.Block;
+import java.util.Objects;
+import org.djlx.collectives.ProcessGroup;
+
+/**
+ * A block whose parameters are divided among the ranks of a group, as in tensor parallelism. Its
+ * {@code saveParameters} gathers them: all ranks of the group call it, and each writes the same.
+ * The engine {@code PyTorch-P2P} asks for the group to choose the rank that saves the model and
+ * logs. Implement it for blocks of your own; all divided blocks of one model share one group.
+ */
+public interface DividedBlock extends Block {
+
+    /**
+     * Returns the ranks that share the parameters.
+     *
+     * @return this rank's handle
+     */
+    ProcessGroup group();
+
+    /**
+     * Finds the group of the first divided block among a block and its descendants.
+     *
+     * @param block may be null
+     * @return this rank's handle; null if each rank has all parameters
+     */
+    static ProcessGroup groupOf(Block block) {
+        if (block == null) {
+            return null;
+        }
+        if (block instanceof DividedBlock divided) {
+            return divided.group();
+        }
+        return block.getChildren().values().stream()
+                .map(DividedBlock::groupOf)
+                .filter(Objects::nonNull)
+                .findFirst()
+                .orElse(null);
+    }
+}

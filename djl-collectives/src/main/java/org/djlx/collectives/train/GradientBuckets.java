@@ -1,0 +1,287 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.train;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.pytorch.engine.PtNDArray;
+import ai.djl.pytorch.jni.JniUtils;
+import java.util.ArrayList;
+import java.util.Collection;
+import java.util.IdentityHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.Objects;
+import java.util.stream.Stream;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.Work;
+import org.djlx.nativeops.torch.NoGradient;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.TensorInfo;
+import org.djlx.nativeops.torch.Torch;
+import org.djlx.nativeops.torch.TorchInPlace;
+
+/**
+ * Adds up one rank's gradients with those of the other ranks, several at once: a bucket. Buckets
+ * are reduced in one order on all ranks, the last parameters' first, as their gradients are
+ * computed first: each as soon as all its gradients are known to be complete and those before it
+ * are on their way, or else in the step.
+ *
+ * <p>Gradients are reduced in place. If another pass follows before the step, what was reduced is
+ * carried apart, and the pass begins with none.
+ */
+final class GradientBuckets {
+
+    /** What becomes of a gradient that is complete and reduced. */
+    interface Visitor {
+        void visit(NDArray parameter, NDArray gradient);
+    }
+
+    private static final class Bucket {
+
+        private final List<NDArray> parameters = new ArrayList<>();
+        private final List<NDArray> gradients = new ArrayList<>();
+        private int ready;
+        private List<NDArray> sent; // the gradients, or rounded copies of them
+        private Work work; // null if nothing is on its way
+
+        void issue(
+                ProcessGroup group,
+                ReduceOp op,
+                GradientCompression compression,
+                NDManager manager) {
+            for (NDArray parameter : parameters) {
+                gradients.add(gradient(manager, parameter));
+            }
+            if (group != null) {
+                sent = gradients;
+                if (compression.shortens(Torch.scalarType(gradients.get(0)))) {
+                    sent = gradients.stream().map(compression::shorten).toList();
+                }
+                work = group.allReduceCoalesced(sent, op);
+            }
+        }
+
+        void complete() {
+            if (work == null) {
+                return;
+            }
+            if (gradients.get(0).getDevice().isGpu()) {
+                work.blockCurrentStream();
+            } else {
+                work.await();
+            }
+            work = null;
+            if (sent != gradients) {
+                for (int i = 0; i < sent.size(); i++) {
+                    Torch.copy(gradients.get(i), sent.get(i));
+                    sent.get(i).close();
+                }
+            }
+        }
+    }
+
+    private final ProcessGroup group; // null if it is the only rank
+    private final ReduceOp op;
+    private final GradientCompression compression;
+    private final long bucketBytes;
+    private final NDManager parent;
+    private final Map<NDArray, NDArray> carried = new IdentityHashMap<>();
+    private final Map<NDArray, Bucket> bucketOf = new IdentityHashMap<>();
+    private List<Bucket> buckets = List.of();
+    private int issued;
+    private NDManager
+            manager; // of the handles of gradients that are on their way; null if none are
+
+    GradientBuckets(
+            ProcessGroup group, ReduceOp op, DataParallelConfig settings, NDManager parent) {
+        this.group = group;
+        this.op = op;
+        compression = settings.compression();
+        bucketBytes = settings.bucketBytes();
+        this.parent = parent;
+    }
+
+    /**
+     * Divides parameters into buckets, for what comes next. Nothing must be on its way.
+     *
+     * @param parameters the arrays to be trained, the first ones first
+     */
+    private void plan(List<NDArray> parameters) {
+        buckets = new ArrayList<>();
+        bucketOf.clear();
+        Bucket bucket = null;
+        ScalarType type = null;
+        long bytes = 0;
+        for (int i = parameters.size() - 1; i >= 0; i--) {
+            NDArray parameter = parameters.get(i);
+            TensorInfo info = Torch.info(parameter);
+            if (bucket == null || info.type() != type || bytes + info.byteSize() > bucketBytes) {
+                bucket = new Bucket();
+                buckets.add(bucket);
+                bytes = 0;
+            }
+            type = info.type();
+            bytes += info.byteSize();
+            bucket.parameters.add(parameter);
+            bucketOf.put(parameter, bucket);
+        }
+    }
+
+    /** Begins a pass. What earlier ones have reduced since the last step is carried apart. */
+    void begin(List<NDArray> parameters) {
+        NoGradient.run(
+                () -> {
+                    for (Bucket bucket : buckets.subList(0, issued)) {
+                        bucket.complete();
+                        for (int i = 0; i < bucket.parameters.size(); i++) {
+                            carry(bucket.parameters.get(i), bucket.gradients.get(i));
+                            clear(bucket.parameters.get(i));
+                        }
+                    }
+                });
+        forget();
+        plan(parameters);
+    }
+
+    private void carry(NDArray parameter, NDArray gradient) {
+        NDArray sum = carried.get(parameter);
+        if (sum == null) {
+            sum = Torch.cast(gradient, Torch.scalarType(gradient));
+            sum.attach(parent);
+            carried.put(parameter, sum);
+        } else {
+            TorchInPlace.add(sum, gradient);
+        }
+    }
+
+    /**
+     * Gives a gradient up, so that the next pass need not add to it; or sets it to zero, where the
+     * program holds it, which may look at it again, or that DJL would not show as zeros of its
+     * type.
+     */
+    static void clear(NDArray parameter) {
+        if (Torch.scalarType(parameter) == ScalarType.FLOAT32
+                && Torch.gradientHolders(parameter) == 0) {
+            Torch.setGradient(parameter, null);
+        } else {
+            JniUtils.zeroGrad((PtNDArray) parameter);
+        }
+    }
+
+    /** Says that the gradients of parameters are complete, and sends what that allows. */
+    void ready(Collection<NDArray> parameters) {
+        for (NDArray parameter : parameters) {
+            Bucket bucket = bucketOf.get(parameter);
+            if (bucket != null) {
+                bucket.ready++;
+            }
+        }
+        NoGradient.run(
+                () -> {
+                    while (issued < buckets.size() && isReady(buckets.get(issued))) {
+                        issueNext();
+                    }
+                });
+    }
+
+    private static boolean isReady(Bucket bucket) {
+        return bucket.ready == bucket.parameters.size();
+    }
+
+    private void issueNext() {
+        if (manager == null) {
+            manager = parent.newSubManager();
+        }
+        Bucket bucket = buckets.get(issued);
+        issued++; // Also if it fails: other ranks have sent theirs.
+        bucket.issue(group, op, compression, manager);
+    }
+
+    /** Tells whether a gradient is reduced in the step alone. */
+    boolean isUnsent(NDArray parameter) {
+        return issued == 0 || buckets.indexOf(bucketOf.get(parameter)) >= issued;
+    }
+
+    private void issueAll(List<NDArray> parameters) {
+        if (issued == 0) {
+            plan(parameters);
+        }
+        while (issued < buckets.size()) {
+            issueNext();
+        }
+    }
+
+    /** Reduces what is left, waits for all, and tells whether all is zero. */
+    boolean areZero(List<NDArray> parameters) {
+        issueAll(parameters);
+        buckets.forEach(Bucket::complete);
+        return buckets.stream()
+                .flatMap(bucket -> Stream.concat(bucket.gradients.stream(), carried(bucket)))
+                .allMatch(GradientBuckets::isZero);
+    }
+
+    private Stream<NDArray> carried(Bucket bucket) {
+        return bucket.parameters.stream().map(carried::get).filter(Objects::nonNull);
+    }
+
+    private static boolean isZero(NDArray gradient) {
+        try (NDArray different = gradient.neq(0);
+                NDArray any = different.any()) {
+            return !any.getBoolean();
+        }
+    }
+
+    /** Reduces what is left, waits for all, and hands it out. */
+    void finish(List<NDArray> parameters, Visitor visitor) {
+        issueAll(parameters);
+        for (Bucket bucket : buckets) {
+            bucket.complete();
+            for (int i = 0; i < bucket.parameters.size(); i++) {
+                NDArray sum = carried.get(bucket.parameters.get(i));
+                if (sum != null) {
+                    TorchInPlace.add(bucket.gradients.get(i), sum);
+                }
+                visitor.visit(bucket.parameters.get(i), bucket.gradients.get(i));
+                clear(bucket.parameters.get(i));
+            }
+        }
+        reset();
+    }
+
+    /** Forgets all gradients, after those on their way have arrived. */
+    void reset() {
+        buckets.subList(0, issued).forEach(Bucket::complete);
+        forget();
+        buckets = List.of();
+        carried.values().forEach(NDArray::close);
+        carried.clear();
+    }
+
+    private void forget() {
+        issued = 0;
+        if (manager != null) {
+            manager.close();
+            manager = null;
+        }
+    }
+
+    /**
+     * Returns an array's gradient, or zeros if none has reached it on this rank. What is returned
+     * is another tensor on the gradient's storage: who holds that, as an all-reduce does until the
+     * GPU has ended it, is not counted among those who hold the gradient.
+     */
+    private static NDArray gradient(NDManager manager, NDArray array) {
+        try (NDArray gradient = JniUtils.getGradient((PtNDArray) array)) {
+            NDArray own =
+                    gradient == null
+                            ? Torch.cast(manager.zeros(array.getShape()), Torch.scalarType(array))
+                            : gradient.stopGradient();
+            own.attach(manager);
+            return own;
+        }
+    }
+}

@@ -1,0 +1,28 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.train;
+
+import org.djlx.collectives.ReduceOp;
+
+/**
+ * How gradients are reduced across processes, which compute one loss each. Ranks of one JVM compute
+ * one loss together, so this does not apply to them.
+ */
+public enum GradientReduction {
+    /** The sum: the gradient of the sum of the losses. */
+    SUM(ReduceOp.SUM),
+    /** The average, as PyTorch's DDP: the gradient of the mean of the losses. */
+    MEAN(ReduceOp.AVG);
+
+    private final ReduceOp op;
+
+    GradientReduction(ReduceOp op) {
+        this.op = op;
+    }
+
+    ReduceOp op() {
+        return op;
+    }
+}

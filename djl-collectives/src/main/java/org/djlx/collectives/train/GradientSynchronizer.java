@@ -1,0 +1,124 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.train;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.nn.Block;
+import ai.djl.nn.Parameter;
+import ai.djl.pytorch.engine.PtNDArray;
+import ai.djl.pytorch.jni.JniUtils;
+import ai.djl.training.Trainer;
+import ai.djl.training.listener.TrainingListenerAdapter;
+import java.util.ArrayList;
+import java.util.IdentityHashMap;
+import java.util.List;
+import java.util.Map;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.Work;
+
+/**
+ * All-reduces gradients after each batch, for programs that keep DJL's engine {@code PyTorch} and
+ * train one process per device.
+ *
+ * <pre>{@code
+ * config.addTrainingListeners(new GradientSynchronizer(group, GradientReduction.MEAN));
+ * try (Trainer trainer = model.newTrainer(config)) {
+ *     trainer.initialize(shape);
+ *     GradientSynchronizer.broadcastParameters(model.getBlock(), group);
+ *     EasyTrain.fit(trainer, epochs, dataset, null);
+ * }
+ * }</pre>
+ *
+ * <p>The block must be on the group's device. {@code EasyTrain} notifies listeners between the
+ * backward pass and the step. A training loop of your own calls {@code trainer.notifyListeners}
+ * there, or {@link #synchronize}. All gradients are reduced at once, after the backward pass; the
+ * engine {@code PyTorch-P2P} overlaps the two.
+ */
+public final class GradientSynchronizer extends TrainingListenerAdapter {
+
+    private final ProcessGroup group;
+    private final GradientReduction reduction;
+
+    /**
+     * Creates a listener.
+     *
+     * @param group this rank's handle on the group of all processes; the caller keeps owning it
+     * @param reduction sum or average
+     */
+    public GradientSynchronizer(ProcessGroup group, GradientReduction reduction) {
+        if (group == null || reduction == null) {
+            throw new IllegalArgumentException(
+                    "GradientSynchronizer: the group (" + group + ") or the reduction is null");
+        }
+        this.group = group;
+        this.reduction = reduction;
+    }
+
+    @Override
+    public void onTrainingBatch(Trainer trainer, BatchData batchData) {
+        synchronize(trainer.getModel().getBlock());
+    }
+
+    /**
+     * All-reduces the gradients of a block. All ranks must call it.
+     *
+     * @param block the block; the ranks' blocks differ only in the values of their parameters
+     * @throws IllegalStateException if a parameter has no gradient
+     */
+    public void synchronize(Block block) {
+        List<NDArray> gradients = new ArrayList<>();
+        try {
+            for (Parameter parameter : unique(block)) {
+                if (parameter.requiresGradient()) {
+                    NDArray array = parameter.getArray();
+                    NDArray gradient = JniUtils.getGradient((PtNDArray) array);
+                    if (gradient == null) {
+                        throw new IllegalStateException(
+                                "GradientSynchronizer: no gradient has reached the parameter '"
+                                        + parameter.getName()
+                                        + "'; freeze it on all ranks");
+                    }
+                    gradients.add(gradient);
+                }
+            }
+            if (!gradients.isEmpty()) {
+                group.allReduceCoalesced(gradients, reduction.op()).await();
+            }
+        } finally {
+            gradients.forEach(NDArray::close);
+        }
+    }
+
+    /**
+     * Broadcasts the parameters of rank 0. All ranks must call it.
+     *
+     * @param block an initialised block; the ranks' blocks differ only in the values of their
+     *     parameters
+     * @param group the ranks
+     */
+    public static void broadcastParameters(Block block, ProcessGroup group) {
+        if (block == null || group == null) {
+            throw new IllegalArgumentException(
+                    "broadcastParameters: the " + (block == null ? "block" : "group") + " is null");
+        }
+        List<Work> works = new ArrayList<>();
+        for (Parameter parameter : unique(block)) {
+            works.add(group.broadcast(parameter.getArray(), 0));
+        }
+        works.forEach(Work::await);
+    }
+
+    /** Returns a block's parameters in the block's order, shared ones once. */
+    private static List<Parameter> unique(Block block) {
+        Map<Parameter, Parameter> seen = new IdentityHashMap<>();
+        List<Parameter> unique = new ArrayList<>();
+        for (Parameter parameter : block.getParameters().values()) {
+            if (seen.put(parameter, parameter) == null) {
+                unique.add(parameter);
+            }
+        }
+        return unique;
+    }
+}

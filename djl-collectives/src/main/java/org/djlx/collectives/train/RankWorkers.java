@@ -1,0 +1,136 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.train;
+
+import java.util.ArrayList;
+import java.util.Collections;
+import java.util.List;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+import java.util.concurrent.Future;
+import java.util.function.Consumer;
+import java.util.function.IntFunction;
+import org.djlx.collectives.CollectiveException;
+
+/** One thread per rank of a trainer; a single rank runs on the caller's thread. */
+final class RankWorkers implements AutoCloseable {
+
+    private static final int INTERRUPTED = -1; // in place of a rank
+
+    private final List<ExecutorService> threads = new ArrayList<>();
+    private final Consumer<Throwable> onFailure;
+
+    /**
+     * Starts the threads.
+     *
+     * @param ranks the number of ranks
+     * @param onFailure called once with the first failure; aborts what other ranks wait for
+     */
+    RankWorkers(int ranks, Consumer<Throwable> onFailure) {
+        this.onFailure = onFailure;
+        for (int rank = 0; ranks > 1 && rank < ranks; rank++) {
+            String name = "trainer-rank-" + rank;
+            threads.add(
+                    Executors.newSingleThreadExecutor(
+                            body -> {
+                                Thread thread = new Thread(body, name);
+                                thread.setDaemon(true);
+                                return thread;
+                            }));
+        }
+    }
+
+    /**
+     * Runs code on the first {@code ranks} threads and waits for all of them. The ranks may wait
+     * for each other: the first failure is passed to {@code onFailure}, and thrown at the end.
+     */
+    <T> List<T> run(int ranks, IntFunction<T> body) {
+        return run(ranks, body, false);
+    }
+
+    /** As {@link #run}, for code in which no rank waits for another; does not call onFailure. */
+    <T> List<T> runApart(int ranks, IntFunction<T> body) {
+        return run(ranks, body, true);
+    }
+
+    private <T> List<T> run(int ranks, IntFunction<T> body, boolean apart) {
+        if (threads.isEmpty()) {
+            return Collections.singletonList(body.apply(0));
+        }
+        List<Future<T>> futures = new ArrayList<>();
+        Throwable[] first = new Throwable[1];
+        int[] failed = new int[1]; // the rank, or INTERRUPTED
+        for (int i = 0; i < ranks; i++) {
+            int rank = i;
+            futures.add(
+                    threads.get(rank)
+                            .submit(
+                                    () -> {
+                                        try {
+                                            return body.apply(rank);
+                                        } catch (RuntimeException | Error e) {
+                                            synchronized (first) {
+                                                if (first[0] != null) {
+                                                    throw e;
+                                                }
+                                                first[0] = e;
+                                                failed[0] = rank;
+                                            }
+                                            if (!apart) {
+                                                onFailure.accept(e);
+                                            }
+                                            throw e;
+                                        }
+                                    }));
+        }
+        List<T> results = new ArrayList<>();
+        boolean interrupted = false;
+        for (Future<T> future : futures) {
+            while (true) {
+                try {
+                    results.add(future.get());
+                    break;
+                } catch (ExecutionException e) {
+                    break; // It is the first failure, or a consequence of it.
+                } catch (InterruptedException e) {
+                    interrupted = true;
+                    boolean isFirst = false;
+                    synchronized (first) {
+                        if (first[0] == null && !apart) {
+                            first[0] = e;
+                            failed[0] = INTERRUPTED;
+                            isFirst = true;
+                        }
+                    }
+                    if (isFirst) {
+                        onFailure.accept(e); // Ends operations that wait for other ranks.
+                    }
+                }
+            }
+        }
+        if (interrupted) {
+            Thread.currentThread().interrupt();
+        }
+        synchronized (first) {
+            if (first[0] != null && failed[0] == INTERRUPTED) {
+                throw new CollectiveException(
+                        "the thread was interrupted while it waited for the trainer's ranks, so"
+                                + " their operations were aborted",
+                        first[0]);
+            }
+            if (first[0] != null) {
+                throw new CollectiveException(
+                        "rank " + failed[0] + " of the trainer failed: " + first[0], first[0]);
+            }
+        }
+        return results;
+    }
+
+    @Override
+    public void close() {
+        threads.forEach(ExecutorService::shutdown);
+    }
+}

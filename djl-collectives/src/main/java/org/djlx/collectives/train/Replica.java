@@ -1,0 +1,426 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.train;
+
+import ai.djl.Device;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.nn.Block;
+import ai.djl.nn.Parameter;
+import ai.djl.pytorch.engine.PtNDArray;
+import ai.djl.pytorch.jni.JniUtils;
+import ai.djl.training.ParameterStore;
+import ai.djl.training.optimizer.Optimizer;
+import ai.djl.util.Pair;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.Collections;
+import java.util.IdentityHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.CountDownLatch;
+import java.util.stream.IntStream;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.Work;
+import org.djlx.nativeops.torch.NoGradient;
+import org.djlx.nativeops.torch.Torch;
+
+/**
+ * One rank's copy of a block's parameters. The first rank of a JVM has the block's own, if they are
+ * on its device.
+ *
+ * <p>Parameters are in the order of {@code block.getParameters()}: DJL's own store iterates over a
+ * hash map of ids that it makes from the time, so its order differs between JVMs.
+ */
+public final class Replica implements AutoCloseable {
+
+    /**
+     * A parameter and this rank's array of it.
+     *
+     * @param name its name in the block, the same in all JVMs
+     * @param id by which an optimizer knows it
+     * @param original the block's own array when training began; often the same
+     */
+    public record Own(
+            String name, String id, Parameter parameter, NDArray array, NDArray original) {
+
+        boolean isTrained() {
+            return parameter.requiresGradient();
+        }
+
+        boolean isStatistic() {
+            Parameter.Type type = parameter.getType();
+            return type == Parameter.Type.RUNNING_MEAN || type == Parameter.Type.RUNNING_VAR;
+        }
+    }
+
+    private final int index; // among the ranks of this JVM
+    private final Device device;
+    private final ProcessGroup group; // null if it is the only rank
+    private final NDManager manager;
+    private final Store store;
+    private final List<Own> parameters = new ArrayList<>();
+    private final Set<NDArray> shared = Collections.newSetFromMap(new IdentityHashMap<>());
+    // How often a block's array had been written to when this rank's was made of it.
+    private final Map<NDArray, Long> taken = new IdentityHashMap<>();
+    private final GradientBuckets buckets;
+    // How often the gradient of a parameter was written to when the last pass had gone back.
+    private final Map<NDArray, Long> versions = new IdentityHashMap<>();
+    private FusedUpdates updates; // null if there are none, or none has been asked for
+    private boolean hasAskedForUpdates;
+    private int passes; // begun, and not gone back to their beginning
+    private boolean late; // whether gradients are reduced in the step alone, not before
+
+    Replica(
+            int index,
+            Device device,
+            ProcessGroup group,
+            NDManager parent,
+            ReduceOp op,
+            DataParallelConfig settings) {
+        this.index = index;
+        this.device = device;
+        this.group = group;
+        manager = parent.newSubManager(device);
+        store = new Store(manager);
+        buckets = new GradientBuckets(group, op, settings, manager);
+    }
+
+    /** Gives blocks this rank's arrays: DJL's makes no copies on the device that has the array. */
+    private static final class Store extends ParameterStore {
+
+        private final Map<String, NDArray> arrays = new ConcurrentHashMap<>();
+
+        Store(NDManager manager) {
+            super(manager, false);
+        }
+
+        @Override
+        public NDArray getValue(Parameter parameter, Device device, boolean training) {
+            return parameter == null ? null : arrays.get(parameter.getId());
+        }
+    }
+
+    public Device device() {
+        return device;
+    }
+
+    ProcessGroup group() {
+        return group;
+    }
+
+    public NDManager manager() {
+        return manager;
+    }
+
+    ParameterStore store() {
+        return store;
+    }
+
+    /** Makes this rank's arrays. To be called once, when the block has been initialised. */
+    void load(Block block) {
+        Map<NDArray, NDArray> owns = new IdentityHashMap<>();
+        for (Pair<String, Parameter> named : block.getParameters()) {
+            Parameter parameter = named.getValue();
+            String id = parameter.getId();
+            if (store.arrays.containsKey(id)) {
+                continue; // A block may share one.
+            }
+            NDArray original = parameter.getArray();
+            if (owns.containsKey(original)) {
+                store.arrays.put(id, owns.get(original));
+                shared.add(owns.get(original));
+                continue; // Two parameters may share an array.
+            }
+            NDArray array = own(original);
+            taken.put(original, Torch.version(original));
+            owns.put(original, array);
+            array.setRequiresGradient(parameter.requiresGradient());
+            store.arrays.put(id, array);
+            // An optimizer keeps its state by id and device, which ranks may share.
+            String own = index == 0 ? id : id + "/" + index;
+            parameters.add(new Own(named.getKey(), own, parameter, array, original));
+        }
+    }
+
+    /**
+     * Takes what the program has written to the block's own arrays since this rank's were made of
+     * them, or since the last call; but for statistics, which passes write themselves.
+     */
+    void takeWritten() {
+        for (Own own : parameters) {
+            NDArray original = own.original;
+            if (own.array == original || own.isStatistic() || original.isReleased()) {
+                continue;
+            }
+            long version = Torch.version(original);
+            if (taken.put(original, version) != version) {
+                NoGradient.run(() -> Torch.copy(own.array, original));
+            }
+        }
+    }
+
+    /** Returns the parameters in the block's order. */
+    public List<Own> parameters() {
+        return parameters;
+    }
+
+    private NDArray own(NDArray original) {
+        if (index == 0 && original.getDevice().equals(device)) {
+            return original;
+        }
+        NDArray copy = copy(original);
+        copy.setName(original.getName());
+        return copy;
+    }
+
+    /** Returns a copy on this rank's device. */
+    NDArray copy(NDArray array) {
+        NDArray copy = Torch.empty(manager, array.getShape(), Torch.scalarType(array));
+        NoGradient.run(() -> Torch.copy(copy, array));
+        return copy;
+    }
+
+    /** Returns the arrays that are trained. */
+    List<NDArray> trained() {
+        return parameters.stream().filter(Own::isTrained).map(Own::array).toList();
+    }
+
+    /** Gives the arrays to be trained, which may change between steps, a gradient, others none. */
+    void followFreezing() {
+        for (Own own : parameters) {
+            if (own.array.hasGradient() != own.isTrained()) {
+                own.array.setRequiresGradient(own.isTrained());
+            }
+        }
+    }
+
+    /** Receives rank 0's parameters. */
+    void receive() {
+        List<Work> works = new ArrayList<>();
+        for (Own own : parameters) {
+            works.add(group.broadcast(own.array, 0));
+        }
+        works.forEach(Work::await);
+    }
+
+    /**
+     * Compares the parameters with those of all other ranks.
+     *
+     * @param trainedOnly whether to leave out those that are not trained
+     * @throws CollectiveException on all ranks if they are not the same to the bit
+     */
+    void verify(String when, boolean trainedOnly) {
+        try (NDManager temporary = manager.newSubManager()) {
+            ParameterChecksum checksum = new ParameterChecksum();
+            for (Own own : parameters) {
+                if (!trainedOnly || own.isTrained()) {
+                    checksum.add(temporary, own.array);
+                }
+            }
+            NDArray own = temporary.create(new long[] {checksum.value()});
+            NDArray all = temporary.create(new long[group.worldSize()]);
+            group.allGatherIntoTensor(all, own).await();
+            long[] values = all.toLongArray();
+            List<Integer> different =
+                    IntStream.range(1, values.length)
+                            .filter(rank -> values[rank] != values[0])
+                            .boxed()
+                            .toList();
+            if (!different.isEmpty()) {
+                throw new CollectiveException(
+                        String.format(
+                                "the parameters of ranks %s differ from those of rank 0 %s: one"
+                                        + " rank alone may have been given other weights or"
+                                        + " gradients; checksums of all ranks: %s",
+                                different, when, Arrays.toString(values)));
+            }
+        }
+    }
+
+    /** Begins a pass whose gradients may be reduced before the step. */
+    void beginPass() {
+        buckets.begin(trained());
+    }
+
+    /** As {@link #beginPass}, of a pass that not all ranks take part in. */
+    void beginIncompletePass() {
+        beginPass();
+        reduceLate();
+    }
+
+    /**
+     * Leaves all reductions to the step: not all ranks have taken part in a pass, and those that
+     * have must not begin reductions that the others know nothing of. Until {@link #forgetPasses}.
+     */
+    void reduceLate() {
+        late = true;
+    }
+
+    /** Counts a pass whose way back ends with a call of {@link #ready} that is the last. */
+    void passBegun() {
+        passes++;
+    }
+
+    /**
+     * Says that the way back has completed gradients. They may be reduced if no other pass adds to
+     * them.
+     */
+    void ready(Set<Parameter> complete, boolean last) {
+        if (passes == 1 && !late) {
+            buckets.ready(
+                    complete.stream()
+                            .map(parameter -> store.arrays.get(parameter.getId()))
+                            // One parameter may be complete while another still adds to it.
+                            .filter(array -> !shared.contains(array))
+                            .toList());
+        }
+        if (last) {
+            passes--;
+        }
+    }
+
+    /** Notes the gradients that are reduced in the step alone, as a pass has left them. */
+    void noteGradients() {
+        versions.clear();
+        for (NDArray array : trained()) {
+            if (buckets.isUnsent(array)) {
+                versions.put(array, version(array));
+            }
+        }
+    }
+
+    /**
+     * Checks that nobody has changed gradients since the last pass.
+     *
+     * @throws IllegalStateException if somebody has: the other ranks would not know
+     */
+    void requireNotedGradients(String call, int ranks) {
+        for (Own own : parameters) {
+            Long noted = versions.get(own.array);
+            if (noted != null && noted != version(own.array)) {
+                throw new IllegalStateException(
+                        String.format(
+                                "%s: the gradient of '%s' was changed behind the backward pass,"
+                                        + " where it is what rank 0 alone has: %d ranks have a part"
+                                        + " of it each, which the step adds up. Clip by the"
+                                        + " optimizer (optClipGrad), put penalties into the loss,"
+                                        + " or train on one rank; collector.zeroGradients() gives"
+                                        + " the gradients up",
+                                call, own.name, ranks));
+            }
+        }
+        versions.clear();
+    }
+
+    private static long version(NDArray array) {
+        try (NDArray gradient = JniUtils.getGradient((PtNDArray) array)) {
+            return gradient == null ? -1 : Torch.version(gradient);
+        }
+    }
+
+    /** Forgets passes that will not go back any more. */
+    void forgetPasses() {
+        passes = 0;
+        late = false;
+    }
+
+    /** Gives the gradients up, those of frozen parameters, too. */
+    void zeroGradients() {
+        versions.clear();
+        buckets.reset();
+        parameters.forEach(own -> clear(own.array));
+    }
+
+    private static void clear(NDArray array) {
+        if (hasGradient(array)) {
+            GradientBuckets.clear(array);
+        }
+    }
+
+    private static boolean hasGradient(NDArray array) {
+        try (NDArray gradient = JniUtils.getGradient((PtNDArray) array)) {
+            return gradient != null;
+        }
+    }
+
+    /**
+     * Adds the gradients of all ranks up and updates the parameters.
+     *
+     * @param check whether to look for a gradient other than zero before anything is updated
+     * @param updated open when the first rank of this JVM has updated a parameter, for which the
+     *     others wait: in its first update of a step a learning-rate tracker may change itself, as
+     *     DJL's {@code MultiFactorTracker} does, and they share it
+     * @return whether there is one, or nobody has looked
+     */
+    boolean step(Optimizer optimizer, boolean check, CountDownLatch updated) {
+        Map<NDArray, String> ids = new IdentityHashMap<>();
+        parameters.forEach(own -> ids.put(own.array, own.id));
+        GradientBuckets.Visitor update =
+                (array, gradient) -> {
+                    if (index > 0) {
+                        await(updated);
+                    }
+                    update(optimizer, ids.get(array), array, gradient);
+                    updated.countDown();
+                };
+        try {
+            if (check && NoGradient.get(() -> buckets.areZero(trained()))) {
+                return false;
+            }
+            NoGradient.run(() -> buckets.finish(trained(), update));
+            parameters.stream().filter(own -> !own.isTrained()).forEach(own -> clear(own.array));
+        } finally {
+            updated.countDown(); // Also if it has failed.
+        }
+        return true;
+    }
+
+    private void update(Optimizer optimizer, String id, NDArray array, NDArray gradient) {
+        boolean known = FusedUpdates.knows(optimizer);
+        if (known && !hasAskedForUpdates) {
+            hasAskedForUpdates = true;
+            updates = FusedUpdates.open(device).orElse(null);
+        }
+        if (known && updates != null) {
+            updates.update(optimizer, id, array, gradient);
+        } else {
+            optimizer.update(id, array, gradient);
+        }
+    }
+
+    private static void await(CountDownLatch latch) {
+        try {
+            latch.await();
+        } catch (InterruptedException e) {
+            Thread.currentThread().interrupt();
+            throw new IllegalStateException("step: interrupted between gradients and update", e);
+        }
+    }
+
+    /**
+     * Writes the parameters back to the block's own, if these are on another device. Those that the
+     * program has replaced since, as by loading others, stay.
+     */
+    void writeBack() {
+        for (Own own : parameters) {
+            if (own.original != own.array && own.original == own.parameter.getArray()) {
+                NoGradient.run(() -> Torch.copy(own.original, own.array));
+            }
+        }
+    }
+
+    @Override
+    public void close() {
+        manager.close();
+        if (updates != null) {
+            updates.close();
+        }
+    }
+}

@@ -1,0 +1,117 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.train;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDList;
+import ai.djl.nn.Block;
+import ai.djl.nn.Parameter;
+import ai.djl.nn.SequentialBlock;
+import java.util.ArrayList;
+import java.util.HashSet;
+import java.util.List;
+import java.util.Set;
+import org.djlx.collectives.gradient.GradientScope;
+import org.djlx.nativeops.torch.Torch;
+
+/**
+ * A forward pass of one rank whose graph is cut between the blocks of a {@link SequentialBlock}.
+ * The backward pass runs from cut to cut. At each cut the gradients of all later blocks are
+ * complete, so they are reduced while the gradients of earlier blocks are computed.
+ */
+final class StagedForward {
+
+    private StagedForward() {}
+
+    static NDList run(Block block, Replica replica, NDList data, NDList labels) {
+        GradientScope scope = GradientScope.current().orElse(null);
+        List<Block> stages = new ArrayList<>();
+        collect(block, stages);
+        if (scope == null || replica.group() == null || stages.size() < 2) {
+            return forward(block, replica, data, labels);
+        }
+        replica.beginPass();
+        List<Set<Parameter>> complete = complete(stages);
+        boolean cut = false;
+        NDList current = data;
+        for (int i = 0; i < stages.size(); i++) {
+            Set<Parameter> parameters = complete.get(i);
+            List<NDArray> recorded =
+                    parameters.isEmpty()
+                            ? List.of()
+                            : current.stream().filter(Torch::requiresGradient).toList();
+            if (!recorded.isEmpty()) {
+                boolean first = !cut;
+                Runnable reached = () -> replica.ready(parameters, first);
+                current = cut(scope, current, recorded, reached);
+                if (first) {
+                    replica.passBegun();
+                }
+                cut = true;
+            }
+            current = forward(stages.get(i), replica, current, labels);
+        }
+        return current;
+    }
+
+    private static NDList forward(Block block, Replica replica, NDList data, NDList labels) {
+        return labels == null
+                ? block.forward(replica.store(), data, true)
+                : block.forward(replica.store(), data, labels, null);
+    }
+
+    /** Collects the blocks of nested SequentialBlocks, in their order. */
+    private static void collect(Block block, List<Block> stages) {
+        boolean chain =
+                block.getClass() == SequentialBlock.class
+                        && !((SequentialBlock) block).isReturnIntermediate();
+        if (chain) {
+            block.getChildren().values().forEach(child -> collect(child, stages));
+        } else {
+            stages.add(block);
+        }
+    }
+
+    /**
+     * Returns, for each stage, the parameters whose gradients are complete after its backward pass.
+     */
+    private static List<Set<Parameter>> complete(List<Block> stages) {
+        Set<Parameter> before = new HashSet<>(); // Blocks may share parameters.
+        List<Set<Parameter>> complete = new ArrayList<>();
+        for (Block stage : stages) {
+            Set<Parameter> own = new HashSet<>(stage.getParameters().values());
+            own.removeAll(before);
+            before.addAll(own);
+            complete.add(own);
+        }
+        return complete;
+    }
+
+    private static NDList cut(
+            GradientScope scope, NDList arrays, List<NDArray> recorded, Runnable reached) {
+        NDList result = new NDList();
+        List<NDArray> leaves = new ArrayList<>();
+        for (NDArray array : arrays) {
+            if (!Torch.requiresGradient(array)) {
+                result.add(array);
+                continue;
+            }
+            NDArray leaf = array.stopGradient();
+            leaf.setName(array.getName());
+            leaves.add(leaf);
+            result.add(leaf);
+        }
+        scope.record(
+                "a block of a SequentialBlock",
+                recorded,
+                List.of(),
+                leaves,
+                (inputs, kept, gradients) -> {
+                    reached.run();
+                    return gradients;
+                });
+        return result;
+    }
+}

@@ -1,0 +1,69 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.checkpoint;
+
+import ai.djl.training.Trainer;
+import ai.djl.training.listener.TrainingListenerAdapter;
+import java.nio.file.Path;
+import java.util.Arrays;
+import org.djlx.collectives.engine.P2pEngine;
+import org.djlx.collectives.train.DataParallelConfig;
+import org.djlx.collectives.train.DistributedSampler;
+import org.djlx.collectives.train.Training;
+import org.djlx.collectives.train.Training.Outcome;
+
+/** One of several processes that go on from a checkpoint if there is one. */
+public final class CheckpointMain {
+
+    private CheckpointMain() {}
+
+    /**
+     * Trains for three epochs of four batches, and prints the losses and the parameters.
+     *
+     * @param args the optimizer, where checkpoints are, and at which batch rank 1 dies; 0 for none
+     */
+    public static void main(String[] args) throws Exception {
+        int rank = Integer.parseInt(System.getenv("RANK"));
+        DataParallelConfig config = new DataParallelConfig(Training.loss());
+        config.optOptimizer(Training.optimizer(args[0]));
+        CheckpointManager checkpoints =
+                CheckpointManager.builder().setDirectory(Path.of(args[1])).optEvery(2).build();
+        int last = rank == 1 ? Integer.parseInt(args[2]) : 0;
+        config.addTrainingListeners(checkpoints, dieAt(last));
+        DistributedSampler sampler =
+                DistributedSampler.builder().setBatchSize(4).optSeed(3).build();
+        Outcome outcome =
+                Training.fit(
+                        P2pEngine.NAME,
+                        config,
+                        Training.block(),
+                        32,
+                        sampler,
+                        5 + rank,
+                        trainer -> {
+                            TrainingProgress done = checkpoints.restore(trainer);
+                            System.out.println("restored " + done);
+                            sampler.setEpoch(done.epoch(), done.batch());
+                            return 3 - (int) done.epoch();
+                        });
+        outcome.losses().forEach(loss -> System.out.println("loss " + loss));
+        for (float[] parameter : outcome.parameters()) {
+            System.out.println("parameter " + Arrays.toString(parameter));
+        }
+    }
+
+    private static TrainingListenerAdapter dieAt(int batch) {
+        return new TrainingListenerAdapter() {
+            private int seen;
+
+            @Override
+            public void onTrainingBatch(Trainer trainer, BatchData batchData) {
+                if (++seen == batch) {
+                    Runtime.getRuntime().halt(7);
+                }
+            }
+        };
+    }
+}

@@ -1,0 +1,510 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.checkpoint;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import ai.djl.Model;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.types.Shape;
+import ai.djl.nn.SequentialBlock;
+import ai.djl.nn.core.Linear;
+import ai.djl.training.DefaultTrainingConfig;
+import ai.djl.training.Trainer;
+import ai.djl.training.listener.TrainingListenerAdapter;
+import ai.djl.training.optimizer.Optimizer;
+import java.io.IOException;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.stream.Stream;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.engine.P2pEngine;
+import org.djlx.collectives.train.DataParallelConfig;
+import org.djlx.collectives.train.DistributedSampler;
+import org.djlx.collectives.train.Training;
+import org.djlx.collectives.train.Training.Outcome;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.io.TempDir;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.CsvSource;
+import org.junit.jupiter.params.provider.ValueSource;
+
+/** Jobs that are ended in the middle of an epoch, and others that go on from there. */
+@Timeout(120)
+class CheckpointManagerTest {
+
+    private static final int ITEMS = 32;
+    private static final int BATCH = 8; // 4 batches an epoch
+
+    @TempDir private Path directory;
+
+    private static final class Ended extends RuntimeException {
+        private static final long serialVersionUID = 1;
+    }
+
+    /** Ends the job before the step of a batch. */
+    private static TrainingListenerAdapter endAt(int batch) {
+        return new TrainingListenerAdapter() {
+            private int seen;
+
+            @Override
+            public void onTrainingBatch(Trainer trainer, BatchData batchData) {
+                if (++seen == batch) {
+                    throw new Ended();
+                }
+            }
+        };
+    }
+
+    private CheckpointManager manager(long every) {
+        return CheckpointManager.builder()
+                .setDirectory(directory)
+                .optKeep(2)
+                .optEvery(every)
+                .build();
+    }
+
+    private static DataParallelConfig config(String optimizer) {
+        DataParallelConfig config = new DataParallelConfig(Training.loss());
+        config.optOptimizer(Training.optimizer(optimizer));
+        return config;
+    }
+
+    private static DistributedSampler sampler() {
+        return DistributedSampler.builder().setBatchSize(BATCH).optSeed(3).build();
+    }
+
+    private List<String> files() throws IOException {
+        try (Stream<Path> files = Files.list(directory)) {
+            return files.map(file -> file.getFileName().toString()).sorted().toList();
+        }
+    }
+
+    /** The losses, and the parameters at the end, are those of a job that nobody ended. */
+    @ParameterizedTest
+    @CsvSource({
+        "sgd, 1",
+        "momentum, 1",
+        "momentum, 2",
+        "adam, 1",
+        "adam, 2",
+        "adam, 4",
+        "adamW, 2"
+    })
+    void aJobGoesOnAsIfItHadNotBeenEnded(String optimizer, int ranks) throws Exception {
+        Outcome whole =
+                Training.fit(
+                        P2pEngine.NAME,
+                        config(optimizer).optRanks(ranks),
+                        Training.block(),
+                        ITEMS,
+                        sampler(),
+                        4,
+                        5,
+                        trainer -> {});
+        DataParallelConfig ended = config(optimizer).optRanks(ranks);
+        ended.addTrainingListeners(manager(2), endAt(8));
+        assertThrows(
+                Ended.class,
+                () ->
+                        Training.fit(
+                                P2pEngine.NAME,
+                                ended,
+                                Training.block(),
+                                ITEMS,
+                                sampler(),
+                                4,
+                                5,
+                                trainer -> {}));
+        // The 8th batch was not trained on: after the 6th there was none to save after.
+        assertEquals(List.of("checkpoint-4.safetensors", "checkpoint-6.safetensors"), files());
+        CheckpointManager checkpoints = manager(5);
+        DataParallelConfig again = config(optimizer).optRanks(ranks);
+        again.addTrainingListeners(checkpoints);
+        DistributedSampler sampler = sampler();
+        Outcome rest =
+                Training.fit(
+                        P2pEngine.NAME,
+                        again,
+                        Training.block(),
+                        ITEMS,
+                        sampler,
+                        99, // other parameters than those that come from the file
+                        trainer -> {
+                            TrainingProgress done = checkpoints.restore(trainer);
+                            assertEquals(new TrainingProgress(6, 1, 2), done);
+                            sampler.setEpoch(done.epoch(), done.batch());
+                            return 4 - (int) done.epoch();
+                        });
+        assertEquals(whole.losses().subList(6, 16), rest.losses());
+        assertSameBits(whole.parameters(), rest.parameters());
+        // It counted on, and kept two.
+        assertEquals(List.of("checkpoint-10.safetensors", "checkpoint-15.safetensors"), files());
+    }
+
+    private static void assertSameBits(List<float[]> expected, List<float[]> actual) {
+        assertEquals(expected.size(), actual.size());
+        for (int i = 0; i < expected.size(); i++) {
+            assertTrue(Arrays.equals(expected.get(i), actual.get(i)), "parameter " + i);
+        }
+    }
+
+    private interface OnTrainer {
+        void run(ProcessGroup group, Trainer trainer) throws Exception;
+    }
+
+    /** Runs code on ranks that have a trainer each, as processes have. */
+    private static void onRanks(int ranks, SequentialBlock[] blocks, OnTrainer body) {
+        List<ProcessGroup> groups = ProcessGroups.local(ranks);
+        try {
+            ProcessGroups.run(
+                    groups,
+                    group -> {
+                        DataParallelConfig config = config("adam").optProcessGroup(group);
+                        try (Model model = Model.newInstance("ranks", P2pEngine.NAME)) {
+                            model.setBlock(blocks[group.rank()]);
+                            try (Trainer trainer = model.newTrainer(config)) {
+                                trainer.initialize(new Shape(1, Training.FEATURES));
+                                body.run(group, trainer);
+                            }
+                        }
+                        return null;
+                    });
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+
+    private static SequentialBlock[] blocks(int ranks) {
+        return Stream.generate(Training::block).limit(ranks).toArray(SequentialBlock[]::new);
+    }
+
+    /** Has all ranks fail, and the group remain usable; returns what each says. */
+    private static List<String> allFail(int ranks, SequentialBlock[] blocks, OnTrainer body) {
+        String[] messages = new String[ranks];
+        onRanks(
+                ranks,
+                blocks,
+                (group, trainer) -> {
+                    IOException e = assertThrows(IOException.class, () -> body.run(group, trainer));
+                    messages[group.rank()] = e.getMessage();
+                    group.barrier().await();
+                });
+        return List.of(messages);
+    }
+
+    private void saveOne(int step) {
+        onRanks(
+                2,
+                blocks(2),
+                (group, trainer) -> manager(0).save(trainer, new TrainingProgress(step, 0, step)));
+    }
+
+    @Test
+    void withNothingSavedTheTrainerStaysAsItIs() {
+        onRanks(
+                2,
+                blocks(2),
+                (group, trainer) ->
+                        assertEquals(TrainingProgress.START, manager(0).restore(trainer)));
+    }
+
+    @ParameterizedTest
+    @ValueSource(booleans = {false, true})
+    void aDamagedFileFailsAllRanks(boolean foreign) throws IOException {
+        saveOne(1);
+        Path file = directory.resolve("checkpoint-1.safetensors");
+        byte[] bytes = Files.readAllBytes(file);
+        Files.write(file, foreign ? "hello".getBytes() : Arrays.copyOf(bytes, bytes.length - 1));
+        for (String message :
+                allFail(3, blocks(3), (group, trainer) -> manager(0).restore(trainer))) {
+            String expected = foreign ? "is not a checkpoint" : "is truncated or damaged";
+            assertTrue(message.contains(expected), message);
+            assertTrue(message.contains("checkpoint-1.safetensors"), message);
+        }
+    }
+
+    /** A directory that is not shared: rank 1 has nothing there, or something else. */
+    @ParameterizedTest
+    @ValueSource(booleans = {false, true})
+    void aFileThatOneRankHasNotFailsAllRanks(boolean other) throws IOException {
+        saveOne(1);
+        Path elsewhere = directory.resolve("elsewhere");
+        if (other) {
+            Files.createDirectory(elsewhere);
+            Path mine = directory.resolve("checkpoint-1.safetensors");
+            byte[] bytes = Files.readAllBytes(mine);
+            Files.move(mine, elsewhere.resolve(mine.getFileName()));
+            saveOne(1); // Parameters are random, so it is another.
+            assertTrue(!Arrays.equals(bytes, Files.readAllBytes(mine)));
+        }
+        List<String> messages =
+                allFail(
+                        2,
+                        blocks(2),
+                        (group, trainer) -> {
+                            Path own = group.rank() == 1 ? elsewhere : directory;
+                            CheckpointManager.builder().setDirectory(own).build().restore(trainer);
+                        });
+        assertTrue(
+                messages.get(0).contains(other ? "the ranks differ" : "rank 1 has failed"),
+                messages::toString);
+        assertTrue(
+                messages.get(1).contains(other ? "the ranks differ" : "elsewhere"),
+                messages::toString);
+    }
+
+    @Test
+    void aDirectoryThatCannotBeWrittenFailsAllRanks() throws IOException {
+        Path file = Files.createFile(directory.resolve("file"));
+        List<String> messages =
+                allFail(
+                        2,
+                        blocks(2),
+                        (group, trainer) ->
+                                CheckpointManager.builder()
+                                        .setDirectory(file)
+                                        .build()
+                                        .save(trainer, new TrainingProgress(1, 0, 1)));
+        assertTrue(messages.get(0).contains(file.toString()), messages::toString);
+        assertTrue(messages.get(1).contains("save: rank 0 has failed"), messages::toString);
+    }
+
+    /** Two parts of a model, each with a trainer and a directory, of which one is none. */
+    @Test
+    void partsOfAModelFailTogether() throws IOException {
+        Path file = Files.createFile(directory.resolve("file"));
+        List<ProcessGroup> groups = ProcessGroups.local(2);
+        try {
+            ProcessGroups.run(
+                    groups,
+                    all -> {
+                        try (ProcessGroup part = all.split(all.rank(), 0)) {
+                            CheckpointManager checkpoints =
+                                    CheckpointManager.builder()
+                                            .setDirectory(all.rank() == 0 ? directory : file)
+                                            .optGroup(all)
+                                            .build();
+                            alone(
+                                    config("sgd").optProcessGroup(part),
+                                    Training.block(),
+                                    (group, trainer) -> {
+                                        initialize(trainer);
+                                        TrainingProgress one = new TrainingProgress(1, 0, 1);
+                                        assertThrows(
+                                                IOException.class,
+                                                () -> checkpoints.save(trainer, one));
+                                        IOException e =
+                                                assertThrows(
+                                                        IOException.class,
+                                                        () -> checkpoints.restore(trainer));
+                                        String message = e.getMessage();
+                                        assertTrue(message.contains("[[1], []]"), message);
+                                    });
+                        }
+                        return null;
+                    });
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+
+    @Test
+    void ranksThatAreNotEquallyFarFailAll() {
+        for (String message :
+                allFail(
+                        2,
+                        blocks(2),
+                        (group, trainer) ->
+                                manager(0)
+                                        .save(
+                                                trainer,
+                                                new TrainingProgress(1 + group.rank(), 0, 1)))) {
+            assertTrue(message.contains("the ranks differ"), message);
+        }
+    }
+
+    @Test
+    void anotherModelIsRefused() {
+        saveOne(1);
+        for (String message :
+                allFail(
+                        2,
+                        new SequentialBlock[] {larger(), larger()},
+                        (group, trainer) -> manager(0).restore(trainer))) {
+            assertTrue(message.contains("does not fit the model"), message);
+            assertTrue(message.contains("(9, 6)") && message.contains("(8, 6)"), message);
+        }
+    }
+
+    private static SequentialBlock larger() {
+        return new SequentialBlock()
+                .add(Linear.builder().setUnits(9).build())
+                .add(Linear.builder().setUnits(Training.CLASSES).build());
+    }
+
+    /** The trainer of one JVM, alone. */
+    private static void alone(DataParallelConfig config, SequentialBlock block, OnTrainer body)
+            throws Exception {
+        try (Model model = Model.newInstance("alone", P2pEngine.NAME)) {
+            model.setBlock(block);
+            try (Trainer trainer = model.newTrainer(config)) {
+                body.run(null, trainer);
+            }
+        }
+    }
+
+    private static void initialize(Trainer trainer) {
+        trainer.initialize(new Shape(1, Training.FEATURES));
+    }
+
+    @Test
+    void modelsWithMoreOrFewerParametersAreRefused() throws Exception {
+        saveOne(1);
+        SequentialBlock more = Training.block().add(Linear.builder().setUnits(3).build());
+        SequentialBlock fewer = new SequentialBlock().add(Linear.builder().setUnits(8).build());
+        for (SequentialBlock block : List.of(more, fewer)) {
+            alone(
+                    config("adam"),
+                    block,
+                    (group, trainer) -> {
+                        initialize(trainer);
+                        IOException e =
+                                assertThrows(IOException.class, () -> manager(0).restore(trainer));
+                        assertTrue(
+                                e.getMessage()
+                                        .contains(block == more ? "is missing" : "has no param"),
+                                e.getMessage());
+                    });
+        }
+    }
+
+    @Test
+    void anotherOptimizerIsRefused() throws Exception {
+        saveOne(1);
+        alone(
+                config("sgd"),
+                Training.block(),
+                (group, trainer) -> {
+                    initialize(trainer);
+                    IOException e =
+                            assertThrows(IOException.class, () -> manager(0).restore(trainer));
+                    assertTrue(
+                            e.getMessage().contains("Adam") && e.getMessage().contains("Sgd"),
+                            e.getMessage());
+                });
+    }
+
+    /** An optimizer that keeps arrays in a way of its own. */
+    private static final class Own extends Optimizer {
+
+        private static final class Builder extends OptimizerBuilder<Builder> {
+            @Override
+            protected Builder self() {
+                return this;
+            }
+        }
+
+        private final Map<String, NDArray> mine = new HashMap<>();
+
+        Own() {
+            super(new Builder());
+        }
+
+        @Override
+        public void update(String id, NDArray weight, NDArray gradient) {
+            mine.put(id, weight);
+        }
+    }
+
+    @Test
+    void whatAnOptimizerWouldLoseIsNamed() throws Exception {
+        DataParallelConfig config = config("sgd");
+        config.optOptimizer(new Own());
+        alone(
+                config,
+                Training.block(),
+                (group, trainer) -> {
+                    initialize(trainer);
+                    IllegalStateException e =
+                            assertThrows(
+                                    IllegalStateException.class,
+                                    () -> manager(0).save(trainer, TrainingProgress.START));
+                    assertTrue(e.getMessage().contains("'mine'"), e.getMessage());
+                });
+    }
+
+    @Test
+    void misuseIsNamed() throws Exception {
+        alone(
+                config("sgd"),
+                Training.block(),
+                (group, trainer) -> {
+                    IllegalStateException e =
+                            assertThrows(
+                                    IllegalStateException.class, () -> manager(0).restore(trainer));
+                    assertTrue(e.getMessage().contains("not initialised"), e.getMessage());
+                    initialize(trainer);
+                    assertThrows(
+                            IllegalArgumentException.class, () -> manager(0).save(trainer, null));
+                    trainer.close();
+                    e =
+                            assertThrows(
+                                    IllegalStateException.class,
+                                    () -> manager(0).save(trainer, TrainingProgress.START));
+                    assertTrue(e.getMessage().contains("closed"), e.getMessage());
+                });
+        try (Model model = Model.newInstance("plain", "PyTorch")) {
+            model.setBlock(Training.block());
+            try (Trainer trainer = model.newTrainer(new DefaultTrainingConfig(Training.loss()))) {
+                initialize(trainer);
+                IllegalArgumentException e =
+                        assertThrows(
+                                IllegalArgumentException.class, () -> manager(0).restore(trainer));
+                assertTrue(e.getMessage().contains(P2pEngine.NAME), e.getMessage());
+            }
+        }
+        assertThrows(IllegalArgumentException.class, () -> CheckpointManager.builder().build());
+        assertThrows(IllegalArgumentException.class, () -> manager(-1));
+        assertThrows(IllegalArgumentException.class, () -> new TrainingProgress(1, -1, 0));
+    }
+
+    /** Otherwise the next job would go on from the older one. */
+    @Test
+    void anEarlierStepThanOneThatIsThereIsRefused() {
+        saveOne(7);
+        for (String message :
+                allFail(
+                        2,
+                        blocks(2),
+                        (group, trainer) ->
+                                manager(0).save(trainer, new TrainingProgress(3, 0, 3)))) {
+            assertTrue(message.contains("step 7 already"), message);
+        }
+    }
+
+    /** What a process has left that was ended while it wrote is no checkpoint, and goes away. */
+    @Test
+    void incompleteFilesAreSwept() throws IOException {
+        Files.writeString(directory.resolve(".checkpoint-9.safetensors.incomplete"), "half");
+        List<String> other = new ArrayList<>(List.of("checkpoint-x.safetensors", "notes.txt"));
+        for (String name : other) {
+            Files.writeString(directory.resolve(name), "not ours");
+        }
+        saveOne(1);
+        other.add("checkpoint-1.safetensors");
+        other.sort(null);
+        assertEquals(other, files());
+    }
+}

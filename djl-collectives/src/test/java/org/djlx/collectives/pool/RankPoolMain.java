@@ -1,0 +1,189 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.pool;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import java.nio.charset.StandardCharsets;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ExecutionException;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.ReduceOp;
+
+/**
+ * A rank of a pool of processes, for {@link RankPoolProcessTest}: whose scenario is the first
+ * argument. Requests are texts; ranks answer with the sum of what each makes of them.
+ */
+public final class RankPoolMain {
+
+    /** Of operations; that of starting is as long as JVMs take. */
+    private static final Duration TIMEOUT = Duration.ofSeconds(6);
+
+    private RankPoolMain() {}
+
+    private static final class Worker implements RankWorker<String, Float> {
+
+        private final ProcessGroup group;
+
+        Worker(ProcessGroup group) {
+            this.group = group;
+        }
+
+        @Override
+        public Float serve(String request) throws InterruptedException {
+            if (request.equals("fail") && group.rank() == 1) {
+                throw new IllegalStateException("out of luck");
+            }
+            if (request.equals("hang") && group.rank() == 1) {
+                say("hangs");
+                Thread.sleep(Long.MAX_VALUE);
+            }
+            try (NDManager manager = NDManager.newBaseManager(group.device())) {
+                NDArray own =
+                        manager.create(new float[] {request.hashCode() % 1000 + group.rank()});
+                group.allReduce(own, ReduceOp.SUM).await();
+                return own.getFloat();
+            }
+        }
+
+        @Override
+        public void close() {
+            say("freed");
+        }
+    }
+
+    private static final RequestCodec<String> CODEC =
+            new RequestCodec<>() {
+                @Override
+                public byte[] encode(String request) {
+                    if (request.isEmpty()) {
+                        throw new IllegalArgumentException("an empty request");
+                    }
+                    return request.getBytes(StandardCharsets.UTF_8);
+                }
+
+                @Override
+                public String decode(byte[] bytes) {
+                    return new String(bytes, StandardCharsets.UTF_8);
+                }
+            };
+
+    private static void say(String text) {
+        System.out.println(text);
+        System.out.flush();
+    }
+
+    /** Runs this rank. */
+    public static void main(String[] args) throws Exception {
+        ProcessGroup group = ProcessGroups.init("shm").withTimeout(TIMEOUT);
+        boolean starts = !args[0].equals("no-start") || group.rank() != 2;
+        RankPool<String, Float> pool =
+                RankPool.join(
+                        "pool",
+                        group,
+                        CODEC,
+                        own -> {
+                            if (!starts) {
+                                throw new IllegalStateException("no weights");
+                            }
+                            if (args[0].equals("serve") && own.rank() == 1) {
+                                // Who has made what is his own waits without a limit.
+                                Thread.sleep(TIMEOUT.plusSeconds(1).toMillis());
+                            }
+                            return new Worker(own);
+                        });
+        try (pool) {
+            if (group.rank() == 0) {
+                lead(pool, args[0]);
+            } else {
+                expect("does not accept requests", () -> pool.submit("x"));
+                pool.awaitEnd();
+            }
+        } finally {
+            say("ended: " + pool.failure());
+        }
+    }
+
+    private static void lead(RankPool<String, Float> pool, String scenario) throws Exception {
+        check(pool, "first");
+        switch (scenario) {
+            case "serve" -> {
+                serveCallers(pool);
+                check(pool, "more than goes with one broadcast ".repeat(1000));
+                expect("an empty request", () -> pool.submit(""));
+                say("idle");
+                Thread.sleep(TIMEOUT.plusSeconds(1).toMillis());
+                say("late");
+                check(pool, "late");
+            }
+            case "fail", "hang" -> {
+                List<CompletableFuture<Float>> pending =
+                        List.of(pool.submit(scenario), pool.submit("pending"));
+                for (CompletableFuture<Float> each : pending) {
+                    say("failed: " + reason(each));
+                }
+                say("later: " + reason(pool.submit("later")));
+            }
+            case "idle" -> {
+                CompletableFuture<CollectiveException> failed = new CompletableFuture<>();
+                pool.whenFailed().thenAccept(failed::complete);
+                say("idle");
+                say("told: " + failed.get().getMessage());
+                say("caused by: " + failed.get().getCause());
+            }
+            default -> throw new IllegalArgumentException(scenario);
+        }
+    }
+
+    private static void expect(String message, Runnable call) {
+        try {
+            call.run();
+        } catch (IllegalArgumentException | IllegalStateException e) {
+            if (e.getMessage().contains(message)) {
+                return;
+            }
+            throw e;
+        }
+        throw new AssertionError("no " + message);
+    }
+
+    private static String reason(CompletableFuture<Float> future) throws InterruptedException {
+        try {
+            return "not at all: " + future.get();
+        } catch (ExecutionException e) {
+            return e.getCause().getMessage();
+        }
+    }
+
+    private static void check(RankPool<String, Float> pool, String request) {
+        int ranks = pool.size();
+        float expected = ranks * (request.hashCode() % 1000) + ranks * (ranks - 1) / 2;
+        float got = pool.submit(request).join();
+        if (got != expected) {
+            throw new AssertionError(request + ": " + got + " instead of " + expected);
+        }
+    }
+
+    private static void serveCallers(RankPool<String, Float> pool) {
+        List<CompletableFuture<Void>> callers = new ArrayList<>();
+        for (int caller = 0; caller < 4; caller++) {
+            String prefix = "caller " + caller + " ";
+            callers.add(
+                    CompletableFuture.runAsync(
+                            () -> {
+                                for (int i = 0; i < 50; i++) {
+                                    check(pool, prefix + i);
+                                }
+                            },
+                            task -> new Thread(task).start()));
+        }
+        callers.forEach(CompletableFuture::join);
+    }
+}

@@ -1,0 +1,163 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.pool;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertNotEquals;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.io.IOException;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.time.Duration;
+import java.util.List;
+import java.util.Set;
+import java.util.TreeSet;
+import java.util.stream.Collectors;
+import org.djlx.collectives.RankProcesses;
+import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+
+/** Pools of three processes, which a {@link RankPoolMain} each runs. */
+@Timeout(120)
+class RankPoolProcessTest {
+
+    private Set<Path> sharedFiles;
+
+    private static Set<Path> sharedFiles() throws IOException {
+        try (var files = Files.list(Path.of("/dev/shm"))) {
+            return files.collect(Collectors.toCollection(TreeSet::new));
+        }
+    }
+
+    @BeforeEach
+    void lookAtSharedFiles() throws IOException {
+        sharedFiles = sharedFiles();
+    }
+
+    @AfterEach
+    void leavesNoSharedFiles() throws IOException {
+        assertEquals(sharedFiles, sharedFiles());
+    }
+
+    private static RankProcesses ranks(String scenario) {
+        return new RankProcesses(3, RankPoolMain.class, scenario);
+    }
+
+    private static void awaitOutput(RankProcesses ranks, int rank, String text)
+            throws InterruptedException {
+        while (!ranks.output(rank).contains(text)) {
+            assertTrue(ranks.process(rank).isAlive(), () -> ranks.output(rank));
+            Thread.sleep(20);
+        }
+    }
+
+    private static void assertSays(RankProcesses ranks, int rank, String text) {
+        String output = ranks.output(rank);
+        assertTrue(
+                output.contains(text), () -> "rank " + rank + " says no " + text + ": " + output);
+    }
+
+    @Test
+    void servesAlsoAfterLongIdleness() throws Exception {
+        try (RankProcesses ranks = ranks("serve")) {
+            awaitOutput(ranks, 0, "idle");
+            Duration before = cpuTime(ranks.process(1));
+            awaitOutput(ranks, 0, "late");
+            Duration used = cpuTime(ranks.process(1)).minus(before);
+            ranks.awaitSuccess();
+            // Of 7 seconds, in which the JVM may still compile what has run before.
+            assertTrue(used.toMillis() < 1500, "idle, it has used " + used);
+            for (int rank = 0; rank < 3; rank++) {
+                assertSays(ranks, rank, "freed\nended: Optional.empty");
+            }
+        }
+    }
+
+    private static Duration cpuTime(Process process) {
+        return process.info().totalCpuDuration().orElseThrow();
+    }
+
+    @Test
+    void failsPendingRequestsWithTheReasonOfAnotherProcess() throws Exception {
+        try (RankProcesses ranks = ranks("fail")) {
+            List<Integer> codes = ranks.await();
+            assertEquals(0, codes.get(0), () -> ranks.output(0));
+            assertNotEquals(0, codes.get(1));
+            assertNotEquals(0, codes.get(2));
+            String reason =
+                    "pool: rank 1 of 3 failed: java.lang.IllegalStateException: out of luck";
+            assertSays(ranks, 0, "failed: " + reason + "\nfailed: " + reason);
+            assertSays(ranks, 0, "later: pool failed before this request");
+            assertSays(ranks, 0, "start another: " + reason);
+            assertSays(ranks, 1, reason);
+            for (int rank = 0; rank < 3; rank++) {
+                assertSays(ranks, rank, "freed\nended: Optional[");
+            }
+        }
+    }
+
+    @Test
+    void failsPendingRequestsWhenAnotherProcessIsKilled() throws Exception {
+        try (RankProcesses ranks = ranks("hang")) {
+            awaitOutput(ranks, 1, "hangs");
+            ranks.process(1).destroyForcibly();
+            List<Integer> codes = ranks.await();
+            assertEquals(0, codes.get(0), () -> ranks.output(0));
+            assertNotEquals(0, codes.get(2));
+            assertSays(ranks, 0, "failed: pool: rank ");
+            assertSays(ranks, 0, "the process of rank 1 (pid " + ranks.process(1).pid());
+            assertSays(ranks, 2, "the process of rank 1 (pid " + ranks.process(1).pid());
+        }
+    }
+
+    @Test
+    void tellsRankZeroOfADeathWhileIdle() throws Exception {
+        try (RankProcesses ranks = ranks("idle")) {
+            awaitOutput(ranks, 0, "idle");
+            ranks.process(1).destroyForcibly();
+            List<Integer> codes = ranks.await();
+            assertEquals(0, codes.get(0), () -> ranks.output(0));
+            assertNotEquals(0, codes.get(2));
+            // The reason stands there once, and without the exceptions that have carried it.
+            assertSays(ranks, 0, "told: pool: rank 1 of 3 failed: recv(");
+            assertSays(ranks, 0, "the process of rank 1 (pid " + ranks.process(1).pid());
+            assertSays(ranks, 0, "caused by: null");
+        }
+    }
+
+    @Test
+    void endsWithRankZero() throws Exception {
+        try (RankProcesses ranks = ranks("idle")) {
+            awaitOutput(ranks, 0, "idle");
+            ranks.process(0).destroyForcibly();
+            List<Integer> codes = ranks.await();
+            for (int rank = 1; rank < 3; rank++) {
+                assertNotEquals(0, codes.get(rank));
+                assertSays(ranks, rank, "freed\nended: Optional[");
+            }
+            String output = ranks.output(1) + ranks.output(2);
+            assertTrue(output.contains("the process of rank 0 (pid"), output);
+        }
+    }
+
+    @Test
+    void startsOnNoRankIfItCannotOnOne() throws Exception {
+        try (RankProcesses ranks = ranks("no-start")) {
+            List<Integer> codes = ranks.await();
+            for (int rank = 0; rank < 3; rank++) {
+                assertNotEquals(0, codes.get(rank));
+                assertTrue(!ranks.output(rank).contains("ended"), ranks.output(rank));
+            }
+            String reason = "pool: rank 2 of 3 failed: java.lang.IllegalStateException: no weights";
+            assertSays(ranks, 0, reason);
+            assertSays(ranks, 2, reason);
+            assertSays(ranks, 0, "freed");
+            assertSays(ranks, 1, "freed");
+        }
+    }
+}

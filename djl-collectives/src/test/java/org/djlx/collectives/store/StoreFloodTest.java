@@ -1,0 +1,40 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.store;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Path;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+
+/** What its clients want cannot end a store's server. */
+class StoreFloodTest {
+
+    @Test
+    @Timeout(300)
+    void aServerInASmallHeapSurvives() throws Exception {
+        Process process =
+                new ProcessBuilder(
+                                Path.of(System.getProperty("java.home"), "bin", "java").toString(),
+                                "-Xmx256m",
+                                "-XX:+ExitOnOutOfMemoryError",
+                                "-cp",
+                                System.getProperty("java.class.path"),
+                                StoreFloodMain.class.getName())
+                        .redirectErrorStream(true)
+                        .start();
+        try {
+            String output =
+                    new String(process.getInputStream().readAllBytes(), StandardCharsets.UTF_8);
+            assertEquals(0, process.waitFor(), output);
+            assertTrue(output.contains("survived"), output);
+        } finally {
+            process.destroyForcibly();
+        }
+    }
+}

@@ -1,0 +1,153 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.store;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.io.InputStream;
+import java.net.InetAddress;
+import java.net.ServerSocket;
+import java.net.Socket;
+import java.nio.charset.StandardCharsets;
+import java.time.Duration;
+import java.util.HexFormat;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+import java.util.concurrent.Future;
+import org.djlx.collectives.CollectiveException;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+
+/** A server with a secret serves those who know it, and nobody else. */
+@Timeout(60)
+class StoreTokenTest {
+
+    private static final Map<String, String> SECRET = Map.of("DJLX_STORE_TOKEN", "correct horse");
+    private static final Map<String, String> OTHER = Map.of("DJLX_STORE_TOKEN", "battery staple");
+    private static final Map<String, String> NONE = Map.of();
+
+    private static TcpStore server(Map<String, String> environment) {
+        return builder(0, environment).optServer(true).build();
+    }
+
+    private static TcpStore.Builder builder(int port, Map<String, String> environment) {
+        return TcpStore.builder()
+                .setHost("localhost")
+                .setPort(port)
+                .optEnvironment(environment)
+                .optTimeout(Duration.ofMinutes(10));
+    }
+
+    @Test
+    void thoseWhoKnowTheSecretAreServed() throws Exception {
+        ExecutorService thread = Executors.newSingleThreadExecutor();
+        try (TcpStore server = server(SECRET);
+                TcpStore client = builder(server.port(), SECRET).build()) {
+            server.set("k", new byte[5000]);
+            assertEquals(5000, client.get("k").length);
+            // This one waits on a connection of its own.
+            Future<byte[]> waiting = thread.submit(() -> client.get("later"));
+            server.set("later", new byte[1]);
+            assertEquals(1, waiting.get().length);
+            assertEquals(2, client.numKeys());
+        } finally {
+            thread.shutdown();
+        }
+    }
+
+    /** At once, though clients otherwise try again for the whole timeout, here 10 minutes. */
+    @Test
+    void othersLearnWhatToDo() {
+        assertStranger(SECRET, NONE, "only those who know its secret");
+        assertStranger(SECRET, OTHER, "another one");
+        assertStranger(NONE, SECRET, "no secret");
+    }
+
+    private static void assertStranger(
+            Map<String, String> servers, Map<String, String> clients, String text) {
+        try (TcpStore server = server(servers)) {
+            String message =
+                    assertThrows(
+                                    CollectiveException.class,
+                                    () -> builder(server.port(), clients).build())
+                            .getMessage();
+            assertTrue(message.contains(text), message);
+            assertTrue(message.contains("DJLX_STORE_TOKEN"), message);
+            assertFalse(message.contains("horse") || message.contains("staple"), message);
+            assertEquals(0, server.numKeys());
+        }
+    }
+
+    /** What PyTorch's clients send, and what an attacker might. */
+    @Test
+    void withoutProofNothingIsExecuted() throws Exception {
+        HexFormat hex = HexFormat.of();
+        String key = "0a00000000000000" + hex.formatHex("djlx/hello".getBytes());
+        String hello = "02" + key + "1000000000000000" + "00".repeat(16) + "0000000000000000";
+        String proof = "2000000000000000" + "00".repeat(32);
+        try (TcpStore server = server(SECRET)) {
+            for (String request :
+                    List.of(
+                            "04 0500000000000000 696e69742f 0100000000000000", // ADD init/ 1
+                            "01 0200000000000000 2f6b 0100000000000000 31", // SET /k
+                            "03 0200000000000000 2f6b", // GET /k
+                            "07", // GETNUMKEYS
+                            "06 0000000000000000", // WAIT for nothing
+                            "01" + key + proof, // A proof of what nobody asked for.
+                            hello + "01" + key + proof, // A wrong one.
+                            hello + "07", // None.
+                            "01 0200000000000000 2f6b 4100000000000000", // A value of 65 bytes
+                            "05 0104000000000000")) { // 1025 keys
+                try (Socket socket = new Socket(InetAddress.getLoopbackAddress(), server.port())) {
+                    socket.getOutputStream()
+                            .write(hex.parseHex("00cef7853c" + request.replace(" ", "")));
+                    int expected = request.startsWith("02") ? 8 + 64 : 0;
+                    InputStream in = socket.getInputStream();
+                    assertEquals(expected, in.readAllBytes().length, request);
+                }
+            }
+            assertEquals(0, server.numKeys());
+        }
+    }
+
+    @Test
+    void theSecretIsNotSent() throws Exception {
+        try (ServerSocket eavesdropper = new ServerSocket(0, 1, InetAddress.getLoopbackAddress())) {
+            ExecutorService thread = Executors.newSingleThreadExecutor();
+            Future<?> client =
+                    thread.submit(() -> builder(eavesdropper.getLocalPort(), SECRET).build());
+            try (Socket socket = eavesdropper.accept()) {
+                byte[] ping = socket.getInputStream().readNBytes(10);
+                socket.getOutputStream().write(ping, 6, 4);
+                // Then comes its hello; the answer is that of a server without the secret.
+                byte[] hello = socket.getInputStream().readNBytes(1 + 8 + 10 + 8 + 16 + 8);
+                socket.getOutputStream().write(HexFormat.of().parseHex("4000000000000000"));
+                socket.getOutputStream().write(new byte[64]);
+                byte[] rest = socket.getInputStream().readAllBytes();
+                assertEquals(0, rest.length);
+                String sent = new String(hello, StandardCharsets.ISO_8859_1);
+                assertFalse(sent.contains("horse"));
+            }
+            assertThrows(ExecutionException.class, client::get);
+            thread.shutdown();
+        }
+    }
+
+    @Test
+    void anEmptySecretIsAMistake() {
+        String message =
+                assertThrows(
+                                IllegalArgumentException.class,
+                                () -> builder(1, Map.of("DJLX_STORE_TOKEN", " ")))
+                        .getMessage();
+        assertTrue(message.contains("DJLX_STORE_TOKEN"), message);
+    }
+}

@@ -1,0 +1,663 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.internal;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.types.Shape;
+import java.util.Arrays;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.Optional;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.p2p.KernelSignals;
+import org.djlx.collectives.p2p.P2pBuffers;
+import org.djlx.collectives.p2p.P2pStream;
+import org.djlx.collectives.spi.Operation;
+import org.djlx.fusedops.cost.CostModel;
+import org.djlx.fusedops.cost.FusedMatmulModel;
+import org.djlx.fusedops.cost.FusedOperator;
+import org.djlx.fusedops.cost.Machine;
+import org.djlx.fusedops.cost.Workload;
+import org.djlx.nativeops.NativeLibrary;
+import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.nativeops.cuda.CudaKernel;
+import org.djlx.nativeops.cuda.CudaModule;
+import org.djlx.nativeops.cuda.CudaStream;
+import org.djlx.nativeops.cuda.CurrentStreams;
+import org.djlx.nativeops.cuda.KernelArguments;
+import org.djlx.nativeops.cuda.KernelCache;
+import org.djlx.nativeops.cuda.KernelCompiler;
+import org.djlx.nativeops.cuda.KernelSource;
+import org.djlx.nativeops.cuda.KernelStruct;
+import org.djlx.nativeops.cuda.LaunchSize;
+import org.djlx.nativeops.cuda.MatrixLayout;
+import org.djlx.nativeops.cuda.TensorMap;
+import org.djlx.nativeops.host.NativeMemory;
+import org.djlx.nativeops.torch.NoGradient;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
+
+/**
+ * Fused operators of which each is a single launch: the persistent matmul of {@code
+ * fused_matmul.cu}, on GPUs of the Hopper architecture, in float16 and bfloat16.
+ *
+ * <p>Ranks may differ in whether an all-gather + matmul is one launch: a schedule pushes the same
+ * shards and raises the same signals. A matmul + reduce-scatter raises a flag for each half tile,
+ * so there all ranks do the same; what decides is the same on all: shapes, types, and what the
+ * {@linkplain KernelSignals ranks have}. How a rank's B lies in memory may differ, and how wide its
+ * A is. For one thread at a time, in the order of the group's operations.
+ */
+public final class FusedMatmul implements AutoCloseable {
+
+    private static final String ARCHITECTURE = "sm_90a";
+    private static final int MAX_RANKS = FusedMatmulModel.MAX_RANKS;
+    private static final int THREADS = 384;
+    private static final int TILE_ROWS = FusedMatmulModel.TILE_ROWS;
+    private static final int BOX = 64; // elements of a row of a box: 128 bytes
+    private static final int HALF = TILE_ROWS / 2;
+    private static final int SWIZZLED_ROWS = 8; // after which the pattern of a box repeats
+
+    // Shapes of tiles: their columns, and in shared memory stages of loads and boxes of results.
+    private static final List<Integer> TILE_COLUMNS = FusedMatmulModel.TILE_COLUMNS;
+    private static final int[] STAGES = {3, 5, 7};
+    private static final int[] RING = {4, 2, 2};
+
+    // Two ranks read parts of a sum where they were made; more are sent theirs, of which most are
+    // made long before a rank's own. See NOTES.md beside the kernel.
+    private static final int PULLING_RANKS = 2;
+
+    // In which half of the buffers slots are: that of all operations of GPUs (P2pBuffers.epoch);
+    // or, where a rank reads from another's, the other: what later operations write into slots of
+    // their own rank waits for nobody.
+    private static final int SENT = 1;
+    private static final int PULLED = 0;
+
+    // struct Launch of fused_matmul.cu
+    private static final int LEFT = 0;
+    private static final int ARRIVED = TensorMap.BYTES;
+    private static final int RIGHT = 2 * TensorMap.BYTES;
+    private static final int OUT = RIGHT + FusedMatmulModel.MAX_RIGHTS * TensorMap.BYTES;
+    private static final int COLUMNS = OUT + MAX_RANKS * TensorMap.BYTES;
+    private static final int RIGHTS = COLUMNS + FusedMatmulModel.MAX_RIGHTS * Long.BYTES;
+    private static final int GROUPED = RIGHTS + Long.BYTES;
+    private static final int ROWS = GROUPED + Long.BYTES;
+    private static final int INNER = ROWS + Long.BYTES;
+    private static final int LEFT_BYTES = INNER + Long.BYTES;
+    private static final int RANK = LEFT_BYTES + Long.BYTES;
+    private static final int RANKS = RANK + Long.BYTES;
+    private static final int FACTOR = RANKS + Long.BYTES;
+    private static final int LAG = FACTOR + Long.BYTES;
+    private static final int PULL = LAG + Long.BYTES;
+    private static final int PUSHING = PULL + Long.BYTES;
+    private static final int STATUS = PUSHING + Long.BYTES;
+    private static final int TIMEOUT = STATUS + Long.BYTES;
+    private static final int COUNTERS = TIMEOUT + Long.BYTES;
+    private static final int ENTERED = COUNTERS + Long.BYTES;
+    private static final int ENTERED_DISTANCE = ENTERED + MAX_RANKS * Long.BYTES;
+    private static final int SIGNALS = ENTERED_DISTANCE + Long.BYTES;
+    private static final int RANK_DISTANCE = SIGNALS + MAX_RANKS * Long.BYTES;
+    private static final int SHARD = RANK_DISTANCE + Long.BYTES;
+    private static final int SLOT_BYTES = SHARD + Long.BYTES;
+    private static final int SLOTS = SLOT_BYTES + Long.BYTES;
+    private static final int WHOLE = SLOTS + MAX_RANKS * Long.BYTES;
+    private static final int BYTES = (WHOLE + Long.BYTES + 63) / 64 * 64;
+
+    private final CudaDevice device;
+    private final CurrentStreams streams;
+    private final KernelCompiler compiler = new KernelCompiler(KernelCache.user());
+    private final Map<Variant, CudaModule> modules = new HashMap<>();
+    private final KernelArguments arguments = new KernelArguments();
+
+    FusedMatmul(CudaDevice device, CurrentStreams streams) {
+        this.device = device;
+        this.streams = streams;
+    }
+
+    /** Read once. */
+    private static final class Source {
+        static final KernelSource KERNEL =
+                KernelSource.ofResource(NativeLibrary.class, "fused_matmul/fused_matmul.cu");
+    }
+
+    /** What a kernel is compiled for. */
+    private record Variant(
+            ScalarType type, int tile, boolean transposed, boolean scatter, boolean gated) {
+
+        String[] options() {
+            return new String[] {
+                "-DTYPE=" + (type == ScalarType.FLOAT16 ? "Float16" : "Bfloat16"),
+                "-DTILE_N=" + TILE_COLUMNS.get(tile),
+                "-DTRANSPOSED=" + (transposed ? 1 : 0),
+                "-DSCATTER=" + (scatter ? 1 : 0),
+                "-DGATED=" + (gated ? 1 : 0)
+            };
+        }
+
+        int sharedBytes() {
+            int stage = (TILE_ROWS + TILE_COLUMNS.get(tile)) * BOX * Short.BYTES;
+            int ring = 2 * RING[tile] * HALF * BOX * Short.BYTES;
+            return 1024 + STAGES[tile] * stage + ring + 2 * 8192;
+        }
+    }
+
+    /** Tells whether GPUs of this kind have such kernels. */
+    static boolean isSupported(CudaDevice device) {
+        return device.architecture().equals(ARCHITECTURE);
+    }
+
+    /** The sizes of an operator, and how it is divided; the same on ranks that have the same. */
+    private record Sizes(Workload work, KernelSignals signals) {
+
+        int blocks() {
+            return signals.blocks();
+        }
+
+        ScalarType type() {
+            return work.type();
+        }
+
+        int ranks() {
+            return work.ranks();
+        }
+
+        long rows() {
+            return work.rows();
+        }
+
+        long[] columns() {
+            return work.columns().stream().mapToLong(Long::longValue).toArray();
+        }
+
+        private FusedMatmulModel model() {
+            return new FusedMatmulModel(Machine.H200.withMultiprocessors(blocks()), work);
+        }
+
+        boolean isPossible() {
+            return model().isPossible(signals.flagCount());
+        }
+
+        /** The rows of a box of A: to load rows that are not there takes time, too. */
+        int boxRows() {
+            return (int) Math.min(TILE_ROWS, ceilDiv(rows(), SWIZZLED_ROWS) * SWIZZLED_ROWS);
+        }
+
+        /** The tiles of one rank's rows. */
+        long tilesOfPart(int tile) {
+            return model().tilesOfPart(tile);
+        }
+
+        FusedMatmulModel.Tiling tiling() {
+            return model().fastest();
+        }
+    }
+
+    private static long ceilDiv(long a, long b) {
+        return (a + b - 1) / b;
+    }
+
+    private static boolean isRowMajor(MatrixLayout matrix) {
+        // Two bytes an element.
+        return matrix.isRowMajor()
+                && matrix.rowStride() * Short.BYTES % TensorMap.ALIGNMENT == 0
+                && matrix.rowStride() > 0;
+    }
+
+    /**
+     * Tells which Bs can be loaded as they lie. The others must be given row by row, as copies.
+     *
+     * @param bs the Bs
+     * @param addresses where they are
+     * @return for each whether it can
+     */
+    public static boolean[] usable(MatrixLayout[] bs, long[] addresses) {
+        boolean[] usable = new boolean[bs.length];
+        boolean columnMajor = true;
+        for (int i = 0; i < bs.length; i++) {
+            usable[i] = isUsable(bs[i], addresses[i]);
+            columnMajor &= isUsable(bs[i].transposed(), addresses[i]);
+        }
+        if (columnMajor) {
+            Arrays.fill(usable, true);
+        }
+        return usable;
+    }
+
+    /**
+     * Tells whether a matrix A can be loaded as it lies.
+     *
+     * @param a the matrix
+     * @param address where it is
+     * @return whether it can
+     */
+    public static boolean isUsable(MatrixLayout a, long address) {
+        return isRowMajor(a) && address % TensorMap.ALIGNMENT == 0;
+    }
+
+    /**
+     * Returns how a copy of A is to lie: row by row, of whole units.
+     *
+     * @param rows its rows
+     * @param inner its columns
+     * @return the layout
+     */
+    public static MatrixLayout layout(long rows, long inner) {
+        return new MatrixLayout(
+                rows,
+                inner,
+                Math.max(1, ceilDiv(inner, FusedMatmulModel.UNIT)) * FusedMatmulModel.UNIT,
+                1);
+    }
+
+    /**
+     * Returns the shape of a copy of A that lies as {@link #layout} says.
+     *
+     * @param a A's shape, of two dimensions
+     * @return the shape, wider if need be
+     */
+    public static Shape copyShape(Shape a) {
+        return new Shape(a.get(0), layout(a.get(0), a.get(1)).rowStride());
+    }
+
+    /**
+     * Copies A.
+     *
+     * @param copy the array to copy to, of the {@link #copyShape}
+     * @param a the matrix
+     * @param type the element type of both
+     */
+    public static void copy(NDArray copy, NDArray a, ScalarType type) {
+        long rows = a.getShape().get(0);
+        long columns = a.getShape().get(1);
+        long stride = layout(rows, columns).rowStride();
+        long byteSize = rows * stride * type.itemSize();
+        NativeMemory memory =
+                new NativeMemory(Torch.dataPointer(copy), byteSize, a.getDevice(), () -> {});
+        try (NDArray part =
+                Torch.view(
+                        copy.getManager(),
+                        memory,
+                        0,
+                        new long[] {rows, columns},
+                        new long[] {stride, 1},
+                        type)) {
+            NoGradient.run(() -> Torch.copy(part, a));
+        }
+    }
+
+    /** Flags are raised by tiles of a shape that all ranks must choose alike. */
+    private static Optional<Sizes> sizes(P2pBuffers buffers, Workload work) {
+        Workload known =
+                work.operator() == FusedOperator.ALL_GATHER_MATMUL ? work : CostModel.agreed(work);
+        return buffers.kernelSignals().map(signals -> new Sizes(known, signals));
+    }
+
+    /**
+     * Tells whether an all-gather + matmul can be one launch.
+     *
+     * @param buffers the group's
+     * @param work the operator
+     * @return whether it can
+     */
+    public boolean gathers(P2pBuffers buffers, Workload work) {
+        return sizes(buffers, work).filter(Sizes::isPossible).isPresent();
+    }
+
+    /**
+     * Tells whether a matmul + reduce-scatter can be one launch; the same on all ranks.
+     *
+     * @param buffers the group's
+     * @param work the operator
+     * @param op the reduction
+     * @return whether it can
+     */
+    public boolean scatters(P2pBuffers buffers, Workload work, ReduceOp op) {
+        // Other averages than by a power of two would be rounded twice.
+        boolean exact = op == ReduceOp.SUM || Integer.bitCount(work.ranks()) == 1;
+        return exact && sizes(buffers, work).filter(Sizes::isPossible).isPresent();
+    }
+
+    /**
+     * Tells whether the same launch can multiply values by the activation of their gates.
+     *
+     * @param buffers the group's
+     * @param work the operator, which this {@link #gathers}
+     * @param b how B lies, whose columns are gates and, behind them, as many values
+     * @param address where it is
+     * @return whether it can
+     */
+    public boolean gates(P2pBuffers buffers, Workload work, MatrixLayout b, long address) {
+        Sizes sizes = sizes(buffers, work).orElseThrow();
+        // A tile has whole boxes of both, which begin at any column.
+        return !isRowMajor(b)
+                && isUsable(b.transposed(), address)
+                && b.columns() % (2 * FusedMatmulModel.UNIT) == 0
+                && TILE_COLUMNS.get(sizes.tiling().tile()) >= 2 * BOX;
+    }
+
+    /**
+     * Prepares an all-gather + matmul, which it {@link #gathers}.
+     *
+     * @param slots slots of a shard's size
+     * @param work the operator
+     * @param gated whether it multiplies values by the activation of their gates, as it {@link
+     *     #gates}: a product has half as many columns then
+     * @param bs how the Bs lie, {@linkplain #usable as they are given}
+     * @return the launch
+     */
+    public Gather gather(Slots slots, Workload work, boolean gated, MatrixLayout... bs) {
+        Sizes sizes = sizes(slots.buffers(), work).orElseThrow();
+        FusedMatmulModel.Tiling tiling = sizes.tiling();
+        Variant variant = new Variant(work.type(), tiling.tile(), !isRowMajor(bs[0]), false, gated);
+        // Tensor maps are made in a context, which the calling thread need not have.
+        return device.within(
+                () -> new Gather(slots, sizes, work.inner(), variant, bs, tiling.pushers()));
+    }
+
+    /**
+     * Prepares a matmul + reduce-scatter, which it {@link #scatters}.
+     *
+     * @param slots slots of a part's size
+     * @param work the operator
+     * @param a how A lies, {@link #isUsable}; ranks may have As of different widths, even none
+     * @param b how B lies, {@linkplain #usable as it is given}
+     * @param average whether the sum is divided by the number of ranks
+     * @return the launch
+     */
+    public Scatter scatter(
+            Slots slots, Workload work, MatrixLayout a, MatrixLayout b, boolean average) {
+        Sizes sizes = sizes(slots.buffers(), work).orElseThrow();
+        Variant variant =
+                new Variant(work.type(), sizes.tiling().tile(), !isRowMajor(b), true, false);
+        float factor = average ? 1f / sizes.ranks() : 1;
+        return device.within(() -> new Scatter(slots, sizes, variant, a, b, factor));
+    }
+
+    private CudaKernel kernel(Variant variant) {
+        CudaModule module =
+                modules.computeIfAbsent(
+                        variant, key -> compiler.load(device, Source.KERNEL, key.options()));
+        CudaKernel kernel = module.kernel("fused_matmul");
+        kernel.allowSharedMemory(variant.sharedBytes());
+        return kernel;
+    }
+
+    /** An operator of certain shapes on this rank. Its memory is that of the plan's group. */
+    public abstract class Launch {
+
+        final KernelStruct struct = new KernelStruct(BYTES);
+        final Sizes sizes;
+        final int rank;
+        private final P2pBuffers buffers;
+        private final Slots slots;
+        private final int half;
+        private final CudaKernel kernel;
+        private final LaunchSize size;
+
+        private Launch(
+                Slots slots,
+                int half,
+                Sizes sizes,
+                long inner,
+                Variant variant,
+                long blocks,
+                long lag,
+                long pushers) {
+            this.buffers = slots.buffers();
+            this.slots = slots;
+            this.half = half;
+            this.sizes = sizes;
+            this.rank = buffers.rank();
+            kernel = kernel(variant);
+            size =
+                    LaunchSize.of((int) Math.min(sizes.blocks(), blocks), THREADS)
+                            .withShared(variant.sharedBytes());
+            KernelSignals signals = sizes.signals();
+            long[] words = variant.scatter() ? signals.flags() : signals.words();
+            long flagsOfRank = (long) signals.flagCount() * Integer.BYTES;
+            struct.put(RIGHTS, sizes.columns().length)
+                    .put(ROWS, sizes.rows())
+                    .put(INNER, inner)
+                    .put(LEFT_BYTES, (long) sizes.boxRows() * BOX * Short.BYTES)
+                    .put(RANK, rank)
+                    .put(RANKS, sizes.ranks())
+                    .put(FACTOR, 1f)
+                    .put(LAG, lag)
+                    .put(PUSHING, pushers)
+                    .put(STATUS, signals.status())
+                    .put(COUNTERS, signals.counters())
+                    .put(ENTERED_DISTANCE, signals.rankDistance())
+                    .put(RANK_DISTANCE, variant.scatter() ? flagsOfRank : signals.rankDistance())
+                    .put(SLOT_BYTES, slots.distance());
+            for (int peer = 0; peer < sizes.ranks(); peer++) {
+                int place = peer * Long.BYTES;
+                struct.put(ENTERED + place, signals.entered()[peer])
+                        .put(SIGNALS + place, words[peer])
+                        .put(SLOTS + place, slot(peer, 0));
+            }
+        }
+
+        final TensorMap map(int offset, long[] dimensions, long[] strides, int... box) {
+            return new TensorMap(struct, offset, sizes.type(), dimensions, strides, box);
+        }
+
+        /** Where on a rank its slot for another is. */
+        final long slot(int on, int source) {
+            return buffers.address(on, slots.offset(half, source));
+        }
+
+        /** Of row-major Bs whose rows are whole boxes, those side by side are loaded as one. */
+        final TensorMap[] rights(MatrixLayout[] bs, Variant variant) {
+            int tileColumns = TILE_COLUMNS.get(variant.tile()) / (variant.gated() ? 2 : 1);
+            boolean grouped =
+                    !variant.transposed()
+                            && Arrays.stream(bs).allMatch(b -> b.columns() % BOX == 0);
+            struct.put(GROUPED, grouped ? 1 : 0);
+            TensorMap[] maps = new TensorMap[bs.length];
+            for (int i = 0; i < bs.length; i++) {
+                MatrixLayout b = variant.transposed() ? bs[i].transposed() : bs[i];
+                long stride = Math.max(b.rowStride(), b.columns()) * sizes.type().itemSize();
+                int place = RIGHT + i * TensorMap.BYTES;
+                long columns = Math.max(b.columns(), 1);
+                long rows = Math.max(b.rows(), 1);
+                maps[i] =
+                        grouped
+                                ? map(
+                                        place,
+                                        new long[] {BOX, rows, columns / BOX},
+                                        new long[] {stride, BOX * Short.BYTES},
+                                        BOX,
+                                        BOX,
+                                        tileColumns / BOX)
+                                : map(
+                                        place,
+                                        new long[] {columns, rows},
+                                        new long[] {stride},
+                                        BOX,
+                                        variant.transposed() ? tileColumns : BOX);
+            }
+            return maps;
+        }
+
+        /** Enqueues what has been placed on the current stream, within the operation. */
+        final void launch(Operation operation, NDArray... used) {
+            operation.setAlgorithm("persistent");
+            struct.put(TIMEOUT, operation.timeout().toNanos());
+            CudaStream stream = streams.get();
+            try (P2pStream current = buffers.currentStream(operation)) {
+                kernel.launch(stream, size, arguments.clear().add(struct));
+                current.keepAlive(used);
+            }
+        }
+    }
+
+    /** All-gather + matmul. */
+    public final class Gather extends Launch {
+
+        private final TensorMap left;
+        private final TensorMap[] rights;
+        private final TensorMap[] outs;
+
+        private Gather(
+                Slots slots,
+                Sizes sizes,
+                long inner,
+                Variant variant,
+                MatrixLayout[] bs,
+                long pushers) {
+            super(
+                    slots,
+                    SENT,
+                    sizes,
+                    inner,
+                    variant,
+                    Math.max(pushers, sizes.ranks() * sizes.tilesOfPart(variant.tile())),
+                    0,
+                    pushers);
+            long rows = sizes.rows();
+            long rowBytes = inner * sizes.type().itemSize();
+            left = map(LEFT, new long[] {inner, rows}, new long[] {rowBytes}, BOX, sizes.boxRows());
+            map(
+                            ARRIVED,
+                            new long[] {inner, rows, sizes.ranks()},
+                            new long[] {rowBytes, slots.distance()},
+                            BOX,
+                            sizes.boxRows(),
+                            1)
+                    .place(slot(rank, 0));
+            rights = rights(bs, variant);
+            outs = new TensorMap[bs.length];
+            for (int i = 0; i < bs.length; i++) {
+                long columns = sizes.columns()[i] / (variant.gated() ? 2 : 1);
+                struct.put(COLUMNS + i * Long.BYTES, columns);
+                long outBytes = columns * sizes.type().itemSize();
+                outs[i] =
+                        map(
+                                OUT + i * TensorMap.BYTES,
+                                new long[] {columns, rows, sizes.ranks()},
+                                new long[] {outBytes, rows * outBytes},
+                                BOX,
+                                HALF,
+                                1);
+            }
+        }
+
+        /**
+         * Enqueues the operator on the current stream, within the operation.
+         *
+         * @param operation the operation under way
+         * @param shard the address of this rank's shard, contiguous; like all others a multiple of
+         *     {@link TensorMap#ALIGNMENT}
+         * @param bs the addresses of the Bs
+         * @param outs the addresses of the products
+         * @param whole where the gathered A goes, or 0
+         * @param used all arrays, kept for replays
+         */
+        public void run(
+                Operation operation,
+                long shard,
+                long[] bs,
+                long[] outs,
+                long whole,
+                NDArray... used) {
+            left.place(shard);
+            struct.put(SHARD, shard).put(WHOLE, whole);
+            for (int i = 0; i < bs.length; i++) {
+                rights[i].place(bs[i]);
+                this.outs[i].place(outs[i]);
+            }
+            launch(operation, used);
+        }
+    }
+
+    /** Matmul + reduce-scatter. */
+    public final class Scatter extends Launch {
+
+        private final TensorMap left;
+        private final TensorMap right;
+        private final TensorMap result;
+
+        private Scatter(
+                Slots slots,
+                Sizes sizes,
+                Variant variant,
+                MatrixLayout a,
+                MatrixLayout b,
+                float factor) {
+            super(
+                    slots,
+                    sizes.ranks() == PULLING_RANKS ? PULLED : SENT,
+                    sizes,
+                    a.columns(),
+                    variant,
+                    sizes.ranks() * sizes.tilesOfPart(variant.tile()),
+                    Math.min(sizes.blocks(), sizes.tilesOfPart(variant.tile())),
+                    0);
+            long rows = sizes.rows();
+            long columns = sizes.columns()[0];
+            long item = sizes.type().itemSize();
+            long inner = a.columns();
+            long rowBytes = Math.max(a.rowStride(), inner) * item;
+            struct.put(FACTOR, factor)
+                    .put(PULL, sizes.ranks() == PULLING_RANKS ? 1 : 0)
+                    .put(COLUMNS, columns);
+            left =
+                    map(
+                            LEFT,
+                            new long[] {Math.max(inner, 1), rows, sizes.ranks()},
+                            new long[] {rowBytes, rows * rowBytes},
+                            BOX,
+                            sizes.boxRows(),
+                            1);
+            map(
+                            ARRIVED,
+                            new long[] {columns, rows, sizes.ranks()},
+                            new long[] {columns * item, slots.distance()},
+                            BOX,
+                            HALF,
+                            1)
+                    .place(slot(rank, 0));
+            right = rights(new MatrixLayout[] {b}, variant)[0];
+            TensorMap[] outs = new TensorMap[sizes.ranks()];
+            for (int peer = 0; peer < sizes.ranks(); peer++) {
+                outs[peer] =
+                        map(
+                                OUT + peer * TensorMap.BYTES,
+                                new long[] {columns, rows},
+                                new long[] {columns * item},
+                                BOX,
+                                HALF);
+                if (peer != rank) {
+                    outs[peer].place(slot(peer, rank));
+                }
+            }
+            result = outs[rank];
+        }
+
+        /**
+         * Enqueues the operator on the current stream, within the operation.
+         *
+         * @param operation the operation under way
+         * @param a the address of A; like all others a multiple of {@link TensorMap#ALIGNMENT}
+         * @param b the address of B
+         * @param result where this rank's part of the sum goes
+         * @param used all arrays, kept for replays
+         */
+        public void run(Operation operation, long a, long b, long result, NDArray... used) {
+            if (a != 0 && b != 0) { // Otherwise they have no elements.
+                left.place(a);
+                right.place(b);
+            }
+            this.result.place(result);
+            launch(operation, used);
+        }
+    }
+
+    @Override
+    public void close() {
+        modules.values().forEach(CudaModule::close);
+        modules.clear();
+    }
+}

@@ -1,0 +1,188 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.internal;
+
+import ai.djl.ndarray.NDArray;
+import java.util.Collection;
+import java.util.EnumMap;
+import java.util.Map;
+import org.djlx.collectives.p2p.OneShotSlots;
+import org.djlx.collectives.p2p.P2pBuffers;
+import org.djlx.collectives.p2p.P2pStream;
+import org.djlx.collectives.spi.Operation;
+import org.djlx.nativeops.NativeLibrary;
+import org.djlx.nativeops.cuda.CudaAttribute;
+import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.nativeops.cuda.CudaKernel;
+import org.djlx.nativeops.cuda.CudaModule;
+import org.djlx.nativeops.cuda.CurrentStreams;
+import org.djlx.nativeops.cuda.KernelArguments;
+import org.djlx.nativeops.cuda.KernelCompiler;
+import org.djlx.nativeops.cuda.KernelSource;
+import org.djlx.nativeops.cuda.KernelStruct;
+import org.djlx.nativeops.cuda.LaunchSize;
+import org.djlx.nativeops.torch.ScalarType;
+
+/**
+ * All-gather and reduce-scatter by the kernels of {@code gathered.cu}, on GPUs that are all linked:
+ * a launch each, or several for what does not fit into a slot, without a barrier also in graphs.
+ * For one thread at a time, in the order of the group's operations.
+ */
+public final class GatheredExchange implements AutoCloseable {
+
+    private static final int THREADS = 256;
+    private static final int PACK = 16; // bytes
+    private static final int MAX_LAUNCHES = 8; // of small slots, which options can ask for
+    private static final Map<ScalarType, String> TYPES =
+            Map.of(
+                    ScalarType.FLOAT32, "float32",
+                    ScalarType.FLOAT16, "float16",
+                    ScalarType.BFLOAT16, "bfloat16");
+
+    private final CurrentStreams streams;
+    private final CudaModule module;
+    private final CudaKernel gather;
+    private final Map<ScalarType, CudaKernel> scatters = new EnumMap<>(ScalarType.class);
+    private final KernelArguments arguments = new KernelArguments();
+    private final OneShotLaunch launch = new OneShotLaunch();
+    private final int processors;
+    private final int perProcessor; // blocks
+
+    GatheredExchange(
+            CudaDevice device, CurrentStreams streams, KernelCompiler compiler, int worldSize) {
+        this.streams = streams;
+        module =
+                compiler.load(
+                        device,
+                        KernelSource.ofResource(NativeLibrary.class, "gathered/gathered.cu"),
+                        "-DRANKS=" + worldSize);
+        gather = module.kernel("all_gather");
+        TYPES.forEach(
+                (type, name) -> {
+                    if (isSupported(device, type)) {
+                        scatters.put(type, module.kernel("reduce_scatter_" + name));
+                    }
+                });
+        processors = device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
+        perProcessor = Math.min(blocks(gather), blocks(scatters.values()));
+    }
+
+    private static boolean isSupported(CudaDevice device, ScalarType type) {
+        return TYPES.containsKey(type) && (type != ScalarType.BFLOAT16 || device.hasBfloat16());
+    }
+
+    private static int blocks(Collection<CudaKernel> kernels) {
+        return kernels.stream().mapToInt(GatheredExchange::blocks).min().orElse(1);
+    }
+
+    private static int blocks(CudaKernel kernel) {
+        return kernel.maxBlocksPerMultiprocessor(THREADS, 0);
+    }
+
+    /**
+     * Tells whether elements of a type can be exchanged; a word of all ones, which is a NaN in each
+     * of these types, arrives as another NaN.
+     *
+     * @param device this rank's GPU; those that have slots are of one architecture
+     * @param buffers the group's
+     * @param type the type
+     * @param byteSize the size of a shard or a part
+     * @return whether they can; the same on all ranks
+     */
+    static boolean isPossible(
+            CudaDevice device, P2pBuffers buffers, ScalarType type, long byteSize) {
+        long slot = buffers.oneShotSlots().map(OneShotSlots::slot).orElse(0L);
+        return slot > 0
+                && isSupported(device, type)
+                && byteSize % PACK == 0
+                && byteSize <= MAX_LAUNCHES * slot;
+    }
+
+    /**
+     * Tells whether a shard can be sent from where it is.
+     *
+     * @param address the address
+     * @return whether it can
+     */
+    public static boolean isUsable(long address) {
+        return address % PACK == 0;
+    }
+
+    /**
+     * Enqueues an all-gather on the current stream, within the operation.
+     *
+     * @param operation the operation under way
+     * @param buffers the group's
+     * @param shard the address of this rank's shard, {@link #isUsable}
+     * @param byteSize its size, for which it {@link #isPossible}
+     * @param whole where the shards go, one behind the other in rank order
+     * @param used all arrays, kept for replays
+     */
+    public void gather(
+            Operation operation,
+            P2pBuffers buffers,
+            long shard,
+            long byteSize,
+            long whole,
+            NDArray... used) {
+        OneShotSlots slots = buffers.oneShotSlots().orElseThrow();
+        KernelStruct struct = launch.of(slots, buffers.rank(), operation.timeout());
+        try (P2pStream current = buffers.currentStream(operation)) {
+            for (long done = 0; done < byteSize; done += slots.slot()) {
+                long packs = Math.min(slots.slot(), byteSize - done) / PACK;
+                arguments.clear().add(shard + done).add(packs).add(struct);
+                arguments.add(whole + done).add(byteSize / PACK);
+                gather.launch(streams.get(), size(slots, packs), arguments);
+            }
+            current.keepAlive(used);
+        }
+    }
+
+    /**
+     * Enqueues a reduce-scatter on the current stream, within the operation.
+     *
+     * @param operation the operation under way
+     * @param buffers the group's
+     * @param type the element type
+     * @param parts the address of the parts, one for each rank, one behind the other
+     * @param byteSize the size of a part, for which it {@link #isPossible}
+     * @param sum where the sum of this rank's part goes
+     * @param average whether it is divided by the number of ranks
+     * @param used all arrays, kept for replays
+     */
+    public void scatter(
+            Operation operation,
+            P2pBuffers buffers,
+            ScalarType type,
+            long parts,
+            long byteSize,
+            long sum,
+            boolean average,
+            NDArray... used) {
+        OneShotSlots slots = buffers.oneShotSlots().orElseThrow();
+        KernelStruct struct = launch.of(slots, buffers.rank(), operation.timeout());
+        float divisor = average ? buffers.worldSize() : 1;
+        try (P2pStream current = buffers.currentStream(operation)) {
+            for (long done = 0; done < byteSize; done += slots.slot()) {
+                long part = Math.min(slots.slot(), byteSize - done);
+                arguments.clear().add(parts + done).add(part / type.itemSize()).add(struct);
+                arguments.add(sum + done).add(byteSize / type.itemSize()).add(divisor);
+                scatters.get(type).launch(streams.get(), size(slots, part / PACK), arguments);
+            }
+            current.keepAlive(used);
+        }
+    }
+
+    /** All blocks run at once, as they wait for those of other ranks, which may share this GPU. */
+    private LaunchSize size(OneShotSlots slots, long packs) {
+        int most = slots.blocks() < processors ? slots.blocks() : perProcessor * processors;
+        return LaunchSize.of((int) Math.min(most, (packs + THREADS - 1) / THREADS), THREADS);
+    }
+
+    @Override
+    public void close() {
+        module.close();
+    }
+}

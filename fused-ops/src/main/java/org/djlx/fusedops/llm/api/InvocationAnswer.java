@@ -1,0 +1,165 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.llm.api;
+
+import com.google.gson.JsonArray;
+import com.google.gson.JsonElement;
+import com.google.gson.JsonNull;
+import com.google.gson.JsonObject;
+import java.util.List;
+import org.djlx.fusedops.llm.GeneratedPiece;
+import org.djlx.fusedops.llm.Generation;
+
+/** DJL Serving's answers, whole or as lines of JSON, of which the last one has the whole text. */
+final class InvocationAnswer implements AnswerFormat {
+
+    private final boolean streamed;
+    private final boolean details;
+    private final boolean echoes;
+    private final List<String> prompts;
+    private final boolean array;
+    private final StringBuilder text = new StringBuilder();
+    private GeneratedPiece held; // until it is known whether it is the last
+
+    /**
+     * Creates the format of an answer.
+     *
+     * @param streamed whether it comes as lines
+     * @param details whether a whole answer has details
+     * @param echoes whether the prompt comes before the generated text
+     * @param prompts the prompts; one, if it comes as lines
+     * @param array whether a whole answer is an array, as the prompts were
+     */
+    InvocationAnswer(
+            boolean streamed,
+            boolean details,
+            boolean echoes,
+            List<String> prompts,
+            boolean array) {
+        this.streamed = streamed;
+        this.details = details;
+        this.echoes = echoes;
+        this.prompts = prompts;
+        this.array = array;
+    }
+
+    @Override
+    public boolean isStreamed() {
+        return streamed;
+    }
+
+    @Override
+    public String contentType() {
+        return streamed ? "application/jsonlines" : "application/json";
+    }
+
+    @Override
+    public String begin() {
+        return "";
+    }
+
+    @Override
+    public String piece(int choice, GeneratedPiece piece) {
+        String line = held == null ? "" : line(withToken(token(held)));
+        held = piece;
+        text.append(piece.text());
+        return line;
+    }
+
+    @Override
+    public String end(int choice, Generation generation) {
+        JsonObject last = withToken(held == null ? JsonNull.INSTANCE : token(held));
+        last.addProperty("generated_text", echo(choice) + text);
+        last.add("details", details(choice, generation));
+        return line(last);
+    }
+
+    @Override
+    public String end(List<Generation> generations) {
+        return "";
+    }
+
+    private String echo(int choice) {
+        return echoes ? prompts.get(choice) : "";
+    }
+
+    @Override
+    public String failure(ApiException failure) {
+        JsonObject details = new JsonObject();
+        details.addProperty("finish_reason", "error");
+        details.add("generated_tokens", JsonNull.INSTANCE);
+        details.add("inputs", JsonNull.INSTANCE);
+        JsonObject last = withToken(token(-1, "", -1));
+        last.addProperty("generated_text", "");
+        last.add("details", details);
+        last.addProperty("error", failure.getMessage());
+        return line(last);
+    }
+
+    @Override
+    public ApiException refusal(ApiException failure) {
+        return failure.forInvocation();
+    }
+
+    private static String line(JsonObject json) {
+        return JsonOptions.GSON.toJson(json) + '\n';
+    }
+
+    private static JsonObject withToken(JsonElement token) {
+        JsonObject json = new JsonObject();
+        json.add("token", token);
+        return json;
+    }
+
+    private static JsonObject token(GeneratedPiece piece) {
+        return token(piece.token(), piece.text(), piece.logProbability());
+    }
+
+    private static JsonObject token(int id, String text, float logProbability) {
+        JsonObject json = new JsonObject();
+        json.addProperty("id", id);
+        json.addProperty("text", text);
+        json.addProperty("log_prob", Float.isFinite(logProbability) ? logProbability : null);
+        return json;
+    }
+
+    private JsonObject details(int choice, Generation generation) {
+        JsonObject json = new JsonObject();
+        json.addProperty("finish_reason", reason(generation));
+        json.addProperty("generated_tokens", generation.generatedTokens());
+        json.addProperty("inputs", prompts.get(choice));
+        return json;
+    }
+
+    private static String reason(Generation generation) {
+        return switch (generation.finishReason().orElseThrow()) {
+            case LENGTH -> "length";
+            case STOP_STRING -> "stop_sequence";
+            default -> "eos_token";
+        };
+    }
+
+    @Override
+    public String whole(List<List<GeneratedPiece>> pieces, List<Generation> generations) {
+        JsonArray answers = new JsonArray();
+        for (int i = 0; i < generations.size(); i++) {
+            answers.add(whole(i, pieces.get(i), generations.get(i)));
+        }
+        return JsonOptions.GSON.toJson(array ? answers : answers.get(0));
+    }
+
+    private JsonObject whole(int choice, List<GeneratedPiece> pieces, Generation generation) {
+        JsonObject json = new JsonObject();
+        json.addProperty("generated_text", echo(choice) + OpenAiAnswer.text(pieces));
+        if (details) {
+            JsonArray tokens = new JsonArray();
+            pieces.forEach(piece -> tokens.add(token(piece)));
+            JsonObject object = details(choice, generation);
+            object.add("tokens", tokens);
+            json.add("details", object);
+        }
+        return json;
+    }
+}

@@ -1,0 +1,162 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.llm.engine;
+
+import ai.djl.util.Progress;
+import java.io.IOException;
+import java.nio.file.Path;
+import java.util.List;
+import java.util.Optional;
+import java.util.concurrent.atomic.AtomicBoolean;
+import org.djlx.collectives.ObjectCollectives;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.pool.RankPool;
+import org.djlx.collectives.pool.RankWorker;
+import org.djlx.collectives.safetensors.Safetensors;
+import org.djlx.fusedops.llm.model.KvCache;
+import org.djlx.fusedops.llm.model.LlamaConfig;
+import org.djlx.fusedops.llm.model.LlamaGpu;
+import org.djlx.fusedops.llm.model.LlamaModel;
+import org.djlx.fusedops.llm.model.LlamaWeights;
+import org.djlx.fusedops.llm.sampling.Sampler;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
+
+/**
+ * The ranks of a generator, each with its part of a model.
+ *
+ * @param pool the ranks
+ * @param readsAhead whether they choose tokens by themselves, so that a step can begin before the
+ *     host knows them; if they are processes, known on rank 0
+ */
+record ModelRanks(RankPool<StepRequest, List<Sampler.Choice>> pool, boolean readsAhead) {
+
+    private static final Logger LOG = LoggerFactory.getLogger(ModelRanks.class);
+
+    /**
+     * Loads a model. What is wrong with its files is found before anything is allocated.
+     *
+     * @param name of the ranks' threads
+     * @param directory where its files are
+     * @return the ranks, whose pool is the caller's to close
+     */
+    static ModelRanks load(
+            String name, Path directory, LlamaConfig config, GeneratorSettings settings)
+            throws IOException {
+        int ranks = settings.ranks();
+        try (Safetensors files = Safetensors.open(directory)) {
+            try {
+                LlamaWeights.check(config, files);
+            } catch (IllegalArgumentException e) {
+                throw new IllegalArgumentException(directory + ": " + e.getMessage(), e);
+            }
+            long weightBytes = LlamaWeights.byteSize(config, ranks);
+            String memory =
+                    String.format(
+                            "%.1f MB of weights and %.1f MB for %d tokens on each of %s",
+                            weightBytes / 1e6,
+                            KvCache.byteSize(config, ranks, settings.cacheRows()) / 1e6,
+                            settings.cacheRows(),
+                            ranks == 1 ? "1 rank" : ranks + " ranks");
+            if (!settings.isFollower()) {
+                LOG.info("{}: {}", directory, memory);
+            }
+            Progress progress = settings.isFollower() ? null : settings.progress();
+            if (progress != null) {
+                progress.reset("Loading " + directory.getFileName(), weightBytes, memory);
+            }
+            AtomicBoolean readsAhead = new AtomicBoolean();
+            ProcessGroups.RankBody<RankWorker<StepRequest, List<Sampler.Choice>>> maker =
+                    group -> {
+                        LlamaModel model = model(config, settings, group, files);
+                        if (group.rank() == 0) {
+                            readsAhead.set(model.hasDecoder());
+                        }
+                        return new ModelRank(group, model);
+                    };
+            RankPool<StepRequest, List<Sampler.Choice>> pool;
+            Optional<LlamaGpu.Compilations> compiling =
+                    LlamaGpu.compile(config, settings.device(), ranks);
+            try {
+                pool =
+                        settings.group() == null
+                                ? RankPool.start(name, settings.groups(), maker)
+                                : RankPool.join(name, settings.group(), StepRequest.CODEC, maker);
+            } finally {
+                compiling.ifPresent(LlamaGpu.Compilations::close);
+            }
+            boolean done = false;
+            try {
+                if (progress != null) {
+                    progress.end();
+                }
+                done = true;
+                return new ModelRanks(pool, readsAhead.get());
+            } finally {
+                if (!done) {
+                    pool.close();
+                }
+            }
+        }
+    }
+
+    /** Loads a rank's part. */
+    private static LlamaModel model(
+            LlamaConfig config, GeneratorSettings settings, ProcessGroup group, Safetensors files) {
+        int ranks = group.worldSize();
+        Progress progress = group.rank() == 0 ? settings.progress() : null;
+        long start = System.nanoTime();
+        LlamaWeights weights =
+                LlamaWeights.read(
+                        config,
+                        group.rank(),
+                        ranks,
+                        group.device(),
+                        files,
+                        bytes -> {
+                            if (progress != null) {
+                                progress.increment(bytes);
+                            }
+                        });
+        LOG.info(
+                "rank {} has read its weights in {} s",
+                group.rank(),
+                String.format("%.2f", (System.nanoTime() - start) / 1e9));
+        KvCache cache = null;
+        try {
+            cache = new KvCache(config, ranks, settings.cacheRows(), group.device());
+            return new LlamaModel(config, group, weights, cache, settings.maxLength());
+        } catch (RuntimeException | Error e) { // There may be too little memory.
+            if (cache != null) {
+                cache.close();
+            }
+            weights.close();
+            throw e;
+        }
+    }
+
+    /**
+     * Compares what ranks are set up with that are processes, which users may start differently.
+     *
+     * @throws IllegalArgumentException on all ranks if it is not the same
+     */
+    static void checkAgreement(LlamaConfig config, GeneratorSettings settings) {
+        String own =
+                String.format(
+                        "%s with maxLength %d and %d blocks of cache",
+                        config, settings.maxLength(), settings.cacheBlocks());
+        List<String> all = new ObjectCollectives(settings.group()).allGatherObject(own);
+        for (int rank = 1; rank < all.size(); rank++) {
+            if (!all.get(rank).equals(all.get(0))) {
+                throw new IllegalArgumentException(
+                        String.format(
+                                "all ranks must have the same model and options: rank 0 has %s,"
+                                        + " rank %d has %s",
+                                all.get(0), rank, all.get(rank)));
+            }
+        }
+    }
+}

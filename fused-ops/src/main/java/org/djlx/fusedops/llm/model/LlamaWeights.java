@@ -1,0 +1,303 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.llm.model;
+
+import ai.djl.Device;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.index.NDIndex;
+import ai.djl.ndarray.types.Shape;
+import java.util.ArrayList;
+import java.util.EnumSet;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+import java.util.function.LongConsumer;
+import org.djlx.collectives.safetensors.Safetensors;
+import org.djlx.collectives.safetensors.TensorSpec;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
+
+/**
+ * One rank's part of a Llama's weights, under Hugging Face's names.
+ *
+ * <p>Matrices lie as in the files, (outputs, inputs), and are held as their transposes, which is
+ * what activations are multiplied with. Those into a parallel region are divided by outputs, those
+ * out of it by inputs; those of queries, keys and values are one, and those of gate and up. The
+ * embedding and the output matrix are divided by tokens, the last rank's filled up with zeros.
+ * Where there are more ranks than heads of keys and values, several have the same. The
+ * normalisations' weights are whole. All are of the model's type.
+ */
+public final class LlamaWeights implements AutoCloseable {
+
+    // What can be in the files; it is converted to what the configuration says.
+    private static final Set<ScalarType> TYPES =
+            EnumSet.of(
+                    ScalarType.FLOAT16,
+                    ScalarType.BFLOAT16,
+                    ScalarType.FLOAT32,
+                    ScalarType.FLOAT64);
+
+    private static final String EMBEDDING = "model.embed_tokens.weight";
+    private static final String HEAD = "lm_head.weight";
+    private static final String NORM = "model.norm.weight";
+
+    /** The weights of a layer. */
+    record Layer(
+            NDArray attentionNorm,
+            NDArray queriesKeysValues,
+            NDArray attentionOut,
+            NDArray mlpNorm,
+            NDArray gateUp,
+            NDArray down) {}
+
+    private final LlamaConfig config;
+    private final int rank;
+    private final int ranks;
+    private final Safetensors files;
+    private final LongConsumer progress;
+    private final NDManager manager;
+    private final List<Layer> layers = new ArrayList<>();
+    private NDArray embedding;
+    private NDArray norm;
+    private NDArray head;
+
+    private LlamaWeights(
+            LlamaConfig config,
+            int rank,
+            int ranks,
+            Device device,
+            Safetensors files,
+            LongConsumer progress) {
+        this.config = config;
+        this.rank = rank;
+        this.ranks = ranks;
+        this.files = files;
+        this.progress = progress;
+        manager = NDManager.newBaseManager(device);
+    }
+
+    /**
+     * Reads a rank's part.
+     *
+     * @param files checked by {@link #check}
+     * @param progress is told how many bytes of memory were filled, whenever some are
+     */
+    public static LlamaWeights read(
+            LlamaConfig config,
+            int rank,
+            int ranks,
+            Device device,
+            Safetensors files,
+            LongConsumer progress) {
+        LlamaWeights weights = new LlamaWeights(config, rank, ranks, device, files, progress);
+        boolean done = false;
+        try {
+            weights.read();
+            done = true;
+            return weights;
+        } finally {
+            if (!done) {
+                weights.close();
+            }
+        }
+    }
+
+    /**
+     * Checks that all tensors are there, in shapes that fit and types that can be read, and none
+     * that this model does not have, whose results would be others. Allocates nothing.
+     *
+     * @throws IllegalArgumentException if one is not; the message names it
+     */
+    public static void check(LlamaConfig config, Safetensors files) {
+        Map<String, Shape> shapes = shapes(config);
+        shapes.forEach((name, shape) -> check(files, name, shape));
+        for (TensorSpec spec : files.specs()) {
+            String name = spec.name();
+            // Old files have what rotations are computed from, and some the embedding again.
+            boolean unused = name.endsWith(".rotary_emb.inv_freq") || name.equals(HEAD);
+            if (!shapes.containsKey(name) && !unused) {
+                throw new IllegalArgumentException(
+                        String.format(
+                                "%s has a tensor '%s', which no Llama of this config.json has; take"
+                                        + " both from one model",
+                                files.file(name), name));
+            }
+        }
+    }
+
+    private static void check(Safetensors files, String name, Shape shape) {
+        if (!files.contains(name)) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "the weights have no tensor '%s' of shape %s; take them and config.json"
+                                    + " from one model",
+                            name, shape));
+        }
+        TensorSpec spec = files.spec(name);
+        if (!spec.shape().equals(shape)) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "the tensor '%s' in %s has the shape %s, but by config.json it must be"
+                                    + " %s; take both from one model",
+                            name, files.file(name), spec.shape(), shape));
+        }
+        ScalarType type = spec.type();
+        if (!TYPES.contains(type)) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "the tensor '%s' in %s is of type %s, but must be one of %s; convert"
+                                    + " it",
+                            name, files.file(name), type, TYPES));
+        }
+    }
+
+    /** Returns the names and shapes of a model's tensors. */
+    public static Map<String, Shape> shapes(LlamaConfig config) {
+        long hidden = config.hiddenSize();
+        long queries = (long) config.heads() * config.headSize();
+        long keys = (long) config.kvHeads() * config.headSize();
+        long inner = config.intermediateSize();
+        Map<String, Shape> shapes = new LinkedHashMap<>();
+        shapes.put(EMBEDDING, new Shape(config.vocabularySize(), hidden));
+        for (int i = 0; i < config.layers(); i++) {
+            shapes.put(name(i, "input_layernorm"), new Shape(hidden));
+            shapes.put(name(i, "self_attn.q_proj"), new Shape(queries, hidden));
+            shapes.put(name(i, "self_attn.k_proj"), new Shape(keys, hidden));
+            shapes.put(name(i, "self_attn.v_proj"), new Shape(keys, hidden));
+            shapes.put(name(i, "self_attn.o_proj"), new Shape(hidden, queries));
+            shapes.put(name(i, "post_attention_layernorm"), new Shape(hidden));
+            shapes.put(name(i, "mlp.gate_proj"), new Shape(inner, hidden));
+            shapes.put(name(i, "mlp.up_proj"), new Shape(inner, hidden));
+            shapes.put(name(i, "mlp.down_proj"), new Shape(hidden, inner));
+        }
+        shapes.put(NORM, new Shape(hidden));
+        if (!config.tied()) {
+            shapes.put(HEAD, new Shape(config.vocabularySize(), hidden));
+        }
+        return shapes;
+    }
+
+    private static String name(int layer, String part) {
+        return "model.layers." + layer + "." + part + ".weight";
+    }
+
+    /** Returns the memory that a rank's part takes, in bytes. */
+    public static long byteSize(LlamaConfig config, int ranks) {
+        long hidden = config.hiddenSize();
+        long queries = (long) config.heads() / ranks * config.headSize();
+        long keys = (long) keyHeads(config, ranks) * config.headSize();
+        long inner = config.intermediateSize() / ranks;
+        long layer = hidden * (2 * queries + 2 * keys + 3 * inner);
+        long tokens = (config.tied() ? 1 : 2) * hidden * tokens(config, ranks);
+        long norms = hidden * (2L * config.layers() + 1);
+        return (layer * config.layers() + tokens + norms) * config.type().itemSize();
+    }
+
+    /** Returns how many heads of keys and values a rank has. */
+    static int keyHeads(LlamaConfig config, int ranks) {
+        return Math.max(1, config.kvHeads() / ranks);
+    }
+
+    /** Returns of how many tokens a rank has the embedding, those that only fill up included. */
+    static int tokens(LlamaConfig config, int ranks) {
+        return (config.vocabularySize() + ranks - 1) / ranks;
+    }
+
+    private void read() {
+        long queries = (long) config.heads() / ranks * config.headSize();
+        long keys = (long) keyHeads(config, ranks) * config.headSize();
+        long firstKey = (long) rank * config.kvHeads() / ranks * config.headSize();
+        long inner = config.intermediateSize() / ranks;
+        embedding = tokenRows(EMBEDDING);
+        for (int i = 0; i < config.layers(); i++) {
+            NDArray qkv = matrix(queries + 2 * keys, config.hiddenSize());
+            fill(qkv, 0, name(i, "self_attn.q_proj"), rank * queries, queries);
+            fill(qkv, queries, name(i, "self_attn.k_proj"), firstKey, keys);
+            fill(qkv, queries + keys, name(i, "self_attn.v_proj"), firstKey, keys);
+            NDArray gateUp = matrix(2 * inner, config.hiddenSize());
+            fill(gateUp, 0, name(i, "mlp.gate_proj"), rank * inner, inner);
+            fill(gateUp, inner, name(i, "mlp.up_proj"), rank * inner, inner);
+            layers.add(
+                    new Layer(
+                            norm(name(i, "input_layernorm")),
+                            qkv.transpose(),
+                            columns(name(i, "self_attn.o_proj"), queries),
+                            norm(name(i, "post_attention_layernorm")),
+                            gateUp.transpose(),
+                            columns(name(i, "mlp.down_proj"), inner)));
+        }
+        norm = norm(NORM);
+        head = (config.tied() ? embedding : tokenRows(HEAD)).transpose();
+    }
+
+    private NDArray matrix(long rows, long columns) {
+        return Torch.empty(manager, new Shape(rows, columns), config.type());
+    }
+
+    /** Reads rows of a tensor into rows of an array. */
+    private void fill(NDArray array, long row, String name, long from, long count) {
+        try (NDArray rows = array.get(new NDIndex().addSliceDim(row, row + count))) {
+            files.read(name, 0, from, from + count, rows);
+            progress.accept(rows.size() * config.type().itemSize());
+        }
+    }
+
+    /** Reads this rank's columns of a matrix. */
+    private NDArray columns(String name, long count) {
+        NDArray array = matrix(config.hiddenSize(), count);
+        files.read(name, 1, rank * count, (rank + 1) * count, array);
+        progress.accept(array.size() * config.type().itemSize());
+        return array.transpose();
+    }
+
+    /** Reads this rank's rows of a matrix with a row for each token. */
+    private NDArray tokenRows(String name) {
+        long count = tokens(config, ranks);
+        long from = Math.min(rank * count, config.vocabularySize());
+        long there = Math.min(count, config.vocabularySize() - from);
+        NDArray array = matrix(count, config.hiddenSize());
+        if (there < count) {
+            try (NDArray rest = array.get(new NDIndex().addSliceDim(there, count));
+                    NDArray zeros = manager.zeros(rest.getShape())) {
+                Torch.copy(rest, zeros);
+            }
+        }
+        if (there > 0) {
+            fill(array, 0, name, from, there);
+        }
+        return array;
+    }
+
+    private NDArray norm(String name) {
+        NDArray array = Torch.empty(manager, new Shape(config.hiddenSize()), config.type());
+        files.read(name, array);
+        progress.accept(array.size() * config.type().itemSize());
+        return array;
+    }
+
+    /** Returns the embedding of this rank's tokens, a row each. */
+    NDArray embedding() {
+        return embedding;
+    }
+
+    Layer layer(int index) {
+        return layers.get(index);
+    }
+
+    NDArray norm() {
+        return norm;
+    }
+
+    NDArray head() {
+        return head;
+    }
+
+    @Override
+    public void close() {
+        manager.close();
+    }
+}

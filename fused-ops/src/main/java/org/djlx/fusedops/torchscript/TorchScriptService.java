@@ -1,0 +1,351 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.torchscript;
+
+import ai.djl.Device;
+import ai.djl.MalformedModelException;
+import ai.djl.Model;
+import ai.djl.engine.EngineException;
+import ai.djl.inference.Predictor;
+import ai.djl.modality.Input;
+import ai.djl.modality.Output;
+import ai.djl.ndarray.BytesSupplier;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDList;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import ai.djl.nn.AbstractBlock;
+import ai.djl.training.ParameterStore;
+import ai.djl.translate.NoopTranslator;
+import ai.djl.translate.TranslateException;
+import ai.djl.util.PairList;
+import java.io.IOException;
+import java.nio.file.Path;
+import java.util.List;
+import java.util.Map;
+import java.util.Optional;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ExecutionException;
+import java.util.stream.Collectors;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.engine.ParallelModel;
+import org.djlx.collectives.pool.RankPool;
+import org.djlx.collectives.pool.RankWorker;
+import org.djlx.nativeops.torch.Torch;
+
+/** Serves requests by a model in TorchScript on each rank. */
+final class TorchScriptService implements ParallelModel {
+
+    private static final String ENGINE = "PyTorch";
+
+    private final RankPool<Request, Answer> pool;
+    // What requests hold as long as ranks may use it: with the pool's failure, until it is closed.
+    private final NDManager requests;
+    private final Model front; // what the translator for bytes takes for the model
+    private final RequestTranslator translator;
+
+    /** Loads the model of each rank; the groups are the service's from now on. */
+    TorchScriptService(String name, List<ProcessGroup> groups, Path directory) {
+        pool = RankPool.start(name, groups, group -> RankModel.load(directory, group));
+        boolean done = false;
+        try {
+            requests = NDManager.newBaseManager(Device.cpu(), ENGINE);
+            front = Model.newInstance(name, Device.cpu(), ENGINE);
+            front.setBlock(new Front());
+            translator = new RequestTranslator(front);
+            done = true;
+        } finally {
+            if (!done) {
+                pool.close();
+            }
+        }
+    }
+
+    /**
+     * What ranks are asked.
+     *
+     * @param inputs arrays on any device, which are the caller's
+     * @param verdict what they make of it
+     */
+    private record Request(NDList inputs, Verdict verdict) {}
+
+    /** One rank's model; of one thread. */
+    private record RankModel(ProcessGroup group, Model model, Predictor<NDList, NDList> predictor)
+            implements RankWorker<Request, Answer> {
+
+        static RankModel load(Path directory, ProcessGroup group)
+                throws IOException, MalformedModelException {
+            String name = TorchScriptLoader.modelName(group.rank());
+            Model model = Model.newInstance(name, group.device(), ENGINE);
+            boolean done = false;
+            try {
+                // Without, tensors would be on the device that they were saved from at first.
+                model.load(directory, name, Map.of("mapLocation", "true"));
+                Predictor<NDList, NDList> predictor = model.newPredictor(new NoopTranslator());
+                done = true;
+                return new RankModel(group, model, predictor);
+            } catch (EngineException e) {
+                throw new MalformedModelException(
+                        directory.resolve(name + ".pt") + " cannot be loaded: " + e.getMessage(),
+                        e);
+            } finally {
+                if (!done) {
+                    model.close();
+                }
+            }
+        }
+
+        @Override
+        public Answer serve(Request request) throws Exception {
+            return answer(group, this, request.inputs, request.verdict);
+        }
+
+        @Override
+        public void close() {
+            predictor.close();
+            model.close();
+        }
+    }
+
+    /** The ranks, as one block. */
+    private final class Front extends AbstractBlock {
+
+        @Override
+        protected NDList forwardInternal(
+                ParameterStore parameters,
+                NDList inputs,
+                boolean training,
+                PairList<String, Object> arguments) {
+            return serve(inputs);
+        }
+
+        @Override
+        public Shape[] getOutputShapes(Shape[] inputShapes) {
+            throw new UnsupportedOperationException("the files do not tell the shapes");
+        }
+    }
+
+    /** A request that was not served. */
+    private static final class Refusal extends RuntimeException {
+
+        private static final long serialVersionUID = 1L;
+
+        final int code; // of HTTP
+
+        Refusal(int code, Throwable cause) {
+            super(cause.getMessage() == null ? cause.toString() : cause.getMessage(), cause);
+            this.code = code;
+        }
+    }
+
+    @Override
+    public Output predict(Input input) {
+        BytesSupplier data = input.getData();
+        try {
+            if (data == null) {
+                throw new IllegalArgumentException("the request has no data");
+            }
+            if (data instanceof NDList || data instanceof NDArray) {
+                Output output = new Output(200, "OK");
+                output.add(serve(input.getDataAsNDList(null)));
+                return output;
+            }
+            try (Predictor<Input, Output> predictor = front.newPredictor(translator)) {
+                return predictor.predict(input);
+            }
+        } catch (Refusal e) {
+            return output(e.code, e);
+        } catch (IllegalArgumentException e) {
+            return output(400, e);
+        } catch (IllegalStateException e) {
+            return output(503, e); // closed
+        } catch (TranslateException e) {
+            return e.getCause() instanceof Refusal refusal
+                    ? output(refusal.code, refusal)
+                    : output(400, e); // The translator could not read it.
+        }
+    }
+
+    private static Output output(int code, Exception failure) {
+        String message = String.valueOf(failure.getMessage());
+        // DJL Serving makes it the reason of HTTP's status line, of which there is one.
+        String line =
+                message.lines()
+                        .map(String::strip)
+                        .filter(each -> !each.isEmpty())
+                        .collect(Collectors.joining(" "));
+        Output output = new Output(code, line);
+        output.addProperty("Content-Type", "text/plain");
+        output.add(message);
+        return output;
+    }
+
+    /** Runs the model on all ranks; the result belongs to the manager of the first input. */
+    private NDList serve(NDList inputs) {
+        if (inputs.isEmpty()) {
+            throw new IllegalArgumentException("the request has no arrays");
+        }
+        Optional<CollectiveException> failure = pool.failure();
+        if (failure.isPresent()) {
+            throw new Refusal(503, failure.get()); // Held until the model is closed otherwise.
+        }
+        NDManager request = null;
+        boolean unused = true;
+        try {
+            request = requests.newSubManager();
+            NDList held = new NDList();
+            for (NDArray input : inputs) {
+                NDArray alias = Torch.alias(request, input);
+                alias.setName(input.getName());
+                held.add(alias);
+            }
+            CompletableFuture<Answer> answers = pool.submit(new Request(held, new Verdict()));
+            unused = false;
+            return result(answers, request, inputs.head().getManager());
+        } catch (IllegalStateException e) {
+            throw new Refusal(503, e); // closed
+        } finally {
+            if (unused && request != null) {
+                request.close();
+            }
+        }
+    }
+
+    private static NDList result(
+            CompletableFuture<Answer> answers, NDManager request, NDManager owner) {
+        try {
+            Answer first = answers.get();
+            if (first.failure != null) {
+                throw new Refusal(isOfRequest(first.failure) ? 400 : 500, first.failure);
+            }
+            first.outputs.attach(owner);
+            return first.outputs;
+        } catch (InterruptedException e) {
+            Thread.currentThread().interrupt();
+            throw new Refusal(500, e);
+        } catch (ExecutionException e) {
+            throw new Refusal(503, e.getCause()); // The pool has failed.
+        } finally {
+            answers.thenRun(request::close); // at once, or when the ranks have ended
+        }
+    }
+
+    /** Tells whether it is for its arrays that all ranks have refused a request. */
+    private static boolean isOfRequest(Exception failure) {
+        return failure instanceof IllegalArgumentException
+                || (failure instanceof EngineException
+                        && !String.valueOf(failure.getMessage()).contains("out of memory"));
+    }
+
+    /**
+     * What a rank makes of a request.
+     *
+     * @param outputs rank 0's, in the request's manager
+     * @param failure why the request is refused; null if it is not
+     */
+    private record Answer(NDList outputs, Exception failure) {}
+
+    private static Answer answer(
+            ProcessGroup group, RankModel model, NDList inputs, Verdict verdict) throws Exception {
+        try (NDManager manager = NDManager.newBaseManager(group.device(), ENGINE)) {
+            NDList copies = copies(manager, inputs);
+            NDList outputs = TorchOperators.call(group, () -> predict(model, copies));
+            boolean first = group.rank() == 0;
+            outputs.attach(first ? inputs.head().getManager() : manager);
+            verdict.note(group.rank(), null);
+            return new Answer(first ? outputs : null, null);
+        } catch (CollectiveException e) {
+            throw verdict.explain(e); // The group is lost.
+        } catch (TranslateException | RuntimeException e) {
+            Exception cause =
+                    e instanceof TranslateException && e.getCause() instanceof Exception inner
+                            ? inner
+                            : e;
+            verdict.note(group.rank(), cause);
+            // Ranks that all fail at the same operator meet here. If others are at another, the
+            // group finds that the calls do not fit, and all fail.
+            try {
+                group.barrier().await();
+            } catch (CollectiveException apart) {
+                throw verdict.explain(apart);
+            }
+            return new Answer(null, cause);
+        }
+    }
+
+    private static NDList predict(RankModel model, NDList inputs) throws TranslateException {
+        boolean done = false;
+        try {
+            NDList outputs = model.predictor.predict(inputs);
+            done = true;
+            return outputs;
+        } finally {
+            if (!done) {
+                inputs.forEach(Torch::makeEmpty); // DJL keeps the inputs of a model that fails.
+            }
+        }
+    }
+
+    /** Copies a request's arrays to a rank's device, as the model may change them. */
+    private static NDList copies(NDManager manager, NDList inputs) {
+        NDList copies = new NDList();
+        for (NDArray input : inputs) {
+            NDArray copy = Torch.empty(manager, input.getShape(), Torch.scalarType(input));
+            Torch.copy(copy, input);
+            copy.setName(input.getName());
+            copies.add(copy);
+        }
+        return copies;
+    }
+
+    /** Whether a request is served, on which all ranks must agree. */
+    private static final class Verdict {
+
+        private int first = -1; // the rank that was first
+        private Exception why; // its failure, or null
+
+        synchronized void note(int rank, Exception failure) {
+            boolean failed = failure != null;
+            if (first < 0) {
+                first = rank;
+                why = failure;
+            } else if (failed != (why != null)) {
+                throw apart(failed ? rank : first, failed ? failure : why, null);
+            }
+        }
+
+        /** Tells of a rank that failed alone, if it is for that that the group has. */
+        synchronized CollectiveException explain(CollectiveException group) {
+            return why == null ? group : apart(first, why, group);
+        }
+
+        private static CollectiveException apart(
+                int rank, Exception failure, CollectiveException group) {
+            CollectiveException apart =
+                    new CollectiveException(
+                            String.format(
+                                    "the model failed on rank %d, and went on on others: %s",
+                                    rank, failure.getMessage()),
+                            failure);
+            if (group != null) {
+                apart.addSuppressed(group);
+            }
+            return apart;
+        }
+    }
+
+    @Override
+    public Optional<String> unavailabilityCause() {
+        return pool.failure().map(Throwable::getMessage);
+    }
+
+    @Override
+    public void close() {
+        pool.close();
+        front.close();
+        requests.close();
+    }
+}

@@ -1,0 +1,77 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.llm;
+
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.util.ArrayList;
+import java.util.List;
+import java.util.function.UnaryOperator;
+import org.junit.jupiter.api.Test;
+
+class GenerationRequestTest {
+
+    @Test
+    void hasTheDefaultsOfGreedyDecoding() {
+        GenerationRequest request = GenerationRequest.builder().setPrompt("a").build();
+        assertEquals("a", request.prompt().orElseThrow());
+        assertTrue(request.promptTokens().isEmpty());
+        assertEquals(128, request.maxNewTokens());
+        assertEquals(0, request.temperature());
+        assertEquals(0, request.topK());
+        assertEquals(1, request.topP());
+        assertEquals(1, request.repetitionPenalty());
+        assertTrue(request.seed().isEmpty());
+    }
+
+    @Test
+    void keepsCopies() {
+        int[] tokens = {1, 2};
+        List<String> stops = new ArrayList<>(List.of("x"));
+        GenerationRequest request =
+                GenerationRequest.builder()
+                        .setPromptTokens(tokens)
+                        .optStopTokens(tokens)
+                        .optStopStrings(stops)
+                        .build();
+        tokens[0] = 9;
+        stops.add("y");
+        request.promptTokens().orElseThrow()[1] = 9;
+        request.stopTokens()[1] = 9;
+        assertArrayEquals(new int[] {1, 2}, request.promptTokens().orElseThrow());
+        assertArrayEquals(new int[] {1, 2}, request.stopTokens());
+        assertEquals(List.of("x"), request.stopStrings());
+    }
+
+    @Test
+    void namesWhatIsWrong() {
+        refuse("either a prompt or its tokens", builder -> builder.setPrompt(null));
+        refuse("either a prompt or its tokens", builder -> builder.setPromptTokens(1));
+        refuse("prompt is empty", builder -> builder.setPrompt(""));
+        refuse("no tokens", builder -> builder.setPrompt(null).setPromptTokens());
+        refuse("maxNewTokens", builder -> builder.optMaxNewTokens(0));
+        refuse("temperature", builder -> builder.optTemperature(-0.1));
+        refuse("temperature", builder -> builder.optTemperature(Double.NaN));
+        refuse("temperature", builder -> builder.optTemperature(Double.POSITIVE_INFINITY));
+        refuse("topK", builder -> builder.optTopK(-1));
+        refuse("topP", builder -> builder.optTopP(0));
+        refuse("topP", builder -> builder.optTopP(1.1));
+        refuse("topP", builder -> builder.optTopP(Double.NaN));
+        refuse("repetitionPenalty", builder -> builder.optRepetitionPenalty(0));
+        refuse("stopTokens", builder -> builder.optStopTokens((int[]) null));
+        refuse("stopStrings", builder -> builder.optStopStrings(null));
+        refuse("stopStrings", builder -> builder.optStopStrings(List.of("a", "")));
+    }
+
+    private static void refuse(String problem, UnaryOperator<GenerationRequest.Builder> change) {
+        GenerationRequest.Builder builder =
+                change.apply(GenerationRequest.builder().setPrompt("a"));
+        String message = assertThrows(IllegalArgumentException.class, builder::build).getMessage();
+        assertTrue(message.contains(problem), message);
+    }
+}

@@ -1,0 +1,581 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.llm.api;
+
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import com.google.gson.JsonArray;
+import com.google.gson.JsonObject;
+import com.google.gson.JsonParser;
+import java.io.IOException;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.time.Duration;
+import java.util.Collections;
+import java.util.List;
+import java.util.Optional;
+import java.util.Set;
+import java.util.stream.Stream;
+import org.djlx.collectives.NullArguments;
+import org.djlx.fusedops.llm.FinishReason;
+import org.djlx.fusedops.llm.GeneratedPiece;
+import org.djlx.fusedops.llm.Generation;
+import org.djlx.fusedops.llm.GenerationRequest;
+import org.djlx.fusedops.llm.GeneratorStatistics;
+import org.djlx.fusedops.llm.TextGenerator;
+import org.djlx.fusedops.llm.text.ChatTemplate;
+import org.djlx.fusedops.llm.text.TextTokenizer;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.io.TempDir;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.MethodSource;
+
+@Timeout(60)
+class TextApiTest {
+
+    /** Characters are tokens; special tokens are one token 0 at the start. */
+    private static final class Characters implements TextGenerator, TextTokenizer {
+
+        @Override
+        public List<Generation> submitAll(List<GenerationRequest> requests) {
+            throw new IllegalStateException("nothing is generated here");
+        }
+
+        @Override
+        public int maxLength() {
+            return 200;
+        }
+
+        @Override
+        public Optional<TextTokenizer> tokenizer() {
+            return Optional.of(this);
+        }
+
+        @Override
+        public GeneratorStatistics statistics() {
+            return new GeneratorStatistics(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
+        }
+
+        @Override
+        public Optional<String> unavailabilityCause() {
+            return Optional.empty();
+        }
+
+        @Override
+        public int[] encode(String text, boolean specialTokens) {
+            return ((specialTokens ? "\u0000" : "") + text).chars().toArray();
+        }
+
+        @Override
+        public String decode(int[] tokens) {
+            return new String(tokens, 0, tokens.length);
+        }
+
+        @Override
+        public Set<String> specialTokens() {
+            return Set.of("<|python_tag|>");
+        }
+
+        @Override
+        public void close() {}
+    }
+
+    /** A generation that has ended. */
+    private record Ended(FinishReason reason) implements Generation {
+
+        @Override
+        public GeneratedPiece next(Duration timeout) {
+            return null;
+        }
+
+        @Override
+        public List<GeneratedPiece> await(Duration timeout) {
+            return List.of();
+        }
+
+        @Override
+        public void cancel() {}
+
+        @Override
+        public Optional<FinishReason> finishReason() {
+            return Optional.of(reason);
+        }
+
+        @Override
+        public Optional<Throwable> failure() {
+            return Optional.empty();
+        }
+
+        @Override
+        public int promptTokens() {
+            return 3;
+        }
+
+        @Override
+        public int generatedTokens() {
+            return 2;
+        }
+
+        @Override
+        public void onProgress(Runnable listener) {}
+    }
+
+    private static final List<GeneratedPiece> PIECES =
+            List.of(new GeneratedPiece(7, "he", -0.5f), new GeneratedPiece(8, "llo", -0.25f));
+
+    private final TextApi api = new TextApi("tiny", new Characters(), ChatTemplate.LLAMA_3);
+
+    private static byte[] bytes(String json) {
+        return json.replace('\'', '"').getBytes(StandardCharsets.UTF_8);
+    }
+
+    private TextCall read(String json) {
+        return api.read(bytes(json));
+    }
+
+    private static String text(GenerationRequest request) {
+        int[] tokens = request.promptTokens().orElseThrow();
+        return new String(tokens, 0, tokens.length);
+    }
+
+    private static JsonObject json(String text) {
+        return JsonParser.parseString(text).getAsJsonObject();
+    }
+
+    @Test
+    void aChatBecomesAPromptOfTheTemplate() {
+        TextCall call =
+                read(
+                        "{'model':'tiny','messages':[{'role':'system','content':'Be brief.'},"
+                                + "{'role':'user','content':[{'type':'text','text':'Hi '},"
+                                + "{'type':'text','text':'there '}]}],'temperature':0.5,"
+                                + "'top_p':0.9,'seed':-9223372036854775808,'stop':'\\n',"
+                                + "'max_completion_tokens':12,'n':1,'presence_penalty':0.0,"
+                                + "'logit_bias':{},'user':'me','response_format':{'type':'text'}}");
+        assertEquals(
+                "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>"
+                        + "<|start_header_id|>user<|end_header_id|>\n\nHi there<|eot_id|>"
+                        + "<|start_header_id|>assistant<|end_header_id|>\n\n",
+                text(call.requests().get(0)));
+        assertEquals(0.5, call.requests().get(0).temperature());
+        assertEquals(0.9, call.requests().get(0).topP());
+        assertEquals(Long.MIN_VALUE, call.requests().get(0).seed().orElseThrow());
+        assertEquals(List.of("\n"), call.requests().get(0).stopStrings());
+        assertEquals(12, call.requests().get(0).maxNewTokens());
+        assertFalse(call.format().isStreamed());
+    }
+
+    @Test
+    void aChatWithoutALimitGoesOnToTheModelsLength() {
+        TextApi plain = new TextApi("tiny", new Characters(), ChatTemplate.PLAIN);
+        GenerationRequest request =
+                plain.chat(bytes("{'messages':[{'role':'user','content':'x'}]}")).requests().get(0);
+        assertEquals("\u0000user: x\nassistant:", text(request));
+        assertEquals(200 - 19, request.maxNewTokens());
+        assertEquals(1, request.temperature());
+    }
+
+    @Test
+    void completionsTakeTextOrTokens() {
+        GenerationRequest text =
+                read("{'prompt':'Once','max_tokens':5,'top_k':3}").requests().get(0);
+        assertEquals("Once", text.prompt().orElseThrow());
+        assertEquals(5, text.maxNewTokens());
+        assertEquals(3, text.topK());
+        assertEquals("Once", read("{'prompt':['Once']}").requests().get(0).prompt().orElseThrow());
+        int[] one = read("{'prompt':[[79]]}").requests().get(0).promptTokens().orElseThrow();
+        assertArrayEquals(new int[] {79}, one);
+        GenerationRequest tokens = read("{'prompt':[79,110],'temperature':0}").requests().get(0);
+        assertArrayEquals(new int[] {79, 110}, tokens.promptTokens().orElseThrow());
+        assertEquals(16, tokens.maxNewTokens());
+        assertEquals(0, tokens.temperature());
+    }
+
+    @Test
+    void everyPromptOfSeveralIsARequest() {
+        List<GenerationRequest> texts =
+                read("{'prompt':['a','b'],'max_tokens':3,'seed':5}").requests();
+        assertEquals(List.of("a", "b"), texts.stream().map(each -> each.prompt().get()).toList());
+        for (GenerationRequest each : texts) {
+            assertEquals(3, each.maxNewTokens());
+            assertEquals(5, each.seed().orElseThrow());
+        }
+        List<GenerationRequest> mixed = read("{'prompt':[[1,2],'b',[3]]}").requests();
+        assertArrayEquals(new int[] {1, 2}, mixed.get(0).promptTokens().get());
+        assertEquals("b", mixed.get(1).prompt().get());
+        assertArrayEquals(new int[] {3}, mixed.get(2).promptTokens().get());
+        List<GenerationRequest> inputs = read("{'inputs':['a','b']}").requests();
+        assertEquals(List.of("a", "b"), inputs.stream().map(each -> each.prompt().get()).toList());
+    }
+
+    @Test
+    void answersToSeveralPromptsAreInTheirOrder() {
+        List<List<GeneratedPiece>> pieces = List.of(PIECES, PIECES.subList(0, 1));
+        List<Generation> ended =
+                List.of(new Ended(FinishReason.STOP), new Ended(FinishReason.LENGTH));
+        JsonObject whole =
+                json(read("{'prompt':['x','y'],'echo':true}").format().whole(pieces, ended));
+        assertEquals(
+                "[{\"text\":\"xhello\",\"index\":0,\"logprobs\":null,\"finish_reason\":\"stop\"},"
+                        + "{\"text\":\"yhe\",\"index\":1,\"logprobs\":null,"
+                        + "\"finish_reason\":\"length\"}]",
+                JsonOptions.GSON.toJson(whole.get("choices")));
+        JsonObject usage = whole.getAsJsonObject("usage");
+        assertEquals(6, usage.get("prompt_tokens").getAsInt());
+        assertEquals(10, usage.get("total_tokens").getAsInt());
+        assertEquals(
+                "[{\"generated_text\":\"hello\"},{\"generated_text\":\"he\"}]",
+                read("{'inputs':['x','y']}").format().whole(pieces, ended));
+        assertEquals(
+                "[{\"generated_text\":\"hello\"}]",
+                read("{'inputs':['x']}").format().whole(pieces.subList(0, 1), ended.subList(0, 1)));
+    }
+
+    @Test
+    void invocationsAreGreedyUnlessTheyAskForMore() {
+        GenerationRequest greedy = read("{'inputs':'Once'}").requests().get(0);
+        assertEquals(0, greedy.temperature());
+        assertEquals(30, greedy.maxNewTokens());
+        assertEquals(
+                1, read("{'inputs':'O','parameters':{'top_k':5}}").requests().get(0).temperature());
+        assertEquals(
+                0,
+                read("{'inputs':'O','parameters':{'top_k':5,'do_sample':false}}")
+                        .requests()
+                        .get(0)
+                        .temperature());
+        GenerationRequest all =
+                read("{'inputs':'O','parameters':{'do_sample':true,'temperature':2,"
+                                + "'top_p':0.5,'repetition_penalty':1.5,'seed':7,"
+                                + "'max_new_tokens':9,'stop_sequences':['a','b'],"
+                                + "'ignore_eos_token':true}}")
+                        .requests()
+                        .get(0);
+        assertEquals(2, all.temperature());
+        assertEquals(1.5, all.repetitionPenalty());
+        assertEquals(7, all.seed().orElseThrow());
+        assertEquals(List.of("a", "b"), all.stopStrings());
+        assertTrue(all.ignoresEndOfText());
+    }
+
+    @Test
+    void stopTokensAreTakenInBothSchemas() {
+        int[] expected = {7, 0};
+        for (String json :
+                List.of(
+                        "{'prompt':'x','stop_token_ids':[7,0]}",
+                        "{'messages':[{'role':'user','content':'x'}],'stop_token_ids':[7,0]}",
+                        "{'inputs':'x','parameters':{'stop_token_ids':[7,0]}}")) {
+            assertArrayEquals(expected, read(json).requests().get(0).stopTokens(), json);
+        }
+        assertEquals(
+                0,
+                read("{'prompt':'x','stop_token_ids':null}").requests().get(0).stopTokens().length);
+    }
+
+    private static String array(String element, int count) {
+        return "[" + String.join(",", Collections.nCopies(count, element)) + "]";
+    }
+
+    private record Bad(String json, int status, String message) {}
+
+    static Stream<Bad> badRequests() {
+        String message = "{'role':'user','content':'x'}";
+        return Stream.of(
+                new Bad("", 400, "send JSON"),
+                new Bad("{", 400, "not JSON"),
+                new Bad("[]", 400, "no JSON object"),
+                new Bad("7", 400, "no JSON object"),
+                new Bad("{} {}", 400, "not JSON"),
+                new Bad("[".repeat(100_000), 400, "not JSON that can be read"),
+                new Bad("{'prompt':" + "[".repeat(20) + "]".repeat(20) + "}", 400, "esting"),
+                new Bad("{}", 400, "'prompt' must be a text that is not empty"),
+                new Bad("{'prompt':''}", 400, "'prompt' must be"),
+                new Bad("{'prompt':null}", 400, "'prompt' must be"),
+                new Bad("{'prompt':[]}", 400, "'prompt' must be"),
+                new Bad("{'prompt':[1.5]}", 400, "'prompt[0]' must be a whole number"),
+                new Bad("{'prompt':[1,-1]}", 400, "'prompt[1]' must be a whole number"),
+                new Bad("{'prompt':['a','']}", 400, "'prompt[1]' must be a text that is not empty"),
+                new Bad("{'prompt':['a',2]}", 400, "'prompt[1]' must be a string"),
+                new Bad("{'prompt':['a',null]}", 400, "'prompt[1]' must be a text that is not"),
+                new Bad("{'prompt':[1,'a']}", 400, "'prompt[1]' must be a whole number"),
+                new Bad("{'prompt':[[1],[]]}", 400, "'prompt[1]' must be a text or tokens"),
+                new Bad("{'prompt':[[1],[[2]]]}", 400, "'prompt[1][0]' must be a whole number"),
+                new Bad("{'prompt':['a','b'],'prompt[0]':'c'}", 400, "no option 'prompt[0]'"),
+                new Bad("{'prompt':{}}", 400, "'prompt' must be a string"),
+                new Bad("{'prompt':'a\\ud800'}", 400, "surrogate"),
+                new Bad("{'prompt':'x','tempo':1}", 400, "there is no option 'tempo'"),
+                new Bad("{'prompt':'x','temperature':'1'}", 400, "'temperature' must be a number"),
+                new Bad("{'prompt':'x','temperature':-1}", 400, "'temperature' must be a number"),
+                new Bad("{'prompt':'x','temperature':1e999}", 400, "'temperature' must be"),
+                new Bad("{'prompt':'x','temperature':NaN}", 400, "not JSON"),
+                new Bad("{'prompt':'x','top_p':0}", 400, "'top_p' must be a number above 0 and"),
+                new Bad("{'prompt':'x','top_k':2147483648}", 400, "'top_k' must be"),
+                new Bad("{'prompt':'x','max_tokens':0}", 400, "'max_tokens' must be"),
+                new Bad("{'prompt':'x','max_tokens':1e1000000000}", 400, "'max_tokens' must"),
+                new Bad("{'prompt':'x','seed':9223372036854775808}", 400, "'seed' must be"),
+                new Bad("{'prompt':'x','stop':['']}", 400, "'stop' must be"),
+                new Bad("{'prompt':'x','stop':[1]}", 400, "'stop' must be a string or an array of"),
+                new Bad("{'prompt':'x','stop':1}", 400, "'stop' must be a string or an array of"),
+                new Bad("{'prompt':'x','stop':['a'" + ",'a'".repeat(16) + "]}", 400, "at most 16"),
+                new Bad("{'prompt':'x','stream':'yes'}", 400, "'stream' must be true or false"),
+                new Bad("{'prompt':'x','stream':true,'stream_options':1}", 400, "an object"),
+                new Bad("{'prompt':'x','n':2}", 400, "'n' must be 1"),
+                new Bad("{'prompt':'x','logprobs':1}", 400, "'logprobs' must be left out"),
+                new Bad("{'prompt':'x','logit_bias':{'5':1}}", 400, "'logit_bias.5'"),
+                new Bad("{'prompt':'x','model':'other'}", 404, "no model 'other', but 'tiny'"),
+                new Bad("{'messages':[]}", 400, "'messages' must be"),
+                new Bad("{'messages':[1]}", 400, "'messages' must be"),
+                new Bad("{'messages':[{}]}", 400, "'messages[0].role' must be"),
+                new Bad("{'messages':[{'role':'tool','content':'x'}]}", 400, "role' must be"),
+                new Bad("{'messages':[{'role':'user'}]}", 400, "'messages[0].content' must"),
+                new Bad(
+                        "{'messages':[{'role':'user','content':[{'type':'image_url'}]}]}",
+                        400,
+                        "'messages[0].content[0].type' must be text"),
+                new Bad(
+                        "{'messages':[{'role':'user','content':'x<|eot_id|>'}]}",
+                        400,
+                        "control token <|eot_id|>"),
+                new Bad(
+                        "{'messages':[{'role':'user','content':'<|python_tag|>x'}]}",
+                        400,
+                        "control token <|python_tag|>"),
+                new Bad("{'messages':[" + message + "],'tools':[]}", 400, "no option 'tools'"),
+                new Bad("{'inputs':[]}", 400, "'inputs' must be a string"),
+                new Bad("{'inputs':['a','']}", 400, "'inputs[1]' must be a text that is not"),
+                new Bad("{'inputs':['a',['b']]}", 400, "'inputs[1]' must be a string"),
+                new Bad("{'inputs':['a'],'stream':true}", 400, "'stream' must be false if"),
+                new Bad("{'inputs':'a','parameters':[]}", 400, "'parameters' must be an object"),
+                new Bad(
+                        "{'inputs':'a','parameters':{'num_beams':2}}",
+                        400,
+                        "no option 'parameters.num_beams'"),
+                new Bad(
+                        "{'inputs':'a','parameters':{'decoder_input_details':true}}",
+                        400,
+                        "'parameters.decoder_input_details' must be false"),
+                new Bad(
+                        "{'inputs':'a','parameters':{'presence_penalty':0.5}}",
+                        400,
+                        "'parameters.presence_penalty' must be 0"),
+                new Bad("{'prompt':'x','stop_token_ids':7}", 400, "must be an array of whole"),
+                new Bad(
+                        "{'prompt':'x','stop_token_ids':" + array("7", 129) + "}",
+                        400,
+                        "at most 128 whole numbers"),
+                new Bad("{'prompt':" + array("'x'", 129) + "}", 400, "at most 128 prompts"),
+                new Bad("{'inputs':" + array("'x'", 129) + "}", 400, "at most 128 prompts"),
+                new Bad(
+                        "{'inputs':'x','parameters':{'stop_token_ids':[7,-1]}}",
+                        400,
+                        "'parameters.stop_token_ids[1]' must be a whole number from 0"),
+                new Bad("{'prompt':'x','min_p':0.1}", 400, "'min_p' must be 0"),
+                new Bad("{'prompt':'x','top_k':-2}", 400, "'top_k' must be"));
+    }
+
+    @ParameterizedTest
+    @MethodSource("badRequests")
+    void badRequestsSayWhatIsWrong(Bad bad) {
+        ApiException e = assertThrows(ApiException.class, () -> read(bad.json));
+        assertTrue(e.getMessage().contains(bad.message), e.getMessage());
+        JsonObject json = json(e.toJson());
+        boolean isObject = !bad.message.contains("JSON") && !bad.message.equals("esting");
+        if (bad.json.contains("inputs") || !isObject) {
+            JsonObject expected = new JsonObject();
+            expected.addProperty("error", e.getMessage());
+            expected.addProperty("code", bad.status);
+            assertEquals(expected, json);
+        } else {
+            JsonObject error = json.getAsJsonObject("error");
+            assertEquals(bad.status, error.get("code").getAsInt());
+            assertEquals(e.getMessage(), error.get("message").getAsString());
+        }
+    }
+
+    @Test
+    void invocationsMayAskForNothingSpecial() {
+        GenerationRequest request =
+                read("{'inputs':'O','parameters':{'decoder_input_details':false,'n':1,"
+                                + "'best_of':1,'presence_penalty':0.0,'frequency_penalty':0,"
+                                + "'min_p':0.0,'top_k':-1}}")
+                        .requests()
+                        .get(0);
+        assertEquals(0, request.topK());
+    }
+
+    @Test
+    void textThatIsNotUtf8IsRefused() {
+        byte[] bytes = bytes("{'prompt':'x'}");
+        bytes[11] = (byte) 0xff;
+        ApiException e = assertThrows(ApiException.class, () -> api.read(bytes));
+        assertEquals("the request is not UTF-8", e.getMessage());
+    }
+
+    private static String streamed(AnswerFormat format, FinishReason reason) {
+        StringBuilder answer = new StringBuilder(format.begin());
+        PIECES.forEach(piece -> answer.append(format.piece(0, piece)));
+        Generation ended = new Ended(reason);
+        return answer.append(format.end(0, ended)).append(format.end(List.of(ended))).toString();
+    }
+
+    private static String whole(AnswerFormat format, Generation ended) {
+        return format.whole(List.of(PIECES), List.of(ended));
+    }
+
+    private static List<String> events(String answer) {
+        assertTrue(answer.endsWith("data: [DONE]\n\n"), answer);
+        return Stream.of(answer.split("\n\n"))
+                .map(event -> event.substring("data: ".length()))
+                .toList();
+    }
+
+    @Test
+    void chatsAnswerLikeOpenAi() {
+        String request = "'messages':[{'role':'user','content':'x'}]";
+        AnswerFormat format = read("{" + request + "}").format();
+        assertEquals("application/json", format.contentType());
+        JsonObject whole = json(whole(format, new Ended(FinishReason.STOP)));
+        assertEquals("chat.completion", whole.get("object").getAsString());
+        assertEquals("tiny", whole.get("model").getAsString());
+        JsonObject choice = whole.getAsJsonArray("choices").get(0).getAsJsonObject();
+        assertEquals("hello", choice.getAsJsonObject("message").get("content").getAsString());
+        assertEquals("stop", choice.get("finish_reason").getAsString());
+        assertEquals(5, whole.getAsJsonObject("usage").get("total_tokens").getAsInt());
+
+        format =
+                read("{" + request + ",'stream':true,'stream_options':{'include_usage':true}}")
+                        .format();
+        assertEquals("text/event-stream", format.contentType());
+        List<String> events = events(streamed(format, FinishReason.LENGTH));
+        assertEquals(6, events.size());
+        StringBuilder text = new StringBuilder();
+        for (String event : events.subList(0, 4)) {
+            JsonObject chunk = json(event);
+            assertEquals("chat.completion.chunk", chunk.get("object").getAsString());
+            JsonObject delta =
+                    chunk.getAsJsonArray("choices")
+                            .get(0)
+                            .getAsJsonObject()
+                            .getAsJsonObject("delta");
+            text.append(delta.has("content") ? delta.get("content").getAsString() : "");
+        }
+        assertEquals("hello", text.toString());
+        assertTrue(events.get(0).contains("\"role\":\"assistant\""), events.get(0));
+        assertTrue(events.get(2).contains("\"finish_reason\":null"), events.get(2));
+        assertTrue(events.get(3).contains("\"finish_reason\":\"length\""), events.get(3));
+        assertTrue(events.get(4).contains("\"completion_tokens\":2"), events.get(4));
+    }
+
+    @Test
+    void completionsAnswerLikeOpenAi() {
+        AnswerFormat format = read("{'prompt':'x','echo':true}").format();
+        JsonObject whole = json(whole(format, new Ended(FinishReason.LENGTH)));
+        JsonObject choice = whole.getAsJsonArray("choices").get(0).getAsJsonObject();
+        assertEquals("xhello", choice.get("text").getAsString());
+        assertEquals("length", choice.get("finish_reason").getAsString());
+        List<String> events =
+                events(streamed(read("{'prompt':'x','stream':true}").format(), FinishReason.STOP));
+        assertEquals(4, events.size());
+        assertTrue(events.get(0).contains("\"text\":\"he\""), events.get(0));
+        assertTrue(events.get(2).contains("\"finish_reason\":\"stop\""), events.get(2));
+    }
+
+    @Test
+    void invocationsAnswerLikeDjlServing() {
+        AnswerFormat format =
+                read("{'inputs':'x','parameters':{'details':true,'return_full_text':true}}")
+                        .format();
+        JsonObject whole = json(whole(format, new Ended(FinishReason.STOP)));
+        assertEquals("xhello", whole.get("generated_text").getAsString());
+        JsonObject details = whole.getAsJsonObject("details");
+        assertEquals("eos_token", details.get("finish_reason").getAsString());
+        JsonObject stopped = json(whole(format, new Ended(FinishReason.STOP_STRING)));
+        assertEquals(
+                "stop_sequence",
+                stopped.getAsJsonObject("details").get("finish_reason").getAsString());
+        JsonArray tokens = details.getAsJsonArray("tokens");
+        assertEquals(-0.25, tokens.get(1).getAsJsonObject().get("log_prob").getAsDouble());
+        assertEquals(
+                "{\"generated_text\":\"hello\"}",
+                whole(read("{'inputs':'x'}").format(), new Ended(FinishReason.STOP)));
+
+        format = read("{'inputs':'x','stream':true}").format();
+        assertEquals("application/jsonlines", format.contentType());
+        List<String> lines = streamed(format, FinishReason.LENGTH).lines().toList();
+        assertEquals("{\"token\":{\"id\":7,\"text\":\"he\",\"log_prob\":-0.5}}", lines.get(0));
+        assertEquals(
+                "{\"token\":{\"id\":8,\"text\":\"llo\",\"log_prob\":-0.25},"
+                        + "\"generated_text\":\"hello\",\"details\":{\"finish_reason\":\"length\","
+                        + "\"generated_tokens\":2,\"inputs\":\"x\"}}",
+                lines.get(1));
+        assertEquals(2, lines.size());
+    }
+
+    @Test
+    void failuresOnTheWayAreToldInTheFormat() {
+        ApiException failure = new ApiException(500, "server_error", null, "rank 1 failed");
+        String event = read("{'prompt':'x','stream':true}").format().failure(failure);
+        assertTrue(event.startsWith("data: {\"error\":{\"message\":\"rank 1 failed\""), event);
+        String line = read("{'inputs':'x','stream':true}").format().failure(failure);
+        assertTrue(line.contains("\"finish_reason\":\"error\""), line);
+        assertTrue(line.endsWith("}\n"), line);
+        assertEquals(
+                "{\"error\":\"rank 1 failed\",\"code\":500}",
+                read("{'inputs':'x'}").format().refusal(failure).toJson());
+        String refusal = read("{'prompt':'x'}").format().refusal(failure).toJson();
+        assertTrue(refusal.startsWith("{\"error\":{\"message\":"), refusal);
+    }
+
+    @Test
+    void chatTemplatesAreRecognised(@TempDir Path folder) throws IOException {
+        assertEquals(ChatTemplate.PLAIN, ChatTemplate.of(folder));
+        Path config = folder.resolve("tokenizer_config.json");
+        Files.writeString(config, "{}");
+        assertEquals(ChatTemplate.PLAIN, ChatTemplate.of(folder));
+        Files.writeString(config, "{\"chat_template\":\"{{'<|im_start|>' + role}}\"}");
+        assertEquals(ChatTemplate.CHAT_ML, ChatTemplate.of(folder));
+        Files.writeString(
+                config, "{\"chat_template\":[{\"name\":\"default\",\"template\":\"[INST]\"}]}");
+        assertEquals(ChatTemplate.UNKNOWN, ChatTemplate.of(folder));
+        Files.writeString(config, "{");
+        assertThrows(IOException.class, () -> ChatTemplate.of(folder));
+        Files.writeString(folder.resolve("chat_template.jinja"), "<|start_header_id|>");
+        assertEquals(ChatTemplate.LLAMA_3, ChatTemplate.of(folder));
+        List<ChatTemplate.Message> chat = List.of(new ChatTemplate.Message("user", "Hi"));
+        assertEquals(
+                "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n",
+                ChatTemplate.CHAT_ML.write(chat, Set.of()));
+        assertThrows(
+                IllegalArgumentException.class, () -> ChatTemplate.UNKNOWN.write(chat, Set.of()));
+    }
+
+    @Test
+    void nullsAreRefusedByName() {
+        NullArguments nulls =
+                new NullArguments()
+                        .sample(TextGenerator.class, Characters::new)
+                        .sample(
+                                GenerationRequest.class,
+                                () -> read("{'inputs':'x'}").requests().get(0))
+                        .sample(AnswerFormat.class, () -> read("{'inputs':'x'}").format())
+                        .sample(TextApi.class, () -> api)
+                        .sample(Path.class, () -> Path.of("none"))
+                        .sample(Object.class, Object::new)
+                        .sample(TextCall.class, () -> read("{'inputs':'x'}"))
+                        .sample(TextAnswer.class, () -> new TextAnswer(null, List.of()))
+                        .sample(Runnable.class, () -> () -> {})
+                        .sample("requests", List::of)
+                        .except("AnswerFormat", "what it words comes from a generation");
+        assertEquals("", String.join("\n", nulls.check(TextApi.class)));
+        assertTrue(nulls.calls() > 10, "" + nulls.calls());
+    }
+}

@@ -1,0 +1,479 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.llm.djl;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertNull;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import ai.djl.Device;
+import ai.djl.Model;
+import ai.djl.inference.Predictor;
+import ai.djl.inference.streaming.ChunkedBytesSupplier;
+import ai.djl.modality.Input;
+import ai.djl.modality.Output;
+import ai.djl.ndarray.BytesSupplier;
+import ai.djl.repository.zoo.Criteria;
+import ai.djl.repository.zoo.ZooModel;
+import ai.djl.translate.TranslateException;
+import ai.djl.util.JsonUtils;
+import ai.djl.util.Progress;
+import com.google.gson.JsonObject;
+import com.google.gson.JsonParser;
+import java.io.IOException;
+import java.lang.reflect.Field;
+import java.lang.reflect.Proxy;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.CompletionException;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+import java.util.concurrent.Future;
+import java.util.concurrent.TimeUnit;
+import java.util.regex.Matcher;
+import java.util.regex.Pattern;
+import java.util.stream.Collectors;
+import java.util.stream.Stream;
+import org.djlx.collectives.TestLog;
+import org.djlx.fusedops.llm.GeneratedPiece;
+import org.djlx.fusedops.llm.GenerationRequest;
+import org.djlx.fusedops.llm.TextGenerator;
+import org.djlx.fusedops.llm.api.TextApi;
+import org.djlx.fusedops.llm.engine.ByteTokens;
+import org.djlx.fusedops.llm.engine.LlamaGenerator;
+import org.djlx.fusedops.llm.engine.LlamaGeneratorTest;
+import org.djlx.fusedops.llm.model.LlamaFiles;
+import org.djlx.fusedops.llm.text.ChatTemplate;
+import org.djlx.nativeops.torch.ScalarType;
+import org.junit.jupiter.api.BeforeAll;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.io.TempDir;
+
+/** A Llama that DJL loads from a directory. */
+@Timeout(120)
+class LlamaLoaderTest {
+
+    private static final String PROMPT = "How?";
+    @TempDir private static Path directory;
+
+    @BeforeAll
+    static void write() throws IOException {
+        LlamaFiles.write(
+                directory,
+                LlamaFiles.config(ScalarType.FLOAT32, true, ByteTokens.VOCABULARY, ByteTokens.END),
+                3);
+        ByteTokens.write(directory);
+        Files.writeString(
+                directory.resolve("serving.properties"),
+                "engine=PyTorch-P2P\noption.tensor_parallel_degree=2\noption.max_model_len=128\n");
+    }
+
+    private static ZooModel<Input, Output> load(String... options) throws Exception {
+        Criteria.Builder<Input, Output> builder =
+                Criteria.builder().setTypes(Input.class, Output.class).optModelPath(directory);
+        for (int i = 0; i < options.length; i += 2) {
+            builder.optOption(options[i], options[i + 1]);
+        }
+        return builder.build().loadModel();
+    }
+
+    private static Input input(String json) {
+        Input input = new Input();
+        input.addProperty("Content-Type", "application/json");
+        input.add(BytesSupplier.wrap(json));
+        return input;
+    }
+
+    private static String invocation(int tokens, boolean streamed) {
+        return String.format(
+                "{\"inputs\": \"%s\", \"parameters\": {\"max_new_tokens\": %d}, \"stream\": %b}",
+                PROMPT, tokens, streamed);
+    }
+
+    private static String expected(int tokens) throws Exception {
+        try (TextGenerator generator = LlamaGenerator.builder().setDirectory(directory).build()) {
+            GenerationRequest request =
+                    GenerationRequest.builder().setPrompt(PROMPT).optMaxNewTokens(tokens).build();
+            return generator.submit(request).await(Duration.ofMinutes(1)).stream()
+                    .map(GeneratedPiece::text)
+                    .collect(Collectors.joining());
+        }
+    }
+
+    @Test
+    void aClosedGeneratorSaysSo() throws Exception {
+        TextGenerator generator = LlamaGenerator.builder().setDirectory(directory).build();
+        generator.close();
+        GenerationRequest request = GenerationRequest.builder().setPrompt(PROMPT).build();
+        Exception e = assertThrows(IllegalStateException.class, () -> generator.submit(request));
+        assertEquals(generator.unavailabilityCause().orElseThrow(), e.getMessage());
+    }
+
+    private static JsonObject json(String text) {
+        return JsonParser.parseString(text).getAsJsonObject();
+    }
+
+    @Test
+    void answersThroughPlainDjl() throws Exception {
+        String expected = expected(9);
+        try (ZooModel<Input, Output> model = load();
+                Predictor<Input, Output> predictor = model.newPredictor()) {
+            assertEquals("PyTorch-P2P", model.getProperty("engine"));
+            Output output = predictor.predict(input(invocation(9, false)));
+            assertEquals(200, output.getCode());
+            assertEquals("application/json", output.getProperty("Content-Type", null));
+            JsonObject answer = json(output.getData().getAsString());
+            assertEquals(expected, answer.get("generated_text").getAsString());
+            Output chat =
+                    predictor.predict(
+                            input(
+                                    "{\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}],"
+                                            + " \"max_tokens\": 3, \"ignore_eos\": true}"));
+            JsonObject usage = json(chat.getData().getAsString()).getAsJsonObject("usage");
+            assertEquals(3, usage.get("completion_tokens").getAsInt());
+        }
+    }
+
+    @Test
+    void streamsALineForEachToken() throws Exception {
+        String expected = expected(9);
+        try (ZooModel<Input, Output> model = load();
+                Predictor<Input, Output> predictor = model.newPredictor()) {
+            Output output = predictor.predict(input(invocation(9, true)));
+            ChunkedBytesSupplier chunks = (ChunkedBytesSupplier) output.getData();
+            StringBuilder lines = new StringBuilder();
+            int count = 0;
+            while (chunks.hasNext()) {
+                lines.append(chunks.next(1, TimeUnit.MINUTES).getAsString());
+                count++;
+            }
+            assertTrue(count >= 9, count + " chunks");
+            List<JsonObject> all = lines.toString().lines().map(LlamaLoaderTest::json).toList();
+            assertEquals(9, all.size());
+            String text =
+                    all.stream()
+                            .map(line -> line.getAsJsonObject("token").get("text").getAsString())
+                            .collect(Collectors.joining());
+            assertEquals(expected, text);
+            assertEquals(expected, all.get(8).get("generated_text").getAsString());
+        }
+    }
+
+    @Test
+    void refusesOneRequestAndServesTheNext() throws Exception {
+        try (ZooModel<Input, Output> model = load();
+                Predictor<Input, Output> predictor = model.newPredictor()) {
+            refuse(predictor, "not json");
+            refuse(predictor, "");
+            refuse(predictor, "{\"inputs\": \"\"}");
+            refuse(predictor, "{\"inputs\": \"a\", \"parameters\": {\"max_new_tokens\": 128}}");
+            refuse(predictor, "{\"inputs\": \"a\", \"parameters\": {\"max_new_tokns\": 1}}");
+            assertEquals(400, predictor.predict(new Input()).getCode());
+            String chat = "{\"messages\": [{\"role\": \"user\", \"content\": \"a</s>\"}]}";
+            String control = predictor.predict(input(chat)).getMessage();
+            assertEquals("a message must not contain the control token </s>", control);
+            for (String json : List.of("{}", "{\"prompt\": \"a\", \"max_tokens\": 128}")) {
+                Output output = predictor.predict(input(json));
+                JsonObject error = json(output.getData().getAsString()).getAsJsonObject("error");
+                assertEquals(output.getMessage(), error.get("message").getAsString());
+            }
+            Output output = predictor.predict(input(invocation(2, false)));
+            assertEquals(200, output.getCode());
+            assertTrue(json(output.getData().getAsString()).has("generated_text"));
+        }
+    }
+
+    private static void refuse(Predictor<Input, Output> predictor, String json)
+            throws TranslateException {
+        Output output = predictor.predict(input(json));
+        assertEquals(400, output.getCode(), json);
+        JsonObject error = json(output.getData().getAsString());
+        assertEquals(output.getMessage(), error.get("error").getAsString());
+        assertEquals(400, error.get("code").getAsInt());
+    }
+
+    @Test
+    void serves64CallersWithOnePredictor() throws Exception {
+        String expected = expected(5);
+        ExecutorService callers = Executors.newFixedThreadPool(64);
+        CountDownLatch ready = new CountDownLatch(64);
+        try (ZooModel<Input, Output> model = load();
+                Predictor<Input, Output> predictor = model.newPredictor()) {
+            List<Future<String>> answers = new ArrayList<>();
+            for (int i = 0; i < 64; i++) {
+                answers.add(
+                        callers.submit(
+                                () -> {
+                                    ready.countDown();
+                                    ready.await();
+                                    Output output = predictor.predict(input(invocation(5, false)));
+                                    return output.getData().getAsString();
+                                }));
+            }
+            for (Future<String> answer : answers) {
+                assertEquals(expected, json(answer.get()).get("generated_text").getAsString());
+            }
+        } finally {
+            callers.shutdownNow();
+        }
+    }
+
+    @Test
+    void answersABatchOfPromptsOfDifferentLengths() throws Exception {
+        List<String> prompts = List.of("a", "b".repeat(40), "c d e");
+        try (ZooModel<Input, Output> model = load();
+                Predictor<Input, Output> predictor = model.newPredictor()) {
+            List<Input> inputs = new ArrayList<>();
+            List<String> expected = new ArrayList<>();
+            for (String prompt : prompts) {
+                String json = invocation(6, false).replace(PROMPT, prompt);
+                inputs.add(input(json));
+                expected.add(predictor.predict(input(json)).getData().getAsString());
+            }
+            List<String> answers = new ArrayList<>();
+            for (Output output : predictor.batchPredict(inputs)) {
+                answers.add(output.getData().getAsString());
+            }
+            assertEquals(expected, answers);
+            String one = invocation(6, false);
+            String all = one.replace('"' + PROMPT + '"', JsonUtils.GSON.toJson(prompts));
+            assertEquals(
+                    '[' + String.join(",", expected) + ']',
+                    predictor.predict(input(all)).getData().getAsString());
+        }
+    }
+
+    @Test
+    void aCancelledInputEndsItsGeneration() throws Exception {
+        LlamaGenerator generator = LlamaGenerator.builder().setDirectory(directory).build();
+        TextApi api = new TextApi("llama", generator, ChatTemplate.PLAIN);
+        try (LlamaService service = new LlamaService(generator, api)) {
+            CountDownLatch held = LlamaGeneratorTest.hold(generator);
+            Input input = input(invocation(100, true));
+            Output output = service.predict(input);
+            input.setCancelled(true);
+            held.countDown();
+            String lines = output.getData().getAsString();
+            assertEquals(1, lines.lines().count(), lines);
+            LlamaGeneratorTest.assertIdle(generator);
+            assertEquals(1, generator.statistics().cancelled());
+        }
+    }
+
+    @Test
+    void pendingRequestsAreRefusedWhenTheModelCloses() throws Exception {
+        LlamaGenerator generator = LlamaGenerator.builder().setDirectory(directory).build();
+        TextApi api = new TextApi("llama", generator, ChatTemplate.PLAIN);
+        Output whole;
+        try (LlamaService service = new LlamaService(generator, api)) {
+            CountDownLatch held = LlamaGeneratorTest.hold(generator);
+            whole = service.predict(input(invocation(100, false)));
+            Thread closing = new Thread(service::close);
+            closing.start();
+            while (generator.unavailabilityCause().isEmpty()) {
+                Thread.sleep(5);
+            }
+            held.countDown();
+            String answer = whole.getData().getAsString();
+            closing.join();
+            assertEquals("{\"error\":\"the generation was cancelled\",\"code\":503}", answer);
+        }
+        assertEquals(503, whole.getCode());
+    }
+
+    @Test
+    void aFailedRankMakesAnswersRefusals() throws Exception {
+        LlamaGenerator generator =
+                LlamaGenerator.builder().setDirectory(directory).optRanks(2).build();
+        TextApi api = new TextApi("llama", generator, ChatTemplate.PLAIN);
+        try (LlamaService service = new LlamaService(generator, api)) {
+            CountDownLatch held = LlamaGeneratorTest.hold(generator);
+            Output whole = service.predict(input(invocation(100, false)));
+            LlamaGeneratorTest.awaitStep(generator, 0);
+            LlamaGeneratorTest.breakRank(generator);
+            held.countDown();
+            JsonObject answer = json(whole.getData().getAsString());
+            assertTrue(answer.toString().contains("rank 1 fell over"), answer::toString);
+            assertEquals(500, whole.getCode());
+            assertEquals("application/json", whole.getProperty("Content-Type", null));
+        }
+    }
+
+    /** Returns what serves a model that DJL has loaded. */
+    private static LlamaGenerator generatorOf(ZooModel<Input, Output> model) throws Exception {
+        Model wrapped = model.getWrappedModel();
+        Field divided = wrapped.getClass().getDeclaredField("parallel");
+        divided.setAccessible(true);
+        Field generator = LlamaService.class.getDeclaredField("generator");
+        generator.setAccessible(true);
+        return (LlamaGenerator) generator.get(divided.get(wrapped));
+    }
+
+    /** By the property "failed" DJL Serving knows a model that has failed, and {@code /ping} it. */
+    @Test
+    void itsHealthIsThatOfItsRanks(@TempDir Path own) throws Exception {
+        copyModel(own);
+        Criteria<Input, Output> criteria =
+                Criteria.builder().setTypes(Input.class, Output.class).optModelPath(own).build();
+        try (ZooModel<Input, Output> model = criteria.loadModel();
+                Predictor<Input, Output> predictor = model.newPredictor()) {
+            LlamaGenerator generator = generatorOf(model);
+            assertNull(model.getProperty("failed"));
+            assertThrows(CompletionException.class, LlamaGeneratorTest.breakRank(generator)::join);
+            Output served = predictor.predict(input(invocation(2, false)));
+            assertTrue(json(served.getData().getAsString()).has("generated_text"));
+            assertEquals(1, generator.statistics().rebuilds());
+            assertNull(model.getProperty("failed"), "it was loaded again, and is well");
+            try (Stream<Path> files = Files.list(own)) {
+                for (Path file : files.filter(f -> f.toString().contains("model")).toList()) {
+                    Files.delete(file);
+                }
+            }
+            assertThrows(CompletionException.class, LlamaGeneratorTest.breakRank(generator)::join);
+            Output last = predictor.predict(input(invocation(2, false)));
+            String error = last.getData().getAsString(); // Its code is there with it.
+            assertEquals(500, last.getCode(), error);
+            assertTrue(error.contains("has neither model.safetensors.index.json nor"), error);
+            assertEquals(
+                    String.valueOf(Integer.MAX_VALUE), model.getProperty("failed"), "it is lost");
+            Output refused = predictor.predict(input(invocation(2, false)));
+            assertEquals(503, refused.getCode());
+            assertTrue(
+                    refused.getMessage().contains("could not be loaded again"),
+                    refused.getMessage());
+        }
+    }
+
+    /**
+     * DJL hands its Progress to no model, so that of a user learns of both ends, and a log more.
+     */
+    @Test
+    void saysHowLoadingGoes() throws Exception {
+        List<String> calls = new ArrayList<>();
+        Progress progress =
+                (Progress)
+                        Proxy.newProxyInstance(
+                                Progress.class.getClassLoader(),
+                                new Class<?>[] {Progress.class},
+                                (proxy, called, values) -> {
+                                    calls.add(called.getName());
+                                    return null;
+                                });
+        try (TestLog log = new TestLog(LlamaLoader.class)) {
+            Criteria.builder()
+                    .setTypes(Input.class, Output.class)
+                    .optModelPath(directory)
+                    .optProgress(progress)
+                    .build()
+                    .loadModel()
+                    .close();
+            String loading = "Loading " + directory.getFileName() + ": ";
+            assertEquals(1, log.count(" MB of weights and "));
+            for (int percent = 10; percent < 100; percent += 10) {
+                // Tensors are so large that some tenths are passed together.
+                assertTrue(log.count(loading + percent + " %") <= 1, percent + " %");
+            }
+            long tenths = log.count("0 %");
+            assertTrue(tenths >= 5 && tenths <= 9, tenths + " lines");
+            assertEquals(1, log.count(loading + "done in "));
+        }
+        assertEquals("reset", calls.get(0));
+        assertEquals("end", calls.get(calls.size() - 1));
+    }
+
+    @Test
+    void missesATokenizerBeforeWeights(@TempDir Path other) throws Exception {
+        Files.copy(directory.resolve("config.json"), other.resolve("config.json"));
+        Files.writeString(other.resolve("model.safetensors"), "not looked at");
+        Exception e =
+                assertThrows(
+                        IllegalArgumentException.class,
+                        () -> new LlamaLoader().load("m", other, Device.cpu(), Map.of()));
+        assertTrue(e.getMessage().contains("tokenizer.json"), e.getMessage());
+    }
+
+    @Test
+    void saysWhatIsWrongWithOptionsAndFiles() throws Exception {
+        refuse("tensor_parallel_degree", "tensor_parallel_degree", "two");
+        refuse("tensor_parallel_degree", "tensor_parallel_degree", "0");
+        refuse("3 ranks", "tensor_parallel_degree", "3");
+        refuse("max, which is for GPUs", "tensor_parallel_degree", "max");
+        refuse("max_model_len", "max_model_len", "99999999999");
+        refuse("cache", "kv_cache_bytes", "1");
+        try (TestLog log = new TestLog(LlamaLoader.class)) {
+            load("no_such_option", "1").close();
+            assertEquals(1, log.count("the options [no_such_option] are not known"));
+            load("pipeline_parallel_degree", "1").close(); // DJL Serving sets it.
+            assertEquals(1, log.count("are not known"));
+            load("pipeline_parallel_degree", "2").close();
+            assertEquals(1, log.count("the options [pipeline_parallel_degree] are not known"));
+        }
+    }
+
+    /** What the javadoc and the pages name is there. */
+    @Test
+    void knowsTheOptionsThatAreDocumented(@TempDir Path own) throws Exception {
+        Path source = Path.of("src/main/java/org/djlx/fusedops/llm/djl/LlamaLoader.java");
+        List<String> options =
+                Pattern.compile("<li>\\{@code (\\w+)}: ")
+                        .matcher(Files.readString(source))
+                        .results()
+                        .map(match -> match.group(1))
+                        .toList();
+        assertEquals(6, options.size(), options::toString);
+        for (String option : options) {
+            refuse("the option " + option + " is no whole number: all", option, "all");
+        }
+        Matcher page =
+                Pattern.compile("```\n(engine=.*?)```", Pattern.DOTALL)
+                        .matcher(Files.readString(Path.of("../docs/serving.md")));
+        assertTrue(page.find());
+        copyModel(own);
+        Files.writeString(own.resolve("serving.properties"), page.group(1));
+        try (TestLog log = new TestLog(LlamaLoader.class)) {
+            Criteria.builder()
+                    .setTypes(Input.class, Output.class)
+                    .optModelPath(own)
+                    .build()
+                    .loadModel()
+                    .close();
+            assertEquals(0, log.count("are not known"));
+        }
+    }
+
+    private static void copyModel(Path to) throws IOException {
+        try (Stream<Path> files = Files.list(directory)) {
+            for (Path file : files.toList()) {
+                Files.copy(file, to.resolve(file.getFileName()));
+            }
+        }
+    }
+
+    private static void refuse(String problem, String... options) {
+        Exception failure = assertThrows(Exception.class, () -> load(options).close());
+        assertTrue(failure.toString().contains(problem), failure.toString());
+    }
+
+    @Test
+    void takesTheGpusThatFollow() {
+        List<Device> one = List.of(Device.gpu(2));
+        List<Device> two = List.of(Device.gpu(0), Device.gpu(1));
+        assertEquals(one, LlamaLoader.gpus(one, null));
+        assertEquals(List.of(Device.gpu(2), Device.gpu(3)), LlamaLoader.gpus(one, 2));
+        assertEquals(two, LlamaLoader.gpus(two, null));
+        assertEquals(two, LlamaLoader.gpus(two, 2));
+        assertThrows(IllegalArgumentException.class, () -> LlamaLoader.gpus(two, 1));
+        assertEquals(6, LlamaLoader.most(one, 8));
+        assertEquals(2, LlamaLoader.most(two, 8));
+        assertThrows(IllegalArgumentException.class, () -> LlamaLoader.most(one, 2));
+    }
+}

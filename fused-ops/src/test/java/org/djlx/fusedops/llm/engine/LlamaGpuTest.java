@@ -1,0 +1,487 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.llm.engine;
+
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import ai.djl.Device;
+import ai.djl.engine.EngineException;
+import ai.djl.ndarray.NDManager;
+import ai.djl.pytorch.jni.JniUtils;
+import java.io.IOException;
+import java.nio.file.Path;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.List;
+import java.util.Random;
+import java.util.function.UnaryOperator;
+import java.util.stream.IntStream;
+import java.util.stream.Stream;
+import org.djlx.collectives.CudaP2pOptions;
+import org.djlx.collectives.GpuTests;
+import org.djlx.collectives.NcclOptions;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.pool.RankPool;
+import org.djlx.collectives.pool.RankWorker;
+import org.djlx.collectives.safetensors.Safetensors;
+import org.djlx.fusedops.llm.FinishReason;
+import org.djlx.fusedops.llm.GeneratedPiece;
+import org.djlx.fusedops.llm.Generation;
+import org.djlx.fusedops.llm.GenerationRequest;
+import org.djlx.fusedops.llm.TextGenerator;
+import org.djlx.fusedops.llm.model.KvCache;
+import org.djlx.fusedops.llm.model.LlamaConfig;
+import org.djlx.fusedops.llm.model.LlamaFiles;
+import org.djlx.fusedops.llm.model.LlamaModel;
+import org.djlx.fusedops.llm.model.LlamaModelTest;
+import org.djlx.fusedops.llm.model.TokenBatch;
+import org.djlx.fusedops.llm.sampling.Logits;
+import org.djlx.fusedops.llm.sampling.SamplingParameters;
+import org.djlx.nativeops.NativeLibrary;
+import org.djlx.nativeops.torch.ScalarType;
+import org.junit.jupiter.api.Tag;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.io.TempDir;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.Arguments;
+import org.junit.jupiter.params.provider.MethodSource;
+import org.junit.jupiter.params.provider.ValueSource;
+
+/** A Llama on GPUs: scores against loops in float64, and text against that of the CPU. */
+@Tag("gpu")
+@Timeout(300)
+class LlamaGpuTest {
+
+    @TempDir private Path directory;
+
+    static Stream<Arguments> cases() {
+        return Stream.of(1, 2, 4, 8)
+                .flatMap(
+                        ranks ->
+                                Stream.of(
+                                        Arguments.of(ranks, ScalarType.FLOAT32),
+                                        Arguments.of(ranks, ScalarType.FLOAT16),
+                                        Arguments.of(ranks, ScalarType.BFLOAT16)));
+    }
+
+    private static Device[] gpus(int count) {
+        GpuTests.require(count, NativeLibrary.NCCL, NativeLibrary.NVRTC);
+        return IntStream.range(0, count).mapToObj(Device::gpu).toArray(Device[]::new);
+    }
+
+    @ParameterizedTest(name = "{0} GPUs, {1}")
+    @MethodSource("cases")
+    void hasTheScoresOfAWholeModel(int ranks, ScalarType type) throws Exception {
+        LlamaFiles.write(directory, LlamaFiles.config(type, true), 1);
+        LlamaModelTest.compare(directory, groups(ranks), false);
+    }
+
+    static Stream<Arguments> decodableCases() {
+        return Stream.of(1, 2, 4, 8)
+                .flatMap(
+                        ranks ->
+                                Stream.of(
+                                        Arguments.of(ranks, ScalarType.FLOAT16, 16),
+                                        Arguments.of(ranks, ScalarType.BFLOAT16, 48),
+                                        Arguments.of(ranks, ScalarType.BFLOAT16, 128)));
+    }
+
+    @ParameterizedTest(name = "{0} GPUs, {1}, heads of {2}")
+    @MethodSource("decodableCases")
+    void decodesWithTheScoresOfAWholeModel(int ranks, ScalarType type, int headSize)
+            throws Exception {
+        LlamaFiles.write(directory, LlamaFiles.decodable(type, false, headSize), 1);
+        LlamaModelTest.compare(directory, groups(ranks), true);
+    }
+
+    /** With an MLP so wide that the launch of an all-gather + matmul activates its gates. */
+    @ParameterizedTest
+    @ValueSource(ints = {1, 2, 4})
+    void readsAPromptAsItDecodesIt(int ranks) throws Exception {
+        LlamaConfig small = LlamaFiles.decodable(ScalarType.BFLOAT16, false, 32);
+        LlamaConfig config = resized(small, small.vocabularySize(), 256, 16_384, 2);
+        LlamaFiles.write(directory, config, 1);
+        int[] tokens = new Random(3).ints(300, 0, config.vocabularySize()).toArray();
+        CacheBlocks blocks = new CacheBlocks(LlamaModelTest.BLOCKS, KvCache.BLOCK_TOKENS);
+        int[] rows = blocks.take(tokens.length);
+        int[] others = blocks.take(tokens.length);
+        try (Safetensors files = Safetensors.open(directory);
+                RankPool<TokenBatch, float[]> pool =
+                        RankPool.start(
+                                "reads",
+                                groups(ranks),
+                                group ->
+                                        reading(
+                                                group,
+                                                LlamaModelTest.model(config, group, files)))) {
+            float[] whole = pool.submit(chunk(tokens, 0, tokens.length, rows)).get();
+            float[] decoded = null;
+            for (int begin = 0; begin < tokens.length; begin += 60) {
+                decoded = pool.submit(chunk(tokens, begin, begin + 60, others)).get();
+            }
+            float[] continued = null;
+            for (int begin = 0; begin < tokens.length; begin += 100) {
+                continued = pool.submit(chunk(tokens, begin, begin + 100, rows)).get();
+            }
+            assertArrayEquals(decoded, whole, 30f / (1 << 8));
+            assertArrayEquals(decoded, continued, 30f / (1 << 8));
+        }
+    }
+
+    private static TokenBatch chunk(int[] tokens, int begin, int end, int[] rows) {
+        return new TokenBatch(
+                List.of(
+                        new TokenBatch.Chunk(
+                                Arrays.copyOfRange(tokens, begin, end), begin, rows, true)));
+    }
+
+    private static RankWorker<TokenBatch, float[]> reading(ProcessGroup group, LlamaModel model) {
+        return new RankWorker<>() {
+            @Override
+            public float[] serve(TokenBatch batch) {
+                try (NDManager manager = NDManager.newBaseManager(group.device())) {
+                    return model.forward(batch, true, manager).all(0);
+                }
+            }
+
+            @Override
+            public void close() {
+                model.close();
+            }
+        };
+    }
+
+    private static List<ProcessGroup> groups(int ranks) {
+        NcclOptions nccl = NcclOptions.builder().optDevices(gpus(ranks)).build();
+        CudaP2pOptions options = CudaP2pOptions.builder().optNcclOptions(nccl).build();
+        return ProcessGroups.local("cuda_p2p", ranks, options);
+    }
+
+    /** Alone, or with so many others that several graphs take turns, and not all fit into one. */
+    @ParameterizedTest
+    @ValueSource(ints = {1, 2})
+    void aSequenceGetsTheSameTokensWhateverOthersThereAre(int ranks) throws Exception {
+        List<Device> devices = List.of(gpus(ranks));
+        LlamaFiles.write(directory, LlamaFiles.decodable(ScalarType.BFLOAT16, true, 32), 5);
+        try (TextGenerator generator =
+                build(
+                        builder ->
+                                builder.optDevices(devices)
+                                        .optMaxRunning(100)
+                                        .optPrefillTokens(ranks == 1 ? 40 : 100))) {
+            List<GenerationRequest> requests = new ArrayList<>();
+            for (int i = 0; i < 100; i++) {
+                int[] prompt = new Random(i).ints(1 + i * 3, 0, 203).toArray();
+                GenerationRequest.Builder builder =
+                        GenerationRequest.builder()
+                                .setPromptTokens(prompt)
+                                .optMaxNewTokens(5 + i % 30)
+                                .optIgnoreEndOfText(true);
+                if (i % 2 > 0) {
+                    builder.optTemperature(1).optTopP(0.9).optSeed(i);
+                }
+                requests.add(builder.build());
+            }
+            List<Generation> together = new ArrayList<>();
+            for (GenerationRequest request : requests) {
+                together.add(generator.submit(request));
+            }
+            List<List<GeneratedPiece>> pieces = new ArrayList<>();
+            for (Generation generation : together) {
+                pieces.add(generation.await(Duration.ofMinutes(1)));
+            }
+            for (int i = 0; i < requests.size(); i += 9) {
+                List<GeneratedPiece> alone =
+                        generator.submit(requests.get(i)).await(Duration.ofMinutes(1));
+                assertEquals(alone, pieces.get(i), "of " + i); // probabilities, too
+            }
+        }
+    }
+
+    /**
+     * Of so many tokens that scores of 16 bits are often equal, and rows not aligned; behind single
+     * tokens and behind a prompt that is too long to be decoded.
+     */
+    @ParameterizedTest
+    @ValueSource(ints = {1, 2})
+    void drawsByTheWeightsOfScores(int ranks) throws Exception {
+        LlamaConfig small = LlamaFiles.decodable(ScalarType.BFLOAT16, false, 32);
+        LlamaConfig config =
+                resized(small, 150_003, small.hiddenSize(), small.intermediateSize(), 1);
+        LlamaFiles.write(directory, config, 1);
+        Random random = new Random(2);
+        try (Safetensors files = Safetensors.open(directory);
+                RankPool<TokenBatch, Void> pool =
+                        RankPool.start(
+                                "draws",
+                                groups(ranks),
+                                group ->
+                                        drawing(
+                                                group,
+                                                LlamaModelTest.model(config, group, files)))) {
+            for (int step = 0; step < 6; step++) {
+                CacheBlocks blocks = new CacheBlocks(LlamaModelTest.BLOCKS, KvCache.BLOCK_TOKENS);
+                List<TokenBatch.Chunk> chunks = new ArrayList<>();
+                for (int i = 0; i < 35; i++) {
+                    SamplingParameters draw =
+                            new SamplingParameters(
+                                    new double[] {0.05, 0.7, 1, 3}[random.nextInt(4)],
+                                    new int[] {0, 1, 7, 100, 200_000}[random.nextInt(5)],
+                                    new double[] {1, 0.99, 0.5, 0.001}[random.nextInt(4)],
+                                    random.nextLong());
+                    int count = i < 34 ? 1 : TokenBatch.DECODED_TOKENS + 1 + step;
+                    int[] tokens = random.ints(count, 0, config.vocabularySize()).toArray();
+                    chunks.add(new TokenBatch.Chunk(tokens, 0, blocks.take(count), true, draw));
+                }
+                pool.submit(new TokenBatch(chunks)).get();
+            }
+        }
+    }
+
+    private static RankWorker<TokenBatch, Void> drawing(ProcessGroup group, LlamaModel model) {
+        return new RankWorker<>() {
+            @Override
+            public Void serve(TokenBatch batch) {
+                try (NDManager manager = NDManager.newBaseManager(group.device())) {
+                    Logits scores = model.forward(batch, true, manager);
+                    for (int i = 0; i < scores.count(); i++) {
+                        check(batch.chunks().get(i).draw(), scores.all(i), scores.best().get(i));
+                    }
+                }
+                return null;
+            }
+
+            @Override
+            public void close() {
+                model.close();
+            }
+        };
+    }
+
+    /** Checks that the token is where the draw falls, when those that are kept lie side by side. */
+    private static void check(SamplingParameters draw, float[] scores, Logits.Best best) {
+        assertTrue(best.drawn());
+        assertEquals(scores[best.token()], best.score(), draw.toString());
+        double highest = Double.NEGATIVE_INFINITY;
+        for (float score : scores) {
+            highest = Math.max(highest, score);
+        }
+        double[] weights = new double[scores.length];
+        double all = 0;
+        for (int token = 0; token < scores.length; token++) {
+            weights[token] = Math.exp((scores[token] - highest) / draw.temperature());
+            all += Math.exp(scores[token] - highest);
+        }
+        assertEquals(highest + Math.log(all), best.logSum(), 1e-4);
+        double[] sorted = Arrays.stream(weights).sorted().toArray();
+        boolean cut = draw.topK() > 0 && draw.topK() < sorted.length;
+        double least = sorted[cut ? sorted.length - draw.topK() : 0];
+        double sum = Arrays.stream(weights).filter(weight -> weight >= least).sum();
+        double kept = 0;
+        int index = sorted.length;
+        while (index > 0 && sorted[index - 1] >= least && kept < draw.topP() * sum) {
+            kept += sorted[--index];
+        }
+        double smallest = sorted[index];
+        int equals = 0; // that are kept
+        while (index + equals < sorted.length && sorted[index + equals] == smallest) {
+            equals++;
+        }
+        assertTrue(weights[best.token()] >= smallest, draw.toString());
+        double before = 0;
+        for (int token = 0; token < best.token(); token++) {
+            if (weights[token] > smallest || (weights[token] == smallest && equals-- > 0)) {
+                before += weights[token];
+            }
+        }
+        double at = (draw.random() >>> 11) * 0x1.0p-53 * kept;
+        double rounding = 1e-6 * kept + smallest; // One more or less of those that are equal.
+        assertTrue(
+                before - rounding <= at && at <= before + weights[best.token()] + rounding,
+                draw + " gave " + best);
+    }
+
+    /**
+     * The next step has begun already when the token comes, and the cache is somebody else's then.
+     */
+    @ParameterizedTest
+    @ValueSource(ints = {1, 2})
+    void stopsAtTokensThatAreFoundLate(int ranks) throws Exception {
+        List<Device> devices = List.of(gpus(ranks));
+        LlamaConfig config = LlamaFiles.decodable(ScalarType.BFLOAT16, true, 32);
+        LlamaFiles.write(directory, config, 5);
+        long blockBytes = KvCache.byteSize(config, ranks, KvCache.BLOCK_TOKENS);
+        int blocks = CacheBlocks.blocks(config.maxLength(), KvCache.BLOCK_TOKENS);
+        try (TextGenerator generator =
+                build(builder -> builder.optDevices(devices).optCacheBytes(blocks * blockBytes))) {
+            List<GenerationRequest.Builder> requests = new ArrayList<>();
+            List<List<GeneratedPiece>> whole = new ArrayList<>();
+            for (int i = 0; i < 40; i++) {
+                requests.add(
+                        GenerationRequest.builder()
+                                .setPromptTokens(new Random(i).ints(1 + i, 0, 203).toArray())
+                                .optMaxNewTokens(1 + i)
+                                .optIgnoreEndOfText(true));
+                GenerationRequest request = requests.get(i).build();
+                whole.add(generator.submit(request).await(Duration.ofMinutes(1)));
+            }
+            List<Generation> generations = new ArrayList<>();
+            for (int i = 0; i < requests.size(); i++) {
+                int stop = whole.get(i).get(i / 2).token();
+                generations.add(generator.submit(requests.get(i).optStopTokens(stop).build()));
+            }
+            for (int i = 0; i < requests.size(); i++) {
+                int stop = whole.get(i).get(i / 2).token();
+                List<GeneratedPiece> expected = new ArrayList<>();
+                for (GeneratedPiece piece : whole.get(i)) {
+                    expected.add(piece);
+                    if (piece.token() == stop) {
+                        break;
+                    }
+                }
+                assertEquals(expected, generations.get(i).await(Duration.ofMinutes(1)), "of " + i);
+                assertEquals(FinishReason.STOP, generations.get(i).finishReason().orElseThrow());
+            }
+        }
+    }
+
+    /** The other is in a step, or two, that wait for it. */
+    @Test
+    void loadsTheModelAgainWhenARankFailsBetweenSteps() throws Exception {
+        List<Device> devices = List.of(gpus(2));
+        LlamaFiles.write(directory, LlamaFiles.decodable(ScalarType.BFLOAT16, true, 32), 5);
+        try (LlamaGenerator generator = build(builder -> builder.optDevices(devices))) {
+            GenerationRequest.Builder request =
+                    GenerationRequest.builder()
+                            .setPromptTokens(1, 2, 3)
+                            .optIgnoreEndOfText(true)
+                            .optMaxNewTokens(20);
+            List<GeneratedPiece> expected =
+                    generator.submit(request.build()).await(Duration.ofMinutes(1));
+            for (int i = 0; i < 3; i++) {
+                Generation generation = generator.submit(request.optMaxNewTokens(400).build());
+                for (int token = 0; token <= i; token++) {
+                    generation.next(Duration.ofMinutes(1));
+                }
+                LlamaGeneratorTest.breakRank(generator);
+                EngineException failure =
+                        assertThrows(
+                                EngineException.class,
+                                () -> generation.await(Duration.ofMinutes(1)));
+                assertTrue(failure.getMessage().contains("rank 1 fell over"), failure.getMessage());
+                assertEquals(
+                        expected,
+                        generator
+                                .submit(request.optMaxNewTokens(20).build())
+                                .await(Duration.ofMinutes(1)));
+            }
+            assertEquals(3, generator.statistics().rebuilds());
+        }
+    }
+
+    @Test
+    void freesTheMemoryOfGpusWhenClosed() throws Exception {
+        List<Device> devices = List.of(gpus(1));
+        LlamaFiles.write(directory, LlamaFiles.decodable(ScalarType.BFLOAT16, true, 32), 5);
+        List<Long> free = new ArrayList<>();
+        for (int i = 0; i < 4; i++) {
+            try (TextGenerator generator =
+                    build(builder -> builder.optDevices(devices).optCacheBytes(1L << 30))) {
+                GenerationRequest request =
+                        GenerationRequest.builder()
+                                .setPromptTokens(new Random(i).ints(200, 0, 203).toArray())
+                                .optMaxNewTokens(50)
+                                .optIgnoreEndOfText(true)
+                                .build();
+                generator.submit(request).await(Duration.ofMinutes(1));
+            }
+            // What libtorch keeps for the next arrays. On 2.11 DJL's call does nothing, and the
+            // next
+            // model gets what is kept: what leaks shows all the same.
+            JniUtils.emptyCudaCache();
+            free.add(freeMebibytes(devices.get(0)));
+        }
+        // The first one has loaded what the process keeps: libraries, their kernels and workspaces.
+        assertTrue(free.get(3) >= free.get(1), "MiB that are free after each: " + free);
+    }
+
+    private static long freeMebibytes(Device device) throws IOException {
+        Process query =
+                new ProcessBuilder(
+                                "nvidia-smi",
+                                "--query-gpu=memory.free",
+                                "--format=csv,noheader,nounits",
+                                "--id=" + device.getDeviceId())
+                        .redirectError(ProcessBuilder.Redirect.INHERIT)
+                        .start();
+        return Long.parseLong(new String(query.getInputStream().readAllBytes()).strip());
+    }
+
+    @Test
+    void generatesWhatTheCpuDoes() throws Exception {
+        List<Device> devices = List.of(gpus(2));
+        LlamaFiles.write(directory, LlamaFiles.config(ScalarType.FLOAT32, true), 3);
+        List<int[]> expected = generate(builder -> builder);
+        List<int[]> tokens = generate(builder -> builder.optDevices(devices));
+        for (int i = 0; i < expected.size(); i++) {
+            assertArrayEquals(expected.get(i), tokens.get(i), "of " + i);
+        }
+    }
+
+    /** Greedy and drawn, of short prompts and long ones, at the same time. */
+    private List<int[]> generate(UnaryOperator<LlamaGenerator.Builder> change) throws Exception {
+        try (TextGenerator generator = build(change)) {
+            List<Generation> generations = new ArrayList<>();
+            for (int i = 0; i < 8; i++) {
+                int[] prompt = IntStream.range(1, 2 + i * 10).toArray();
+                GenerationRequest.Builder builder =
+                        GenerationRequest.builder()
+                                .setPromptTokens(prompt)
+                                .optMaxNewTokens(10 + i)
+                                .optIgnoreEndOfText(true);
+                if (i % 2 > 0) {
+                    builder.optTemperature(1).optTopK(20).optRepetitionPenalty(1.2).optSeed(i);
+                }
+                generations.add(generator.submit(builder.build()));
+            }
+            List<int[]> tokens = new ArrayList<>();
+            for (Generation generation : generations) {
+                tokens.add(
+                        generation.await(Duration.ofMinutes(1)).stream()
+                                .mapToInt(GeneratedPiece::token)
+                                .toArray());
+            }
+            return tokens;
+        }
+    }
+
+    private LlamaGenerator build(UnaryOperator<LlamaGenerator.Builder> change) throws IOException {
+        return change.apply(LlamaGenerator.builder().setDirectory(directory)).build();
+    }
+
+    private static LlamaConfig resized(
+            LlamaConfig config, int vocabulary, int hidden, int intermediate, int layers) {
+        return new LlamaConfig(
+                vocabulary,
+                hidden,
+                intermediate,
+                layers,
+                config.heads(),
+                config.kvHeads(),
+                config.headSize(),
+                config.maxLength(),
+                config.epsilon(),
+                config.rope(),
+                false,
+                List.of(),
+                config.type());
+    }
+}

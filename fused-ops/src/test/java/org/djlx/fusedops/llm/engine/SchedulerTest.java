@@ -1,0 +1,237 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.llm.engine;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.List;
+import java.util.Set;
+import java.util.concurrent.RejectedExecutionException;
+import java.util.stream.IntStream;
+import org.djlx.fusedops.llm.GenerationRequest;
+import org.djlx.fusedops.llm.GeneratorStatistics;
+import org.djlx.fusedops.llm.model.KvCache;
+import org.djlx.fusedops.llm.model.LlamaConfig;
+import org.djlx.fusedops.llm.model.LlamaFiles;
+import org.djlx.fusedops.llm.model.TokenBatch;
+import org.djlx.fusedops.llm.sampling.Sampler;
+import org.djlx.fusedops.llm.sampling.SamplingParameters;
+import org.djlx.nativeops.torch.ScalarType;
+import org.junit.jupiter.api.Test;
+
+/** Batches, without a model. Tokens are taken by the test. */
+class SchedulerTest {
+
+    private static final int BLOCK = KvCache.BLOCK_TOKENS;
+    private static final int STOP = 9;
+
+    private static Scheduler scheduler(int maxRunning, int maxQueued, int blocks) {
+        return new Scheduler(
+                new GeneratorSettings(
+                        null,
+                        List.of(),
+                        1,
+                        512,
+                        maxRunning,
+                        maxQueued,
+                        blocks,
+                        100,
+                        Duration.ofSeconds(1),
+                        null));
+    }
+
+    private static Sequence sequence(int prompt, int maxNewTokens) {
+        return sequence(prompt, maxNewTokens, GenerationRequest.builder());
+    }
+
+    private static Sequence sequence(
+            int prompt, int maxNewTokens, GenerationRequest.Builder builder) {
+        int[] tokens = IntStream.rangeClosed(1, prompt).map(i -> 100 + i).toArray();
+        GenerationRequest request =
+                builder.setPromptTokens(tokens).optMaxNewTokens(maxNewTokens).build();
+        PieceQueue queue = new PieceQueue(prompt, () -> {});
+        return new Sequence(request, tokens, null, Set.of(STOP), queue);
+    }
+
+    /** What a chunk is about: its first token, where it begins, how many it has. */
+    private static String text(TokenBatch.Chunk chunk) {
+        return chunk.tokens()[0] + "@" + chunk.start() + "x" + chunk.tokens().length;
+    }
+
+    private static List<String> next(Scheduler scheduler, List<Sequence> wanting) {
+        wanting.clear();
+        return scheduler.next(wanting, true).chunks().stream().map(SchedulerTest::text).toList();
+    }
+
+    @Test
+    void requestsRunInTheirOrderWhenTheCacheHasRoom() {
+        Scheduler scheduler = scheduler(2, 3, 4);
+        assertFalse(scheduler.admit());
+        Sequence large = sequence(2 * BLOCK, BLOCK);
+        Sequence other = sequence(BLOCK, BLOCK);
+        Sequence small = sequence(1, 1);
+        List.of(large, other, small).forEach(scheduler::add);
+        assertTrue(scheduler.admit());
+        assertEquals(3 * BLOCK, large.rows().length);
+        // There would be room for the last one, but it is not its turn.
+        assertEquals(Arrays.asList(large, other, small), scheduler.all());
+        assertEquals(null, other.rows());
+        assertEquals(null, small.rows());
+        large.queue.cancel();
+        scheduler.removeEnded();
+        assertTrue(scheduler.admit());
+        assertEquals(2 * BLOCK, other.rows().length);
+        assertEquals(BLOCK, small.rows().length);
+        LlamaConfig config = LlamaFiles.decodable(ScalarType.BFLOAT16, true, 32);
+        GeneratorStatistics statistics = scheduler.statistics(config, 0);
+        assertEquals(1, statistics.cancelled());
+        assertEquals(3, statistics.cacheBlocksInUse());
+    }
+
+    /** Those that could run at once do not wait, though no step has begun since they came. */
+    @Test
+    void asManyAreTakenAsRunAndWait() {
+        Scheduler scheduler = scheduler(4, 2, 100);
+        for (int i = 0; i < 6; i++) {
+            scheduler.add(sequence(1, 1));
+        }
+        RejectedExecutionException e =
+                assertThrows(RejectedExecutionException.class, () -> scheduler.add(sequence(1, 1)));
+        assertTrue(e.getMessage().contains("2 requests wait"), e.getMessage());
+        assertEquals(6, scheduler.all().size());
+    }
+
+    @Test
+    void requestsThatComeTogetherWaitTogetherOrNotAtAll() {
+        Scheduler scheduler = scheduler(1, 3, 4);
+        scheduler.addAll(List.of(sequence(1, 1), sequence(1, 1), sequence(1, 1)));
+        scheduler.admit();
+        List<Sequence> two = List.of(sequence(1, 1), sequence(1, 1));
+        assertThrows(RejectedExecutionException.class, () -> scheduler.addAll(two));
+        assertEquals(3, scheduler.all().size());
+        scheduler.add(two.get(0));
+    }
+
+    @Test
+    void cancelledRequestsLeaveRoomForOthersThatWait() {
+        Scheduler scheduler = scheduler(1, 1, 4);
+        Sequence cancelled = sequence(1, 1);
+        scheduler.add(cancelled);
+        cancelled.queue.cancel();
+        Sequence next = sequence(1, 1);
+        scheduler.add(next);
+        assertEquals(List.of(next), scheduler.all());
+    }
+
+    @Test
+    void promptsAreReadInPartsBesideTokensOfOthers() {
+        Scheduler scheduler = scheduler(8, 8, 100);
+        Sequence generating = sequence(1, 5);
+        Sequence first = sequence(150, 5);
+        Sequence second = sequence(60, 5);
+        List.of(generating, first, second).forEach(scheduler::add);
+        scheduler.admit();
+        List<Sequence> wanting = new ArrayList<>();
+        // A part of 100 of the first prompt leaves no room for the second, which is not cut.
+        assertEquals(List.of("101@0x1", "101@0x100"), next(scheduler, wanting));
+        assertEquals(List.of(generating), wanting);
+        generating.take(5);
+        assertTrue(scheduler.hasBegun());
+        assertEquals(List.of("5@1x1", "201@100x50"), next(scheduler, wanting));
+        assertEquals(List.of(generating, first), wanting);
+        generating.take(6);
+        first.take(7);
+        assertEquals(List.of("6@2x1", "7@150x1", "101@0x60"), next(scheduler, wanting));
+        assertEquals(List.of(generating, first, second), wanting);
+    }
+
+    @Test
+    void tokensThatAreStillComputedAreRead() {
+        Scheduler scheduler = scheduler(8, 8, 100);
+        Sequence longer = sequence(3, 4);
+        Sequence shorter = sequence(2, 2);
+        List.of(longer, shorter).forEach(scheduler::add);
+        scheduler.admit();
+        List<Sequence> wanting = new ArrayList<>();
+        assertEquals(List.of("101@0x3", "101@0x2"), next(scheduler, wanting));
+        assertFalse(scheduler.hasLongPrompt());
+        int chosen = TokenBatch.CHOSEN;
+        assertEquals(List.of(chosen + "@3x1", chosen + "@2x1"), next(scheduler, wanting));
+        assertEquals(List.of(longer, shorter), wanting);
+        longer.take(5);
+        shorter.take(6);
+        // The other's last token is computed: none follows it. A new one joins.
+        Sequence late = sequence(4, 1);
+        scheduler.add(late);
+        scheduler.admit();
+        assertEquals(List.of(chosen + "@4x1", "101@0x4"), next(scheduler, wanting));
+        assertEquals(List.of(longer, late), wanting);
+        longer.take(7);
+        shorter.take(8);
+        assertTrue(shorter.isComplete());
+        assertEquals(List.of(chosen + "@5x1"), next(scheduler, wanting));
+        longer.take(STOP); // Its next token is computed in vain.
+        late.take(5);
+        assertTrue(late.isComplete());
+        assertEquals(List.of(), next(scheduler, wanting));
+    }
+
+    @Test
+    void promptsThatAreNotDecodedAreFoundFirst() {
+        Scheduler scheduler = scheduler(8, 8, 100);
+        scheduler.add(sequence(TokenBatch.DECODED_TOKENS, 4));
+        scheduler.admit();
+        assertFalse(scheduler.hasLongPrompt());
+        scheduler.add(sequence(TokenBatch.DECODED_TOKENS + 1, 4));
+        assertFalse(scheduler.hasLongPrompt()); // It waits.
+        scheduler.admit();
+        assertTrue(scheduler.hasLongPrompt());
+    }
+
+    /** Random numbers are taken in the order of the tokens, by whoever draws them. */
+    @Test
+    void ranksDrawWithTheRandomNumbersOfTheSequence() {
+        GenerationRequest.Builder drawing =
+                GenerationRequest.builder().optTemperature(0.5).optTopK(3).optTopP(0.9).optSeed(4);
+        Scheduler scheduler = scheduler(8, 8, 100);
+        Sequence sequence = sequence(2, 4, drawing);
+        scheduler.add(sequence);
+        scheduler.admit();
+        List<SamplingParameters> draws = new ArrayList<>();
+        draws.add(nextDraw(scheduler));
+        draws.add(nextDraw(scheduler));
+        sequence.take(1);
+        sequence.take(2);
+        draws.add(nextDraw(scheduler));
+        Sampler chooser = sequence(2, 4, drawing).chooser;
+        for (SamplingParameters draw : draws) {
+            assertEquals(chooser.draw(), draw);
+            assertEquals(new SamplingParameters(0.5, 3, 0.9, draw.random()), draw);
+        }
+        Scheduler ofLong = scheduler(1, 1, 100);
+        ofLong.add(sequence(150, 4, drawing));
+        ofLong.admit();
+        assertEquals(
+                SamplingParameters.BEST, nextDraw(ofLong)); // Nothing follows on the first 100.
+        assertEquals(draws.get(0), nextDraw(ofLong));
+        Sequence onCpu = sequence(1, 1, drawing);
+        Scheduler other = scheduler(1, 1, 4);
+        other.add(onCpu);
+        other.admit();
+        assertEquals(
+                SamplingParameters.BEST,
+                other.next(new ArrayList<>(), false).chunks().get(0).draw());
+    }
+
+    private static SamplingParameters nextDraw(Scheduler scheduler) {
+        return scheduler.next(new ArrayList<>(), true).chunks().get(0).draw();
+    }
+}

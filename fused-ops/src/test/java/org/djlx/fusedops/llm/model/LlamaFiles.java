@@ -1,0 +1,123 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.llm.model;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import com.google.gson.JsonArray;
+import com.google.gson.JsonObject;
+import java.io.IOException;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Map;
+import java.util.Random;
+import org.djlx.collectives.safetensors.SafetensorsWriter;
+import org.djlx.collectives.safetensors.TensorSpec;
+import org.djlx.nativeops.torch.ScalarType;
+
+/** Writes directories of small random Llamas in Hugging Face's layout. */
+public final class LlamaFiles {
+
+    private LlamaFiles() {}
+
+    /**
+     * A model with everything that is particular: grouped heads, Llama 3's rope, odd vocabulary.
+     */
+    public static LlamaConfig config(ScalarType type, boolean tied) {
+        return config(type, tied, 203, 7);
+    }
+
+    /** A model whose sizes GPUs have kernels for, among up to 8 ranks. */
+    public static LlamaConfig decodable(ScalarType type, boolean tied, int headSize) {
+        return new LlamaConfig(
+                203,
+                64,
+                128,
+                2,
+                8,
+                2,
+                headSize,
+                512,
+                1e-5,
+                new LlamaConfig.Rope(10000, 4, 1, 4, 64),
+                tied,
+                List.of(7),
+                type);
+    }
+
+    public static LlamaConfig config(ScalarType type, boolean tied, int vocabulary, int end) {
+        return new LlamaConfig(
+                vocabulary,
+                40,
+                48,
+                2,
+                8,
+                2,
+                6,
+                256,
+                1e-5,
+                new LlamaConfig.Rope(10000, 4, 1, 4, 64),
+                tied,
+                List.of(end),
+                type);
+    }
+
+    public static Path write(Path directory, LlamaConfig config, long seed) throws IOException {
+        Files.createDirectories(directory);
+        Files.writeString(directory.resolve("config.json"), json(config).toString());
+        Map<String, Shape> shapes = LlamaWeights.shapes(config);
+        List<TensorSpec> specs = new ArrayList<>();
+        shapes.forEach((name, shape) -> specs.add(TensorSpec.of(name, config.type(), shape)));
+        try (NDManager manager = NDManager.newBaseManager()) {
+            // Several files.
+            SafetensorsWriter.writeModel(
+                    directory, specs, 30_000, spec -> values(manager, spec, seed));
+        }
+        return directory;
+    }
+
+    /** Values that depend on the tensor's name and the seed alone. */
+    private static NDArray values(NDManager manager, TensorSpec spec, long seed) {
+        Random random = new Random(seed * 31 + spec.name().hashCode());
+        boolean norm = spec.shape().dimension() == 1;
+        double scale = norm ? 0.2 : 1 / Math.sqrt(spec.shape().get(1));
+        float[] values = new float[(int) spec.shape().size()];
+        for (int i = 0; i < values.length; i++) {
+            values[i] = (float) ((norm ? 1 : 0) + scale * random.nextGaussian());
+        }
+        return manager.create(values, spec.shape());
+    }
+
+    public static JsonObject json(LlamaConfig config) {
+        JsonObject rope = new JsonObject();
+        rope.addProperty("rope_type", "llama3");
+        rope.addProperty("factor", config.rope().factor());
+        rope.addProperty("low_freq_factor", config.rope().lowFrequency());
+        rope.addProperty("high_freq_factor", config.rope().highFrequency());
+        rope.addProperty("original_max_position_embeddings", config.rope().originalLength());
+        JsonArray end = new JsonArray();
+        config.endTokens().forEach(end::add);
+        JsonObject json = new JsonObject();
+        json.addProperty("model_type", "llama");
+        json.addProperty("vocab_size", config.vocabularySize());
+        json.addProperty("hidden_size", config.hiddenSize());
+        json.addProperty("intermediate_size", config.intermediateSize());
+        json.addProperty("num_hidden_layers", config.layers());
+        json.addProperty("num_attention_heads", config.heads());
+        json.addProperty("num_key_value_heads", config.kvHeads());
+        json.addProperty("head_dim", config.headSize());
+        json.addProperty("max_position_embeddings", config.maxLength());
+        json.addProperty("rms_norm_eps", config.epsilon());
+        json.addProperty("rope_theta", config.rope().theta());
+        json.add("rope_scaling", rope);
+        json.addProperty("tie_word_embeddings", config.tied());
+        json.add("eos_token_id", end);
+        json.addProperty("torch_dtype", config.type().name().toLowerCase());
+        return json;
+    }
+}

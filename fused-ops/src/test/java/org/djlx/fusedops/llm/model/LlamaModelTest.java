@@ -1,0 +1,371 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.llm.model;
+
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertNull;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import ai.djl.ndarray.NDManager;
+import java.io.IOException;
+import java.io.InputStream;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.HashSet;
+import java.util.List;
+import java.util.Random;
+import java.util.Set;
+import java.util.concurrent.ExecutionException;
+import java.util.stream.IntStream;
+import java.util.stream.Stream;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.pool.RankPool;
+import org.djlx.collectives.pool.RankWorker;
+import org.djlx.collectives.safetensors.Safetensors;
+import org.djlx.fusedops.FusedOps;
+import org.djlx.fusedops.UsageCounter;
+import org.djlx.fusedops.llm.engine.CacheBlocks;
+import org.djlx.fusedops.llm.engine.Sequence;
+import org.djlx.fusedops.llm.sampling.Logits;
+import org.djlx.nativeops.torch.ScalarType;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.io.TempDir;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.Arguments;
+import org.junit.jupiter.params.provider.CsvSource;
+import org.junit.jupiter.params.provider.MethodSource;
+
+/** Logits of a small Llama, on several ranks and with a cache, against loops in float64. */
+public class LlamaModelTest {
+
+    public static final int BLOCKS = 40;
+    private static final int BLOCK_TOKENS = 16;
+
+    @TempDir private Path directory;
+
+    static Stream<Arguments> cases() {
+        return Stream.of(1, 2, 4, 8)
+                .flatMap(
+                        ranks ->
+                                Stream.of(
+                                        Arguments.of(ranks, ScalarType.FLOAT32, false),
+                                        Arguments.of(ranks, ScalarType.FLOAT32, true),
+                                        Arguments.of(ranks, ScalarType.BFLOAT16, false),
+                                        Arguments.of(ranks, ScalarType.FLOAT16, true)));
+    }
+
+    /** A sequence, and what of it is in the cache. */
+    private static final class Sequence {
+
+        final int[] tokens;
+        final int[] rows;
+        final double[][] expected;
+        int done;
+
+        Sequence(int length, int seed, CacheBlocks blocks, LlamaReference reference) {
+            tokens = new Random(seed).ints(length, 0, 203).toArray();
+            rows = blocks.take(length);
+            expected = reference.scores(tokens);
+        }
+
+        TokenBatch.Chunk next(int count, boolean wanted) {
+            int start = done;
+            done += count;
+            return new TokenBatch.Chunk(
+                    Arrays.copyOfRange(tokens, start, done), start, rows, wanted);
+        }
+    }
+
+    @Test
+    void theLastTokenFillsAPromptUp() {
+        int[] rows = {9, 8, 7, 6, 5, 4};
+        TokenBatch.Chunk chunk = new TokenBatch.Chunk(new int[] {3, 1, 2}, 2, rows, true);
+        try (NDManager manager = NDManager.newBaseManager()) {
+            LlamaGpu.Prompt prompt = LlamaGpu.prompt(manager, chunk, 5);
+            assertArrayEquals(
+                    new int[] {3, 1, 2, 2, 2, 7, 6, 5, 0, 0}, prompt.inputs().toIntArray());
+            assertEquals(3, prompt.tokens());
+            assertEquals(2, prompt.start());
+        }
+    }
+
+    @Test
+    void fillsPromptsUpToFewNumbersOfRows() {
+        for (int ranks : new int[] {1, 2, 3, 8}) {
+            Set<Integer> all = new HashSet<>();
+            for (int tokens = 1; tokens <= 8192; tokens++) {
+                int rows = LlamaModel.rows(tokens, ranks);
+                int most = Math.max(64, tokens / 16) - 1 + ranks - 1;
+                assertTrue(rows >= tokens && rows - tokens <= most, tokens + ": " + rows);
+                assertEquals(0, rows % ranks);
+                all.add(rows);
+            }
+            assertEquals(4 * 16, all.size());
+        }
+        assertEquals(4096, LlamaModel.rows(4096, 1));
+    }
+
+    @ParameterizedTest(name = "{0} ranks, {1}, tied {2}")
+    @MethodSource("cases")
+    void hasTheScoresOfAWholeModel(int ranks, ScalarType type, boolean tied)
+            throws IOException, InterruptedException, ExecutionException {
+        LlamaFiles.write(directory, LlamaFiles.config(type, tied), 1);
+        compare(directory, ProcessGroups.local(ranks), false);
+    }
+
+    /**
+     * Compares the scores of a model on the ranks of a group, which is destroyed.
+     *
+     * @param decodes whether few tokens, and the last of many, go by the decoder
+     */
+    public static void compare(Path directory, List<ProcessGroup> groups, boolean decodes)
+            throws IOException, InterruptedException, ExecutionException {
+        int ranks = groups.size();
+        LlamaConfig config = LlamaConfig.read(directory);
+        LlamaReference reference = new LlamaReference(directory);
+        CacheBlocks blocks = new CacheBlocks(BLOCKS, BLOCK_TOKENS);
+        int[] hole = blocks.take(50); // So that no sequence has the rows of its positions.
+        Sequence a = new Sequence(10, 1, blocks, reference);
+        blocks.giveBack(hole);
+        Sequence b = new Sequence(50, 2, blocks, reference);
+        Sequence c = new Sequence(150, 3, blocks, reference);
+        Sequence d = new Sequence(240, 4, blocks, reference);
+        double tolerance = tolerance(config);
+        try (Safetensors files = Safetensors.open(directory);
+                RankPool<Reading, Void> pool =
+                        RankPool.start(
+                                "llama", groups, group -> rank(config, group, files, decodes));
+                UsageCounter counter = FusedOps.countUsage()) {
+            check(pool, tolerance, a, a.next(5, true));
+            check(pool, tolerance, b, b.next(20, false));
+            check(pool, tolerance, List.of(a, b), List.of(a.next(1, true), b.next(25, true)));
+            long before = counter.pipelined() + counter.fallbacks();
+            check(pool, tolerance, c, c.next(140, true)); // Of 8 ranks, four have a token more.
+            long fused = counter.pipelined() + counter.fallbacks() - before;
+            long ofLayer = ranks == 1 ? 2 : 4;
+            // The last token's last layer and what comes before it: three sums, which a graph has.
+            // Those of one rank are parts of its products.
+            long ofLast = decodes ? (ranks == 1 ? 0 : 4) : ofLayer;
+            assertEquals((ofLayer * (config.layers() - 1) + ofLast) * ranks, fused);
+            check(pool, tolerance, d, d.next(100, false));
+            check(pool, tolerance, List.of(a, d), List.of(a.next(1, true), d.next(100, true)));
+            check(pool, tolerance, List.of(b, d), List.of(b.next(1, true), d.next(40, true)));
+            for (int i = 0; i < 3; i++) {
+                check(
+                        pool,
+                        tolerance,
+                        List.of(c, a, b),
+                        List.of(c.next(1, true), a.next(1, true), b.next(1, true)));
+            }
+        }
+    }
+
+    /**
+     * What a type's arithmetic allows. In a layer 15 results are rounded one after the other: the
+     * normalisation, queries and keys, their rotation, their product, the softmax, its product with
+     * the values, a rank's part of the output, the sum of the parts, the residual; and the
+     * normalisation, gate and up, the activation, a rank's part of down, the sum, the residual.
+     * Behind the layers it is the normalisation and the score. Each rounding is by half of the last
+     * bit at most, 2^-11 of a value in float16 and 2^-8 in bfloat16, and by 1/sqrt(3) of that in
+     * the root mean square. The rows of all matrices have a norm of about 1, so that values, and
+     * errors with them, keep their size from one end to the other, which is about 1; and errors
+     * that do not depend on each other add up as their squares. Of thousands of scores the worst is
+     * then four times as far off; twice that allows for what is larger than 1 on the way. In
+     * float32 most comes of the sums within products, whose order is the library's.
+     */
+    private static double tolerance(LlamaConfig config) {
+        int bits =
+                switch (config.type()) {
+                    case FLOAT16 -> 11;
+                    case BFLOAT16 -> 8;
+                    default -> 0;
+                };
+        int roundings = 15 * config.layers() + 2;
+        return bits == 0 ? 1e-4 : 8 * Math.sqrt(roundings / 3.0) / (1 << bits);
+    }
+
+    /**
+     * What the ranks of these tests serve.
+     *
+     * @param batch what the model reads
+     * @param scores gets what each rank has computed
+     */
+    private record Reading(TokenBatch batch, float[][] scores) {}
+
+    private static float[][] read(RankPool<Reading, Void> pool, TokenBatch batch)
+            throws InterruptedException, ExecutionException {
+        float[][] scores = new float[pool.size()][];
+        pool.submit(new Reading(batch, scores)).get();
+        return scores;
+    }
+
+    private static RankWorker<Reading, Void> rank(
+            LlamaConfig config, ProcessGroup group, Safetensors files, boolean decodes) {
+        LlamaModel model = model(config, group, files);
+        assertEquals(decodes, model.hasDecoder());
+        return new RankWorker<>() {
+            @Override
+            public Void serve(Reading reading) {
+                reading.scores[group.rank()] = LlamaModelTest.scores(model, reading.batch);
+                return null;
+            }
+
+            @Override
+            public void close() {
+                model.close();
+            }
+        };
+    }
+
+    public static LlamaModel model(LlamaConfig config, ProcessGroup group, Safetensors files) {
+        int ranks = group.worldSize();
+        LlamaWeights weights =
+                LlamaWeights.read(config, group.rank(), ranks, group.device(), files, bytes -> {});
+        KvCache cache = new KvCache(config, ranks, BLOCKS * BLOCK_TOKENS, group.device());
+        return new LlamaModel(config, group, weights, cache, config.maxLength());
+    }
+
+    /** A model and tokens of which PyTorch has computed the scores, and the file that has them. */
+    enum OfPyTorch {
+        FEW_TOKENS(
+                "pytorch-logits.txt",
+                LlamaFiles.config(ScalarType.FLOAT32, false),
+                5,
+                81,
+                7,
+                200,
+                33,
+                150,
+                2,
+                99,
+                14,
+                120),
+        /** Divided among up to 8 ranks; two angles are between those kept and those divided. */
+        MANY_TOKENS(
+                "pytorch-logits-long.txt",
+                LlamaFiles.decodable(ScalarType.FLOAT32, true, 16),
+                IntStream.range(0, 140).map(i -> (37 * i + 11) % 203).toArray());
+
+        private final String file;
+        private final LlamaConfig config;
+        private final int[] tokens;
+
+        OfPyTorch(String file, LlamaConfig config, int... tokens) {
+            this.file = file;
+            this.config = config;
+            this.tokens = tokens;
+        }
+    }
+
+    /**
+     * The scores are those that {@code src/test/peer/LlamaPeer.java} printed for these tokens and
+     * the directory that {@link LlamaFiles} writes here.
+     */
+    @ParameterizedTest
+    @CsvSource({
+        "1, FEW_TOKENS", "2, FEW_TOKENS", "4, FEW_TOKENS", "8, FEW_TOKENS",
+        "1, MANY_TOKENS", "2, MANY_TOKENS", "4, MANY_TOKENS", "8, MANY_TOKENS"
+    })
+    void hasTheScoresOfPyTorch(int ranks, OfPyTorch of) throws Exception {
+        LlamaFiles.write(directory, of.config, 1);
+        LlamaConfig config = LlamaConfig.read(directory);
+        String text;
+        try (InputStream in = getClass().getResourceAsStream(of.file)) {
+            text = new String(in.readAllBytes(), StandardCharsets.US_ASCII);
+        }
+        double[] expected = text.lines().mapToDouble(Double::parseDouble).toArray();
+        int[] tokens = of.tokens;
+        int[] rows = new CacheBlocks(BLOCKS, BLOCK_TOKENS).take(tokens.length);
+        TokenBatch batch = new TokenBatch(List.of(new TokenBatch.Chunk(tokens, 0, rows, true)));
+        try (Safetensors files = Safetensors.open(directory);
+                RankPool<Reading, Void> pool =
+                        RankPool.start(
+                                "llama",
+                                ProcessGroups.local(ranks),
+                                group -> rank(config, group, files, false))) {
+            float[] scores = read(pool, batch)[0];
+            assertEquals(expected.length, scores.length);
+            for (int i = 0; i < scores.length; i++) {
+                assertEquals(expected[i], scores[i], 1e-4, "score " + i);
+            }
+        }
+    }
+
+    private static void check(
+            RankPool<Reading, Void> pool,
+            double tolerance,
+            Sequence sequence,
+            TokenBatch.Chunk chunk)
+            throws InterruptedException, ExecutionException {
+        check(pool, tolerance, List.of(sequence), List.of(chunk));
+    }
+
+    private static void check(
+            RankPool<Reading, Void> pool,
+            double tolerance,
+            List<Sequence> sequences,
+            List<TokenBatch.Chunk> chunks)
+            throws InterruptedException, ExecutionException {
+        TokenBatch batch = new TokenBatch(chunks);
+        float[][] scores = read(pool, batch);
+        List<double[]> expected = new ArrayList<>();
+        for (int i = 0; i < chunks.size(); i++) {
+            if (chunks.get(i).wanted()) {
+                expected.add(sequences.get(i).expected[chunks.get(i).length() - 1]);
+            }
+        }
+        for (float[] ofRank : scores) {
+            if (expected.isEmpty()) {
+                assertNull(ofRank);
+                continue;
+            }
+            int vocabulary = expected.get(0).length;
+            assertEquals(expected.size() * vocabulary, ofRank.length);
+            for (int i = 0; i < ofRank.length; i++) {
+                double value = expected.get(i / vocabulary)[i % vocabulary];
+                assertEquals(value, ofRank[i], tolerance, "score " + i);
+            }
+        }
+    }
+
+    private static float[] scores(LlamaModel model, TokenBatch batch) {
+        try (NDManager manager = NDManager.newBaseManager()) {
+            Logits scores = model.forward(batch, true, manager);
+            if (scores.count() == 0) {
+                return null;
+            }
+            int count = scores.best().size();
+            float[][] all = new float[count][];
+            for (int i = 0; i < count; i++) {
+                all[i] = scores.all(i);
+                checkBest(all[i], scores.best().get(i));
+            }
+            int width = all[0].length;
+            float[] joined = new float[count * width];
+            for (int i = 0; i < count; i++) {
+                System.arraycopy(all[i], 0, joined, i * width, width);
+            }
+            return joined;
+        }
+    }
+
+    private static void checkBest(float[] scores, Logits.Best best) {
+        int token = 0;
+        for (int i = 1; i < scores.length; i++) {
+            token = scores[i] > scores[token] ? i : token;
+        }
+        double sum = 0;
+        for (float score : scores) {
+            sum += Math.exp(score - (double) scores[token]);
+        }
+        assertEquals(token, best.token());
+        assertEquals(scores[token], best.score());
+        assertEquals(scores[token] + Math.log(sum), best.logSum(), 1e-4);
+    }
+}

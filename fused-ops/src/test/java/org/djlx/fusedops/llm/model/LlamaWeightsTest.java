@@ -1,0 +1,108 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.llm.model;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import ai.djl.Device;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import java.io.IOException;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.atomic.AtomicLong;
+import java.util.function.Consumer;
+import org.djlx.collectives.safetensors.Safetensors;
+import org.djlx.collectives.safetensors.SafetensorsWriter;
+import org.djlx.collectives.safetensors.TensorSpec;
+import org.djlx.nativeops.torch.ScalarType;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.io.TempDir;
+
+class LlamaWeightsTest {
+
+    private final LlamaConfig config = LlamaFiles.config(ScalarType.BFLOAT16, false);
+    @TempDir private Path directory;
+
+    @Test
+    void takesTheMemoryThatIsStated() throws IOException {
+        LlamaFiles.write(directory, config, 1);
+        try (Safetensors files = Safetensors.open(directory)) {
+            LlamaWeights.check(config, files);
+            for (int ranks : new int[] {1, 2, 4, 8}) {
+                AtomicLong filled = new AtomicLong();
+                for (int rank = 0; rank < ranks; rank++) {
+                    LlamaWeights.read(config, rank, ranks, Device.cpu(), files, filled::addAndGet)
+                            .close();
+                }
+                int missing = LlamaWeights.tokens(config, ranks) * ranks - config.vocabularySize();
+                long zeros = 2L * missing * config.hiddenSize() * config.type().itemSize();
+                long stated = ranks * LlamaWeights.byteSize(config, ranks);
+                assertEquals(stated, filled.get() + zeros);
+            }
+        }
+    }
+
+    @Test
+    void namesTheTensorThatIsWrong() throws IOException {
+        String name = "model.layers.1.self_attn.k_proj.weight";
+        refuse("no tensor '" + name + "'", shapes -> shapes.remove(name));
+        refuse(
+                "'" + name + "' in " + directory + "/model.safetensors has the shape (12, 41)",
+                shapes -> shapes.put(name, TensorSpec.of(name, config.type(), new Shape(12, 41))));
+        refuse("'lm_head.weight'", shapes -> shapes.remove("lm_head.weight"));
+        for (String more :
+                new String[] {
+                    "model.layers.1.self_attn.q_proj.bias", "model.layers.2.mlp.up_proj.weight"
+                }) {
+            refuse(
+                    "a tensor '" + more + "'",
+                    shapes -> shapes.put(more, TensorSpec.of(more, config.type(), new Shape(1))));
+        }
+        String unused = "model.layers.0.self_attn.rotary_emb.inv_freq";
+        write(shapes -> shapes.put(unused, TensorSpec.of(unused, config.type(), new Shape(4))));
+        try (Safetensors files = Safetensors.open(directory)) {
+            LlamaWeights.check(config, files);
+        }
+        refuse(
+                "type int32",
+                shapes -> {
+                    Shape shape = shapes.get(name).shape();
+                    shapes.put(name, TensorSpec.of(name, ScalarType.INT32, shape));
+                });
+    }
+
+    private void write(Consumer<Map<String, TensorSpec>> change) throws IOException {
+        Map<String, TensorSpec> specs = new LinkedHashMap<>();
+        LlamaWeights.shapes(config)
+                .forEach(
+                        (name, shape) ->
+                                specs.put(name, TensorSpec.of(name, config.type(), shape)));
+        change.accept(specs);
+        List<TensorSpec> written = new ArrayList<>(specs.values());
+        try (NDManager manager = NDManager.newBaseManager()) {
+            SafetensorsWriter.writeModel(
+                    directory, written, Long.MAX_VALUE, spec -> manager.zeros(spec.shape()));
+        }
+    }
+
+    private void refuse(String problem, Consumer<Map<String, TensorSpec>> change)
+            throws IOException {
+        write(change);
+        try (Safetensors files = Safetensors.open(directory)) {
+            String message =
+                    assertThrows(
+                                    IllegalArgumentException.class,
+                                    () -> LlamaWeights.check(config, files))
+                            .getMessage();
+            assertTrue(message.toLowerCase().contains(problem.toLowerCase()), message);
+        }
+    }
+}

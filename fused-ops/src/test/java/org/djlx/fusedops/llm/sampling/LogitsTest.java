@@ -1,0 +1,63 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.llm.sampling;
+
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import java.util.List;
+import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.Test;
+
+class LogitsTest {
+
+    private final NDManager manager = NDManager.newBaseManager();
+
+    @AfterEach
+    void close() {
+        manager.close();
+    }
+
+    private Logits of(int rows, float... values) {
+        return Logits.of(manager.create(values, new Shape(rows, values.length / rows)));
+    }
+
+    @Test
+    void theFirstOfTheHighestIsTheBest() {
+        Logits.Best best = of(1, 1, 3, 2, 3).best().get(0);
+        assertEquals(1, best.token());
+        assertEquals(3, best.score());
+        double sum = Math.exp(1) + 2 * Math.exp(3) + Math.exp(2);
+        assertEquals(Math.log(sum), best.logSum(), 1e-6);
+    }
+
+    @Test
+    void whatIsNoNumberIsSeenInItsSum() {
+        List<Logits.Best> best = of(3, 0, Float.NaN, 1, Float.POSITIVE_INFINITY, 1, 2).best();
+        assertFalse(Double.isFinite(best.get(0).logSum()));
+        assertFalse(Double.isFinite(best.get(1).logSum()));
+        assertEquals(2, best.get(2).score());
+    }
+
+    @Test
+    void partsAreJoinedAndOrdered() {
+        Logits first = of(2, 1, 2, 4, 3);
+        Logits second = of(1, 5, 6);
+        Logits joined = Logits.joined(List.of(first, second));
+        assertEquals(3, joined.count());
+        assertThrows(IndexOutOfBoundsException.class, () -> joined.all(3));
+        Logits ordered = joined.inOrder(List.of(2, 0, 1));
+        assertArrayEquals(new float[] {5, 6}, ordered.all(0));
+        assertArrayEquals(new float[] {1, 2}, ordered.all(1));
+        assertArrayEquals(new float[] {4, 3}, ordered.all(2));
+        List<Integer> tokens = ordered.best().stream().map(Logits.Best::token).toList();
+        assertEquals(List.of(1, 1, 0), tokens);
+        assertArrayEquals(new float[] {5, 6}, Logits.joined(List.of(second)).all(0));
+    }
+}

@@ -1,0 +1,117 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.llm.text;
+
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.io.IOException;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.List;
+import org.djlx.fusedops.llm.engine.ByteTokens;
+import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.io.TempDir;
+
+/** Text as tokens that are bytes come. */
+class TextStreamTest {
+
+    @TempDir private Path directory;
+    private TextTokenizer tokenizer;
+
+    @BeforeEach
+    void read() throws IOException {
+        ByteTokens.write(directory);
+        tokenizer = ModelTokenizer.read(directory.resolve("tokenizer.json"));
+    }
+
+    @AfterEach
+    void close() {
+        tokenizer.close();
+    }
+
+    private List<String> stream(String text, String... stops) {
+        int[] prompt = tokenizer.encode("prompt ü", true);
+        TextStream stream = new TextStream(tokenizer, List.of(stops), prompt);
+        List<String> parts = new ArrayList<>();
+        for (int token : tokenizer.encode(text, false)) {
+            assertFalse(stream.isStopped());
+            parts.add(stream.add(token));
+            if (stream.isStopped()) {
+                break;
+            }
+        }
+        parts.add(stream.end());
+        return parts;
+    }
+
+    @Test
+    void tokensAreBytes() {
+        String text = "a ü€\n";
+        byte[] bytes = text.getBytes(StandardCharsets.UTF_8);
+        int[] tokens = tokenizer.encode(text, true);
+        assertEquals(ByteTokens.BEGIN, tokens[0]);
+        for (int i = 0; i < bytes.length; i++) {
+            assertEquals(Byte.toUnsignedInt(bytes[i]), tokens[1 + i]);
+        }
+        assertEquals(text, tokenizer.decode(tokens));
+        assertArrayEquals(new int[0], tokenizer.encode("", false));
+        int[] many = tokenizer.encode("x".repeat(20_000), false);
+        assertEquals(20_000, many.length); // It is not cut off.
+    }
+
+    @Test
+    void holdsCharactersBackUntilTheyAreWhole() {
+        assertEquals(List.of("a", "", "ü", "b", ""), stream("aüb"));
+        assertEquals(List.of("", "", "", "😀", ""), stream("😀"));
+        assertEquals("x", stream("x").get(0));
+    }
+
+    @Test
+    void givesOutHalfACharacterAtTheEnd() {
+        TextStream stream = new TextStream(tokenizer, List.of(), new int[] {ByteTokens.BEGIN});
+        assertEquals("", stream.add(0xE2));
+        assertEquals("\uFFFD", stream.end());
+    }
+
+    @Test
+    void stopsAtTheFirstStopString() {
+        assertEquals(List.of("a", "", "", ""), stream("axyb", "xy"));
+        assertEquals("one ", String.join("", stream("one two three", "three", "two")));
+        assertEquals("", String.join("", stream("ab", "ab", "abc")));
+        // The longer one begins before, and has come when the shorter one has.
+        assertEquals("1", String.join("", stream("1abc2", "c", "abc")));
+    }
+
+    @Test
+    void givesOutWhatOnlyBeganLikeAStopString() {
+        assertEquals(List.of("a", "", "", "xxz", ""), stream("axxz", "xxy"));
+        assertEquals(List.of("", "", "aa"), stream("aa", "aab"));
+        assertEquals(List.of("", "a", "a", "", ""), stream("aaab", "ab"));
+    }
+
+    @Test
+    void refusesWhatIsNoTokenizer() throws IOException {
+        Path file = Files.writeString(directory.resolve("tokenizer.json"), "{}");
+        String message =
+                assertThrows(IllegalArgumentException.class, () -> ModelTokenizer.read(file))
+                        .getMessage();
+        assertTrue(message.contains(file.toString()), message);
+    }
+
+    @Test
+    void isNotUsedAfterItIsClosed() {
+        tokenizer.close();
+        assertThrows(IllegalStateException.class, () -> tokenizer.encode("a", true));
+        assertThrows(IllegalStateException.class, () -> tokenizer.decode(new int[] {1}));
+    }
+}

@@ -1,0 +1,252 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.nativeops.cuda;
+
+import java.util.Optional;
+import org.bytedeco.cuda.cublas.cublasLtMatmulAlgo_t;
+import org.bytedeco.cuda.cublas.cublasLtMatmulDescOpaque_t;
+import org.bytedeco.cuda.cublas.cublasLtMatmulHeuristicResult_t;
+import org.bytedeco.cuda.cublas.cublasLtMatmulPreferenceOpaque_t;
+import org.bytedeco.cuda.cublas.cublasLtMatrixLayoutOpaque_t;
+import org.bytedeco.cuda.global.cublas;
+import org.bytedeco.cuda.global.cudart;
+import org.bytedeco.javacpp.DoublePointer;
+import org.bytedeco.javacpp.FloatPointer;
+import org.bytedeco.javacpp.IntPointer;
+import org.bytedeco.javacpp.LongPointer;
+import org.bytedeco.javacpp.Pointer;
+import org.djlx.nativeops.torch.ScalarType;
+
+/**
+ * A product of matrices whose algorithm is chosen; see {@link CublasLt#plan}. For one thread at a
+ * time.
+ *
+ * <p>cuBLASLt's matrices are column-major. A row-major matrix is its own transpose to it, so it is
+ * given {@code outᵀ = bᵀ aᵀ}: our right operand comes first.
+ */
+public final class CublasLtMatmul implements AutoCloseable {
+
+    private final CublasLtHandle handle;
+    private final cublasLtMatmulDescOpaque_t descriptor = new cublasLtMatmulDescOpaque_t();
+    private final cublasLtMatrixLayoutOpaque_t first = new cublasLtMatrixLayoutOpaque_t();
+    private final cublasLtMatrixLayoutOpaque_t second = new cublasLtMatrixLayoutOpaque_t();
+    private final cublasLtMatrixLayoutOpaque_t result = new cublasLtMatrixLayoutOpaque_t();
+    private final cublasLtMatmulHeuristicResult_t heuristic = new cublasLtMatmulHeuristicResult_t();
+    private final Pointer one; // the factor of the product, of the type that it is computed in
+    private final Pointer zero; // that of what the result held before, unless it is added to
+    private final CudaDriver.Address firstAddress = new CudaDriver.Address(0);
+    private final CudaDriver.Address secondAddress = new CudaDriver.Address(0);
+    private final CudaDriver.Address resultAddress = new CudaDriver.Address(0);
+    private final CudaDriver.Address workspace;
+    private final long workspaceSize;
+    private cublasLtMatmulAlgo_t algorithm;
+
+    private CublasLtMatmul(CublasLtHandle handle, ScalarType type) {
+        this.handle = handle;
+        boolean wide = type == ScalarType.FLOAT64;
+        one = wide ? new DoublePointer(1.0) : new FloatPointer(1f);
+        zero = wide ? new DoublePointer(0.0) : new FloatPointer(0f);
+        workspace = new CudaDriver.Address(handle.workspace().address());
+        workspaceSize = handle.workspace().byteSize();
+    }
+
+    static Optional<CublasLtMatmul> plan(
+            CublasLtHandle handle,
+            ScalarType type,
+            ScalarType outType,
+            MatrixLayout out,
+            MatrixLayout a,
+            MatrixLayout b,
+            int alignment) {
+        CublasLtMatmul matmul = new CublasLtMatmul(handle, type);
+        boolean found = false;
+        try {
+            matmul.describe(type, outType, out, a, b);
+            found = matmul.choose(alignment);
+        } finally {
+            if (!found) {
+                matmul.close();
+            }
+        }
+        return found ? Optional.of(matmul) : Optional.empty();
+    }
+
+    private void describe(
+            ScalarType type, ScalarType outType, MatrixLayout out, MatrixLayout a, MatrixLayout b) {
+        int cudaType = cudaType(type);
+        boolean wide = type == ScalarType.FLOAT64;
+        handle.call(
+                "cublasLtMatmulDescInit",
+                () ->
+                        cublas.cublasLtMatmulDescInit(
+                                descriptor,
+                                wide ? cublas.CUBLAS_COMPUTE_64F : cublas.CUBLAS_COMPUTE_32F,
+                                wide ? cudart.CUDA_R_64F : cudart.CUDA_R_32F));
+        operand(cublas.CUBLASLT_MATMUL_DESC_TRANSA, first, cudaType, b);
+        operand(cublas.CUBLASLT_MATMUL_DESC_TRANSB, second, cudaType, a);
+        layout(result, cudaType(outType), out);
+    }
+
+    private static int cudaType(ScalarType type) {
+        return switch (type) {
+            case FLOAT16 -> cudart.CUDA_R_16F;
+            case BFLOAT16 -> cudart.CUDA_R_16BF;
+            case FLOAT32 -> cudart.CUDA_R_32F;
+            case FLOAT64 -> cudart.CUDA_R_64F;
+            default ->
+                    throw new IllegalArgumentException(
+                            "matrices of " + type + " cannot be multiplied");
+        };
+    }
+
+    /** Describes an operand, which cuBLASLt transposes if it is not row-major to us. */
+    private void operand(
+            int attribute, cublasLtMatrixLayoutOpaque_t layout, int cudaType, MatrixLayout matrix) {
+        boolean transposed = !matrix.isRowMajor();
+        layout(layout, cudaType, transposed ? matrix.transposed() : matrix);
+        try (IntPointer value = word(transposed ? cublas.CUBLAS_OP_T : cublas.CUBLAS_OP_N)) {
+            handle.call(
+                    "cublasLtMatmulDescSetAttribute",
+                    () ->
+                            cublas.cublasLtMatmulDescSetAttribute(
+                                    descriptor, attribute, value, Integer.BYTES));
+        }
+    }
+
+    /** A word of native memory; the constructor that takes a number takes it for a size. */
+    private static IntPointer word(int value) {
+        return new IntPointer(1).put(value);
+    }
+
+    private void layout(cublasLtMatrixLayoutOpaque_t layout, int cudaType, MatrixLayout rowMajor) {
+        handle.call(
+                "cublasLtMatrixLayoutInit",
+                () ->
+                        cublas.cublasLtMatrixLayoutInit(
+                                layout,
+                                cudaType,
+                                rowMajor.columns(),
+                                rowMajor.rows(),
+                                rowMajor.leadingDimension()));
+    }
+
+    private boolean choose(int alignment) {
+        try (cublasLtMatmulPreferenceOpaque_t preference = new cublasLtMatmulPreferenceOpaque_t();
+                LongPointer size = new LongPointer(1).put(workspaceSize);
+                IntPointer aligned = word(alignment);
+                IntPointer count = word(0)) {
+            handle.call(
+                    "cublasLtMatmulPreferenceInit",
+                    () -> cublas.cublasLtMatmulPreferenceInit(preference));
+            prefer(preference, cublas.CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, size, Long.BYTES);
+            // Partial sums of a split K are added as they are, not rounded to 16 bits before.
+            try (IntPointer schemes = word(cublas.CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE)) {
+                prefer(
+                        preference,
+                        cublas.CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                        schemes,
+                        Integer.BYTES);
+            }
+            for (int attribute :
+                    new int[] {
+                        cublas.CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+                        cublas.CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                        cublas.CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+                        cublas.CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES
+                    }) {
+                prefer(preference, attribute, aligned, Integer.BYTES);
+            }
+            int status =
+                    handle.in(
+                            () ->
+                                    cublas.cublasLtMatmulAlgoGetHeuristic(
+                                            handle.context(),
+                                            descriptor,
+                                            first,
+                                            second,
+                                            result,
+                                            result,
+                                            preference,
+                                            1,
+                                            heuristic,
+                                            count));
+            if (status == cublas.CUBLAS_STATUS_NOT_SUPPORTED || count.get() == 0) {
+                return false;
+            }
+            CublasLtHandle.check(status, "cublasLtMatmulAlgoGetHeuristic");
+            algorithm = heuristic.algo();
+            return true;
+        }
+    }
+
+    private void prefer(
+            cublasLtMatmulPreferenceOpaque_t preference, int attribute, Pointer value, long size) {
+        handle.call(
+                "cublasLtMatmulPreferenceSetAttribute",
+                () ->
+                        cublas.cublasLtMatmulPreferenceSetAttribute(
+                                preference, attribute, value, size));
+    }
+
+    /**
+     * Enqueues the product.
+     *
+     * @param stream a stream of the GPU
+     * @param out the address of the product; must not overlap the operands
+     * @param a the address of the left operand
+     * @param b the address of the right operand
+     */
+    public void run(CudaStream stream, long out, long a, long b) {
+        enqueue(stream, out, a, b, zero);
+    }
+
+    /**
+     * Enqueues the addition of the product to what is there.
+     *
+     * @param stream a stream of the GPU
+     * @param out the address of what is added to; must not overlap the operands
+     * @param a the address of the left operand
+     * @param b the address of the right operand
+     */
+    public void add(CudaStream stream, long out, long a, long b) {
+        enqueue(stream, out, a, b, one);
+    }
+
+    private void enqueue(CudaStream stream, long out, long a, long b, Pointer ofBefore) {
+        handle.device().requireSame(stream.device(), "the stream");
+        firstAddress.to(b);
+        secondAddress.to(a);
+        resultAddress.to(out);
+        handle.call(
+                "cublasLtMatmul",
+                () ->
+                        cublas.cublasLtMatmul(
+                                handle.context(),
+                                descriptor,
+                                one,
+                                firstAddress,
+                                first,
+                                secondAddress,
+                                second,
+                                ofBefore,
+                                resultAddress,
+                                result,
+                                resultAddress,
+                                result,
+                                algorithm,
+                                workspace,
+                                workspaceSize,
+                                stream.stream()));
+    }
+
+    /** Frees the description. Idempotent. */
+    @Override
+    public void close() {
+        for (Pointer pointer :
+                new Pointer[] {descriptor, first, second, result, heuristic, one, zero}) {
+            pointer.close();
+        }
+    }
+}

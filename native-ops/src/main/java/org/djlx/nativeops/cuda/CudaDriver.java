@@ -1,0 +1,158 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.nativeops.cuda;
+
+import java.util.function.IntSupplier;
+import java.util.function.Supplier;
+import org.bytedeco.cuda.cudart.CUctx_st;
+import org.bytedeco.cuda.global.cudart;
+import org.bytedeco.javacpp.BytePointer;
+import org.bytedeco.javacpp.Pointer;
+import org.bytedeco.javacpp.PointerPointer;
+import org.djlx.nativeops.NativeLibrary;
+import org.djlx.nativeops.host.CallingThread;
+
+/**
+ * How this package calls the driver through JavaCPP's presets. Loaded only after {@link
+ * NativeLibrary#CUDA_PRESETS} was found available. Other classes load without the presets, so that
+ * they can say that these are missing; they never convert a class of the presets to a superclass,
+ * for which the JVM's verifier would load both.
+ */
+public final class CudaDriver {
+
+    private CudaDriver() {}
+
+    /** Checks what a function of the driver returned. */
+    static void check(int result, String function) {
+        if (result != cudart.CUDA_SUCCESS) {
+            throw new CudaException(function, errorName(result), result, errorDescription(result));
+        }
+    }
+
+    /**
+     * Makes a call with a context current, and restores the thread's own; returns its result.
+     * Within {@link #within} nothing is to be done for that.
+     */
+    static int in(CUctx_st context, IntSupplier call) {
+        CallingThread.get().driverCalls++;
+        return inContext(context, call);
+    }
+
+    /** As {@link #in}, for a call of another library. */
+    static int inContext(CUctx_st context, IntSupplier call) {
+        CallingThread thread = CallingThread.get();
+        boolean pushed = enter(thread, context);
+        try {
+            return call.getAsInt();
+        } finally {
+            leave(thread, pushed);
+        }
+    }
+
+    /**
+     * Makes a context current for one call, to {@link #leave} after it: what {@link #inContext}
+     * does, for the calls that each operation makes. Until C2 has compiled them, a lambda that
+     * captures something costs more than the driver does.
+     *
+     * @return whether it was not current before
+     */
+    static boolean enter(CallingThread thread, CUctx_st context) {
+        if (thread.context == context.address() || isCurrent(thread, context)) {
+            return false;
+        }
+        push(thread, context);
+        return true;
+    }
+
+    /** Restores the thread's own context. */
+    static void leave(CallingThread thread, boolean pushed) {
+        if (pushed) {
+            pop(thread);
+        }
+    }
+
+    /** Runs code with a context current, and restores the thread's own; returns its result. */
+    static <T> T within(CUctx_st context, Supplier<T> body) {
+        CallingThread thread = CallingThread.get();
+        long before = thread.context;
+        if (before == context.address()) {
+            return body.get();
+        }
+        boolean pushed = !isCurrent(thread, context);
+        if (pushed) {
+            push(thread, context);
+        }
+        thread.context = context.address();
+        try {
+            return body.get();
+        } finally {
+            thread.context = before;
+            if (pushed) {
+                pop(thread);
+            }
+        }
+    }
+
+    private static boolean isCurrent(CallingThread thread, CUctx_st context) {
+        thread.driverCalls++;
+        if (thread.current == null) {
+            thread.current = new CUctx_st();
+        }
+        CUctx_st current = (CUctx_st) thread.current;
+        check(cudart.cuCtxGetCurrent(current), "cuCtxGetCurrent");
+        return current.address() == context.address();
+    }
+
+    private static void push(CallingThread thread, CUctx_st context) {
+        thread.driverCalls++;
+        check(cudart.cuCtxPushCurrent(context), "cuCtxPushCurrent");
+    }
+
+    private static void pop(CallingThread thread) {
+        thread.driverCalls++;
+        check(cudart.cuCtxPopCurrent((CUctx_st) null), "cuCtxPopCurrent");
+    }
+
+    /** Returns a pointer to an address that JavaCPP neither owns nor frees. */
+    static Pointer pointer(long address) {
+        return new Address(address);
+    }
+
+    /** Returns a pointer to an array of pointers that JavaCPP neither owns nor frees. */
+    static PointerPointer<Pointer> pointers(long address) {
+        return new PointerPointer<>(pointer(address));
+    }
+
+    /** Returns a copy of bytes in native memory, to be closed. */
+    static Pointer copy(byte[] bytes) {
+        return new BytePointer(bytes);
+    }
+
+    private static String errorName(int result) {
+        try (PointerPointer<BytePointer> text = new PointerPointer<>(1)) {
+            boolean known = cudart.cuGetErrorName(result, text) == cudart.CUDA_SUCCESS;
+            return known ? text.get(BytePointer.class).getString() : "an unknown error";
+        }
+    }
+
+    private static String errorDescription(int result) {
+        try (PointerPointer<BytePointer> text = new PointerPointer<>(1)) {
+            boolean known = cudart.cuGetErrorString(result, text) == cudart.CUDA_SUCCESS;
+            return known ? text.get(BytePointer.class).getString() : "no description";
+        }
+    }
+
+    /** An address that JavaCPP neither owns nor frees, and that can be changed. */
+    static final class Address extends Pointer {
+        Address(long address) {
+            this.address = address;
+        }
+
+        Address to(long other) {
+            this.address = other;
+            return this;
+        }
+    }
+}

@@ -1,0 +1,220 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.nativeops.cuda;
+
+import java.lang.ref.Reference;
+import java.util.Arrays;
+import org.bytedeco.cuda.cudart.CUfunc_st;
+import org.bytedeco.cuda.cudart.CUlaunchAttribute;
+import org.bytedeco.cuda.cudart.CUlaunchConfig;
+import org.bytedeco.cuda.cudart.CUstream_st;
+import org.bytedeco.cuda.global.cudart;
+import org.bytedeco.javacpp.PointerPointer;
+import org.bytedeco.javacpp.SizeTPointer;
+import org.djlx.nativeops.host.CallingThread;
+
+/**
+ * A function that runs on a GPU; lives as long as its {@link CudaModule}. Safe for use by threads.
+ */
+public final class CudaKernel {
+
+    /** The first driver with cuFuncLoad and cuFuncGetParamInfo: that of CUDA 12.4. */
+    private static final int FIRST_WITH_PARAMETER_INFO = 12040;
+
+    /** The first driver that records dependent launches into graphs: that of CUDA 12.3. */
+    private static final int FIRST_WITH_DEPENDENT_NODES = 12030;
+
+    private final CudaModule module;
+    private final String name;
+    private final String launch; // in errors
+    private final CUfunc_st function = new CUfunc_st();
+
+    private final boolean dependent; // whether the driver knows launches that are
+
+    /** The size of each parameter in bytes; null where the driver does not tell. */
+    private final int[] parameterSizes;
+
+    CudaKernel(CudaModule module, String name) {
+        this.module = module;
+        this.name = name;
+        this.launch = "cuLaunchKernel of " + name;
+        module.call(
+                "cuModuleGetFunction of " + name,
+                () -> cudart.cuModuleGetFunction(function, module.module(), name));
+        int[] version = new int[1];
+        CudaDriver.check(cudart.cuDriverGetVersion(version), "cuDriverGetVersion");
+        dependent = version[0] >= FIRST_WITH_DEPENDENT_NODES;
+        if (version[0] >= FIRST_WITH_PARAMETER_INFO) {
+            module.call("cuFuncLoad", () -> cudart.cuFuncLoad(function));
+            parameterSizes = readParameterSizes();
+        } else {
+            // Loads the function, too.
+            maxThreadsPerBlock();
+            parameterSizes = null;
+        }
+    }
+
+    private int[] readParameterSizes() {
+        int[] sizes = new int[KernelArguments.MAX_COUNT];
+        try (SizeTPointer offset = new SizeTPointer(1);
+                SizeTPointer size = new SizeTPointer(1)) {
+            for (int i = 0; i < sizes.length; i++) {
+                long index = i;
+                int result =
+                        module.device()
+                                .in(() -> cudart.cuFuncGetParamInfo(function, index, offset, size));
+                if (result == cudart.CUDA_ERROR_INVALID_VALUE) {
+                    return Arrays.copyOf(sizes, i);
+                }
+                CudaDriver.check(result, "cuFuncGetParamInfo");
+                sizes[i] = (int) size.get();
+            }
+        }
+        return sizes;
+    }
+
+    /**
+     * Returns the name.
+     *
+     * @return the name under which the module has it
+     */
+    public String name() {
+        return name;
+    }
+
+    /**
+     * Returns how many threads a block can have, as the registers suffice for.
+     *
+     * @return the number of threads
+     */
+    public int maxThreadsPerBlock() {
+        int[] threads = new int[1];
+        module.call(
+                "cuFuncGetAttribute",
+                () ->
+                        cudart.cuFuncGetAttribute(
+                                threads, cudart.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, function));
+        return threads[0];
+    }
+
+    /**
+     * Returns how many blocks one multiprocessor runs at once. Blocks that wait for each other must
+     * all be running: no more than this times {@link CudaAttribute#MULTIPROCESSOR_COUNT}, if
+     * nothing else runs.
+     *
+     * @param threads the threads of a block
+     * @param sharedBytes the dynamic shared memory of a block, in bytes
+     * @return the number of blocks
+     */
+    public int maxBlocksPerMultiprocessor(int threads, int sharedBytes) {
+        int[] blocks = new int[1];
+        module.call(
+                "cuOccupancyMaxActiveBlocksPerMultiprocessor",
+                () ->
+                        cudart.cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                                blocks, function, threads, sharedBytes));
+        return blocks[0];
+    }
+
+    /**
+     * Lets launches ask for dynamic shared memory above 48 KiB.
+     *
+     * @param byteSize the most that a launch will ask for, in bytes
+     * @throws CudaException with {@code CUDA_ERROR_INVALID_VALUE} if it is more than {@link
+     *     CudaAttribute#MAX_SHARED_MEMORY_PER_BLOCK}
+     */
+    public void allowSharedMemory(int byteSize) {
+        module.call(
+                "cuFuncSetAttribute",
+                () ->
+                        cudart.cuFuncSetAttribute(
+                                function,
+                                cudart.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                                byteSize));
+    }
+
+    /**
+     * Queues the kernel on a stream. Blocks form clusters as the source says.
+     *
+     * @param stream a stream of the same GPU
+     * @param size how many blocks and threads
+     * @param arguments the arguments, which are copied: they can be changed for the next launch
+     * @throws IllegalArgumentException if the arguments differ from the kernel's parameters in
+     *     number or size (where the driver tells these: CUDA 12.4 and later), or the stream is of
+     *     another GPU
+     */
+    public void launch(CudaStream stream, LaunchSize size, KernelArguments arguments) {
+        module.device().requireSame(stream.device(), "the stream");
+        arguments.requireSizes(parameterSizes, name);
+        CUstream_st queue = stream.stream();
+        PointerPointer<?> pointers = pointers(arguments);
+        module.requireOpen();
+        CallingThread thread = CallingThread.get();
+        boolean pushed = module.device().enter(thread);
+        try {
+            CudaDriver.check(launch(size, queue, pointers), launch);
+        } finally {
+            CudaDriver.leave(thread, pushed);
+        }
+        // Only an address of the arguments is used above, which keeps nothing alive.
+        Reference.reachabilityFence(arguments);
+    }
+
+    private int launch(LaunchSize size, CUstream_st queue, PointerPointer<?> pointers) {
+        if (size.dependent() && dependent) {
+            return launchDependent(size, queue, pointers);
+        }
+        return size.cooperative()
+                ? cudart.cuLaunchCooperativeKernel(
+                        function,
+                        size.gridX(),
+                        size.gridY(),
+                        size.gridZ(),
+                        size.blockX(),
+                        size.blockY(),
+                        size.blockZ(),
+                        size.sharedBytes(),
+                        queue,
+                        pointers)
+                : cudart.cuLaunchKernel(
+                        function,
+                        size.gridX(),
+                        size.gridY(),
+                        size.gridZ(),
+                        size.blockX(),
+                        size.blockY(),
+                        size.blockZ(),
+                        size.sharedBytes(),
+                        queue,
+                        pointers,
+                        (PointerPointer<?>) null);
+    }
+
+    private int launchDependent(LaunchSize size, CUstream_st queue, PointerPointer<?> pointers) {
+        try (CUlaunchAttribute attribute = new CUlaunchAttribute();
+                CUlaunchConfig config = new CUlaunchConfig()) {
+            attribute.id(cudart.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION);
+            attribute.value().programmaticStreamSerializationAllowed(1);
+            config.gridDimX(size.gridX()).gridDimY(size.gridY()).gridDimZ(size.gridZ());
+            config.blockDimX(size.blockX()).blockDimY(size.blockY()).blockDimZ(size.blockZ());
+            config.sharedMemBytes(size.sharedBytes()).hStream(queue);
+            config.attrs(attribute).numAttrs(1);
+            return cudart.cuLaunchKernelEx(config, function, pointers, (PointerPointer<?>) null);
+        }
+    }
+
+    /** Of the presets' overloads, that for these passes the array itself, not its address. */
+    private static PointerPointer<?> pointers(KernelArguments arguments) {
+        if (arguments.pointers == null) {
+            arguments.pointers = CudaDriver.pointers(arguments.address());
+        }
+        return (PointerPointer<?>) arguments.pointers;
+    }
+
+    @Override
+    public String toString() {
+        return "kernel " + name + " of " + module.device();
+    }
+}

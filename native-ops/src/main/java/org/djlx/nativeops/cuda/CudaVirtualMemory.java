@@ -1,0 +1,325 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.nativeops.cuda;
+
+import ai.djl.Device;
+import ai.djl.engine.EngineException;
+import java.util.Arrays;
+import java.util.List;
+import java.util.function.LongSupplier;
+import java.util.stream.Stream;
+import org.bytedeco.cuda.cudart.CUmemAccessDesc_v1;
+import org.bytedeco.cuda.cudart.CUmemAllocationProp_v1;
+import org.bytedeco.cuda.global.cudart;
+import org.bytedeco.javacpp.IntPointer;
+import org.bytedeco.javacpp.SizeTPointer;
+import org.djlx.nativeops.host.Descriptor;
+import org.djlx.nativeops.host.DescriptorChannel;
+import org.djlx.nativeops.host.NativeMemory;
+
+/**
+ * Memory of a GPU that is mapped for just those GPUs that are to use it (CUDA's virtual memory
+ * management). The contents are not initialised.
+ *
+ * <p>It differs from {@link CudaMemory} in two ways that matter between peers. One mapping is
+ * addressed by all GPUs that it names, so that nobody needs {@link CudaDevice#enablePeerAccess}.
+ * And a copy into it does not wait for another thread's {@code cuMemFree} on its GPU, as one into
+ * memory of {@code cuMemAlloc} does: streams may wait for each other's copies without deadlock.
+ *
+ * <p>Other processes of the host map it by a file descriptor; a {@link DescriptorChannel} passes
+ * it. The memory below lives until all processes have unmapped it and closed their descriptors.
+ *
+ * <p>{@link #close} gives the mapping up; it goes when the last array that views it is closed.
+ * Close it only when no stream uses it any more: the driver need not wait for work that does. It
+ * keeps its GPU's context until it is unmapped. Safe for use by several threads. Failures of the
+ * driver are {@link CudaException}s.
+ */
+public final class CudaVirtualMemory implements AutoCloseable {
+
+    private final Mapping mapping;
+    private final NativeMemory memory;
+
+    private CudaVirtualMemory(Mapping mapping, long byteSize) {
+        this.mapping = mapping;
+        this.memory =
+                new NativeMemory(
+                        mapping.address, byteSize, Device.gpu(mapping.owner), mapping::free);
+    }
+
+    /**
+     * Tells whether a GPU and its driver have such memory, and can share it by file descriptors.
+     *
+     * @param device the GPU
+     * @return whether they do
+     */
+    public static boolean isSupported(CudaDevice device) {
+        return device.attribute(CudaAttribute.VIRTUAL_MEMORY_MANAGEMENT) != 0
+                && device.attribute(CudaAttribute.FILE_DESCRIPTOR_HANDLES) != 0;
+    }
+
+    /**
+     * Allocates memory of a GPU. It takes up room in steps of the driver's granularity, 2 MiB on
+     * many GPUs.
+     *
+     * @param device the GPU
+     * @param peers further GPUs that are to read and write it, each with {@linkplain
+     *     CudaDevice#canAccessPeer access} to {@code device}; may name it, and name one twice
+     * @param byteSize how many bytes, at least 1
+     * @return the memory, to be closed by the caller; at a multiple of the granularity
+     * @throws IllegalArgumentException if an argument is null or the size not positive
+     * @throws EngineException if the GPU does not {@linkplain #isSupported support} it, or a peer
+     *     has no access
+     * @throws CudaException with {@code CUDA_ERROR_OUT_OF_MEMORY} if there is not enough
+     */
+    public static CudaVirtualMemory allocate(
+            CudaDevice device, List<CudaDevice> peers, long byteSize) {
+        CudaMemory.requirePositive(byteSize);
+        if (peers == null || peers.stream().anyMatch(peer -> peer == null)) {
+            throw new IllegalArgumentException("the peers are null, or one of them: " + peers);
+        }
+        requireSupport(device);
+        return map(device, peers, byteSize, () -> Mapping.create(device, byteSize));
+    }
+
+    /**
+     * Maps memory that this or another process of the host {@linkplain #export() exported}. Its
+     * {@link NativeMemory#device()} is the GPU that owns it, as this process counts GPUs; that GPU
+     * must be visible here.
+     *
+     * @param device the GPU that is to read and write it: the owner, or one with access to that
+     * @param descriptor the descriptor, which remains the caller's and can be closed at once
+     * @param byteSize the size that it was allocated with
+     * @return the memory, to be closed by the caller
+     * @throws IllegalArgumentException if an argument is null or the size not positive
+     * @throws EngineException if the GPU does not {@linkplain #isSupported support} it, or has no
+     *     access to the owner
+     * @throws CudaException if the descriptor is not one of GPU memory, or the memory is smaller
+     */
+    public static CudaVirtualMemory open(CudaDevice device, Descriptor descriptor, long byteSize) {
+        CudaMemory.requirePositive(byteSize);
+        if (descriptor == null) {
+            throw new IllegalArgumentException("the descriptor is null");
+        }
+        requireSupport(device);
+        int number = descriptor.number();
+        return map(device, List.of(), byteSize, () -> Mapping.open(device, number));
+    }
+
+    private static void requireSupport(CudaDevice device) {
+        if (device == null) {
+            throw new IllegalArgumentException("the device is null");
+        }
+        if (!isSupported(device)) {
+            throw new EngineException(
+                    device
+                            + " ("
+                            + device.name()
+                            + ") or its driver cannot share mapped memory by file descriptors");
+        }
+    }
+
+    private static CudaVirtualMemory map(
+            CudaDevice device, List<CudaDevice> peers, long byteSize, LongSupplier handle) {
+        int[] users =
+                Stream.concat(Stream.of(device), peers.stream())
+                        .mapToInt(user -> user.device().getDeviceId())
+                        .distinct()
+                        .toArray();
+        device.retain();
+        Mapping mapping = new Mapping(device);
+        try {
+            mapping.hold(handle.getAsLong());
+            mapping.map(byteSize);
+            mapping.allow(users);
+            return new CudaVirtualMemory(mapping, byteSize);
+        } catch (RuntimeException | Error e) {
+            try {
+                mapping.free();
+            } catch (RuntimeException f) {
+                e.addSuppressed(f);
+            }
+            throw e;
+        }
+    }
+
+    /**
+     * Returns the mapped memory.
+     *
+     * @return the memory; unmapped after {@link #close()}, when its last view is closed
+     */
+    public NativeMemory memory() {
+        return memory;
+    }
+
+    /**
+     * Returns a descriptor by which others can map the memory. It keeps the memory, not this
+     * mapping of it.
+     *
+     * @return a new descriptor, to be closed by the caller
+     * @throws IllegalStateException if this is closed
+     */
+    public Descriptor export() {
+        memory.retain();
+        try {
+            return mapping.export();
+        } finally {
+            memory.release();
+        }
+    }
+
+    /** Gives the mapping up; does nothing when called again. */
+    @Override
+    public void close() {
+        memory.close();
+    }
+
+    /**
+     * What the driver was asked for, step by step, so that it can be given back from any of them. A
+     * class of its own: the JVM loads what it needs of the presets to verify it.
+     */
+    private static final class Mapping {
+
+        private final CudaDevice device;
+        private long handle;
+        private boolean held;
+        private int owner;
+        private long byteSize; // a multiple of the granularity
+        private long address;
+        private boolean mapped;
+
+        /** Takes over one {@link CudaDevice#retain}. */
+        Mapping(CudaDevice device) {
+            this.device = device;
+        }
+
+        static long create(CudaDevice device, long byteSize) {
+            long[] handle = new long[1];
+            try (CUmemAllocationProp_v1 properties = new CUmemAllocationProp_v1()) {
+                properties.zero();
+                properties.type(cudart.CU_MEM_ALLOCATION_TYPE_PINNED);
+                properties.requestedHandleTypes(cudart.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+                properties.location().type(cudart.CU_MEM_LOCATION_TYPE_DEVICE);
+                properties.location().id(device.device().getDeviceId());
+                long rounded = roundUp(device, properties, byteSize);
+                device.call(
+                        "cuMemCreate", () -> cudart.cuMemCreate(handle, rounded, properties, 0));
+            }
+            return handle[0];
+        }
+
+        static long open(CudaDevice device, int descriptor) {
+            long[] handle = new long[1];
+            device.call(
+                    "cuMemImportFromShareableHandle",
+                    () ->
+                            cudart.cuMemImportFromShareableHandle(
+                                    handle,
+                                    CudaDriver.pointer(descriptor),
+                                    cudart.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+            return handle[0];
+        }
+
+        private static long roundUp(
+                CudaDevice device, CUmemAllocationProp_v1 properties, long byteSize) {
+            try (SizeTPointer granularity = new SizeTPointer(1)) {
+                device.call(
+                        "cuMemGetAllocationGranularity",
+                        () ->
+                                cudart.cuMemGetAllocationGranularity(
+                                        granularity,
+                                        properties,
+                                        cudart.CU_MEM_ALLOC_GRANULARITY_MINIMUM));
+                long step = granularity.get();
+                return (byteSize - 1) / step * step + step;
+            }
+        }
+
+        void hold(long handle) {
+            this.handle = handle;
+            held = true;
+        }
+
+        void map(long wanted) {
+            try (CUmemAllocationProp_v1 properties = new CUmemAllocationProp_v1()) {
+                device.call(
+                        "cuMemGetAllocationPropertiesFromHandle",
+                        () -> cudart.cuMemGetAllocationPropertiesFromHandle(properties, handle));
+                owner = properties.location().id();
+                byteSize = roundUp(device, properties, wanted);
+            }
+            long[] reserved = new long[1];
+            device.call(
+                    "cuMemAddressReserve",
+                    () -> cudart.cuMemAddressReserve(reserved, byteSize, 0, 0, 0));
+            address = reserved[0];
+            device.call("cuMemMap", () -> cudart.cuMemMap(address, byteSize, 0, handle, 0));
+            mapped = true;
+        }
+
+        void allow(int[] users) {
+            try (CUmemAccessDesc_v1 access = new CUmemAccessDesc_v1(users.length)) {
+                for (int i = 0; i < users.length; i++) {
+                    access.position(i);
+                    access.location().type(cudart.CU_MEM_LOCATION_TYPE_DEVICE);
+                    access.location().id(users[i]);
+                    access.flags(cudart.CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+                }
+                access.position(0);
+                device.call(
+                        "cuMemSetAccess",
+                        () -> cudart.cuMemSetAccess(address, byteSize, access, users.length));
+            } catch (CudaException e) {
+                throw new EngineException(
+                        String.format(
+                                "GPUs %s cannot all be given access to memory of GPU %d: %s",
+                                Arrays.toString(users), owner, e.getMessage()),
+                        e);
+            }
+        }
+
+        Descriptor export() {
+            try (IntPointer descriptor = new IntPointer(1)) {
+                device.call(
+                        "cuMemExportToShareableHandle",
+                        () ->
+                                cudart.cuMemExportToShareableHandle(
+                                        descriptor,
+                                        handle,
+                                        cudart.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                                        0));
+                return new Descriptor(descriptor.get());
+            }
+        }
+
+        /** Undoes what was done, the last first. Runs once. */
+        void free() {
+            try {
+                if (mapped) {
+                    device.call("cuMemUnmap", () -> cudart.cuMemUnmap(address, byteSize));
+                }
+            } finally {
+                try {
+                    if (address != 0) {
+                        device.call(
+                                "cuMemAddressFree",
+                                () -> cudart.cuMemAddressFree(address, byteSize));
+                    }
+                } finally {
+                    release();
+                }
+            }
+        }
+
+        private void release() {
+            try {
+                if (held) {
+                    device.call("cuMemRelease", () -> cudart.cuMemRelease(handle));
+                }
+            } finally {
+                device.release();
+            }
+        }
+    }
+}

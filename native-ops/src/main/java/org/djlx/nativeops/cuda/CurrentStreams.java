@@ -1,0 +1,57 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.nativeops.cuda;
+
+import java.util.Map;
+import java.util.concurrent.ConcurrentHashMap;
+import org.djlx.nativeops.host.Scratch;
+import org.djlx.nativeops.torch.AotiTorch;
+import org.djlx.nativeops.torch.AotiTorchCuda;
+import org.djlx.nativeops.torch.TorchChecks;
+
+/** The streams that libtorch has made current, of one GPU. */
+public final class CurrentStreams implements AutoCloseable {
+
+    private final CudaDevice cuda;
+    private final int ordinal;
+    private final Map<Long, CudaStream> streams = new ConcurrentHashMap<>(); // by their handles
+    private volatile CudaStream last;
+
+    /**
+     * Creates it.
+     *
+     * @param cuda the GPU
+     */
+    public CurrentStreams(CudaDevice cuda) {
+        this.cuda = cuda;
+        TorchChecks.usableGpu(cuda.device());
+        this.ordinal = cuda.device().getDeviceId();
+    }
+
+    /**
+     * Returns the calling thread's current stream.
+     *
+     * @return the stream, not to be closed
+     */
+    public CudaStream get() {
+        // As Torch.currentCudaStream, for a device that was found usable.
+        Scratch scratch = Scratch.get();
+        AotiTorch.check(
+                AotiTorchCuda.aoti_torch_get_current_cuda_stream(ordinal, scratch.slot(0)),
+                "CurrentStreams.get");
+        long handle = scratch.getLong(0);
+        CudaStream stream = last;
+        if (stream == null || stream.handle() != handle) {
+            stream = streams.computeIfAbsent(handle, h -> CudaStream.wrap(cuda, h));
+            last = stream;
+        }
+        return stream;
+    }
+
+    @Override
+    public void close() {
+        streams.values().forEach(CudaStream::close);
+    }
+}

@@ -1,0 +1,185 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.nativeops.cuda;
+
+import com.sun.jna.Native;
+import com.sun.jna.Pointer;
+import java.nio.ByteBuffer;
+import java.nio.ByteOrder;
+
+/**
+ * The arguments of a kernel, in the order of its parameters. Meant to be kept and filled again:
+ * {@code arguments.clear().add(pointer).add(count)}. For one thread at a time.
+ *
+ * <pre>
+ *   0             8 * {@value #MAX_COUNT}            (bytes)
+ *   | addresses   | values, each at a multiple of 8
+ * </pre>
+ */
+public final class KernelArguments {
+
+    /** The most arguments that a kernel can be given. */
+    public static final int MAX_COUNT = 64;
+
+    /** What all kernels can take together, in bytes. */
+    private static final int MAX_BYTES = 4096;
+
+    private static final int VALUES = MAX_COUNT * Long.BYTES;
+
+    private final ByteBuffer buffer =
+            ByteBuffer.allocateDirect(VALUES + MAX_BYTES).order(ByteOrder.nativeOrder());
+    private final long address = Pointer.nativeValue(Native.getDirectBufferPointer(buffer));
+    private final int[] sizes = new int[MAX_COUNT];
+
+    /** What {@link CudaKernel} passes to the driver, once it has; a class of the presets. */
+    Object pointers;
+
+    private int count;
+    private int end = VALUES;
+
+    /** Creates an empty list. */
+    public KernelArguments() {}
+
+    /**
+     * Removes all arguments.
+     *
+     * @return this
+     */
+    public KernelArguments clear() {
+        count = 0;
+        end = VALUES;
+        return this;
+    }
+
+    /**
+     * Adds a 32-bit integer.
+     *
+     * @param value the argument
+     * @return this
+     * @throws IllegalArgumentException if there are too many
+     */
+    public KernelArguments add(int value) {
+        buffer.putInt(next(Integer.BYTES), value);
+        return this;
+    }
+
+    /**
+     * Adds a 64-bit integer or a pointer.
+     *
+     * @param value the argument
+     * @return this
+     * @throws IllegalArgumentException if there are too many
+     */
+    public KernelArguments add(long value) {
+        buffer.putLong(next(Long.BYTES), value);
+        return this;
+    }
+
+    /**
+     * Adds a float.
+     *
+     * @param value the argument
+     * @return this
+     * @throws IllegalArgumentException if there are too many
+     */
+    public KernelArguments add(float value) {
+        buffer.putFloat(next(Float.BYTES), value);
+        return this;
+    }
+
+    /**
+     * Adds a double.
+     *
+     * @param value the argument
+     * @return this
+     * @throws IllegalArgumentException if there are too many
+     */
+    public KernelArguments add(double value) {
+        buffer.putDouble(next(Double.BYTES), value);
+        return this;
+    }
+
+    /**
+     * Adds a struct of 64-bit members, such as an array of pointers, which is passed by value.
+     *
+     * @param members the members
+     * @return this
+     * @throws IllegalArgumentException if there are too many arguments or members, or no members
+     */
+    public KernelArguments addStruct(long... members) {
+        if (members.length == 0) {
+            throw new IllegalArgumentException("the struct has no members");
+        }
+        int offset = next(members.length * Long.BYTES);
+        for (int i = 0; i < members.length; i++) {
+            buffer.putLong(offset + i * Long.BYTES, members[i]);
+        }
+        return this;
+    }
+
+    /**
+     * Adds a struct that is kept: what it holds when the kernel is launched is passed by value.
+     *
+     * @param struct the struct, which must live until the launch
+     * @return this
+     * @throws IllegalArgumentException if there are too many arguments
+     */
+    public KernelArguments add(KernelStruct struct) {
+        if (count == MAX_COUNT) {
+            throw tooMany();
+        }
+        buffer.putLong(count * Long.BYTES, struct.address(0, struct.byteSize()));
+        sizes[count] = struct.byteSize();
+        count++;
+        return this;
+    }
+
+    private static IllegalArgumentException tooMany() {
+        return new IllegalArgumentException(
+                "a kernel takes no more than "
+                        + MAX_COUNT
+                        + " arguments of "
+                        + MAX_BYTES
+                        + " bytes together");
+    }
+
+    /** Returns the offset for an argument of some size, and notes its address. */
+    private int next(int size) {
+        int offset = end;
+        int next = offset + (size + Long.BYTES - 1) / Long.BYTES * Long.BYTES;
+        if (count == MAX_COUNT || next > buffer.capacity()) {
+            throw tooMany();
+        }
+        buffer.putLong(count * Long.BYTES, address + offset);
+        sizes[count] = size;
+        count++;
+        end = next;
+        return offset;
+    }
+
+    /** Returns the address of the array of the arguments' addresses. */
+    long address() {
+        return address;
+    }
+
+    /** Checks the arguments against a kernel's parameters, if these are known. */
+    void requireSizes(int[] parameterSizes, String kernel) {
+        if (parameterSizes == null) {
+            return;
+        }
+        if (count != parameterSizes.length) {
+            throw new IllegalArgumentException(
+                    kernel + " takes " + parameterSizes.length + " arguments, not " + count);
+        }
+        for (int i = 0; i < count; i++) {
+            if (sizes[i] != parameterSizes[i]) {
+                throw new IllegalArgumentException(
+                        String.format(
+                                "argument %d of %s has %d bytes, not %d",
+                                i, kernel, parameterSizes[i], sizes[i]));
+            }
+        }
+    }
+}

@@ -1,0 +1,117 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.nativeops.cuda;
+
+import com.sun.jna.Native;
+import com.sun.jna.Pointer;
+import com.sun.jna.StringArray;
+import com.sun.jna.ptr.IntByReference;
+import com.sun.jna.ptr.LongByReference;
+import com.sun.jna.ptr.PointerByReference;
+import java.nio.charset.StandardCharsets;
+import java.util.Collection;
+import java.util.List;
+import org.djlx.nativeops.LibraryProbes;
+import org.djlx.nativeops.NativeLibrary;
+
+/** Binds NVRTC, of CUDA 12 or 13. Loaded only after {@link NativeLibrary#NVRTC} was available. */
+final class Nvrtc {
+
+    private static final int SUCCESS = 0;
+
+    static {
+        Native.register(Nvrtc.class, LibraryProbes.openNvrtc());
+    }
+
+    private Nvrtc() {}
+
+    /** Returns the compiler's name and version. */
+    static String version() {
+        IntByReference major = new IntByReference();
+        IntByReference minor = new IntByReference();
+        check(nvrtcVersion(major, minor), "nvrtcVersion", "");
+        return "NVRTC " + major.getValue() + "." + minor.getValue();
+    }
+
+    /** Compiles a source for the architecture that the options name, to a cubin. */
+    static byte[] compile(KernelSource source, List<String> options) {
+        PointerByReference created = new PointerByReference();
+        check(
+                nvrtcCreateProgram(
+                        created,
+                        terminated(source.text()),
+                        terminated(source.name()),
+                        source.headers().size(),
+                        array(source.headers().values()),
+                        array(source.headers().keySet())),
+                "nvrtcCreateProgram",
+                source.name());
+        Pointer program = created.getValue();
+        try {
+            int result = nvrtcCompileProgram(program, options.size(), array(options));
+            check(result, "nvrtcCompileProgram", result == SUCCESS ? "" : log(program));
+            LongByReference size = new LongByReference();
+            check(nvrtcGetCUBINSize(program, size), "nvrtcGetCUBINSize", source.name());
+            byte[] cubin = new byte[Math.toIntExact(size.getValue())];
+            check(nvrtcGetCUBIN(program, cubin), "nvrtcGetCUBIN", source.name());
+            return cubin;
+        } finally {
+            nvrtcDestroyProgram(created);
+        }
+    }
+
+    private static byte[] terminated(String text) {
+        return (text + '\0').getBytes(StandardCharsets.UTF_8);
+    }
+
+    private static Pointer array(Collection<String> texts) {
+        return texts.isEmpty()
+                ? Pointer.NULL
+                : new StringArray(texts.toArray(new String[0]), StandardCharsets.UTF_8.name());
+    }
+
+    private static String log(Pointer program) {
+        LongByReference size = new LongByReference();
+        if (nvrtcGetProgramLogSize(program, size) != SUCCESS || size.getValue() <= 1) {
+            return "without a message";
+        }
+        byte[] log = new byte[Math.toIntExact(size.getValue())];
+        if (nvrtcGetProgramLog(program, log) != SUCCESS) {
+            return "without a message";
+        }
+        return new String(log, 0, log.length - 1, StandardCharsets.UTF_8).strip();
+    }
+
+    private static void check(int result, String function, String detail) {
+        if (result != SUCCESS) {
+            throw new CudaException(function, nvrtcGetErrorString(result), result, detail);
+        }
+    }
+
+    private static native String nvrtcGetErrorString(int result);
+
+    private static native int nvrtcVersion(IntByReference major, IntByReference minor);
+
+    private static native int nvrtcCreateProgram(
+            PointerByReference program,
+            byte[] source,
+            byte[] name,
+            int headerCount,
+            Pointer headers,
+            Pointer includeNames);
+
+    private static native int nvrtcDestroyProgram(PointerByReference program);
+
+    private static native int nvrtcCompileProgram(
+            Pointer program, int optionCount, Pointer options);
+
+    private static native int nvrtcGetCUBINSize(Pointer program, LongByReference size);
+
+    private static native int nvrtcGetCUBIN(Pointer program, byte[] cubin);
+
+    private static native int nvrtcGetProgramLogSize(Pointer program, LongByReference size);
+
+    private static native int nvrtcGetProgramLog(Pointer program, byte[] log);
+}

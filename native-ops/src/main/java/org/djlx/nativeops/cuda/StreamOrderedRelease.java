@@ -1,0 +1,89 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.nativeops.cuda;
+
+import ai.djl.ndarray.NDArray;
+import java.util.ArrayDeque;
+import java.util.Deque;
+import java.util.Set;
+import java.util.concurrent.ConcurrentHashMap;
+import org.djlx.nativeops.torch.HeldArrays;
+
+/**
+ * Holds arrays until their stream has passed the work that uses them; {@link CudaStream#keepAlive}
+ * tells why. Nothing runs in the background: what has passed is let go by later calls.
+ */
+final class StreamOrderedRelease implements AutoCloseable {
+
+    /** Those whose stream was closed while it had work to do. */
+    private static final Set<StreamOrderedRelease> CLOSED = ConcurrentHashMap.newKeySet();
+
+    private final CudaStream stream;
+    private final Deque<Held> pending = new ArrayDeque<>();
+    private final Deque<CudaEvent> idle = new ArrayDeque<>();
+
+    StreamOrderedRelease(CudaStream stream) {
+        this.stream = stream;
+    }
+
+    void hold(NDArray... arrays) {
+        if (stream.isCapturing()) {
+            CudaGraph.holdForCapture(arrays);
+            return;
+        }
+        releasePassed();
+        HeldArrays held = new HeldArrays(arrays);
+        try {
+            holdUntilPassed(held);
+        } catch (CudaException e) {
+            held.close();
+            throw e;
+        }
+    }
+
+    private synchronized void holdUntilPassed(HeldArrays held) {
+        CudaEvent event = idle.isEmpty() ? CudaEvent.create(stream.device()) : idle.pop();
+        try {
+            event.record(stream);
+        } catch (CudaException e) {
+            event.close();
+            throw e;
+        }
+        pending.add(new Held(event, held));
+    }
+
+    void releasePassed() {
+        // Asking an event would invalidate a capture by this thread.
+        if (!CudaGraph.isCapturing()) {
+            CLOSED.forEach(StreamOrderedRelease::close);
+            releaseOwn();
+        }
+    }
+
+    private synchronized void releaseOwn() {
+        while (!pending.isEmpty() && pending.peek().passed.query()) {
+            Held done = pending.remove();
+            idle.push(done.passed);
+            done.arrays.close();
+        }
+    }
+
+    /** Lets go of what has passed now, and of the rest when another stream's turn comes. */
+    @Override
+    public synchronized void close() {
+        CLOSED.add(this);
+        if (CudaGraph.isCapturing()) {
+            return;
+        }
+        releaseOwn();
+        if (pending.isEmpty()) {
+            CLOSED.remove(this);
+            idle.forEach(CudaEvent::close);
+            idle.clear();
+        }
+    }
+
+    private record Held(CudaEvent passed, HeldArrays arrays) {}
+}

@@ -1,0 +1,197 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.nativeops.host;
+
+import com.sun.jna.Memory;
+import com.sun.jna.Pointer;
+import java.lang.invoke.MethodHandles;
+import java.lang.invoke.VarHandle;
+import java.nio.ByteBuffer;
+import java.nio.ByteOrder;
+import java.nio.LongBuffer;
+
+/**
+ * Words in memory that several threads or processes share, read and written atomically.
+ *
+ * <p>Offsets are in bytes from the start of the buffer; an {@code int} lies at a multiple of 4, a
+ * {@code long} at a multiple of 8. An offset outside throws {@link IndexOutOfBoundsException}.
+ * Volatile accesses are sequentially consistent between all processes that map the memory. Methods
+ * must not be called after the memory below was closed.
+ */
+public final class AtomicBuffer {
+
+    private static final VarHandle INT =
+            MethodHandles.byteBufferViewVarHandle(int[].class, ByteOrder.nativeOrder());
+    private static final VarHandle LONG =
+            MethodHandles.byteBufferViewVarHandle(long[].class, ByteOrder.nativeOrder());
+    // A struct timespec for each thread: two longs, seconds and nanoseconds.
+    private static final ThreadLocal<Memory> TIMESPEC =
+            ThreadLocal.withInitial(() -> new Memory(2 * Long.BYTES));
+
+    private final long address;
+    private final ByteBuffer buffer;
+    private final LongBuffer longs; // the same
+
+    /**
+     * Creates a buffer over a part of some memory.
+     *
+     * @param memory the memory, in the host's address space
+     * @param offset where the part begins, in bytes; a multiple of 8
+     * @param byteSize the size of the part, in bytes
+     */
+    public AtomicBuffer(NativeMemory memory, long offset, int byteSize) {
+        if (offset < 0 || byteSize < 0 || offset > memory.byteSize() - byteSize) {
+            throw new IllegalArgumentException(
+                    byteSize
+                            + " bytes at "
+                            + offset
+                            + " lie outside "
+                            + memory.byteSize()
+                            + " bytes");
+        }
+        if ((memory.address() + offset) % Long.BYTES != 0) {
+            throw new IllegalArgumentException("offset " + offset + " is not a multiple of 8");
+        }
+        this.address = memory.address() + offset;
+        this.buffer =
+                new Pointer(address).getByteBuffer(0, byteSize).order(ByteOrder.nativeOrder());
+        this.longs = buffer.asLongBuffer();
+    }
+
+    /**
+     * Reads an int.
+     *
+     * @param offset where, in bytes
+     * @return the value
+     */
+    public int getIntVolatile(int offset) {
+        return (int) INT.getVolatile(buffer, offset);
+    }
+
+    /**
+     * Writes an int.
+     *
+     * @param offset where, in bytes
+     * @param value the value
+     */
+    public void putIntVolatile(int offset, int value) {
+        INT.setVolatile(buffer, offset, value);
+    }
+
+    /**
+     * Adds to an int.
+     *
+     * @param offset where, in bytes
+     * @param delta what to add
+     * @return the value before
+     */
+    public int getAndAddInt(int offset, int delta) {
+        return (int) INT.getAndAdd(buffer, offset, delta);
+    }
+
+    /**
+     * Reads a long without ordering; for data that a volatile access publishes.
+     *
+     * @param offset where, in bytes
+     * @return the value
+     */
+    public long getLong(int offset) {
+        return (long) LONG.get(buffer, offset);
+    }
+
+    /**
+     * Writes a long without ordering; for data that a volatile access publishes.
+     *
+     * @param offset where, in bytes
+     * @param value the value
+     */
+    public void putLong(int offset, long value) {
+        LONG.set(buffer, offset, value);
+    }
+
+    /**
+     * Reads longs without ordering; at once, which is much cheaper than one by one while the JVM
+     * has not compiled the caller.
+     *
+     * @param offset where, in bytes
+     * @param values where the longs go
+     */
+    public void getLongs(int offset, long[] values) {
+        longs.get(index(offset), values);
+    }
+
+    /**
+     * Writes longs without ordering.
+     *
+     * @param offset where, in bytes
+     * @param values the longs
+     */
+    public void putLongs(int offset, long[] values) {
+        longs.put(index(offset), values);
+    }
+
+    private static int index(int offset) {
+        if (offset % Long.BYTES != 0) {
+            throw new IndexOutOfBoundsException("no long at offset " + offset);
+        }
+        return offset / Long.BYTES;
+    }
+
+    /**
+     * Reads bytes without ordering.
+     *
+     * @param offset where, in bytes
+     * @param bytes where the bytes go
+     */
+    public void getBytes(int offset, byte[] bytes) {
+        buffer.get(offset, bytes);
+    }
+
+    /**
+     * Writes bytes without ordering.
+     *
+     * @param offset where, in bytes
+     * @param bytes the bytes
+     * @param length how many of them
+     */
+    public void putBytes(int offset, byte[] bytes, int length) {
+        buffer.put(offset, bytes, 0, length);
+    }
+
+    /**
+     * Sleeps while an int has a value, until {@link #wake}, the timeout, or for no reason at all
+     * (futex(2)); the caller checks its condition again.
+     *
+     * @param offset where, in bytes
+     * @param expected the value to sleep on; if the int differs, the method returns at once
+     * @param timeoutNanos how long to sleep at most, in nanoseconds
+     */
+    public void sleepWhile(int offset, int expected, long timeoutNanos) {
+        check(offset);
+        Memory timespec = TIMESPEC.get();
+        timespec.setLong(0, timeoutNanos / 1_000_000_000L);
+        timespec.setLong(Long.BYTES, timeoutNanos % 1_000_000_000L);
+        LibC.futex(address + offset, LibC.FUTEX_WAIT, expected, Pointer.nativeValue(timespec));
+    }
+
+    /**
+     * Wakes all threads, of any process, that sleep on an int.
+     *
+     * @param offset where, in bytes
+     */
+    public void wake(int offset) {
+        check(offset);
+        LibC.futex(address + offset, LibC.FUTEX_WAKE, Integer.MAX_VALUE, 0);
+    }
+
+    private void check(int offset) {
+        if (offset < 0
+                || offset > buffer.capacity() - Integer.BYTES
+                || offset % Integer.BYTES != 0) {
+            throw new IndexOutOfBoundsException(
+                    "no int at offset " + offset + " of " + buffer.capacity() + " bytes");
+        }
+    }
+}

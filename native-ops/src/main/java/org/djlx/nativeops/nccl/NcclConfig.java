@@ -1,0 +1,59 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.nativeops.nccl;
+
+import com.sun.jna.Memory;
+
+/**
+ * How a communicator is to work; the members of NCCL's {@code ncclConfig_t} that users set. A null
+ * leaves the choice to NCCL.
+ *
+ * @param minCtas the least number of thread blocks for a collective
+ * @param maxCtas the greatest number
+ * @param cgaClusterSize the size of the clusters of blocks, 0 to 8
+ * @param splitShare whether communicators that are split off share resources with their parent
+ */
+public record NcclConfig(
+        Integer minCtas, Integer maxCtas, Integer cgaClusterSize, Boolean splitShare) {
+
+    /** NCCL chooses everything. */
+    public static final NcclConfig DEFAULT = new NcclConfig(null, null, null, null);
+
+    private static final int UNDEFINED = Integer.MIN_VALUE;
+    private static final int MAGIC = 0xcafebeef;
+    // The struct as it was in 2.18; later members are behind it, and left out by its size.
+    private static final int VERSION = 21800;
+    private static final int BYTES = 48;
+    // No NCCL has more channels. It compares a minimum with the maximum before it fills that in.
+    private static final int MOST_CTAS = 64;
+
+    /**
+     * Writes the struct for a communicator whose calls block, which then costs no thread for each:
+     *
+     * <pre>
+     *   0 long size | 8 int magic | 12 int version | 16 int blocking | 20 int cgaClusterSize
+     *   24 int minCTAs | 28 int maxCTAs | 32 pointer netName | 40 int splitShare | 44 unused
+     * </pre>
+     */
+    Memory write() {
+        Memory struct = new Memory(BYTES);
+        struct.setLong(0, BYTES);
+        struct.setInt(8, MAGIC);
+        struct.setInt(12, VERSION);
+        struct.setInt(16, 1);
+        struct.setInt(20, orUndefined(cgaClusterSize));
+        struct.setInt(24, orUndefined(minCtas));
+        boolean minimumOnly = minCtas != null && maxCtas == null;
+        struct.setInt(28, minimumOnly ? Math.max(minCtas, MOST_CTAS) : orUndefined(maxCtas));
+        struct.setLong(32, 0);
+        struct.setInt(40, splitShare == null ? UNDEFINED : splitShare ? 1 : 0);
+        struct.setInt(44, 0);
+        return struct;
+    }
+
+    private static int orUndefined(Integer value) {
+        return value == null ? UNDEFINED : value;
+    }
+}

@@ -1,0 +1,23 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.nativeops.nccl;
+
+import ai.djl.engine.EngineException;
+
+/** A call of NCCL failed. */
+public class NcclException extends EngineException {
+
+    private static final long serialVersionUID = 1L;
+
+    /**
+     * Creates an exception.
+     *
+     * @param call the function
+     * @param reason what NCCL says
+     */
+    public NcclException(String call, String reason) {
+        super(call + " failed: " + reason);
+    }
+}

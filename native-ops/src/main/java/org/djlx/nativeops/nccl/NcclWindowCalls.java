@@ -1,0 +1,34 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.nativeops.nccl;
+
+import com.sun.jna.Native;
+import org.djlx.nativeops.LibraryProbes;
+
+/**
+ * NCCL's functions for memory that all ranks know. A class of its own: NCCL has them since 2.27,
+ * and of a class whose functions are missing none can be called.
+ */
+final class NcclWindowCalls {
+
+    static final int COLLECTIVE_SYMMETRIC = 1; // NCCL_WIN_COLL_SYMMETRIC
+
+    static {
+        Native.register(
+                NcclWindowCalls.class,
+                LibraryProbes.open("NCCL", "see NativeLibrary.NCCL", "libnccl.so.2"));
+    }
+
+    private NcclWindowCalls() {}
+
+    static native int ncclMemAlloc(long resultAddress, long byteSize);
+
+    static native int ncclMemFree(long address);
+
+    static native int ncclCommWindowRegister(
+            long comm, long address, long byteSize, long resultAddress, int flags);
+
+    static native int ncclCommWindowDeregister(long comm, long window);
+}

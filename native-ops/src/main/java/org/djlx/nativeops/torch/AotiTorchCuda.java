@@ -1,0 +1,36 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.nativeops.torch;
+
+import com.sun.jna.Native;
+import org.djlx.nativeops.LoadedLibraries;
+
+/**
+ * Binds the CUDA part of libtorch's stable C interface, which is in libtorch_cuda.so. The
+ * conventions are those of {@link AotiTorch}; streams are {@code cudaStream_t}.
+ */
+public final class AotiTorchCuda {
+
+    static {
+        Native.register(
+                AotiTorchCuda.class,
+                com.sun.jna.NativeLibrary.getInstance(LoadedLibraries.find("libtorch_cuda.so")));
+    }
+
+    private AotiTorchCuda() {}
+
+    /** Does nothing but initialise this class, which fails if a function is missing. */
+    static void load() {}
+
+    static native int aoti_torch_cuda_mm_out(long out, long a, long b);
+
+    public static native int aoti_torch_get_current_cuda_stream(
+            int deviceIndex, long resultAddress);
+
+    static native int aoti_torch_create_cuda_stream_guard(
+            long stream, int deviceIndex, long resultAddress);
+
+    static native int aoti_torch_delete_cuda_stream_guard(long guard);
+}

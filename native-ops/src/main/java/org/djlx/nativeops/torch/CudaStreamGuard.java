@@ -1,0 +1,44 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.nativeops.torch;
+
+/**
+ * Makes a CUDA stream libtorch's current stream of the calling thread until closed; see {@link
+ * Torch#cudaStreamGuard(ai.djl.Device, long)}. Guards nest: close them in the reverse order, on the
+ * thread that opened them, as a try-with-resources statement does. The stream is not owned.
+ */
+public final class CudaStreamGuard implements AutoCloseable {
+
+    private final Thread owner = Thread.currentThread();
+    private final long guard;
+    private boolean closed;
+
+    CudaStreamGuard(long guard) {
+        this.guard = guard;
+    }
+
+    /**
+     * Restores the device and the stream that were current before; does nothing when called again.
+     *
+     * @throws IllegalStateException if called by another thread than the one that opened the guard
+     * @throws ai.djl.engine.EngineException if libtorch fails to restore them
+     */
+    @Override
+    public void close() {
+        if (Thread.currentThread() != owner) {
+            throw new IllegalStateException(
+                    "a stream guard of thread "
+                            + owner.getName()
+                            + " was closed by thread "
+                            + Thread.currentThread().getName());
+        }
+        if (!closed) {
+            closed = true;
+            AotiTorch.check(
+                    AotiTorchCuda.aoti_torch_delete_cuda_stream_guard(guard),
+                    "CudaStreamGuard.close");
+        }
+    }
+}

@@ -1,0 +1,133 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.nativeops.torch;
+
+import ai.djl.Device;
+import ai.djl.engine.EngineException;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import ai.djl.pytorch.engine.PtNDArray;
+import ai.djl.pytorch.jni.JniUtils;
+import com.sun.jna.Native;
+import com.sun.jna.Pointer;
+import org.djlx.nativeops.LoadedLibraries;
+import org.djlx.nativeops.host.Scratch;
+
+/**
+ * Where a leaf keeps its gradient: {@code tensor.grad}, which can be set in C++ and Python alone. A
+ * handle is an {@code at::Tensor}, whose only member points to its {@code c10::TensorImpl}; so is
+ * what {@code TensorImpl::mutable_grad()} returns. Two of these change what they hold by swapping
+ * their pointers, as {@code std::swap} would. How many handles there are is counted behind the
+ * pointer that a {@code c10::TensorImpl} begins with. That this is so is tried once, on a tensor of
+ * one element, before any other is touched.
+ */
+final class GradientSlot {
+
+    private static final long NONE; // the TensorImpl of what is no tensor
+    private static final Throwable FAILURE; // why gradients cannot be set; null if they can
+
+    static {
+        long none = 0;
+        Throwable failure = null;
+        try {
+            Native.register(
+                    GradientSlot.class,
+                    com.sun.jna.NativeLibrary.getInstance(LoadedLibraries.find("libc10.so")));
+            none = tryOut();
+        } catch (RuntimeException | UnsatisfiedLinkError e) {
+            failure = e;
+        }
+        NONE = none;
+        FAILURE = failure;
+    }
+
+    private static final int COUNT = 8; // where a TensorImpl has the number of its handles
+
+    private GradientSlot() {}
+
+    /** {@code at::Tensor& c10::TensorImpl::mutable_grad()}. */
+    static native long _ZN3c1010TensorImpl12mutable_gradEv(long tensorImpl);
+
+    private static void check() {
+        if (FAILURE != null) {
+            throw new EngineException("gradients cannot be set in this libtorch", FAILURE);
+        }
+    }
+
+    private static Pointer of(long tensor) {
+        long impl = new Pointer(tensor).getLong(0);
+        return new Pointer(_ZN3c1010TensorImpl12mutable_gradEv(impl));
+    }
+
+    /** Returns a new handle: of a tensor, or, for 0, of none. */
+    private static long handle(long tensor) {
+        Scratch scratch = Scratch.get();
+        AotiTorch.check(
+                tensor == 0
+                        ? AotiTorch.aoti_torch_new_uninitialized_tensor(scratch.slot(0))
+                        : AotiTorch.aoti_torch_new_tensor_handle(tensor, scratch.slot(0)),
+                "Torch.setGradient");
+        return scratch.getLong(0);
+    }
+
+    /**
+     * Replaces a leaf's gradient.
+     *
+     * @param leaf the leaf
+     * @param gradient the gradient; 0 for none
+     */
+    static void set(long leaf, long gradient) {
+        check();
+        long handle = handle(gradient);
+        try {
+            swap(of(leaf), new Pointer(handle));
+        } finally {
+            AotiTorch.check(AotiTorch.aoti_torch_delete_tensor_object(handle), "Torch.setGradient");
+        }
+    }
+
+    /** Returns how many handles there are of a leaf's gradient; 0 if it has none. */
+    static int holders(long leaf) {
+        check();
+        long impl = of(leaf).getLong(0);
+        return impl == NONE ? 0 : new Pointer(impl).getInt(COUNT) - 1;
+    }
+
+    private static void swap(Pointer one, Pointer other) {
+        long word = one.getLong(0);
+        one.setLong(0, other.getLong(0));
+        other.setLong(0, word);
+    }
+
+    private static long tryOut() {
+        long none = handle(0);
+        try (NDManager manager = NDManager.newBaseManager(Device.cpu(), "PyTorch")) {
+            NDArray leaf = manager.ones(new Shape(1));
+            NDArray gradient = manager.ones(new Shape(1));
+            leaf.setRequiresGradient(true);
+            Pointer slot = of(TorchChecks.tensor(leaf, "the leaf"));
+            long before = slot.getLong(0);
+            boolean holds = before == new Pointer(none).getLong(0);
+            if (holds) {
+                JniUtils.backward((PtNDArray) leaf, (PtNDArray) gradient, false, false);
+                long impl;
+                try (NDArray after = JniUtils.getGradient((PtNDArray) leaf)) {
+                    impl = new Pointer(TorchChecks.tensor(after, "it")).getLong(0);
+                    holds = slot.getLong(0) == impl && impl != before;
+                    holds = holds && new Pointer(impl).getInt(COUNT) == 2;
+                }
+                holds = holds && new Pointer(impl).getInt(COUNT) == 1;
+            }
+            if (!holds) {
+                throw new EngineException(
+                        "this libtorch keeps gradients elsewhere than Torch.setGradient knows");
+            }
+            return before;
+        } finally {
+            AotiTorch.check(AotiTorch.aoti_torch_delete_tensor_object(none), "Torch.setGradient");
+        }
+    }
+}

@@ -1,0 +1,40 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.nativeops.torch;
+
+/** Rounds float32 to the 16-bit types, to nearest even, as libtorch does. */
+public final class HalfBits {
+
+    private HalfBits() {}
+
+    /** The bits of the nearest bfloat16: the upper half of those of the float32, rounded. */
+    public static short bfloat16(float value) {
+        if (Float.isNaN(value)) {
+            return 0x7fc0;
+        }
+        int bits = Float.floatToRawIntBits(value);
+        int even = bits >>> 16 & 1;
+        return (short) (bits + 0x7fff + even >>> 16);
+    }
+
+    /**
+     * The bits of the nearest float16; infinite from 65520 on. The additions of floats round, as in
+     * Maratyszcza's <a href="https://github.com/Maratyszcza/FP16">FP16</a>, which libtorch has.
+     */
+    public static short float16(float value) {
+        int bits = Float.floatToRawIntBits(value);
+        int sign = bits >>> 16 & 0x8000;
+        if (Float.isNaN(value)) {
+            return (short) (sign | 0x7e00);
+        }
+        float infiniteIfLarge = Math.abs(value) * 0x1.0p112f;
+        float scaled = infiniteIfLarge * 0x1.0p-110f;
+        // A power of two so much larger that the sum has as many bits as a float16, and no fewer
+        // than a subnormal one.
+        int exponent = Math.max(bits & 0x7f800000, 0x38800000);
+        int sum = Float.floatToRawIntBits(Float.intBitsToFloat(exponent + 0x07800000) + scaled);
+        return (short) (sign | (sum >>> 13 & 0x7c00) + (sum & 0xfff));
+    }
+}

@@ -1,0 +1,174 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.nativeops.torch;
+
+import ai.djl.ndarray.types.DataType;
+
+/**
+ * The element types of libtorch's arrays ({@code c10::ScalarType}), with those that {@link
+ * DataType} cannot name. Quantized types are left out: their elements mean nothing without the
+ * quantizer that the array carries.
+ */
+public enum ScalarType {
+    /** Unsigned 8-bit integer, {@code Byte}. */
+    UINT8(0, 1, Category.INTEGER),
+    /** Signed 8-bit integer, {@code Char}. */
+    INT8(1, 1, Category.INTEGER),
+    /** Signed 16-bit integer, {@code Short}. */
+    INT16(2, 2, Category.INTEGER),
+    /** Signed 32-bit integer, {@code Int}. */
+    INT32(3, 4, Category.INTEGER),
+    /** Signed 64-bit integer, {@code Long}. */
+    INT64(4, 8, Category.INTEGER),
+    /** IEEE 754 binary16, {@code Half}. */
+    FLOAT16(5, 2, Category.FLOATING),
+    /** IEEE 754 binary32, {@code Float}. */
+    FLOAT32(6, 4, Category.FLOATING),
+    /** IEEE 754 binary64, {@code Double}. */
+    FLOAT64(7, 8, Category.FLOATING),
+    /** Two {@link #FLOAT16}, real part first; {@code ComplexHalf}. */
+    COMPLEX32(8, 4, Category.COMPLEX),
+    /** Two {@link #FLOAT32}, real part first; {@code ComplexFloat}. */
+    COMPLEX64(9, 8, Category.COMPLEX),
+    /** Two {@link #FLOAT64}, real part first; {@code ComplexDouble}. */
+    COMPLEX128(10, 16, Category.COMPLEX),
+    /** One byte, 0 or 1. */
+    BOOL(11, 1, Category.BOOLEAN),
+    /** The upper half of a {@link #FLOAT32}: 8 exponent bits, 7 fraction bits. */
+    BFLOAT16(15, 2, Category.FLOATING),
+    /** 5 exponent bits, 2 fraction bits, with infinities. */
+    FLOAT8_E5M2(23, 1, Category.FLOATING),
+    /** 4 exponent bits, 3 fraction bits, no infinities; the largest value is 448. */
+    FLOAT8_E4M3FN(24, 1, Category.FLOATING),
+    /** 5 exponent bits, 2 fraction bits, no infinities, no negative zero. */
+    FLOAT8_E5M2FNUZ(25, 1, Category.FLOATING),
+    /** 4 exponent bits, 3 fraction bits, no infinities, no negative zero. */
+    FLOAT8_E4M3FNUZ(26, 1, Category.FLOATING),
+    /** Unsigned 16-bit integer; libtorch has few operators for it. */
+    UINT16(27, 2, Category.INTEGER),
+    /** Unsigned 32-bit integer; libtorch has few operators for it. */
+    UINT32(28, 4, Category.INTEGER),
+    /** Unsigned 64-bit integer; libtorch has few operators for it. */
+    UINT64(29, 8, Category.INTEGER);
+
+    /** In the order of libtorch's type promotion: a result may be stored in its category or up. */
+    enum Category {
+        BOOLEAN,
+        INTEGER,
+        FLOATING,
+        COMPLEX
+    }
+
+    private static final ScalarType[] BY_CODE = new ScalarType[UINT64.code + 1];
+
+    static {
+        for (ScalarType type : values()) {
+            BY_CODE[type.code] = type;
+        }
+    }
+
+    private final int code;
+    private final int itemSize;
+    private final Category category;
+
+    ScalarType(int code, int itemSize, Category category) {
+        this.code = code;
+        this.itemSize = itemSize;
+        this.category = category;
+    }
+
+    /**
+     * Returns the value of {@code c10::ScalarType}.
+     *
+     * @return the code, the same in every version of libtorch
+     */
+    public int code() {
+        return code;
+    }
+
+    /**
+     * Returns the size of an element.
+     *
+     * @return the size in bytes
+     */
+    public int itemSize() {
+        return itemSize;
+    }
+
+    /**
+     * Tells whether this is a real floating-point type, of any width.
+     *
+     * @return true for float8, float16, bfloat16, float32 and float64
+     */
+    public boolean isFloatingPoint() {
+        return category == Category.FLOATING;
+    }
+
+    /**
+     * Tells whether this is an integer type, signed or not; booleans are none.
+     *
+     * @return true for int8 to int64 and uint8 to uint64
+     */
+    public boolean isInteger() {
+        return category == Category.INTEGER;
+    }
+
+    /**
+     * Tells whether this is a 16-bit floating-point type, whose sums are best accumulated in
+     * float32.
+     *
+     * @return true for float16 and bfloat16
+     */
+    public boolean isReducedFloatingPoint() {
+        return this == FLOAT16 || this == BFLOAT16;
+    }
+
+    Category category() {
+        return category;
+    }
+
+    boolean isFloat8() {
+        return isFloatingPoint() && itemSize == 1;
+    }
+
+    /**
+     * Returns the type with a given code.
+     *
+     * @param code the value of {@code c10::ScalarType}
+     * @return the type
+     * @throws IllegalArgumentException if the code is not that of one of these types
+     */
+    public static ScalarType fromCode(int code) {
+        ScalarType type = code >= 0 && code < BY_CODE.length ? BY_CODE[code] : null;
+        if (type == null) {
+            throw new IllegalArgumentException(
+                    "no supported element type has the c10::ScalarType code " + code);
+        }
+        return type;
+    }
+
+    /**
+     * Returns the type that DJL's type stands for.
+     *
+     * @param type the type, other than {@link DataType#STRING} and {@link DataType#UNKNOWN}
+     * @return the type; {@link #COMPLEX64} for DJL's type of that name
+     * @throws IllegalArgumentException if libtorch has no such type
+     */
+    public static ScalarType of(DataType type) {
+        if (type == null) {
+            throw new IllegalArgumentException("the data type is null");
+        }
+        switch (type) {
+            case BOOLEAN:
+                return BOOL;
+            case STRING:
+            case UNKNOWN:
+                throw new IllegalArgumentException(
+                        "libtorch has no element type for DJL's data type " + type);
+            default:
+                return valueOf(type.name());
+        }
+    }
+}

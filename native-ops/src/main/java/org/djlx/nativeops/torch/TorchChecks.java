@@ -1,0 +1,104 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.nativeops.torch;
+
+import ai.djl.Device;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.pytorch.engine.PtNDArray;
+import ai.djl.pytorch.engine.PtNDManager;
+import ai.djl.pytorch.jni.JniUtils;
+import org.djlx.nativeops.NativeCalls;
+import org.djlx.nativeops.NativeLibrary;
+import org.djlx.nativeops.host.NativeMemory;
+
+/**
+ * Checks what callers pass before native code sees it, since native code would end the process.
+ * Every failure is an {@link IllegalArgumentException} that names the argument.
+ */
+public final class TorchChecks {
+
+    /** What {@link PtNDArray} holds in place of a tensor if it is an array of strings. */
+    private static final long STRINGS = -1;
+
+    private static final int STRIDED = 0;
+
+    private TorchChecks() {}
+
+    static PtNDArray array(NDArray array, String name) {
+        if (array == null) {
+            throw new IllegalArgumentException(name + " is null");
+        }
+        if (!(array instanceof PtNDArray)) {
+            throw new IllegalArgumentException(
+                    name + " is not an array of the PyTorch engine but " + array.getClass());
+        }
+        NativeLibrary.LIBTORCH.ensureAvailability();
+        PtNDArray result = (PtNDArray) array;
+        if (handle(result, name) == STRINGS) {
+            throw new IllegalArgumentException(name + " is an array of strings");
+        }
+        NativeCalls.countOther();
+        int layout = JniUtils.getLayout(result);
+        if (layout != STRIDED) {
+            throw new IllegalArgumentException(
+                    name + " is sparse or of another layout without strides: DJL's " + layout);
+        }
+        return result;
+    }
+
+    /** Returns the tensor of an array that is to be read or written. */
+    static long tensor(NDArray array, String name) {
+        return handle(array(array, name), name);
+    }
+
+    private static long handle(PtNDArray array, String name) {
+        try {
+            return array.getHandle();
+        } catch (IllegalStateException e) {
+            throw new IllegalArgumentException(name + " is closed", e);
+        }
+    }
+
+    static PtNDManager manager(NDManager manager) {
+        if (manager == null) {
+            throw new IllegalArgumentException("the manager is null");
+        }
+        if (!(manager instanceof PtNDManager)) {
+            throw new IllegalArgumentException(
+                    "the manager is not one of the PyTorch engine but " + manager.getClass());
+        }
+        NativeLibrary.LIBTORCH.ensureAvailability();
+        if (!manager.isOpen()) {
+            throw new IllegalArgumentException("the manager is closed");
+        }
+        return (PtNDManager) manager;
+    }
+
+    static void type(ScalarType type) {
+        if (type == null) {
+            throw new IllegalArgumentException("the element type is null");
+        }
+    }
+
+    /** As {@link NativeMemory#deviceType}, for a device on which libtorch is to do something. */
+    static int usableDeviceType(Device device) {
+        int type = NativeMemory.deviceType(device);
+        if (device.isGpu()) {
+            TorchCuda.requireDevice(device);
+        }
+        return type;
+    }
+
+    /** Checks that a device is a GPU that libtorch can use. */
+    public static void usableGpu(Device device) {
+        NativeMemory.deviceType(device);
+        if (!device.isGpu()) {
+            throw new IllegalArgumentException("the device is not a GPU: " + device);
+        }
+        NativeLibrary.LIBTORCH.ensureAvailability();
+        TorchCuda.requireDevice(device);
+    }
+}

@@ -1,0 +1,44 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.nativeops.torch;
+
+import ai.djl.Device;
+import org.djlx.nativeops.CudaProbe;
+import org.djlx.nativeops.NativeLibrary;
+
+/** Whether the libtorch that DJL loaded can use GPUs, found out once. */
+final class TorchCuda {
+
+    private static final Throwable UNAVAILABILITY_CAUSE = probe();
+
+    private TorchCuda() {}
+
+    private static Throwable probe() {
+        Throwable noDriver = NativeLibrary.CUDA.unavailabilityCause();
+        if (noDriver != null) {
+            return noDriver;
+        }
+        try {
+            AotiTorchCuda.load();
+            return null;
+        } catch (LinkageError e) {
+            return e.getCause() == null ? e : e.getCause();
+        }
+    }
+
+    /** Checks that libtorch can use a GPU; libtorch is loaded. */
+    static void requireDevice(Device device) {
+        if (UNAVAILABILITY_CAUSE != null) {
+            throw new IllegalArgumentException(
+                    device + " cannot be used by libtorch: " + UNAVAILABILITY_CAUSE.getMessage(),
+                    UNAVAILABILITY_CAUSE);
+        }
+        int count = CudaProbe.deviceCount();
+        if (device.getDeviceId() >= count) {
+            throw new IllegalArgumentException(
+                    device + " does not exist: CUDA shows " + count + " GPUs to this process");
+        }
+    }
+}

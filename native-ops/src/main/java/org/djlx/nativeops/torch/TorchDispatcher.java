@@ -1,0 +1,137 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.nativeops.torch;
+
+import com.sun.jna.Memory;
+import com.sun.jna.Pointer;
+import org.djlx.nativeops.host.Scratch;
+
+/**
+ * Calls operators by name that the stable C interface has no function for. Arguments and results
+ * are passed on a stack of 64-bit values. The dispatcher consumes tensor arguments and the result
+ * is the caller's, so new handles of the tensors go in, and the result's is deleted: all share the
+ * tensor itself, nothing is copied.
+ */
+final class TorchDispatcher {
+
+    /** An operator that returns a tensor, or what it tells; its arguments are mostly tensors. */
+    enum Operator {
+        BITWISE_AND_("aten::bitwise_and_", "Tensor"),
+        BITWISE_OR_("aten::bitwise_or_", "Tensor"),
+        BITWISE_XOR_("aten::bitwise_xor_", "Tensor"),
+        DIV_("aten::div_", "Tensor"),
+        IS_LEAF("aten::is_leaf", ""),
+        MAXIMUM_OUT("aten::maximum", "out"),
+        MINIMUM_OUT("aten::minimum", "out"),
+        MUL_("aten::mul_", "Tensor"),
+        SCALED_DOT_PRODUCT_ATTENTION("aten::scaled_dot_product_attention", ""),
+        FLASH_ATTENTION("aten::_flash_attention_forward", ""),
+        SET_("aten::set_", ""),
+        SILU("aten::silu", ""),
+        VERSION("aten::_version", "");
+
+        private final Memory name;
+        private final Memory overload;
+
+        Operator(String name, String overload) {
+            this.name = cString(name);
+            this.overload = cString(overload);
+        }
+
+        private static Memory cString(String text) {
+            Memory memory = new Memory(text.length() + 1L);
+            memory.setString(0, text);
+            return memory;
+        }
+    }
+
+    private TorchDispatcher() {}
+
+    /** Calls an operator for its effect on its arguments. */
+    static void call(Operator operator, String operation, long... tensors) {
+        long result = result(operator, operation, tensors);
+        AotiTorch.check(AotiTorch.aoti_torch_delete_tensor_object(result), operation);
+    }
+
+    /** Calls an operator for its result, a handle that is the caller's to delete. */
+    static long tensor(Operator operator, String operation, long... tensors) {
+        return result(operator, operation, tensors);
+    }
+
+    /** Calls an operator that returns a bool. */
+    static boolean tell(Operator operator, String operation, long... tensors) {
+        return (byte) result(operator, operation, tensors) != 0;
+    }
+
+    /** Calls an operator that returns an int. */
+    static long number(Operator operator, String operation, long... tensors) {
+        return result(operator, operation, tensors);
+    }
+
+    /**
+     * Calls {@code scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor?
+     * attn_mask, float dropout_p, bool is_causal, *, float? scale, bool enable_gqa)} without mask,
+     * dropout and scale.
+     *
+     * @return a handle of the result, the caller's to delete
+     */
+    static long attention(
+            String operation, long query, long key, long value, boolean causal, boolean grouped) {
+        Scratch scratch = Scratch.get();
+        long noMask = 0;
+        long noDropout = Double.doubleToRawLongBits(0);
+        long noScale = 0;
+        long[] others = {noMask, noDropout, causal ? 1 : 0, noScale, grouped ? 1 : 0};
+        for (int i = 0; i < others.length; i++) {
+            scratch.putLong(3 + i, others[i]);
+        }
+        return result(Operator.SCALED_DOT_PRODUCT_ATTENTION, operation, query, key, value);
+    }
+
+    /**
+     * Calls {@code _flash_attention_forward(Tensor query, Tensor key, Tensor value, Tensor?
+     * cum_seq_q, Tensor? cum_seq_k, SymInt max_q, SymInt max_k, float dropout_p, bool is_causal,
+     * bool return_debug_mask, *, float? scale, SymInt? window_size_left, SymInt? window_size_right,
+     * Tensor? seqused_k, Tensor? alibi_slopes) -> (Tensor output, Tensor softmax_logsumexp, Tensor
+     * rng_state, Tensor unused, Tensor debug_attn_mask)}, causal, of sequences of one length,
+     * without dropout, mask and scale.
+     *
+     * <p>{@code _scaled_dot_product_flash_attention} has results of several types, of which
+     * libtorch 2.11 converts each to that of another.
+     *
+     * @return a handle of the output, the caller's to delete
+     */
+    static long flashAttention(
+            String operation, long query, long key, long value, long queries, long keys) {
+        Scratch scratch = Scratch.get();
+        long noDropout = Double.doubleToRawLongBits(0);
+        long[] others = {0, 0, queries, keys, noDropout, 1, 0};
+        for (int i = 3; i < Scratch.SLOTS; i++) {
+            // All that follow are optional.
+            scratch.putLong(i, i - 3 < others.length ? others[i - 3] : 0);
+        }
+        long output = result(Operator.FLASH_ATTENTION, operation, query, key, value);
+        for (int i = 1; i < 5; i++) {
+            AotiTorch.check(
+                    AotiTorch.aoti_torch_delete_tensor_object(scratch.getLong(i)), operation);
+        }
+        return output;
+    }
+
+    private static long result(Operator operator, String operation, long... tensors) {
+        Scratch scratch = Scratch.get();
+        for (int i = 0; i < tensors.length; i++) {
+            AotiTorch.check(
+                    AotiTorch.aoti_torch_new_tensor_handle(tensors[i], scratch.slot(i)), operation);
+        }
+        AotiTorch.check(
+                AotiTorch.aoti_torch_call_dispatcher(
+                        Pointer.nativeValue(operator.name),
+                        Pointer.nativeValue(operator.overload),
+                        scratch.slot(0)),
+                operation);
+        return scratch.getLong(0);
+    }
+}

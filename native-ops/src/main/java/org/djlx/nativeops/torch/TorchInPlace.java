@@ -1,0 +1,188 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.nativeops.torch;
+
+import ai.djl.engine.EngineException;
+import ai.djl.ndarray.NDArray;
+import org.djlx.nativeops.host.Scratch;
+
+/**
+ * Operators that change an array in place, as PyTorch's {@code add_} does. They allocate nothing,
+ * except where the types of two arrays differ. {@link Torch} says what holds of errors, threads and
+ * gradients.
+ */
+public final class TorchInPlace {
+
+    private TorchInPlace() {}
+
+    /**
+     * Adds an array to another: {@code acc += other}, as PyTorch's {@code add_}.
+     *
+     * @param acc the array to change. The sum is computed in the wider of the two types, and
+     *     rounded to that of {@code acc}
+     * @param other an array of the same shape, on the same device
+     * @throws IllegalArgumentException also if the result cannot be stored in {@code acc}: complex
+     *     in real, floating-point in integer, any number in bool; or if one of the types is a
+     *     float8, for which there is no arithmetic
+     * @throws EngineException also if libtorch cannot do it: version 2.7 adds and multiplies no
+     *     uint16, uint32 and uint64, and converts none of them to a common type with another
+     */
+    public static void add(NDArray acc, NDArray other) {
+        Tensors.requireArithmetic(
+                TorchChecks.tensor(acc, "acc"), TorchChecks.tensor(other, "other"));
+        try {
+            acc.addi(other);
+        } catch (EngineException e) {
+            throw failure("TorchInPlace.add", e);
+        }
+    }
+
+    /**
+     * Multiplies an array by another, element by element: {@code acc *= other}.
+     *
+     * @param acc the array to change; see {@link #add}
+     * @param other an array of the same shape, on the same device
+     * @throws IllegalArgumentException also as {@link #add}
+     */
+    public static void mul(NDArray acc, NDArray other) {
+        Tensors.requireArithmetic(
+                TorchChecks.tensor(acc, "acc"), TorchChecks.tensor(other, "other"));
+        try {
+            acc.muli(other);
+        } catch (EngineException e) {
+            throw failure("TorchInPlace.mul", e);
+        }
+    }
+
+    private static EngineException failure(String operation, EngineException cause) {
+        // The first line is libtorch's message; a native stack trace follows.
+        String reason = String.valueOf(cause.getMessage()).lines().findFirst().orElse("");
+        return new EngineException(operation + " failed in libtorch: " + reason, cause);
+    }
+
+    /**
+     * Takes the smaller of every two elements: {@code acc = min(acc, other)}. NaN wins.
+     *
+     * @param acc the array to change; see {@link #add}
+     * @param other an array of the same shape, on the same device
+     * @throws IllegalArgumentException also as {@link #add}, or if a type is complex
+     */
+    public static void min(NDArray acc, NDArray other) {
+        extreme(TorchDispatcher.Operator.MINIMUM_OUT, "TorchInPlace.min", acc, other);
+    }
+
+    /**
+     * Takes the larger of every two elements: {@code acc = max(acc, other)}. NaN wins.
+     *
+     * @param acc the array to change; see {@link #add}
+     * @param other an array of the same shape, on the same device
+     * @throws IllegalArgumentException also as {@link #add}, or if a type is complex
+     */
+    public static void max(NDArray acc, NDArray other) {
+        extreme(TorchDispatcher.Operator.MAXIMUM_OUT, "TorchInPlace.max", acc, other);
+    }
+
+    private static void extreme(
+            TorchDispatcher.Operator operator, String operation, NDArray acc, NDArray other) {
+        long self = TorchChecks.tensor(acc, "acc");
+        long operand = TorchChecks.tensor(other, "other");
+        Tensors.requireArithmetic(self, operand);
+        if (Tensors.scalarType(self).category() == ScalarType.Category.COMPLEX) {
+            throw new IllegalArgumentException("complex numbers have no order");
+        }
+        TorchDispatcher.call(operator, operation, self, operand, self);
+    }
+
+    /**
+     * Takes the bits that both elements have: {@code acc &= other}.
+     *
+     * @param acc the array to change, of integers or booleans; see {@link #add}
+     * @param other an array of the same shape, on the same device
+     * @throws IllegalArgumentException also as {@link #add}, or if a type has no bits to combine,
+     *     as floating-point and complex types
+     */
+    public static void bitAnd(NDArray acc, NDArray other) {
+        bits(TorchDispatcher.Operator.BITWISE_AND_, "TorchInPlace.bitAnd", acc, other);
+    }
+
+    /**
+     * Takes the bits that any of two elements has: {@code acc |= other}.
+     *
+     * @param acc the array to change, of integers or booleans; see {@link #add}
+     * @param other an array of the same shape, on the same device
+     * @throws IllegalArgumentException also as {@link #bitAnd}
+     */
+    public static void bitOr(NDArray acc, NDArray other) {
+        bits(TorchDispatcher.Operator.BITWISE_OR_, "TorchInPlace.bitOr", acc, other);
+    }
+
+    /**
+     * Takes the bits in which two elements differ: {@code acc ^= other}.
+     *
+     * @param acc the array to change, of integers or booleans; see {@link #add}
+     * @param other an array of the same shape, on the same device
+     * @throws IllegalArgumentException also as {@link #bitAnd}
+     */
+    public static void bitXor(NDArray acc, NDArray other) {
+        bits(TorchDispatcher.Operator.BITWISE_XOR_, "TorchInPlace.bitXor", acc, other);
+    }
+
+    private static void bits(
+            TorchDispatcher.Operator operator, String operation, NDArray acc, NDArray other) {
+        long self = TorchChecks.tensor(acc, "acc");
+        long operand = TorchChecks.tensor(other, "other");
+        Tensors.requireArithmetic(self, operand);
+        ScalarType type = Tensors.scalarType(self);
+        if (type.category().compareTo(ScalarType.Category.INTEGER) > 0) {
+            throw new IllegalArgumentException("the bits of " + type + " cannot be combined");
+        }
+        TorchDispatcher.call(operator, operation, self, operand);
+    }
+
+    /**
+     * Multiplies every element of an array by a number: {@code acc *= factor}.
+     *
+     * @param acc the array to change, of a floating-point type other than float8
+     * @param factor the factor; rounded to float32 first unless the array is of float64
+     */
+    public static void mul(NDArray acc, double factor) {
+        scale(TorchDispatcher.Operator.MUL_, "TorchInPlace.mul", acc, factor, "multiplied");
+    }
+
+    /**
+     * Divides every element of an array by a number: {@code acc /= divisor}, for averages.
+     *
+     * @param acc the array to change, of a floating-point type other than float8; 16-bit types are
+     *     computed in float32. On a GPU libtorch multiplies by the reciprocal
+     * @param divisor the divisor; with 0 the results are infinite or NaN
+     */
+    public static void div(NDArray acc, double divisor) {
+        scale(TorchDispatcher.Operator.DIV_, "TorchInPlace.div", acc, divisor, "divided");
+    }
+
+    private static void scale(
+            TorchDispatcher.Operator operator,
+            String operation,
+            NDArray acc,
+            double number,
+            String verb) {
+        long self = TorchChecks.tensor(acc, "acc");
+        ScalarType type = Tensors.scalarType(self);
+        if (!type.isFloatingPoint() || type.isFloat8()) {
+            throw new IllegalArgumentException("an array of " + type + " cannot be " + verb);
+        }
+        // A scalar on the CPU, also for an array on a GPU: libtorch passes its value to the kernel,
+        // where DJL's divi would copy it to the GPU and wait.
+        Scratch scratch = Scratch.get();
+        AotiTorch.check(
+                AotiTorch.aoti_torch_scalar_to_tensor_float64(number, scratch.slot(0)), operation);
+        long scalar = scratch.getLong(0);
+        try {
+            TorchDispatcher.call(operator, operation, self, scalar);
+        } finally {
+            AotiTorch.check(AotiTorch.aoti_torch_delete_tensor_object(scalar), operation);
+        }
+    }
+}

@@ -1,0 +1,240 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.nativeops.cuda;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assumptions.assumeTrue;
+
+import java.io.File;
+import java.io.IOException;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+import java.util.TreeMap;
+import java.util.TreeSet;
+import java.util.regex.Pattern;
+import java.util.stream.Collectors;
+import java.util.stream.Stream;
+import org.djlx.nativeops.NativeLibrary;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.io.TempDir;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.CsvSource;
+
+/** Which kernels there are for which GPUs, by the compilers that are here; no GPU is needed. */
+@Timeout(300)
+class KernelArchitectureTest {
+
+    /** The code of a kernel lies in a section of the cubin that is called .text.KERNEL. */
+    private static final Pattern CODE = Pattern.compile("\0\\.text\\.(\\w+)(?=\0)");
+
+    private static final String ALL_REDUCE = "all_reduce/all_reduce.cu";
+
+    @TempDir Path folder;
+
+    /** Returns a cubin. */
+    private interface Compiler {
+        byte[] compile(String architecture, KernelSource source, List<String> options)
+                throws Exception;
+    }
+
+    /**
+     * Before compute capability 8.0 no instruction rounds to bfloat16. The oldest GPUs that run the
+     * kernels are of sm_70, which nvcc 13 no longer knows: the oldest that this nvcc knows counts.
+     */
+    @ParameterizedTest
+    @CsvSource({"oldest, false", "sm_80, true", "sm_90a, true"})
+    void nvccLeavesOutWhatAGpuCannotRun(String architecture, boolean bfloat16) throws Exception {
+        boolean oldest = architecture.equals("oldest");
+        requireKernels(this::nvcc, oldest ? oldestArchitecture() : architecture, bfloat16);
+    }
+
+    @ParameterizedTest
+    @CsvSource({"sm_75, false", "sm_80, true", "sm_90a, true"})
+    void nvrtcLeavesOutWhatAGpuCannotRun(String architecture, boolean bfloat16) throws Exception {
+        assumeTrue(
+                NativeLibrary.NVRTC.isAvailable(),
+                () -> NativeLibrary.NVRTC.unavailabilityCause().getMessage());
+        requireKernels(KernelArchitectureTest::nvrtc, architecture, bfloat16);
+    }
+
+    /** No other check compiles them, but for what runs on sm_90a only: ci/sanitize.sh does. */
+    @Test
+    void everyKernelIsCompiled() throws Exception {
+        Set<String> sources = new TreeSet<>();
+        for (String resources : List.of("src/main/resources", "src/test/resources")) {
+            Path root = Path.of(resources, "org/djlx/nativeops");
+            try (Stream<Path> files = Files.walk(root)) {
+                for (Path file : files.filter(f -> f.toString().endsWith(".cu")).toList()) {
+                    if (!Files.readString(file).contains("\"hopper.cuh\"")) {
+                        sources.add(root.relativize(file).toString());
+                    }
+                }
+            }
+        }
+        assertEquals(sources, new TreeSet<>(expected(true).keySet()));
+    }
+
+    private static void requireKernels(Compiler compiler, String architecture, boolean bfloat16)
+            throws Exception {
+        for (Map.Entry<String, Set<String>> entry : expected(bfloat16).entrySet()) {
+            assertEquals(entry.getValue(), kernels(compiler, architecture, entry.getKey()));
+        }
+        Set<String> all = new TreeSet<>(expected(bfloat16).get(ALL_REDUCE));
+        all.addAll(names(List.of("mesh"), types(bfloat16)));
+        assertEquals(all, kernels(compiler, architecture, ALL_REDUCE, "-DRANKS=8"));
+    }
+
+    private static List<String> types(boolean bfloat16) {
+        List<String> types = List.of("float32", "float16", "bfloat16");
+        return types.subList(0, bfloat16 ? 3 : 2);
+    }
+
+    /** The kernels by their sources. */
+    private static Map<String, Set<String>> expected(boolean bfloat16) {
+        List<String> types = types(bfloat16);
+        Map<String, Set<String>> sources = new TreeMap<>();
+        sources.put(ALL_REDUCE, names(List.of("one_shot", "two_shot", "direct"), types));
+        sources.put("reduce/reduce.cu", names(List.of("reduce"), types));
+        Set<String> exchange = names(List.of("reduce_scatter"), types);
+        exchange.add("all_gather");
+        sources.put("gathered/gathered.cu", exchange);
+        sources.put(
+                "all_reduce_rms_norm/all_reduce_rms_norm.cu",
+                names(List.of("all_reduce_rms_norm", "add_rms_norm"), types));
+        sources.put("optimizer/optimizer.cu", Set.of("sgd", "momentum", "adam"));
+        Set<String> block =
+                names(
+                        List.of(
+                                "rms_norm",
+                                "rms_norm_gradient",
+                                "rms_norm_weight_gradient",
+                                "rotate",
+                                "gate",
+                                "gate_gradient"),
+                        types);
+        block.addAll(names(List.of("convert_columns"), types.subList(1, types.size())));
+        sources.put("transformer_block/transformer_block.cu", block);
+        sources.put("llama/llama.cu", bfloat16 ? llamaKernels() : Set.of());
+        sources.put("signals/signals.cu", Set.of("enter", "signal_peer", "wait_signals"));
+        sources.put("scale.cu", Set.of("scale", "add"));
+        return sources;
+    }
+
+    private static Set<String> llamaKernels() {
+        Set<String> names = new TreeSet<>();
+        for (String rows : List.of("8", "16", "32", "64")) {
+            List<String> stripes =
+                    rows.equals("64") ? List.of("4", "2", "1") : List.of("7", "3", "2", "1");
+            for (String of : stripes) {
+                names.add("decode_matmul_" + rows + "_" + of);
+            }
+        }
+        for (String stripes : List.of("7", "3", "2", "1")) {
+            names.add("decode_norm_matmul_" + stripes);
+        }
+        names.addAll(
+                List.of("decode_embed", "decode_rotate_and_cache", "decode_top", "decode_sample"));
+        names.addAll(
+                List.of("decode_attention", "decode_attention_late", "decode_attention_cached"));
+        names.addAll(List.of("prefill_rotate_and_cache", "prefill_activate"));
+        return names;
+    }
+
+    private static Set<String> names(List<String> kernels, List<String> types) {
+        Set<String> names = new TreeSet<>();
+        kernels.forEach(kernel -> types.forEach(type -> names.add(kernel + "_" + type)));
+        return names;
+    }
+
+    private static Set<String> kernels(
+            Compiler compiler, String architecture, String name, String... options)
+            throws Exception {
+        KernelSource source = KernelSource.ofResource(NativeLibrary.class, name);
+        byte[] cubin = compiler.compile(architecture, source, List.of(options));
+        return CODE.matcher(new String(cubin, StandardCharsets.ISO_8859_1))
+                .results()
+                .map(match -> match.group(1))
+                .collect(Collectors.toCollection(TreeSet::new));
+    }
+
+    private static byte[] nvrtc(String architecture, KernelSource source, List<String> options) {
+        List<String> all = new ArrayList<>(options);
+        all.addAll(List.of("--gpu-architecture=" + architecture, "--std=c++17"));
+        return Nvrtc.compile(source, all);
+    }
+
+    private byte[] nvcc(String architecture, KernelSource source, List<String> options)
+            throws Exception {
+        Path cubin = folder.resolve("kernels.cubin");
+        Path log = folder.resolve("log");
+        Files.writeString(folder.resolve(source.name()), source.text());
+        for (Map.Entry<String, String> header : source.headers().entrySet()) {
+            Path file = folder.resolve(header.getKey());
+            Files.createDirectories(file.getParent());
+            Files.writeString(file, header.getValue());
+        }
+        List<String> command =
+                new ArrayList<>(
+                        List.of(
+                                findNvcc(),
+                                "-arch=" + architecture,
+                                "-std=c++17",
+                                "-I",
+                                folder.toString(),
+                                "-Werror",
+                                "all-warnings",
+                                "-cubin",
+                                "-o",
+                                cubin.toString(),
+                                folder.resolve(source.name()).toString()));
+        command.addAll(options);
+        Process nvcc =
+                new ProcessBuilder(command)
+                        .redirectErrorStream(true)
+                        .redirectOutput(log.toFile())
+                        .start();
+        assertEquals(0, nvcc.waitFor(), () -> readLog(log));
+        return Files.readAllBytes(cubin);
+    }
+
+    private static String oldestArchitecture() throws Exception {
+        Process nvcc = new ProcessBuilder(findNvcc(), "--list-gpu-arch").start();
+        List<String> known = nvcc.inputReader().lines().toList();
+        assertEquals(0, nvcc.waitFor());
+        int oldest =
+                known.stream()
+                        .mapToInt(line -> Integer.parseInt(line.replaceAll("\\D", "")))
+                        .filter(number -> number >= 70)
+                        .min()
+                        .orElseThrow();
+        return "sm_" + oldest;
+    }
+
+    private static String readLog(Path log) {
+        try {
+            return Files.readString(log);
+        } catch (IOException e) {
+            return e.toString();
+        }
+    }
+
+    private static String findNvcc() {
+        String path =
+                Arrays.stream(System.getenv("PATH").split(File.pathSeparator))
+                        .map(entry -> entry + "/nvcc")
+                        .filter(file -> Files.isExecutable(Path.of(file)))
+                        .findFirst()
+                        .orElse(null);
+        assumeTrue(path != null, "there is no nvcc");
+        return path;
+    }
+}

@@ -1,0 +1,75 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.nativeops.host;
+
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import java.io.IOException;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.io.TempDir;
+
+@Timeout(60)
+class MappedFileTest {
+
+    @TempDir private Path folder;
+
+    @Test
+    void viewsKeepTheMapping() throws IOException {
+        Path path = folder.resolve("file");
+        Files.write(path, new byte[] {1, 2, 3, 4, 5});
+        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+            MappedFile file = MappedFile.open(path);
+            byte[] bytes = new byte[2];
+            file.read(3, bytes);
+            assertArrayEquals(new byte[] {4, 5}, bytes);
+            NDArray view = Torch.view(manager, file.memory(), 1, new Shape(3), ScalarType.UINT8);
+            file.close();
+            file.close();
+            assertArrayEquals(new byte[] {2, 3, 4}, view.toByteArray());
+            assertTrue(maps().contains(path.toString()));
+            view.close();
+            assertFalse(maps().contains(path.toString()));
+            assertThrows(IllegalArgumentException.class, () -> file.read(0, bytes));
+        }
+    }
+
+    private static String maps() throws IOException {
+        return Files.readString(Path.of("/proc/self/maps"));
+    }
+
+    @Test
+    void emptyFilesAndWrongRanges() throws IOException {
+        Path path = folder.resolve("empty");
+        Files.createFile(path);
+        try (MappedFile file = MappedFile.open(path)) {
+            assertEquals(0, file.memory().byteSize());
+            file.read(0, new byte[0]);
+            assertThrows(IllegalArgumentException.class, () -> file.read(0, new byte[1]));
+            assertThrows(IllegalArgumentException.class, () -> file.read(-1, new byte[1]));
+            assertThrows(IllegalArgumentException.class, () -> file.read(0, null));
+        }
+    }
+
+    @Test
+    void whatIsNoFileIsRefused() {
+        assertThrows(IllegalArgumentException.class, () -> MappedFile.open(null));
+        for (Path path : new Path[] {folder, folder.resolve("none"), Path.of("/dev/null")}) {
+            IOException e = assertThrows(IOException.class, () -> MappedFile.open(path));
+            assertTrue(e.getMessage().contains(path.toString()), e.getMessage());
+        }
+    }
+}

@@ -1,0 +1,121 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.nativeops.torch;
+
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import ai.djl.Device;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import java.lang.management.BufferPoolMXBean;
+import java.lang.management.ManagementFactory;
+import java.util.concurrent.atomic.AtomicBoolean;
+import java.util.function.BooleanSupplier;
+import java.util.function.Function;
+import java.util.stream.Stream;
+import org.djlx.nativeops.host.NativeMemory;
+import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.Named;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.MethodSource;
+
+/** Who closes an array while work on it is under way must not take its elements away. */
+class TorchAliasTest {
+
+    private static final int FLOATS = 8 << 20;
+
+    private final NDManager manager = NDManager.newBaseManager(Device.cpu(), "PyTorch");
+
+    @AfterEach
+    void close() {
+        manager.close();
+    }
+
+    /** Bytes of the buffers that Java has allocated outside the heap. */
+    private static long directBytes() {
+        return ManagementFactory.getPlatformMXBeans(BufferPoolMXBean.class).stream()
+                .filter(pool -> pool.getName().equals("direct"))
+                .mapToLong(BufferPoolMXBean::getMemoryUsed)
+                .sum();
+    }
+
+    private static boolean becomes(BooleanSupplier condition, int millis) throws Exception {
+        long end = System.nanoTime() + millis * 1_000_000L;
+        while (!condition.getAsBoolean() && System.nanoTime() < end) {
+            System.gc();
+            Thread.sleep(20);
+        }
+        return condition.getAsBoolean();
+    }
+
+    private static Stream<Named<Function<NDArray, AutoCloseable>>> holds() {
+        return Stream.of(
+                Named.of("alias", array -> Torch.alias(array.getManager(), array)),
+                Named.of("hold", TensorHold::new),
+                Named.of("held arrays", HeldArrays::new));
+    }
+
+    @ParameterizedTest
+    @MethodSource("holds")
+    void keepsElementsThatLieInJavaMemory(Function<NDArray, AutoCloseable> hold) throws Exception {
+        NDArray original = manager.create(new float[FLOATS]);
+        long bytes = directBytes();
+        assertTrue(bytes >= FLOATS * 4L, "DJL puts the elements elsewhere: " + bytes + " bytes");
+
+        NDArray alias = Torch.alias(manager, original);
+        AutoCloseable held = hold.apply(alias);
+        original.close();
+        alias.close();
+        assertFalse(
+                becomes(() -> directBytes() <= bytes - FLOATS * 4L, 500),
+                "the elements were freed while they were held");
+
+        held.close();
+        assertTrue(
+                becomes(() -> directBytes() <= bytes - FLOATS * 4L, 30_000),
+                "the elements were not freed with what held them");
+    }
+
+    @ParameterizedTest
+    @MethodSource("holds")
+    void keepsMemoryThatAnArrayIsAViewOf(Function<NDArray, AutoCloseable> hold) throws Exception {
+        AtomicBoolean freed = new AtomicBoolean();
+        try (NDArray owner = manager.ones(new Shape(4))) {
+            NativeMemory memory =
+                    new NativeMemory(
+                            Torch.dataPointer(owner), 16, Device.cpu(), () -> freed.set(true));
+            NDArray view = Torch.view(manager, memory, 0, new Shape(4), ScalarType.FLOAT32);
+            AutoCloseable held = hold.apply(view);
+            view.close();
+            memory.close();
+            assertFalse(freed.get(), "freed while it was held");
+            held.close();
+            assertTrue(freed.get());
+        }
+    }
+
+    @Test
+    void anAliasHasTheElements() {
+        NDArray original = manager.create(new float[] {1, 2, 3});
+        NDArray alias = Torch.alias(manager, original);
+        original.close();
+        assertArrayEquals(new float[] {1, 2, 3}, alias.toFloatArray());
+    }
+
+    @Test
+    void whatIsMadeEmptyIsSoForAllWhoHaveIt() {
+        NDArray array = manager.create(new float[] {1, 2, 3}).neg();
+        NDArray alias = Torch.alias(manager, array);
+        NDArray view = array.get("1:");
+        Torch.makeEmpty(array);
+        assertArrayEquals(new long[] {0}, Torch.info(array).sizes());
+        assertArrayEquals(new long[] {0}, Torch.info(alias).sizes());
+        assertArrayEquals(new float[] {-2, -3}, view.toFloatArray());
+    }
+}
