@@ -66,7 +66,7 @@ public final class FusedMatmul implements AutoCloseable {
     private static final int[] RING = {4, 2, 2};
 
     // Two ranks read parts of a sum where they were made; more are sent theirs, of which most are
-    // made long before a rank's own. See NOTES.md beside the kernel.
+    // made long before a rank's own. See docs/design/experiments.
     private static final int PULLING_RANKS = 2;
 
     // In which half of the buffers slots are: that of all operations of GPUs (P2pBuffers.epoch);
