@@ -44,7 +44,7 @@ bench_cpu() {
   [[ " $*" == *" --json"* ]] || args+=(--json "$root/ci/results/cpu.json")
   mkdir -p "$work"
   say "Building, and fetching PyTorch for its Gloo"
-  maven -q -DskipTests -Dspotless.check.skip=true package >&2
+  build -Dpeer.skip=false
   gloo=(env OMP_NUM_THREADS=1 "$JAVA_HOME/bin/java" -Xmx1g
     "-Dorg.bytedeco.javacpp.cachedir=$work/gloo-cache" "-Dbench.source=$root/ci/bench/peers/GlooBench.java"
     -cp "$peer_jars/*" "$root/ci/bench/peers/GlooBench.java")

@@ -7,10 +7,12 @@ package org.djlx.collectives;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 
 import java.util.regex.Pattern;
+import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 
 /** Groups that nobody destroys. */
+@Tag("slow")
 class ForgottenGroupsTest {
 
     @Test

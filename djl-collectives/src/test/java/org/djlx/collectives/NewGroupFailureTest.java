@@ -27,11 +27,13 @@ import org.djlx.collectives.spi.OpType;
 import org.djlx.collectives.store.HashStore;
 import org.djlx.collectives.store.Store;
 import org.djlx.collectives.store.StoreThatEnds;
+import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 
 /** A rank that dies, or does not come, while a sub-group is created. */
 @Timeout(120)
+@Tag("slow")
 class NewGroupFailureTest {
 
     private static final BackendOptions TEN_SECONDS = new BackendOptions(Duration.ofSeconds(10));

@@ -15,6 +15,7 @@ import org.djlx.collectives.p2p.P2pBuffers;
 import org.djlx.collectives.spi.OpType;
 import org.djlx.collectives.spi.Operation.Agreed;
 import org.djlx.fusedops.cost.Path;
+import org.djlx.fusedops.internal.BlockMath;
 import org.djlx.fusedops.internal.RmsNormKernels;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.torch.NoGradient;
@@ -23,57 +24,80 @@ import org.djlx.nativeops.torch.TensorInfo;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * The plan of {@link FusedOps#allReduceRmsNorm}: one launch of a kernel, or an all-reduce and a
- * kernel, or an all-reduce and libtorch, all to the same bits but for the order in which squares
- * are added.
+ * The plan of {@link FusedOps#allReduceRmsNorm}. All of its paths give the same bits, except for
+ * the order in which squares are added.
  */
 final class AllReduceRmsNormPlan implements FusedPlan {
 
     static final OpType TYPE = new OpType("allReduceRmsNorm");
 
-    private static final int INPUTS = 3; // partial, residual, weight
+    private static final String ALGORITHM = Path.FUSED.toString();
 
     private final GroupPlans plans;
     private final ScalarType type;
     private final Shape shape;
     private final long hidden;
     private final long rows;
-    private final boolean[] direct = new boolean[INPUTS]; // contiguous
-    private final RmsNormKernels kernels; // null if there are none
-    private final P2pBuffers buffers; // null if there are none
-    private final FallbackReason reason; // null if it is one launch
-    private final Agreed agreed;
+    private final boolean[] inPlace; // for each input, whether it is contiguous
+    private final NormPath path;
 
     /**
      * A call.
      *
+     * @param checks checks the arguments of the call
      * @param inputs partial, residual and weight
-     * @param infos what libtorch says of them
-     * @param epsilon what is added to the mean of squares
+     * @param epsilon the number added to the mean of squares
      * @param group the group
      */
-    record Call(NDArray[] inputs, TensorInfo[] infos, float epsilon, ProcessGroup group) {}
+    record Call(OperandChecks checks, Operands inputs, float epsilon, ProcessGroup group) {
 
-    /** Checks the inputs of a call and prepares it. */
+        NDArray partial() {
+            return inputs.array(0);
+        }
+    }
+
+    /**
+     * Where the results of a call go.
+     *
+     * @param arrays the new residual and the norm
+     * @param residual the address of the new residual
+     * @param norm the address of the norm
+     */
+    private record Outputs(NormedResidual arrays, long residual, long norm) {}
+
+    /** One way to run the operator. */
+    private interface NormPath {
+
+        void run(Call call, OperationScope scope, Outputs outputs);
+    }
+
+    /** Checks the inputs of a call, and chooses the path for them. */
     AllReduceRmsNormPlan(Call call) {
-        OperandChecks checks = new OperandChecks(TYPE.toString());
+        OperandChecks checks = call.checks();
         ProcessGroup group = call.group();
-        NDArray partial = call.inputs()[0];
-        TensorInfo[] infos = call.infos();
+        NDArray partial = call.partial();
+        TensorInfo[] infos = call.inputs().infos();
         type = checks.checkRows("partial", partial, infos[0], group.device());
         shape = new Shape(infos[0].sizes());
         hidden = shape.getLastDimension();
         rows = shape.size() / hidden;
-        checks.checkLike("residual", call.inputs()[1], infos[1], shape, partial, type);
-        checks.checkLike("weight", call.inputs()[2], infos[2], new Shape(hidden), partial, type);
-        for (int i = 0; i < INPUTS; i++) {
-            direct[i] = infos[i].isContiguous();
+        checks.checkLike("residual", call.inputs().array(1), infos[1], shape, partial, type);
+        Shape row = new Shape(hidden);
+        checks.checkLike("weight", call.inputs().array(2), infos[2], row, partial, type);
+        inPlace = new boolean[infos.length];
+        for (int i = 0; i < infos.length; i++) {
+            inPlace[i] = infos[i].isContiguous();
         }
         plans = GroupPlans.of(group);
-        kernels = kernels(type, rows, hidden, group).orElse(null);
-        buffers = group.p2pBuffers().orElse(null);
-        reason = fallbackReason(kernels, type, rows, hidden, group);
-        agreed = new Agreed(type, shape.getShape(), ReduceOp.SUM, 0);
+        Optional<RmsNormKernels> kernels = kernels(type, rows, hidden, group);
+        FallbackReason reason = fallbackReason(kernels, type, rows, hidden, group).orElse(null);
+        if (reason == null) {
+            path = new FusedNorm(kernels.orElseThrow(), group.p2pBuffers().orElseThrow());
+        } else {
+            path =
+                    kernels.<NormPath>map(found -> new AllReduceAndKernel(found, reason))
+                            .orElseGet(() -> new AllReduceAndLibtorch(reason));
+        }
     }
 
     private static Optional<RmsNormKernels> kernels(
@@ -93,34 +117,39 @@ final class AllReduceRmsNormPlan implements FusedPlan {
         if (rows < 1 || hidden < 1) {
             throw checks.wrong("%d rows of %d elements, but both must be at least 1", rows, hidden);
         }
-        RmsNormKernels kernels = kernels(type, rows, hidden, group).orElse(null);
-        return fallbackReason(kernels, type, rows, hidden, group) == null;
+        Optional<RmsNormKernels> kernels = kernels(type, rows, hidden, group);
+        return fallbackReason(kernels, type, rows, hidden, group).isEmpty();
     }
 
-    /** Why it is more than one launch; the same on all ranks. */
-    private static FallbackReason fallbackReason(
-            RmsNormKernels kernels, ScalarType type, long rows, long hidden, ProcessGroup group) {
+    /** Why it is more than one kernel; the same on all ranks. */
+    private static Optional<FallbackReason> fallbackReason(
+            Optional<RmsNormKernels> kernels,
+            ScalarType type,
+            long rows,
+            long hidden,
+            ProcessGroup group) {
         if (FusedOps.isForced(Path.NCCL)) {
-            return FallbackReason.FORCED;
+            return Optional.of(FallbackReason.FORCED);
         }
         Optional<P2pBuffers> buffers = group.p2pBuffers();
         if (buffers.flatMap(P2pBuffers::oneShotSlots).isEmpty()) {
-            return FallbackReason.NO_P2P_BUFFERS;
+            return Optional.of(FallbackReason.NO_P2P_BUFFERS);
         }
-        boolean fits = kernels != null && kernels.exchanges(buffers.get(), type, rows, hidden);
-        return fits ? null : FallbackReason.BUFFER_TOO_SMALL;
+        return kernels.filter(norm -> norm.exchanges(buffers.get(), type, rows, hidden)).isPresent()
+                ? Optional.empty()
+                : Optional.of(FallbackReason.BUFFER_TOO_SMALL);
     }
 
     /** Enqueues a call whose results are new arrays in the manager of the partial. */
     NormedResidual run(Call call) {
-        NDManager manager = call.inputs()[0].getManager();
+        NDManager manager = call.partial().getManager();
         NDArray sum = Torch.empty(manager, shape, type);
         NDArray norm = null;
         boolean done = false;
         try {
             norm = Torch.empty(manager, shape, type);
             NormedResidual outputs = new NormedResidual(sum, norm);
-            run(call, outputs, Torch.dataPointer(sum), Torch.dataPointer(norm));
+            run(call, new Outputs(outputs, Torch.dataPointer(sum), Torch.dataPointer(norm)));
             done = true;
             return outputs;
         } finally {
@@ -135,129 +164,170 @@ final class AllReduceRmsNormPlan implements FusedPlan {
 
     /** Checks where the results are to go, and enqueues a call that writes them there. */
     void runInto(Call call, NormedResidual outputs) {
-        OperandChecks checks = new OperandChecks(TYPE.toString());
-        checks.checkNotNull("outputs", outputs);
-        NDArray partial = call.inputs()[0];
-        long sum = checkOutput(checks, "new residual", outputs.residual(), partial);
-        long norm = checkOutput(checks, "norm", outputs.norm(), partial);
+        call.checks().checkNotNull("outputs", outputs);
+        long sum = checkOutput(call, "new residual", outputs.residual());
+        long norm = checkOutput(call, "norm", outputs.norm());
         if (rows > 0 && sum == norm) {
-            throw checks.wrong("the new residual and the norm go to the same array");
+            throw call.checks().wrong("the new residual and the norm go to the same array");
         }
-        run(call, outputs, sum, norm);
+        run(call, new Outputs(outputs, sum, norm));
     }
 
-    private long checkOutput(OperandChecks checks, String role, NDArray output, NDArray partial) {
-        TensorInfo info = checks.operand(role, output);
-        checks.checkLike(role, output, info, shape, partial, type);
+    private long checkOutput(Call call, String role, NDArray output) {
+        TensorInfo info = call.checks().operand(role, output);
+        call.checks().checkLike(role, output, info, shape, call.partial(), type);
         if (!info.isContiguous()) {
-            throw checks.wrong("%s must be contiguous", role);
+            throw call.checks().wrong("%s must be contiguous", role);
         }
         return info.address();
     }
 
-    /** Enqueues a call that writes its results to these addresses of the outputs. */
-    private void run(Call call, NormedResidual outputs, long sum, long norm) {
-        UsageCounter.count(reason);
+    private void run(Call call, Outputs outputs) {
         OperationScope scope = plans.scope();
         try {
-            if (reason == null) {
-                oneLaunch(call, scope, outputs, sum, norm);
-            } else {
-                plain(call, scope, outputs, sum, norm);
-            }
+            path.run(call, scope, outputs);
         } finally {
             scope.close();
         }
     }
 
-    private void oneLaunch(
-            Call call, OperationScope scope, NormedResidual outputs, long sum, long norm) {
-        NDArray partial = contiguous(call, scope, 0);
-        NDArray residual = contiguous(call, scope, 1);
-        NDArray weight = contiguous(call, scope, 2);
-        RmsNormKernels.Rows of =
-                of(
-                        sum,
-                        norm,
-                        address(call, partial, 0),
-                        address(call, residual, 1),
-                        address(call, weight, 2));
-        NDArray[] used = {outputs.residual(), outputs.norm(), partial, residual, weight};
-        Work work =
-                call.group()
-                        .execute(
-                                TYPE,
-                                agreed,
-                                operation ->
-                                        kernels.exchange(
-                                                operation, buffers, of, call.epsilon(), used));
-        FusedOps.complete(call.group(), work);
-    }
-
     private NDArray contiguous(Call call, OperationScope scope, int input) {
-        NDArray array = call.inputs()[input];
-        return direct[input] ? array : scope.copy(array, type);
+        NDArray array = call.inputs().array(input);
+        return inPlace[input] ? array : scope.copy(array, type);
     }
 
     private long address(Call call, NDArray contiguous, int input) {
-        return direct[input] ? call.infos()[input].address() : Torch.dataPointer(contiguous);
+        return inPlace[input] ? call.inputs().address(input) : Torch.dataPointer(contiguous);
     }
 
-    private RmsNormKernels.Rows of(long sum, long norm, long partial, long residual, long weight) {
-        return new RmsNormKernels.Rows(sum, norm, partial, residual, weight, type, rows, hidden);
+    /** Sums the partials of all ranks into the new residual. */
+    private static void allReduce(Call call, Outputs outputs) {
+        NDArray sum = outputs.arrays().residual();
+        if (outputs.residual() != call.inputs().address(0)) {
+            NoGradient.run(() -> Torch.copy(sum, call.partial()));
+        }
+        if (call.group().worldSize() > 1) { // NCCL cannot record that of one rank into a graph.
+            call.group().allReduce(sum, ReduceOp.SUM, false);
+        }
     }
 
-    private void plain(
-            Call call, OperationScope scope, NormedResidual outputs, long sum, long norm) {
-        NDArray total = outputs.residual();
-        NDArray partial = call.inputs()[0];
-        long address = call.infos()[0].address();
-        boolean alone = call.group().worldSize() == 1;
-        boolean inPlace = sum == address || alone && kernels != null && direct[0];
-        if (!inPlace) {
-            NoGradient.run(() -> Torch.copy(total, partial));
+    /** The path FUSED: one kernel exchanges partials, adds and normalises. */
+    private final class FusedNorm implements NormPath {
+
+        private final RmsNormKernels kernels;
+        private final P2pBuffers buffers;
+        private final Agreed agreed = new Agreed(type, shape.getShape(), ReduceOp.SUM, 0);
+
+        FusedNorm(RmsNormKernels kernels, P2pBuffers buffers) {
+            this.kernels = kernels;
+            this.buffers = buffers;
         }
-        if (!alone) { // Otherwise it could not go into a graph, by NCCL.
-            call.group().allReduce(total, ReduceOp.SUM, false);
+
+        @Override
+        public void run(Call call, OperationScope scope, Outputs outputs) {
+            UsageCounter.count(Path.FUSED);
+            NDArray partial = contiguous(call, scope, 0);
+            NDArray residual = contiguous(call, scope, 1);
+            NDArray weight = contiguous(call, scope, 2);
+            RmsNormKernels.Rows of =
+                    new RmsNormKernels.Rows(
+                            outputs.residual(),
+                            outputs.norm(),
+                            address(call, partial, 0),
+                            address(call, residual, 1),
+                            address(call, weight, 2),
+                            type,
+                            rows,
+                            hidden);
+            NormedResidual arrays = outputs.arrays();
+            NDArray[] used = {arrays.residual(), arrays.norm(), partial, residual, weight};
+            Work work =
+                    call.group()
+                            .execute(
+                                    TYPE,
+                                    agreed,
+                                    operation -> {
+                                        operation.setAlgorithm(ALGORITHM);
+                                        kernels.exchange(
+                                                operation, buffers, of, call.epsilon(), used);
+                                    });
+            FusedOps.complete(call.group(), work);
         }
-        if (rows == 0) {
-            return;
-        }
-        if (kernels == null) {
-            NoGradient.run(() -> byLibtorch(call, scope, outputs));
-            return;
-        }
-        long added = inPlace ? address : sum;
-        NDArray residual = contiguous(call, scope, 1);
-        NDArray weight = contiguous(call, scope, 2);
-        kernels.add(
-                of(sum, norm, added, address(call, residual, 1), address(call, weight, 2)),
-                call.epsilon(),
-                total,
-                outputs.norm(),
-                partial,
-                residual,
-                weight);
     }
 
-    /** In float32, rounded where the kernel rounds. */
-    private void byLibtorch(Call call, OperationScope scope, NormedResidual outputs) {
-        NDArray sum = outputs.residual();
-        NDArray wide = scope.add(Torch.cast(call.inputs()[1], ScalarType.FLOAT32));
-        wide.addi(scope.add(Torch.cast(sum, ScalarType.FLOAT32)));
-        Torch.copy(sum, wide);
-        Torch.copy(wide, sum);
-        int[] last = {shape.dimension() - 1};
-        NDArray mean = scope.add(scope.add(wide.square()).mean(last, true));
-        wide.muli(scope.add(mean.addi(call.epsilon()).sqrt()).powi(-1));
-        wide.muli(scope.add(Torch.cast(call.inputs()[2], ScalarType.FLOAT32)));
-        Torch.copy(outputs.norm(), wide);
+    /** The path NCCL: an all-reduce, then one kernel adds and normalises. */
+    private final class AllReduceAndKernel implements NormPath {
+
+        private final RmsNormKernels kernels;
+        private final FallbackReason reason;
+
+        AllReduceAndKernel(RmsNormKernels kernels, FallbackReason reason) {
+            this.kernels = kernels;
+            this.reason = reason;
+        }
+
+        @Override
+        public void run(Call call, OperationScope scope, Outputs outputs) {
+            UsageCounter.count(reason);
+            NDArray sum = outputs.arrays().residual();
+            long sumAddress = outputs.residual();
+            if (call.group().worldSize() == 1 && inPlace[0]) {
+                sumAddress = call.inputs().address(0); // The kernel reads it where it lies.
+            } else {
+                allReduce(call, outputs);
+            }
+            NDArray residual = contiguous(call, scope, 1);
+            NDArray weight = contiguous(call, scope, 2);
+            kernels.add(
+                    new RmsNormKernels.Rows(
+                            outputs.residual(),
+                            outputs.norm(),
+                            sumAddress,
+                            address(call, residual, 1),
+                            address(call, weight, 2),
+                            type,
+                            rows,
+                            hidden),
+                    call.epsilon(),
+                    sum,
+                    outputs.arrays().norm(),
+                    call.partial(),
+                    residual,
+                    weight);
+        }
     }
 
-    /** The same kernels in a graph. */
-    @Override
-    public boolean isOtherwiseRecorded() {
-        return false;
+    /** The path NCCL on the CPU, and for rows without a kernel: an all-reduce, then libtorch. */
+    private final class AllReduceAndLibtorch implements NormPath {
+
+        private final FallbackReason reason;
+
+        AllReduceAndLibtorch(FallbackReason reason) {
+            this.reason = reason;
+        }
+
+        @Override
+        public void run(Call call, OperationScope scope, Outputs outputs) {
+            UsageCounter.count(reason);
+            allReduce(call, outputs);
+            if (rows > 0) {
+                NoGradient.run(() -> addAndNormalize(call, outputs.arrays()));
+            }
+        }
+
+        /** In float32, rounded where the kernel rounds. */
+        private static void addAndNormalize(Call call, NormedResidual outputs) {
+            NDArray sum = outputs.residual();
+            try (NDArray wide = Torch.cast(call.inputs().array(1), ScalarType.FLOAT32);
+                    NDArray addend = Torch.cast(sum, ScalarType.FLOAT32)) {
+                wide.addi(addend);
+                Torch.copy(sum, wide);
+            }
+            NDArray weight = call.inputs().array(2);
+            try (NDArray norm = BlockMath.rmsNorm(sum, weight, call.epsilon())) {
+                Torch.copy(outputs.norm(), norm);
+            }
+        }
     }
 
     /** Holds nothing of its own. */

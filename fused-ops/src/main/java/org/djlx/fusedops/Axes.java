@@ -13,12 +13,12 @@ import java.util.stream.IntStream;
 import org.djlx.nativeops.cuda.MatrixLayout;
 import org.djlx.nativeops.torch.TensorInfo;
 
-/** Rearranges the dimensions of arrays; what it returns are views wherever possible. */
+/** Rearranges the dimensions of arrays, as views wherever possible. */
 final class Axes {
 
     private Axes() {}
 
-    /** Moves a dimension to another place, like torch.movedim; the others keep their order. */
+    /** Moves a dimension to another index, like torch.movedim. The others keep their order. */
     static NDArray move(NDArray array, int from, int to) {
         if (from == to) {
             return array;
@@ -29,7 +29,7 @@ final class Axes {
         return array.transpose(order.stream().mapToInt(i -> i).toArray());
     }
 
-    /** The shape after {@link #move}. */
+    /** Returns the shape after {@link #move}. */
     static Shape move(Shape shape, int from, int to) {
         List<Long> sizes =
                 new ArrayList<>(
@@ -38,47 +38,47 @@ final class Axes {
         return new Shape(sizes);
     }
 
-    /** Returns a contiguous array as a matrix: all dimensions but the last are merged. */
+    /** Returns a contiguous array as a matrix: merges all dimensions except the last. */
     static NDArray matrix(NDArray contiguous) {
         Shape shape = contiguous.getShape();
         return contiguous.reshape(rows(shape), shape.get(shape.dimension() - 1));
     }
 
-    /** The number of rows of {@link #matrix}; not by division, as the last size may be 0. */
+    /** Returns the number of rows of {@link #matrix}. No division: the last size may be 0. */
     static long rows(Shape shape) {
         return shape.slice(0, shape.dimension() - 1).size();
     }
 
-    /** A shape with one size replaced. */
+    /** Returns a shape with one size replaced. */
     static Shape with(Shape shape, int dimension, long size) {
         long[] sizes = shape.getShape().clone();
         sizes[dimension] = size;
         return new Shape(sizes);
     }
 
-    /** A shape with a dimension in front. */
+    /** Returns a shape with a new first dimension. */
     static Shape stacked(long count, Shape shape) {
         return new Shape(count).addAll(shape);
     }
 
-    /** The layout of a matrix. */
+    /** Returns the layout of a matrix. */
     static MatrixLayout layout(TensorInfo matrix) {
         long[] sizes = matrix.sizes();
         long[] strides = matrix.strides();
         return new MatrixLayout(sizes[0], sizes[1], strides[0], strides[1]);
     }
 
-    /** Tells whether a matrix need not be copied to be multiplied. */
+    /** Tells whether a matmul can read a matrix without a copy: rows or columns are contiguous. */
     static boolean isUsable(MatrixLayout layout) {
         return layout.isRowMajor() || layout.transposed().isRowMajor();
     }
 
-    /** Brings the first dimension to its place; the array is replaced by a view, if need be. */
+    /** Moves the first dimension to a given index. Closes the array if it returns a view of it. */
     static NDArray restore(NDArray front, int dimension) {
         return detached(front, array -> move(array, 0, dimension));
     }
 
-    /** Replaces an array by a view of it; the storage lives on with the view. */
+    /** Replaces an array by a view, and closes the array. The view keeps the storage alive. */
     static NDArray detached(NDArray array, UnaryOperator<NDArray> view) {
         NDArray result = view.apply(array);
         if (result != array) {

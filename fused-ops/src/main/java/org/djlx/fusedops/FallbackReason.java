@@ -4,21 +4,30 @@
  */
 package org.djlx.fusedops;
 
-/** Why a fused operator took the plain path: the collective, and what is before or after it. */
+/**
+ * Why a fused operator fell back to {@link org.djlx.fusedops.cost.Path#NCCL}: a collective of the
+ * group, with the computation before or after it.
+ */
 public enum FallbackReason {
     /**
-     * The group's backend has no P2P buffers, or no means to use them here: its GPUs do not all
-     * access each other's memory, for example in a hybrid cube mesh.
+     * The group has no P2P buffers that all ranks can use: its backend has none, or some GPUs have
+     * no peer access to each other, for example in a hybrid cube mesh.
      */
     NO_P2P_BUFFERS,
-    /** A is gathered along its last dimension, over which the matmul sums. */
+    /**
+     * A is gathered along its last dimension. The matmul sums over that dimension, so it cannot
+     * start before all shards are there.
+     */
     GATHER_ALONG_LAST_DIMENSION,
     /**
-     * What the ranks send does not fit into half of a P2P buffer; or, of an all-reduce + RMSNorm,
-     * is too much for one launch, or nothing.
+     * The parts of all ranks do not fit into half of a P2P buffer. For all-reduce + RMSNorm: the
+     * rows are too large for the fused kernel, or there are none.
      */
     BUFFER_TOO_SMALL,
-    /** On GPUs the {@linkplain org.djlx.fusedops.cost.CostModel cost model} says it is faster. */
+    /**
+     * The {@linkplain org.djlx.fusedops.cost.CostModel cost model} predicts that NCCL and one
+     * matmul are faster. Only on GPUs.
+     */
     NCCL_IS_FASTER,
     /** {@link FusedOps#forceFallback()} is in force. */
     FORCED

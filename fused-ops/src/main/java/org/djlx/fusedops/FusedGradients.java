@@ -7,7 +7,6 @@ package org.djlx.fusedops;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDArrays;
 import ai.djl.ndarray.NDList;
-import ai.djl.ndarray.types.Shape;
 import ai.djl.pytorch.engine.PtNDArray;
 import ai.djl.pytorch.jni.JniUtils;
 import java.util.ArrayList;
@@ -24,14 +23,19 @@ import org.djlx.nativeops.torch.Torch;
 import org.djlx.nativeops.torch.TorchInPlace;
 
 /**
- * The fused operators within a {@link GradientScope}. With Y = gather(A) B, the gradient of A is
- * scatter(dY Bᵀ), which is the other operator, and that of B is gather(A)ᵀ dY. With Y = scatter(A
- * B), the gradient of A is gather(dY) Bᵀ, and that of B is Aᵀ gather(dY), where the gathered dY is
- * what the other operator returns beside its product.
+ * The fused operators within a {@link GradientScope}. Each computes the gradient of the other:
  *
- * <p>Where B was converted from other matrices, of which the scope knows, these are the inputs: the
- * gradient of each is computed in its own type, and on a GPU added to what it has by the matmul
- * itself.
+ * <pre>
+ *   operator            gradient of A       gradient of B
+ *   Y = gather(A) B     scatter(dY Bᵀ)      gather(A)ᵀ dY
+ *   Y = scatter(A B)    gather(dY) Bᵀ       Aᵀ gather(dY)
+ * </pre>
+ *
+ * <p>In the second row, one all-gather + matmul returns the gathered dY, too.
+ *
+ * <p>If the scope knows that B was converted from master weights, those are the inputs. The
+ * gradient of each is computed in its own type. On a GPU the matmul adds it to the gradient that
+ * the weight already has.
  */
 final class FusedGradients {
 
@@ -68,7 +72,7 @@ final class FusedGradients {
             outputs.add(gathered);
         }
         scope.record(
-                AllGatherMatmulPlan.TYPE.toString(),
+                AllGatherMatmul.TYPE.toString(),
                 inputs,
                 used,
                 outputs,
@@ -143,7 +147,7 @@ final class FusedGradients {
         List<NDArray> inputs = new ArrayList<>(List.of(a));
         inputs.addAll(scope.originals(b));
         scope.record(
-                MatmulReduceScatterPlan.TYPE.toString(),
+                MatmulReduceScatter.TYPE.toString(),
                 inputs,
                 List.of(b, a),
                 List.of(result),
@@ -186,9 +190,10 @@ final class FusedGradients {
     }
 
     /**
-     * Returns Aᵀ dY, where all dimensions but the last are those of one, for weights side by side.
+     * Returns Aᵀ dY for weights side by side, with all dimensions except the last merged.
      *
-     * @return a gradient for each weight; null where it requires none, or has it already
+     * @return a gradient for each weight; null if the weight requires none, or the gradient has
+     *     already been added to it
      */
     private static List<NDArray> weightGradients(
             List<NDArray> weights, NDArray a, NDArray gradient, ProcessGroup group) {
@@ -199,8 +204,8 @@ final class FusedGradients {
             if (!Torch.requiresGradient(weight)) {
                 results.add(null);
             } else {
-                NDArray left = matrix(a).transpose();
-                NDArray right = matrix(gradient);
+                NDArray left = Axes.matrix(a).transpose();
+                NDArray right = Axes.matrix(gradient);
                 if (weights.size() > 1) {
                     right = Torch.narrow(right, 1, from, columns);
                 }
@@ -214,7 +219,10 @@ final class FusedGradients {
         return results;
     }
 
-    /** Multiplies for a weight of another type; null if that has been added to its gradient. */
+    /**
+     * Multiplies for a weight of another type. Returns null if the product has been added to its
+     * gradient.
+     */
     private static NDArray convertedProduct(
             NDArray weight, NDArray left, NDArray right, ProcessGroup group) {
         ScalarType type = Torch.scalarType(weight);
@@ -242,13 +250,6 @@ final class FusedGradients {
             TorchInPlace.add(own, product);
             return null;
         }
-    }
-
-    private static NDArray matrix(NDArray array) {
-        Shape shape = array.getShape();
-        long last = shape.get(shape.dimension() - 1);
-        long rows = shape.slice(0, shape.dimension() - 1).size();
-        return array.reshape(rows, last);
     }
 
     private static NDArray concatenated(List<NDArray> arrays, int dimension) {

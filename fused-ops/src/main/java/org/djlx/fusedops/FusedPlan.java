@@ -5,15 +5,12 @@
 package org.djlx.fusedops;
 
 /**
- * Everything about a call of a fused operator that its shapes, strides, type and dimension decide:
- * made once, then only enqueued. Used by one thread at a time.
+ * Everything about the calls of a fused operator that have the same {@link PlanKey}. Computed for
+ * the first of these calls, then only enqueued. For one thread at a time.
  */
 interface FusedPlan extends AutoCloseable {
 
-    /** Whether another path is taken by calls that are recorded into a graph. */
-    boolean isOtherwiseRecorded();
-
-    /** Frees it; nothing that it has enqueued needs it any more. */
+    /** Frees the plan. Operations that it has enqueued do not use it any more. */
     @Override
     void close();
 }

@@ -8,7 +8,7 @@ import ai.djl.ndarray.NDArray;
 import java.util.List;
 import java.util.Optional;
 
-/** What {@link FusedOps#allGatherMatmul} returns; the arrays are the caller's to close. */
+/** The result of {@link FusedOps#allGatherMatmul}. The caller closes the arrays. */
 public final class GatheredMatmul {
 
     private final NDArray gathered;
@@ -22,7 +22,7 @@ public final class GatheredMatmul {
     /**
      * Returns the gathered A.
      *
-     * @return the array, or empty if it was not asked for
+     * @return the array; empty unless the caller asked for it
      */
     public Optional<NDArray> gathered() {
         return Optional.ofNullable(gathered);
@@ -31,7 +31,7 @@ public final class GatheredMatmul {
     /**
      * Returns the products.
      *
-     * @return the product of A with each B, in their order
+     * @return the product of A with each B, in the order of the Bs
      */
     public List<NDArray> outputs() {
         return outputs;

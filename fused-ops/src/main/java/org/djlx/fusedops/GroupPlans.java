@@ -8,27 +8,34 @@ import ai.djl.Device;
 import ai.djl.ndarray.NDManager;
 import java.util.LinkedHashMap;
 import java.util.Map;
+import java.util.function.Supplier;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.fusedops.internal.Compute;
 import org.djlx.fusedops.internal.Pipeline;
 
 /**
- * What fused operators keep for a group on one rank: the plans used last, and what they compute
- * with. Closed with the group, to which nothing here refers: it could not be freed when it is
- * forgotten, and may be called through views that have other timeouts. A plan is looked up and
- * enqueued under this object's lock.
+ * The state of fused operators for a group on one rank: the plans used last, and what they share.
+ * Closed with the group.
+ *
+ * <ul>
+ *   <li>Nothing here refers to the group. Otherwise a group that its users drop could not be
+ *       garbage-collected. A group may also be called through views with other timeouts.
+ *   <li>A plan is looked up and enqueued under this object's lock.
+ * </ul>
  */
 final class GroupPlans implements AutoCloseable {
 
-    /** How many plans are kept; a layer of a model needs a few for each number of rows. */
+    /**
+     * The number of plans that are kept. A layer of a model needs a few for each number of rows.
+     */
     static final int MAX_PLANS = 512;
 
     private final Device device;
     private final int worldSize;
-    private final NDManager manager; // of what operations make; each closes its own arrays
+    private final NDManager manager; // of temporary arrays; each operation closes its own
     private final Map<PlanKey, FusedPlan> plans = new LinkedHashMap<>(16, 0.75f, true);
-    private Compute compute; // once it is needed
-    private Pipeline schedule; // once it is needed
+    private Compute compute; // null before the first use
+    private Pipeline pipeline; // null before the first use
 
     private GroupPlans(Device device, int worldSize) {
         this.device = device;
@@ -42,7 +49,7 @@ final class GroupPlans implements AutoCloseable {
     }
 
     /**
-     * Returns the plan of a call; to be called under this object's lock.
+     * Returns the plan of a call. The caller holds this object's lock.
      *
      * @param key the call
      * @param type the plan's class
@@ -52,7 +59,13 @@ final class GroupPlans implements AutoCloseable {
         return type.cast(plans.get(key));
     }
 
-    /** Keeps a plan that was not found, instead of the one that was used the longest ago. */
+    /** Returns the plan of a call, made if there is none. The caller holds this object's lock. */
+    <P extends FusedPlan> P findOrMake(PlanKey key, Class<P> type, Supplier<P> maker) {
+        P plan = find(key, type);
+        return plan != null ? plan : keep(key, maker.get());
+    }
+
+    /** Keeps a new plan. Beyond {@link #MAX_PLANS}, closes the least recently used one. */
     <P extends FusedPlan> P keep(PlanKey key, P plan) {
         plans.put(key, plan);
         if (plans.size() > MAX_PLANS) {
@@ -62,15 +75,7 @@ final class GroupPlans implements AutoCloseable {
         return plan;
     }
 
-    /**
-     * Tells whether a call takes another plan than this one, as it is recorded into a graph; asked
-     * only where that matters, as it takes the host time.
-     */
-    boolean isOther(FusedPlan plan) {
-        return plan.isOtherwiseRecorded() && compute().isRecorded();
-    }
-
-    /** Returns what an operation needs until it has ended. */
+    /** Returns a scope for the temporary arrays of an operation. */
     OperationScope scope() {
         return new OperationScope(device.isGpu(), manager);
     }
@@ -82,11 +87,11 @@ final class GroupPlans implements AutoCloseable {
         return compute;
     }
 
-    synchronized Pipeline schedule(ProcessGroup group) {
-        if (schedule == null) {
-            schedule = new Pipeline(group);
+    synchronized Pipeline pipeline(ProcessGroup group) {
+        if (pipeline == null) {
+            pipeline = new Pipeline(group);
         }
-        return schedule;
+        return pipeline;
     }
 
     @Override

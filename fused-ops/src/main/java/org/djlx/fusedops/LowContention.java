@@ -5,6 +5,7 @@
 package org.djlx.fusedops;
 
 import ai.djl.ndarray.NDArray;
+import java.util.Optional;
 import java.util.OptionalLong;
 import java.util.function.BiConsumer;
 import java.util.function.BooleanSupplier;
@@ -25,36 +26,41 @@ import org.djlx.nativeops.torch.TensorInfo;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * Collectives that leave a GPU's multiprocessors to what computes beside them: copy engines move
- * the data, and a kernel runs only where there is something to add. The counterparts of PyTorch's
- * {@code torch.ops.symm_mem._low_contention_all_gather} and {@code _low_contention_reduce_scatter};
- * those pull, these push.
+ * Collectives that leave a GPU's SMs to concurrent kernels: copy engines move the data, and a
+ * kernel runs only to reduce. Like PyTorch's {@code torch.ops.symm_mem._low_contention_all_gather}
+ * and {@code _low_contention_reduce_scatter}, but these push where PyTorch's pull.
  *
- * <p>They are operations of the group like its own, on the current stream, and take a {@link Work}
- * to wait for. Where the group has no P2P buffers, or they are too small, the group's own
- * collective runs, on all ranks alike; {@link FusedOps#countUsage} tells. Arrays need not be
- * contiguous, but those that are not are copied. They have no gradient: an input that requires one
- * is refused while gradients are on ({@link
- * org.djlx.collectives.gradient.DifferentiableCollectives} has the counterparts that have one).
+ * <p>Rules:
+ *
+ * <ul>
+ *   <li>Each is an operation of the group, on the current stream. The caller waits for the returned
+ *       {@link Work}.
+ *   <li>If the group has no P2P buffers, or they are too small, all ranks use the group's own
+ *       collective; {@link FusedOps#countUsage} counts it as NCCL.
+ *   <li>Arrays need not be contiguous. Others are copied.
+ *   <li>There is no gradient: with gradients on, an input that requires one is refused. {@link
+ *       org.djlx.collectives.gradient.DifferentiableCollectives} has collectives with gradients.
+ * </ul>
  */
 public final class LowContention {
 
     private static final OpType ALL_GATHER = new OpType("lowContentionAllGather");
     private static final OpType REDUCE_SCATTER = new OpType("lowContentionReduceScatter");
+    private static final String ALGORITHM = Path.PIPELINED.toString();
     private static final int HEAP_UNIT = 16;
 
     private LowContention() {}
 
     /**
      * Gathers the arrays of all ranks into one array on every rank, in rank order. If the output
-     * lies in the {@linkplain P2pAllocator P2P heap}, which then must be so on all ranks and at the
-     * same offset, the others write into it directly; otherwise into this rank's buffer, from where
-     * it is copied.
+     * lies in the {@linkplain P2pAllocator P2P heap}, the other ranks write into it directly. It
+     * must then lie there on all ranks, at the same offset. Otherwise they write into this rank's
+     * P2P buffer, from which it is copied.
      *
      * @param group the group
-     * @param output where the arrays go; world size times as many elements as the input
+     * @param output receives the arrays; has world size times as many elements as the input
      * @param input this rank's array, of any element type; the same shape on all ranks. It may be
-     *     this rank's part of the output, and shares no other memory with it
+     *     this rank's part of the output. Otherwise the two share no memory
      * @return the work
      * @throws IllegalArgumentException if an argument is wrong; before anything is sent
      * @see ProcessGroup#allGatherIntoTensor
@@ -65,11 +71,7 @@ public final class LowContention {
         checkNotRecorded(arguments, input, "allGather");
         TensorInfo in = group.checkAllGather(output, input);
         OptionalLong offset = heapOffset(group, output);
-        FallbackReason reason =
-                fallbackReason(
-                        group, () -> offset.isPresent() || fits(group, in.count(), in.type()));
-        UsageCounter.count(reason);
-        if (reason != null) {
+        if (fallsBack(group, () -> offset.isPresent() || fits(group, in.byteSize()))) {
             return group.allGatherIntoTensor(output, input);
         }
         Agreed agreed =
@@ -86,21 +88,21 @@ public final class LowContention {
                 output,
                 input,
                 (operation, arrays) -> {
-                    Pipeline schedule = GroupPlans.of(group).schedule(group);
+                    Pipeline pipeline = GroupPlans.of(group).pipeline(group);
                     long shard = arrays.inputAddress();
                     if (offset.isPresent()) {
                         long place = offset.getAsLong();
-                        schedule.gatherInPlace(operation, place, shard, byteSize, arrays.all());
+                        pipeline.gatherInPlace(operation, place, shard, byteSize, arrays.all());
                         return;
                     }
-                    long whole = arrays.outputAddress();
-                    schedule.gatherAndConsume(
+                    long out = arrays.outputAddress();
+                    pipeline.gatherAndConsume(
                             operation,
                             new Slots(group.p2pBuffers().orElseThrow(), byteSize),
                             shard,
                             byteSize,
                             (stream, rank, part) -> {
-                                long place = whole + rank * byteSize;
+                                long place = out + rank * byteSize;
                                 if (place != shard || part != shard) {
                                     stream.copy(place, part, byteSize);
                                 }
@@ -114,12 +116,12 @@ public final class LowContention {
      * order.
      *
      * @param group the group
-     * @param output where this rank's part goes; the same shape on all ranks. It may be this rank's
-     *     part of the input, and shares no other memory with it
-     * @param input the whole array, of float32, float64, float16 or bfloat16; world size times as
-     *     many elements as the output
-     * @param op {@link ReduceOp#SUM} or {@link ReduceOp#AVG}; in rank order, 16-bit types in
-     *     float32 and rounded once
+     * @param output receives this rank's part; the same shape on all ranks. It may be this rank's
+     *     part of the input. Otherwise the two share no memory
+     * @param input the array to reduce, of float32, float64, float16 or bfloat16; has world size
+     *     times as many elements as the output
+     * @param op {@link ReduceOp#SUM} or {@link ReduceOp#AVG}. Reduces in rank order; 16-bit types
+     *     in float32, rounded once
      * @return the work
      * @throws IllegalArgumentException if an argument is wrong; before anything is sent
      * @see ProcessGroup#reduceScatterTensor
@@ -132,9 +134,7 @@ public final class LowContention {
         checkNotRecorded(arguments, input, "reduceScatter");
         TensorInfo out = group.checkReduceScatter(output, input, op);
         arguments.checkFloating("output", out.type());
-        FallbackReason reason = fallbackReason(group, () -> fits(group, out.count(), out.type()));
-        UsageCounter.count(reason);
-        if (reason != null) {
+        if (fallsBack(group, () -> fits(group, out.byteSize()))) {
             return group.reduceScatterTensor(output, input, op);
         }
         return execute(
@@ -147,10 +147,9 @@ public final class LowContention {
                     Compute compute = GroupPlans.of(group).compute();
                     compute.begin();
                     Compute.Reduction reduction =
-                            compute.reduction(
-                                    out.type(), out.count(), group.worldSize(), op == ReduceOp.AVG);
+                            compute.reduction(out.type(), out.count(), group.worldSize(), op);
                     GroupPlans.of(group)
-                            .schedule(group)
+                            .pipeline(group)
                             .scatterAndReduce(
                                     operation,
                                     new Slots(group.p2pBuffers().orElseThrow(), out.byteSize()),
@@ -162,19 +161,22 @@ public final class LowContention {
                 });
     }
 
-    /** Refuses an input whose gradient would be lost, as the output is the caller's array. */
+    /**
+     * Refuses an input that requires a gradient: it would be lost, because the output is the
+     * caller's array.
+     */
     private static void checkNotRecorded(
             OperandChecks arguments, NDArray input, String differentiable) {
         if (input != null && NoGradient.isRecorded(input)) {
             throw arguments.wrong(
                     "the input requires a gradient, which would be lost: call"
-                            + " DifferentiableCollectives.%s, or with gradients off, or pass"
+                            + " DifferentiableCollectives.%s, switch gradients off, or pass"
                             + " input.stopGradient()",
                     differentiable);
         }
     }
 
-    /** Where all of an output is in the heap; empty if it is elsewhere. */
+    /** Returns the offset of an output in the heap; empty if it is not in the heap. */
     private static OptionalLong heapOffset(ProcessGroup group, NDArray output) {
         if (!group.isP2pAvailable()) {
             return OptionalLong.empty();
@@ -185,21 +187,18 @@ public final class LowContention {
                 : OptionalLong.empty();
     }
 
-    private static FallbackReason fallbackReason(ProcessGroup group, BooleanSupplier fits) {
-        if (FusedOps.isForced(Path.NCCL)) {
-            return FallbackReason.FORCED;
-        }
-        if (!group.isP2pAvailable()) {
-            return FallbackReason.NO_P2P_BUFFERS;
-        }
-        return fits.getAsBoolean() ? null : FallbackReason.BUFFER_TOO_SMALL;
+    /** Counts the call, and tells whether the group's own collective runs. */
+    private static boolean fallsBack(ProcessGroup group, BooleanSupplier fits) {
+        Optional<FallbackReason> reason = MatmulPlan.fallbackReason(group, fits);
+        reason.ifPresentOrElse(UsageCounter::count, () -> UsageCounter.count(Path.PIPELINED));
+        return reason.isPresent();
     }
 
-    private static boolean fits(ProcessGroup group, long count, ScalarType type) {
-        return Slots.fit(group.p2pBuffers().orElseThrow(), group.worldSize(), count, type);
+    private static boolean fits(ProcessGroup group, long byteSize) {
+        return Slots.fit(group.p2pBuffers().orElseThrow(), group.worldSize(), byteSize);
     }
 
-    /** Both contiguous. */
+    /** The arrays of an operation, both contiguous. */
     private record Arrays(NDArray output, NDArray input) {
 
         long outputAddress() {
@@ -225,7 +224,7 @@ public final class LowContention {
         OperationScope scope = GroupPlans.of(group).scope();
         boolean issued = false;
         try {
-            // The caller may close his before the operation has run.
+            // The caller may close the arrays before the operation has run.
             NDArray out = scope.alias(output);
             NDArray in = scope.alias(input);
             Work work =
@@ -250,6 +249,7 @@ public final class LowContention {
             NDArray in,
             OperationScope scope,
             BiConsumer<Operation, Arrays> body) {
+        operation.setAlgorithm(ALGORITHM);
         ScalarType type = Torch.scalarType(out);
         boolean strided = !Torch.isContiguous(out);
         NDArray straight = strided ? scope.empty(out.getShape(), type) : out;

@@ -6,17 +6,20 @@ package org.djlx.fusedops;
 
 import ai.djl.ndarray.NDArray;
 
-/** What {@link FusedOps#allReduceRmsNorm} returns: both of the shape and type of its inputs. */
+/**
+ * The result of {@link FusedOps#allReduceRmsNorm}. Both arrays have the shape and type of the
+ * partial.
+ */
 public final class NormedResidual {
 
     private final NDArray residual;
     private final NDArray norm;
 
     /**
-     * Puts two arrays together, as those that results go to.
+     * Names the arrays that results are written to.
      *
      * @param residual the residual for the next layer
-     * @param norm the same, normalised
+     * @param norm the normalised residual
      */
     public NormedResidual(NDArray residual, NDArray norm) {
         this.residual = residual;
@@ -26,7 +29,7 @@ public final class NormedResidual {
     /**
      * Returns the residual for the next layer.
      *
-     * @return the old one with the sum of all ranks' partials
+     * @return the old residual plus the sum of all ranks' partials
      */
     public NDArray residual() {
         return residual;

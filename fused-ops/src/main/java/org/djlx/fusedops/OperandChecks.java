@@ -15,7 +15,7 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.TensorInfo;
 import org.djlx.nativeops.torch.Torch;
 
-/** Checks what callers of one operator pass, before anything is sent. */
+/** Checks the arguments of one operator, before anything is sent. */
 final class OperandChecks {
 
     private static final Set<ScalarType> TYPES =
@@ -39,13 +39,18 @@ final class OperandChecks {
         return new IllegalArgumentException(operator + ": " + String.format(format, values));
     }
 
+    /** Names one of several Bs in messages. */
+    static String roleOfB(int index, int count) {
+        return count == 1 ? "B" : "B number " + index;
+    }
+
     void checkNotNull(String role, Object value) {
         if (value == null) {
             throw wrong("%s is null", role);
         }
     }
 
-    /** Returns what libtorch says of an operand, after checking that a plan can be looked up. */
+    /** Returns the description of an operand, which is all that a plan's look-up needs. */
     TensorInfo operand(String role, NDArray array) {
         checkNotNull(role, array);
         TensorInfo info;
@@ -59,7 +64,7 @@ final class OperandChecks {
         return info;
     }
 
-    /** Returns the scope in which a call with these operands is recorded; null if in none. */
+    /** Returns the scope that records a call with these operands; null if there is none. */
     GradientScope recording() {
         return recording;
     }
@@ -71,18 +76,24 @@ final class OperandChecks {
             throw wrong("%s has shape %s, but must have 2 or more dimensions", role, a.getShape());
         }
         if (!a.getDevice().equals(device)) {
-            throw wrong("%s is on %s, but the group works on %s", role, a.getDevice(), device);
+            throw wrong(
+                    "%s is on %s, but the group works on %s: copy it there",
+                    role, a.getDevice(), device);
         }
         return info.type();
     }
 
-    /** Checks a right operand against the left one and the size over which the product sums. */
+    /**
+     * Checks a right operand against the left one. {@code inner} is the number of rows it needs.
+     */
     void checkB(String role, NDArray b, TensorInfo info, NDArray a, ScalarType type, long inner) {
         if (info.type() != type) {
-            throw wrong("%s is %s, but A is %s", role, info.type(), type);
+            throw wrong("%s is %s, but A is %s: cast one of them", role, info.type(), type);
         }
         if (!b.getDevice().equals(a.getDevice())) {
-            throw wrong("%s is on %s, but A on %s", role, b.getDevice(), a.getDevice());
+            throw wrong(
+                    "%s is on %s, but A is on %s: copy one of them",
+                    role, b.getDevice(), a.getDevice());
         }
         Shape shape = b.getShape();
         if (shape.dimension() != 2) {
@@ -95,22 +106,28 @@ final class OperandChecks {
         }
     }
 
-    /** Checks what is normalised along its last dimension and returns its element type. */
+    /**
+     * Checks an array that is normalised along its last dimension, and returns its element type.
+     */
     ScalarType checkRows(String role, NDArray array, TensorInfo info, Device device) {
         if (!NORMED.contains(info.type())) {
             throw wrong("%s is %s, but must be one of %s", role, info.type(), NORMED);
         }
         int dimensions = info.sizes().length;
         if (dimensions == 0 || info.sizes()[dimensions - 1] == 0) {
-            throw wrong("%s has shape %s, but must have rows", role, array.getShape());
+            throw wrong(
+                    "%s has shape %s, but must have a last dimension of 1 or more",
+                    role, array.getShape());
         }
         if (!array.getDevice().equals(device)) {
-            throw wrong("%s is on %s, but the group works on %s", role, array.getDevice(), device);
+            throw wrong(
+                    "%s is on %s, but the group works on %s: copy it there",
+                    role, array.getDevice(), device);
         }
         return info.type();
     }
 
-    /** Checks an operand whose shape, type and device the partial decides. */
+    /** Checks an operand that must match the shape, type and device of the partial. */
     void checkLike(
             String role,
             NDArray array,
@@ -119,7 +136,7 @@ final class OperandChecks {
             NDArray partial,
             ScalarType type) {
         if (info.type() != type) {
-            throw wrong("%s is %s, but partial is %s", role, info.type(), type);
+            throw wrong("%s is %s, but partial is %s: cast one of them", role, info.type(), type);
         }
         if (!array.getShape().equals(shape)) {
             throw wrong(
@@ -128,7 +145,8 @@ final class OperandChecks {
         }
         if (!array.getDevice().equals(partial.getDevice())) {
             throw wrong(
-                    "%s is on %s, but partial on %s", role, array.getDevice(), partial.getDevice());
+                    "%s is on %s, but partial is on %s: copy one of them",
+                    role, array.getDevice(), partial.getDevice());
         }
     }
 
@@ -144,7 +162,7 @@ final class OperandChecks {
         }
     }
 
-    /** Returns a dimension counted from the front; negative ones count from the back. */
+    /** Returns a dimension counted from the front. A negative one counts from the back. */
     int dimension(String role, int dimension, int dimensions) {
         if (dimension < -dimensions || dimension >= dimensions) {
             throw wrong(

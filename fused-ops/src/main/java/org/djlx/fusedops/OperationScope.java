@@ -16,14 +16,20 @@ import org.djlx.nativeops.torch.TensorHold;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * What one operation needs until it has ended: arrays made for it, and holds on the caller's. On a
- * GPU the work is enqueued at once and libtorch reuses memory in the stream's order, so all can go
- * when that is done; on the CPU the operation may still run when the caller has given up waiting.
+ * The temporary arrays of one operation, and holds on the caller's arrays.
+ *
+ * <ul>
+ *   <li>On a GPU they are closed as soon as the work is enqueued: libtorch reuses memory in the
+ *       order of the stream.
+ *   <li>On the CPU they are closed when the operation has ended, which may be after the caller's
+ *       wait has timed out.
+ * </ul>
  */
 final class OperationScope {
 
     private final boolean gpu;
     private final List<AutoCloseable> closeables = new ArrayList<>(4);
+    private final List<NDArray> results = new ArrayList<>(2);
     private final NDManager manager; // outlives the operation
 
     OperationScope(boolean gpu, NDManager manager) {
@@ -31,41 +37,50 @@ final class OperationScope {
         this.manager = manager;
     }
 
-    /** Another array of the same elements, in the same place. */
+    /** Returns another array with the same memory. */
     NDArray alias(NDArray array) {
         return add(Torch.alias(manager, array));
     }
 
-    /** A new array, not initialised. */
+    /** Returns a new array, not initialised. */
     NDArray empty(Shape shape, ScalarType type) {
         return add(Torch.empty(manager, shape, type));
     }
 
-    /** A copy of an array whose elements lie one after the other; itself if they do. */
+    /**
+     * Returns a new array for a result. It belongs to the caller unless {@link #abandon} is called.
+     */
+    NDArray result(NDManager ofResult, Shape shape, ScalarType type) {
+        NDArray array = Torch.empty(ofResult, shape, type);
+        results.add(array);
+        return array;
+    }
+
+    /** Returns a contiguous copy of an array, or the array if it is contiguous. */
     NDArray contiguous(NDArray array, ScalarType type) {
         return Torch.isContiguous(array) ? array : copy(array, type);
     }
 
-    /** A copy of an array, whose elements lie one after the other. */
+    /** Returns a contiguous copy of an array. */
     NDArray copy(NDArray array, ScalarType type) {
         NDArray copy = empty(array.getShape(), type);
         NoGradient.run(() -> Torch.copy(copy, array));
         return copy;
     }
 
-    /** A copy of an array with a dimension in front, the elements one after the other. */
+    /** Returns a contiguous copy of an array with a dimension moved to the front. */
     NDArray front(NDArray array, int dimension, ScalarType type) {
         NDArray view = alias(array);
         return copy(NoGradient.get(() -> add(Axes.move(view, dimension, 0))), type);
     }
 
-    /** Closes an array with the operation, once or more often. */
+    /** Closes an array with the operation. The same array may be added more than once. */
     NDArray add(NDArray array) {
         closeables.add(array);
         return array;
     }
 
-    /** Keeps what an operation on the CPU uses. */
+    /** Keeps the storage of arrays alive while an operation on the CPU uses it. */
     void hold(NDArray... arrays) {
         for (NDArray array : arrays) {
             if (!gpu) {
@@ -74,7 +89,7 @@ final class OperationScope {
         }
     }
 
-    /** Closes all when nothing uses it any more. */
+    /** Closes all but the results when the operation does not use them any more. */
     void closeAfter(Work work) {
         if (gpu) {
             close();
@@ -83,7 +98,13 @@ final class OperationScope {
         }
     }
 
-    /** Closes all, as nothing was issued. */
+    /** Closes all and the results, because nothing was issued. */
+    void abandon() {
+        results.forEach(NDArray::close);
+        close();
+    }
+
+    /** Closes all but the results. */
     void close() {
         for (AutoCloseable closeable : closeables) {
             try {

@@ -19,9 +19,9 @@ import org.djlx.fusedops.internal.Compute;
 import org.djlx.fusedops.internal.Pipeline;
 
 /**
- * Chooses the path of an operator by what all ranks know: sizes, what is forced, and how many
- * multiprocessors each has. On GPUs the cost model says which is the fastest; those that nobody has
- * measured count as H200s of as many multiprocessors, and GPUs of several kinds as H200s.
+ * Chooses the path of an operator from values that all ranks know: sizes, forced paths, and the
+ * number of SMs of each rank. On GPUs the {@link CostModel} predicts the fastest path. A GPU that
+ * was not measured counts as an H200 with its number of SMs; GPUs of several kinds count as H200s.
  */
 final class PathChooser {
 
@@ -34,9 +34,9 @@ final class PathChooser {
      * Prepares a choice.
      *
      * @param group the group, which has P2P buffers
-     * @param compute what computes on its device
+     * @param compute computes on the group's device
      * @param work the operator
-     * @param possible the paths that are possible besides the plain one, for certain sizes
+     * @param possible returns the paths other than NCCL that are possible for given sizes
      */
     PathChooser(
             ProcessGroup group,
@@ -50,7 +50,7 @@ final class PathChooser {
     }
 
     /**
-     * Chooses.
+     * Chooses a path.
      *
      * @param recorded whether the call is recorded into a graph
      */
@@ -62,38 +62,39 @@ final class PathChooser {
             }
         }
         if (work.ranks() == 1) {
-            return new Choice(Path.PIPELINED, "no other rank"); // Nothing is sent, nor copied.
+            return new Choice(
+                    Path.PIPELINED, "no other rank"); // One matmul, without communication.
         }
         if (!group.device().isGpu()) {
-            // Nothing but the size of a copy has been measured there.
+            // On the CPU only the size of a part decides.
             boolean small = here.contains(Path.GATHERED) && Pipeline.isSmall(work.partBytes());
             return new Choice(
                     small ? Path.GATHERED : Path.PIPELINED,
                     work.partBytes() + " bytes from rank to rank");
         }
         int processors = multiprocessors();
-        // Another rank may take the path that is forced and is not possible here.
-        boolean mayBeAny = Stream.of(Path.values()).noneMatch(FusedOps::isForced);
-        // NCCL does not run between ranks that share a GPU, of which each has a part then.
-        boolean mayBePlain = mayBeAny && processors == compute.multiprocessors();
+        // If a path is forced but not possible here, other ranks may still take it.
+        boolean noneForced = Stream.of(Path.values()).noneMatch(FusedOps::isForced);
+        // Ranks that share a GPU report a part of its SMs each; NCCL does not run between them.
+        boolean mayBeNccl = noneForced && processors == compute.multiprocessors();
         Machine machine =
                 processors == 0 ? Machine.H200 : Machine.H200.withMultiprocessors(processors);
         return new CostModel(machine)
-                .choose(work, each -> paths(possible.apply(each), mayBeAny, mayBePlain), recorded);
+                .choose(work, each -> paths(possible.apply(each), noneForced, mayBeNccl), recorded);
     }
 
-    private static Set<Path> paths(Set<Path> possible, boolean mayBeWhole, boolean mayBePlain) {
+    private static Set<Path> paths(Set<Path> possible, boolean mayBeGathered, boolean mayBeNccl) {
         Set<Path> all = EnumSet.copyOf(possible);
-        if (!mayBeWhole) {
+        if (!mayBeGathered) {
             all.remove(Path.GATHERED);
         }
-        if (mayBePlain) {
+        if (mayBeNccl) {
             all.add(Path.NCCL);
         }
         return all;
     }
 
-    /** As many as each rank has; 0 where their GPUs are of several kinds. */
+    /** Returns the SMs of each rank; 0 if the ranks' GPUs are of several kinds. */
     private int multiprocessors() {
         return group.p2pBuffers()
                 .orElseThrow()

@@ -5,13 +5,11 @@
 package org.djlx.fusedops;
 
 import ai.djl.Device;
-import ai.djl.ndarray.NDArray;
 import java.util.Arrays;
-import java.util.List;
 import org.djlx.nativeops.cuda.TensorMap;
 import org.djlx.nativeops.torch.TensorInfo;
 
-/** What a plan is made for: an operator and all of its arguments but the arrays' elements. */
+/** Key of a plan: an operator, and its arguments without the elements of the arrays. */
 final class PlanKey {
 
     private static final int HEADER = 4;
@@ -22,12 +20,12 @@ final class PlanKey {
      * Encodes a call.
      *
      * @param operator a number for the operator
-     * @param dimension its dimension, as the caller passed it
-     * @param option a number for what else decides on the plan
-     * @param arrays the arrays
-     * @param infos what libtorch says of them
+     * @param dimension the gather or scatter dimension, as the caller passed it
+     * @param option a number for everything else that a plan depends on
+     * @param operands the arrays
      */
-    PlanKey(int operator, int dimension, int option, List<NDArray> arrays, TensorInfo[] infos) {
+    PlanKey(int operator, int dimension, int option, Operands operands) {
+        TensorInfo[] infos = operands.infos();
         int size = HEADER;
         for (TensorInfo info : infos) {
             size += 4 + 2 * info.sizes().length;
@@ -39,7 +37,7 @@ final class PlanKey {
         words[3] = infos.length;
         int next = HEADER;
         for (int i = 0; i < infos.length; i++) {
-            Device device = arrays.get(i).getDevice();
+            Device device = operands.array(i).getDevice();
             long[] sizes = infos[i].sizes();
             words[next] = device.isGpu() ? device.getDeviceId() : -1;
             words[next + 1] = infos[i].type().ordinal();

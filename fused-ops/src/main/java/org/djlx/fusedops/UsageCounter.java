@@ -4,54 +4,58 @@
  */
 package org.djlx.fusedops;
 
-import java.util.EnumMap;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.CopyOnWriteArrayList;
-import java.util.concurrent.atomic.AtomicLong;
+import java.util.concurrent.atomic.AtomicLongArray;
 import org.djlx.fusedops.cost.Choice;
 import org.djlx.fusedops.cost.Path;
 
 /**
- * Counts the calls of fused operators in this JVM, by the path they took, from {@link
- * FusedOps#countUsage()} until it is closed. With ranks as threads, each rank's call counts. A call
- * is counted when its path is chosen. Thread-safe; several counters may be open.
+ * Counts the calls of fused operators in this JVM by the path they take, from {@link
+ * FusedOps#countUsage()} until the counter is closed. If ranks are threads, the call of each rank
+ * counts. A call is counted when its path is chosen. Thread-safe; several counters may be open.
  */
 public final class UsageCounter implements AutoCloseable {
 
     private static final List<UsageCounter> OPEN = new CopyOnWriteArrayList<>();
 
-    private final AtomicLong pipelined = new AtomicLong();
+    private final AtomicLongArray calls = new AtomicLongArray(Path.values().length);
+    private final AtomicLongArray fallbacks = new AtomicLongArray(FallbackReason.values().length);
     private final Map<Choice, Long> choices = new ConcurrentHashMap<>();
-    private final Map<FallbackReason, AtomicLong> fallbacks = new EnumMap<>(FallbackReason.class);
 
     UsageCounter() {
-        for (FallbackReason reason : FallbackReason.values()) {
-            fallbacks.put(reason, new AtomicLong());
-        }
         OPEN.add(this);
     }
 
-    /** Counts a call; the reason is null if it is pipelined. */
-    static void count(FallbackReason reason) {
-        for (UsageCounter counter : OPEN) {
-            (reason == null ? counter.pipelined : counter.fallbacks.get(reason)).incrementAndGet();
-        }
+    /** Counts a call that does not fall back. */
+    static void count(Path path) {
+        OPEN.forEach(counter -> counter.calls.incrementAndGet(path.ordinal()));
     }
 
-    /** As {@link #count(FallbackReason)}, for a call whose path was chosen. */
-    static void count(FallbackReason reason, Choice choice) {
+    /** Counts a call that falls back. */
+    static void count(FallbackReason reason) {
+        count(Path.NCCL);
+        OPEN.forEach(counter -> counter.fallbacks.incrementAndGet(reason.ordinal()));
+    }
+
+    /** Counts a matmul that does not fall back. */
+    static void count(Choice choice) {
+        count(choice.path());
+        OPEN.forEach(counter -> counter.choices.merge(choice, 1L, Long::sum));
+    }
+
+    /** Counts a matmul that falls back. */
+    static void count(Choice choice, FallbackReason reason) {
         count(reason);
-        for (UsageCounter counter : OPEN) {
-            counter.choices.merge(choice, 1L, Long::sum);
-        }
+        OPEN.forEach(counter -> counter.choices.merge(choice, 1L, Long::sum));
     }
 
     /**
-     * Returns which paths matmuls fused with a collective took, and why. The calls of {@link
-     * LowContention} and of {@link FusedOps#allReduceRmsNorm}, which multiply no matrices, are not
-     * among them.
+     * Returns the paths of matmuls fused with a collective, and why each was chosen. {@link
+     * LowContention} and {@link FusedOps#allReduceRmsNorm} are not included, because the cost model
+     * does not choose their paths.
      *
      * @return the number of calls by path and reason
      */
@@ -60,47 +64,62 @@ public final class UsageCounter implements AutoCloseable {
     }
 
     /**
-     * Returns the number of matmuls fused with a collective that took a path.
+     * Returns the number of calls on all paths.
+     *
+     * @return the number
+     */
+    public long calls() {
+        return fused() + pipelined() + gathered() + nccl();
+    }
+
+    /**
+     * Returns the number of calls of all fused operators that took a path.
      *
      * @param path the path
      * @return the number
+     * @throws IllegalArgumentException if the path is null
      */
     public long calls(Path path) {
         if (path == null) {
             throw new IllegalArgumentException("calls: path is null");
         }
-        return choices.entrySet().stream()
-                .filter(entry -> entry.getKey().path() == path)
-                .mapToLong(Map.Entry::getValue)
-                .sum();
+        return calls.get(path.ordinal());
     }
 
     /**
-     * Returns the number of pipelined calls that were a single launch of a kernel, which pushes,
-     * waits and multiplies.
+     * Returns the number of calls that ran as a single kernel.
      *
-     * @return the number
+     * @return the calls on {@link Path#FUSED}
      */
-    public long fusedCalls() {
+    public long fused() {
         return calls(Path.FUSED);
     }
 
     /**
-     * Returns the number of calls that took the pipelined path.
+     * Returns the number of calls that overlapped copies with matmuls of parts.
      *
-     * @return the number
+     * @return the calls on {@link Path#PIPELINED}
      */
     public long pipelined() {
-        return pipelined.get();
+        return calls(Path.PIPELINED);
     }
 
     /**
-     * Returns the number of calls that fell back.
+     * Returns the number of calls that exchanged all data before or after one matmul.
      *
-     * @return the number
+     * @return the calls on {@link Path#GATHERED}
      */
-    public long fallbacks() {
-        return fallbacks.values().stream().mapToLong(AtomicLong::get).sum();
+    public long gathered() {
+        return calls(Path.GATHERED);
+    }
+
+    /**
+     * Returns the number of calls that used a collective of the group: all fallbacks.
+     *
+     * @return the calls on {@link Path#NCCL}
+     */
+    public long nccl() {
+        return calls(Path.NCCL);
     }
 
     /**
@@ -108,15 +127,16 @@ public final class UsageCounter implements AutoCloseable {
      *
      * @param reason the reason
      * @return the number
+     * @throws IllegalArgumentException if the reason is null
      */
     public long fallbacks(FallbackReason reason) {
         if (reason == null) {
             throw new IllegalArgumentException("fallbacks: reason is null");
         }
-        return fallbacks.get(reason).get();
+        return fallbacks.get(reason.ordinal());
     }
 
-    /** Ends counting; the figures stay. Idempotent. */
+    /** Ends counting; the numbers stay. Idempotent. */
     @Override
     public void close() {
         OPEN.remove(this);

@@ -3,29 +3,40 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 /* Package-private:
- * AllGatherMatmulPlan      that of all-gather + matmul
- * AllReduceRmsNormPlan     that of all-reduce + RMSNorm
- * Axes                     moves dimensions
- * FusedGradients           the operators where gradients are recorded
- * FusedPlan                all about a call that does not change from one to the next
- * GroupPlans               what is kept for a group: the plans used last, and what they share
- * MatmulReduceScatterPlan  that of matmul + reduce-scatter
- * OperandChecks            checks of arguments
- * OperationScope           what lives until an operation has ended
- * PathChooser              which path a plan takes
- * PlanKey                  what a plan is made for
+ * AllGatherMatmul       checked sizes of an all-gather + matmul; prepares its paths
+ * AllReduceRmsNormPlan  plan of an all-reduce + RMSNorm
+ * Axes                  moves and merges dimensions of arrays
+ * FusedGradients        records the operators in a GradientScope, and computes their gradients
+ * FusedPath             path FUSED: one kernel pushes, waits and multiplies
+ * FusedPlan             a plan: everything about a call that depends on its PlanKey only
+ * GatheredPath          path GATHERED: one matmul, all communication before or after it
+ * GraphAwarePath        a path for eager calls and another for calls recorded into a CUDA graph
+ * GroupPlans            the state of a group: its plans, and what they share
+ * MatmulPath            one path of a matmul fused with a collective
+ * MatmulPlan            plan of a matmul fused with a collective: chooses and holds its path
+ * MatmulReduceScatter   checked sizes of a matmul + reduce-scatter; prepares its paths
+ * NcclPath              path NCCL, the fallback: a collective of the group, and one matmul
+ * OperandChecks         checks of arguments, with the operator's name in messages
+ * Operands              the arrays of a call
+ * OperationScope        temporary arrays of an operation, closed when it has ended
+ * P2pGatherPath         common part of the paths of all-gather + matmul over P2P buffers
+ * P2pPath               common part of all paths over P2P buffers
+ * P2pScatterPath        common part of the paths of matmul + reduce-scatter over P2P buffers
+ * PathChooser           chooses a path by the cost model, or the forced one
+ * PipelinedPath         path PIPELINED: matmuls of parts, copies beside them
+ * PlanKey               operator, shapes, strides, type, device: what a plan depends on
  */
 /**
- * Tensor-parallel operators that hide their communication behind the matmul.
+ * Tensor-parallel operators that overlap communication with the matmul.
  *
  * <ul>
- *   <li>{@link org.djlx.fusedops.FallbackReason} - why one took the plain path
- *   <li>{@link org.djlx.fusedops.FusedOps} - all-gather + matmul, also gated, matmul +
+ *   <li>{@link org.djlx.fusedops.FallbackReason} - why a call fell back to the group's collective
+ *   <li>{@link org.djlx.fusedops.FusedOps} - all-gather + matmul (also gated), matmul +
  *       reduce-scatter, all-reduce + RMSNorm
- *   <li>{@link org.djlx.fusedops.GatheredMatmul} - what the first of them returns
+ *   <li>{@link org.djlx.fusedops.GatheredMatmul} - result of all-gather + matmul
  *   <li>{@link org.djlx.fusedops.LowContention} - all-gather and reduce-scatter by copy engines
- *   <li>{@link org.djlx.fusedops.NormedResidual} - what the last of them returns
- *   <li>{@link org.djlx.fusedops.UsageCounter} - how many calls took which path
+ *   <li>{@link org.djlx.fusedops.NormedResidual} - result of all-reduce + RMSNorm
+ *   <li>{@link org.djlx.fusedops.UsageCounter} - counts calls by path
  * </ul>
  */
 package org.djlx.fusedops;

@@ -76,7 +76,7 @@ class ThreadsBackendTest {
                         return null;
                     });
             assertEquals(2 * 10 * RANKS, usage.pipelined());
-            assertEquals(0, usage.fallbacks());
+            assertEquals(usage.pipelined(), usage.calls());
             int puts = ThreadsBackend.puts(groups.get(0).name());
             assertEquals(2 * 10 * RANKS * (RANKS - 1), puts);
         } finally {

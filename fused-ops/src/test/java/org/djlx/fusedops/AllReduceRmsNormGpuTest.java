@@ -73,16 +73,16 @@ class AllReduceRmsNormGpuTest {
                 });
     }
 
-    /** Checks how many calls of each rank were one launch, and how many were not. */
-    private void expect(long oneLaunches, long others, Consumer<ProcessGroup> body) {
+    /** Checks how many calls of each rank ran as one kernel, and how many fell back. */
+    private void expect(long fused, long fallbacks, Consumer<ProcessGroup> body) {
         try (UsageCounter usage = FusedOps.countUsage()) {
             run(options(), body);
-            assertEquals(oneLaunches * worldSize, usage.pipelined());
-            assertEquals(others * worldSize, usage.fallbacks());
+            assertEquals(fused * worldSize, usage.fused());
+            assertEquals(fallbacks * worldSize, usage.nccl());
         }
     }
 
-    /** All that is one launch: what decoding has, ends of packs, one element, other strides. */
+    /** Cases that run as one kernel: decode sizes, ends of packs, one element, other strides. */
     static List<NormCase> small() {
         List<NormCase> cases = new ArrayList<>(NormCase.grid());
         cases.removeIf(one -> one.shape().size() == 0);
@@ -98,7 +98,7 @@ class AllReduceRmsNormGpuTest {
     }
 
     @Test
-    void oneLaunch() {
+    void fused() {
         List<NormCase> small = small();
         expect(3L * small.size(), 0, group -> small.forEach(one -> one.check(group, 3)));
     }

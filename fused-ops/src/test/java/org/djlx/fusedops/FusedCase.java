@@ -19,7 +19,6 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.RankShared;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.TestArrays;
-import org.djlx.fusedops.cost.Path;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
@@ -132,19 +131,21 @@ record FusedCase(
     }
 
     /**
-     * On the plain path libtorch multiplies, which on GPUs adds up parts of a sum in 16 bits unless
-     * it is told otherwise. Calls of other ranks' threads are counted, too: while one is at another
-     * operator, that may be what took that path.
+     * Returns how often a 16-bit sum is rounded more on the path NCCL of GPUs: there libtorch
+     * multiplies, which by default adds partial sums in 16 bits.
      */
     private int roundedParts(ProcessGroup group, UsageCounter usage) {
-        boolean plain = usage.calls(Path.NCCL) > 0;
-        return plain && group.device().isGpu() && type.itemSize() == Short.BYTES ? 1 : 0;
+        return isNccl(group, usage) && type.itemSize() == Short.BYTES ? 1 : 0;
     }
 
-    /** NCCL, which is the plain path of GPUs, rounds sums from rank to rank. */
+    /** Returns how often NCCL rounds a sum more: at each rank of a ring. */
     private static int roundedHops(ProcessGroup group, UsageCounter usage) {
-        boolean nccl = group.device().isGpu() && usage.calls(Path.NCCL) > 0;
-        return nccl ? group.worldSize() - 2 : 0;
+        return isNccl(group, usage) ? group.worldSize() - 2 : 0;
+    }
+
+    /** Calls of other ranks' threads count, too: one of them may be in another operator. */
+    private static boolean isNccl(ProcessGroup group, UsageCounter usage) {
+        return group.device().isGpu() && usage.nccl() > 0;
     }
 
     /** All ranks multiply the same A with the same Bs. */

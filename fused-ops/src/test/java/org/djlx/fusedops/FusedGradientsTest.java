@@ -73,7 +73,7 @@ class FusedGradientsTest {
     }
 
     /** A shape of A on each rank, and the dimension along which it is gathered or scattered. */
-    record Case(int worldSize, Shape shape, int dim, boolean plain, boolean regather) {}
+    record Case(int worldSize, Shape shape, int dim, boolean nccl, boolean regather) {}
 
     static Stream<Case> gathers() {
         return cases(
@@ -105,7 +105,7 @@ class FusedGradientsTest {
     }
 
     private void run(Case c, Consumer<ProcessGroup> body) {
-        if (c.plain) {
+        if (c.nccl) {
             try (FusedOps.Scope forced = FusedOps.forceFallback()) {
                 assertNotNull(forced);
                 run(c.worldSize, body);

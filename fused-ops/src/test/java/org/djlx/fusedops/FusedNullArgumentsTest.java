@@ -78,7 +78,7 @@ class FusedNullArgumentsTest {
                 new NullArguments()
                         .sample(Machine.class, () -> Machine.H200)
                         .sample(Machine.Library.class, Machine.H200::library)
-                        .sample(Machine.Launch.class, Machine.H200::launch)
+                        .sample(Machine.Fused.class, Machine.H200::fused)
                         .sample(Machine.Copies.class, Machine.H200::copies)
                         .sample(Machine.Exchange.class, Machine.H200::exchange)
                         .sample(Machine.Nccl.class, Machine.H200::nccl)

@@ -49,7 +49,7 @@ class FusedOpsErrorsTest {
                             UsageCounter usage = FusedOps.countUsage()) {
                         rejectGather(group, manager);
                         rejectScatter(group, manager);
-                        assertEquals(0, usage.pipelined() + usage.fallbacks());
+                        assertEquals(0, usage.calls());
                         // Both ranks are still together.
                         group.barrier().await();
                     }

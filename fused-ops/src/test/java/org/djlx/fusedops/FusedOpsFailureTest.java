@@ -24,7 +24,7 @@ class FusedOpsFailureTest {
         worldSize = P2pRanks.require();
     }
 
-    /** Every third time while each operator is one launch, where the GPUs have that. */
+    /** Every third time on the path FUSED, where the GPUs have that kernel. */
     @RepeatedTest(10)
     void duringAFusedOperator(RepetitionInfo repetition) throws InterruptedException {
         int number = repetition.getCurrentRepetition();

@@ -29,7 +29,7 @@ public final class FusedRankMain {
                     .forEach(one -> one.checkMatmulReduceScatter(group, ReduceOp.SUM, 2));
             gathers.forEach(one -> LowContentionTest.allGather(group, one));
             scatters.forEach(one -> LowContentionTest.reduceScatter(group, one, ReduceOp.AVG));
-            assertEquals(usage.fallbacks(FallbackReason.NCCL_IS_FASTER), usage.fallbacks());
+            assertEquals(usage.fallbacks(FallbackReason.NCCL_IS_FASTER), usage.nccl());
         }
     }
 }

@@ -13,6 +13,7 @@ import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.RankProcesses;
 import org.djlx.collectives.ShmOptions;
 import org.djlx.collectives.soak.Soak;
+import org.djlx.fusedops.cost.Path;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 
@@ -57,8 +58,9 @@ class FusedSoakTest {
                                 groups.forEach(ProcessGroup::destroy);
                             }
                         }
-                        soak.add("pipelined", usage.pipelined());
-                        soak.add("fallbacks", usage.fallbacks());
+                        for (Path path : Path.values()) {
+                            soak.add(path.toString(), usage.calls(path));
+                        }
                     }
                     soak.requireAll(KINDS);
                 });

@@ -49,7 +49,7 @@ class GpuSoakTest {
     private static final int CASES = 40; // of a batch
     private static final int CALLS = 2; // of a case in a row
     private static final int TIMES_FORCED = 3; // of each operator, by each path
-    private static final int TIMES_LAUNCHES = 100; // of each operator that is one launch
+    private static final int TIMES_LAUNCHES = 100; // of each operator on FUSED
     private static final List<Path> FORCED = List.of(Path.PIPELINED, Path.GATHERED, Path.FUSED);
 
     private int worldSize;
@@ -183,10 +183,10 @@ class GpuSoakTest {
     /** Also where ranks share a GPU. */
     @Test
     @SuppressWarnings("try") // the scope is not named in the body
-    void oneLaunch() throws InterruptedException {
+    void fused() throws InterruptedException {
         assumeTrue(FusedOpsGpuTest.isHopper(), "the GPU is not a Hopper");
         Soak.run(
-                "one launch on GPUs",
+                "fused path on GPUs",
                 soak -> {
                     CudaP2pOptions options = P2pRanks.options().optBufferSize(64 << 20).build();
                     try (FusedOps.Scope scope = FusedOps.force(Path.FUSED);
@@ -198,7 +198,7 @@ class GpuSoakTest {
                                     ProcessGroups.local("cuda_p2p", ranks, options);
                             try {
                                 long seed = random.nextLong();
-                                run(groups, group -> launches(soak, group, seed));
+                                run(groups, group -> fusedCalls(soak, group, seed));
                             } finally {
                                 groups.forEach(ProcessGroup::destroy);
                             }
@@ -206,7 +206,7 @@ class GpuSoakTest {
                         usage.choices()
                                 .keySet()
                                 .forEach(each -> assertEquals(Path.FUSED, each.path()));
-                        soak.add("calls of all ranks", usage.calls(Path.FUSED));
+                        soak.add("calls of all ranks", usage.fused());
                     }
                 });
     }
@@ -258,7 +258,7 @@ class GpuSoakTest {
         }
     }
 
-    private static void launches(Soak soak, ProcessGroup group, long seed) {
+    private static void fusedCalls(Soak soak, ProcessGroup group, long seed) {
         count(soak, group, RandomOperators.fusedOnly(group, seed).run(TIMES_LAUNCHES));
     }
 

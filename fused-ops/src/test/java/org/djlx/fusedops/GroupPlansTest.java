@@ -103,11 +103,6 @@ class GroupPlansTest {
         private boolean closed;
 
         @Override
-        public boolean isOtherwiseRecorded() {
-            return false;
-        }
-
-        @Override
         public void close() {
             closed = true;
         }
@@ -115,7 +110,7 @@ class GroupPlansTest {
 
     private static PlanKey key(NDArray array, int dimension, int option) {
         TensorInfo[] infos = {Torch.info(array)};
-        return new PlanKey(9, dimension, option, List.of(array), infos);
+        return new PlanKey(9, dimension, option, new Operands(List.of(array), infos));
     }
 
     @Test

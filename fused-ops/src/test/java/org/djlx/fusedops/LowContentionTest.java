@@ -61,7 +61,7 @@ class LowContentionTest {
         try (UsageCounter usage = FusedOps.countUsage()) {
             LocalRanks.run(worldSize, bufferSize, heapSize, body);
             assertEquals(pipelined * worldSize, usage.pipelined());
-            assertEquals(fallbacks * worldSize, usage.fallbacks());
+            assertEquals(fallbacks * worldSize, usage.nccl());
             if (reason != null) {
                 assertEquals(fallbacks * worldSize, usage.fallbacks(reason));
             }

@@ -21,7 +21,7 @@ public final class NormRankMain {
                 ProcessGroup group =
                         ProcessGroups.init("cuda_p2p", AllReduceRmsNormGpuTest.options())) {
             small.forEach(one -> one.check(group, 3));
-            assertEquals(3L * small.size(), usage.pipelined());
+            assertEquals(3L * small.size(), usage.fused());
         }
     }
 }

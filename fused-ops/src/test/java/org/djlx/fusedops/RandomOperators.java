@@ -37,7 +37,7 @@ final class RandomOperators {
     private final Random random;
     private final Map<String, Runnable> kinds = new LinkedHashMap<>();
     private final Map<String, Long> counts = new TreeMap<>();
-    private boolean oneLaunch; // whether it is all that is wanted
+    private boolean fusedOnly; // whether all operators must be possible on FUSED
 
     private RandomOperators(ProcessGroup group, long seed) {
         this.group = group;
@@ -55,11 +55,11 @@ final class RandomOperators {
         return all;
     }
 
-    /** Fused matmuls that can be one launch, which needs neither NCCL nor cuBLAS. */
+    /** Fused matmuls that can take the path FUSED, which needs neither NCCL nor cuBLAS. */
     static RandomOperators fusedOnly(ProcessGroup group, long seed) {
-        RandomOperators launches = new RandomOperators(group, seed);
-        launches.oneLaunch = true;
-        return launches;
+        RandomOperators fused = new RandomOperators(group, seed);
+        fused.fusedOnly = true;
+        return fused;
     }
 
     /** Calls each kind some times; returns how many calls of each this rank has issued. */
@@ -76,7 +76,7 @@ final class RandomOperators {
 
     /** Mostly of 16 bits, which have kernels of their own. */
     private ScalarType type() {
-        List<ScalarType> types = oneLaunch || random.nextBoolean() ? HALVES : TYPES;
+        List<ScalarType> types = fusedOnly || random.nextBoolean() ? HALVES : TYPES;
         return types.get(random.nextInt(types.size()));
     }
 
@@ -112,15 +112,15 @@ final class RandomOperators {
         return new Shape(sizes);
     }
 
-    /** Any dimension, but for one launch the last. */
+    /** Any dimension; on FUSED, not the last. */
     private int dim(int dimensions) {
         int dim = random.nextInt(2 * dimensions) - dimensions;
-        return oneLaunch && Math.floorMod(dim, dimensions) == dimensions - 1 ? dim - 1 : dim;
+        return fusedOnly && Math.floorMod(dim, dimensions) == dimensions - 1 ? dim - 1 : dim;
     }
 
     private void allGatherMatmul() {
         int dimensions = 2 + random.nextInt(3);
-        boolean whole = oneLaunch || random.nextBoolean();
+        boolean whole = fusedOnly || random.nextBoolean();
         Shape shape = whole ? wholeShape(dimensions) : shape(dimensions);
         List<Integer> columns = new ArrayList<>();
         for (int i = random.nextInt(3); i >= 0; i--) {
@@ -132,7 +132,7 @@ final class RandomOperators {
 
     private void matmulReduceScatter() {
         int dimensions = 2 + random.nextInt(3);
-        boolean whole = oneLaunch || random.nextBoolean();
+        boolean whole = fusedOnly || random.nextBoolean();
         Shape shape = whole ? wholeShape(dimensions) : shape(dimensions);
         int columns = whole ? wholeSize() : size();
         int dim = dim(dimensions);
@@ -144,8 +144,8 @@ final class RandomOperators {
             sizes[axis] *= group.worldSize();
             shape = new Shape(sizes);
         }
-        // One launch divides by powers of two alone, which rounds nothing.
-        boolean sum = oneLaunch && Integer.bitCount(group.worldSize()) > 1;
+        // FUSED divides by powers of two only, which rounds nothing.
+        boolean sum = fusedOnly && Integer.bitCount(group.worldSize()) > 1;
         ReduceOp op = sum || random.nextBoolean() ? ReduceOp.SUM : ReduceOp.AVG;
         call(shape, List.of(columns), dim)
                 .checkMatmulReduceScatter(group, op, 1 + random.nextInt(3));

@@ -19,11 +19,13 @@ import java.util.stream.Collectors;
 import org.djlx.collectives.RankProcesses;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 
 /** Pools of three processes, which a {@link RankPoolMain} each runs. */
 @Timeout(120)
+@Tag("slow")
 class RankPoolProcessTest {
 
     private Set<Path> sharedFiles;

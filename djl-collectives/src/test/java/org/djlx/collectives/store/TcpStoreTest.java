@@ -28,6 +28,7 @@ import java.util.stream.IntStream;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.RefusingProxy;
 import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.function.Executable;
 
@@ -393,6 +394,7 @@ class TcpStoreTest extends StoreContractTest {
     }
 
     @Test
+    @Tag("slow")
     void twoHundredConnectionsAndAHundredThousandOperations() throws Exception {
         int connections = 200;
         int rounds = 500;

@@ -5,10 +5,10 @@
 package org.djlx.fusedops.cost;
 
 /**
- * The path that is taken.
+ * The path of a call.
  *
  * @param path the path
- * @param why why not another: what each path is predicted to take, or that there is no choice
+ * @param why the predicted time of each path, or why there is no choice
  */
 public record Choice(Path path, String why) {
 
@@ -16,12 +16,13 @@ public record Choice(Path path, String why) {
      * Creates a choice.
      *
      * @param path the path
-     * @param why why not another
+     * @param why the predicted times, or why there is no choice
      * @throws IllegalArgumentException if an argument is null
      */
     public Choice {
         if (path == null || why == null) {
-            throw new IllegalArgumentException("a choice needs a path and why, not null");
+            throw new IllegalArgumentException(
+                    "a choice needs a path and a reason; one of them is null");
         }
     }
 

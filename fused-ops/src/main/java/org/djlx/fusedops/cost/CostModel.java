@@ -14,39 +14,41 @@ import java.util.stream.Collectors;
 import org.djlx.nativeops.torch.ScalarType;
 
 /**
- * What a fused operator takes by each path, and which one is taken: a pure function of the sizes
- * and of a {@link Machine}'s constants, in double arithmetic, so that all ranks that know the same
- * find the same.
+ * Predicts the time of a fused operator on each {@link Path}, and chooses the path. A pure function
+ * of the sizes and of the constants of a {@link Machine}, in double arithmetic: ranks with the same
+ * inputs get the same choice.
  *
  * <pre>
- *   one launch   {@link FusedMatmulModel}
- *   whole        an exchange by kernels, and one matmul before or behind it
- *   scheduled    all-gather: the own shard's matmul, then each other's when its copy has arrived;
- *                reduce-scatter: a part's matmul while the one before is copied, then the reduction
- *   plain        the matmul, and NCCL's collective
+ *   fused        {@link FusedMatmulModel}
+ *   gathered     an exchange by kernels, and one matmul before or after it
+ *   pipelined    all-gather: the matmul of the own shard, then of each other shard after its copy;
+ *                reduce-scatter: the matmul of a part beside the copy of the one before, then the
+ *                reduction
+ *   nccl         the matmul, and NCCL's collective
  * </pre>
  *
  * <p>Immutable.
  */
 public final class CostModel {
 
-    // What all ranks together are assumed to have of the size in which they may differ. An inner
-    // dimension is as wide as A in attention, 3.5 times that in the MLP behind it.
+    // Assumed sum over all ranks of the size that may differ between ranks. The inner dimension is
+    // that of attention in half of the layers, and 3.5 times as large in the MLPs.
     private static final long USUAL_COLUMNS = 8192;
     private static final long USUAL_INNER = 16384;
 
     /**
-     * How much faster a path must be predicted to be for each that is named before it in {@link
-     * Path}: less, predictions do not tell apart. NCCL, which rounds sums otherwise, is last.
+     * A path must be predicted faster by this share for each path that comes before it in {@link
+     * Path}. Smaller differences are within the error of predictions. NCCL is last, because it
+     * rounds sums in another way.
      */
     static final double HANDICAP = 0.03;
 
-    // Ways in which ranks may multiply the same shards.
+    // Paths that push the same data and signals, so that ranks may mix them.
     private static final Set<Path> PUSHING = EnumSet.of(Path.FUSED, Path.PIPELINED);
 
-    private static final int FLAGS = 1 << 16; // of each rank
-    private static final int ALIGNMENT = 256; // of what lies in P2P buffers, in bytes
-    private static final int PACK = 16; // bytes that are exchanged at once
+    private static final int FLAGS = 1 << 16; // signal flags of each rank
+    private static final int ALIGNMENT = 256; // of slots in P2P buffers, in bytes
+    private static final int PACK = 16; // bytes that a thread of the exchange kernel stores at once
 
     private final Machine machine;
     private final Network network;
@@ -55,12 +57,13 @@ public final class CostModel {
      * Creates a model.
      *
      * @param machine the GPUs
-     * @param network what joins hosts, for more ranks than a host has
+     * @param network the network between hosts, used if there are more ranks than a host has GPUs
      * @throws IllegalArgumentException if an argument is null
      */
     public CostModel(Machine machine, Network network) {
         if (machine == null || network == null) {
-            throw new IllegalArgumentException("a cost model needs a machine and a network");
+            throw new IllegalArgumentException(
+                    "a cost model needs a machine and a network; one of them is null");
         }
         this.machine = machine;
         this.network = network;
@@ -77,20 +80,19 @@ public final class CostModel {
     }
 
     /**
-     * Returns what the matmul takes alone, by a library.
+     * Returns the time of the matmul alone, by a library.
      *
      * @param work the operator
-     * @return microseconds
+     * @return the time in microseconds
      */
     public double matmul(Workload work) {
-        requireNotNull("an operator", work);
+        requireNotNull("the operator", work);
         return matmul(work, work.ranks() * work.rows());
     }
 
     private static void requireNotNull(String what, Object value) {
         if (value == null) {
-            throw new IllegalArgumentException(
-                    "a cost model is asked of " + what + ", not of null");
+            throw new IllegalArgumentException(what + " is null, but a cost model needs it");
         }
     }
 
@@ -103,11 +105,11 @@ public final class CostModel {
     }
 
     /**
-     * Returns how long an operator takes at least: as long as the matmul alone, or as its bytes
-     * into each GPU at the best rate.
+     * Returns a lower bound of the time of an operator: the time of the matmul alone, or of its
+     * bytes into each GPU at the best rate, whichever is longer.
      *
      * @param work the operator
-     * @return microseconds
+     * @return the time in microseconds
      */
     public double limit(Workload work) {
         return Math.max(matmul(work), work.bytesIn() / bestRate(work.ranks()) / 1e3);
@@ -116,18 +118,18 @@ public final class CostModel {
     private double bestRate(int ranks) {
         return ranks > machine.hostRanks()
                 ? ncclRate(ranks)
-                : Math.max(machine.copies().rate(), machine.launch().linkRate());
+                : Math.max(machine.copies().rate(), machine.fused().linkRate());
     }
 
     /**
-     * Returns what NCCL's all-gather or reduce-scatter takes alone. Ranks on several hosts are as
-     * fast as the network; that is an extrapolation.
+     * Returns the time of NCCL's all-gather or reduce-scatter alone. For ranks on several hosts
+     * this is an extrapolation: NCCL is limited by the network.
      *
      * @param work the operator
-     * @return microseconds
+     * @return the time in microseconds
      */
     public double collective(Workload work) {
-        requireNotNull("an operator", work);
+        requireNotNull("the operator", work);
         int ranks = work.ranks();
         return ranks == 1 ? 0 : machine.nccl().micros(ranks, work.bytesIn(), ncclRate(ranks));
     }
@@ -138,22 +140,22 @@ public final class CostModel {
     }
 
     /**
-     * Predicts what a path takes.
+     * Predicts the time of a path.
      *
      * @param work the operator
-     * @param path the path; whether it is possible is not asked
+     * @param path the path; need not be possible
      * @return the prediction
      */
     public Prediction predict(Workload work, Path path) {
-        requireNotNull("an operator", work);
-        requireNotNull("a path", path);
+        requireNotNull("the operator", work);
+        requireNotNull("the path", path);
         Machine.Host host = machine.host();
         return switch (path) {
             case FUSED ->
                     new Prediction(
                             path,
                             new FusedMatmulModel(machine, work).fastest().micros(),
-                            host.launch());
+                            host.fused());
             case PIPELINED -> new Prediction(path, pipelined(work), host.pipelined(work.ranks()));
             case GATHERED -> new Prediction(path, matmul(work) + exchange(work), host.gathered());
             case NCCL -> new Prediction(path, matmul(work) + collective(work), host.nccl());
@@ -168,11 +170,11 @@ public final class CostModel {
         double computed = part;
         double sent = 0;
         for (int step = 1; step < work.ranks(); step++) {
-            // A shard is there when it has been sent; a part can be sent when it has been computed.
+            // A gathered shard is multiplied after it has arrived; a part is sent after its matmul.
             sent = (work.isGather() ? sent : Math.max(sent, computed)) + copy;
             computed = (work.isGather() ? Math.max(computed, sent) : computed) + part;
         }
-        return copies.schedule() + Math.max(computed, sent) + reduction(work);
+        return copies.pipeline() + Math.max(computed, sent) + reduction(work);
     }
 
     private double exchange(Workload work) {
@@ -181,23 +183,21 @@ public final class CostModel {
     }
 
     /**
-     * Returns an operator of which all ranks know all sizes: what follows from it is the same on
-     * all of them.
+     * Replaces the size that may differ between ranks by a typical one, so that all ranks choose
+     * from the same sizes.
      *
      * @param work the operator, as a rank has it
-     * @return the same with a usual size instead of the columns of Bs or of the inner dimension,
-     *     whichever is each rank's own
+     * @return the operator with a typical number of columns, or a typical inner dimension
      */
     public static Workload agreed(Workload work) {
-        requireNotNull("an operator", work);
+        requireNotNull("the operator", work);
         long usual = work.isGather() ? USUAL_COLUMNS : USUAL_INNER;
-        // A rank's part has whole units, as real ones mostly have: otherwise 3 ranks could never
-        // have one launch.
+        // Rounded up to whole units, which FUSED needs: otherwise 3 ranks could never take it.
         long unit = FusedMatmulModel.UNIT;
         return work.withOwn((usual / work.ranks() + unit - 1) / unit * unit);
     }
 
-    /** All parts are read, and the sum is written. */
+    /** Returns the time to read all parts and write the sum. */
     private double reduction(Workload work) {
         double bytes = (work.ranks() + 1.0) * work.partBytes();
         return work.isGather()
@@ -206,14 +206,14 @@ public final class CostModel {
     }
 
     /**
-     * Returns the paths that the sizes of an operator allow, along the first dimension, on GPUs of
-     * the Hopper architecture whose P2P buffers are large enough.
+     * Returns the paths that are possible for an operator along the first dimension, on Hopper GPUs
+     * with large enough P2P buffers.
      *
      * @param work the operator
-     * @return the paths; only the plain one for more ranks than a host has
+     * @return the paths; only NCCL for more ranks than a host has GPUs
      */
     public Set<Path> possible(Workload work) {
-        requireNotNull("an operator", work);
+        requireNotNull("the operator", work);
         Set<Path> possible = EnumSet.of(Path.NCCL);
         if (work.ranks() > machine.hostRanks()) {
             return possible;
@@ -229,33 +229,33 @@ public final class CostModel {
     }
 
     /**
-     * Returns how large P2P buffers are to be for all but the plain path.
+     * Returns the size of P2P buffers that paths other than NCCL need.
      *
      * @param work the operator
-     * @return the size of a rank's buffer, in bytes: two halves of a slot for each rank
+     * @return the size of a rank's buffer, in bytes: two halves, each with a slot for every rank
      */
     public static long bufferSize(Workload work) {
-        requireNotNull("an operator", work);
+        requireNotNull("the operator", work);
         return 2L * work.ranks() * ((work.partBytes() + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
     }
 
     /**
-     * Chooses the path that is predicted to be the fastest, by a handicap of 3 % for those that are
-     * named later in {@link Path}. No graph can hold what NCCL runs.
+     * Chooses the path with the shortest predicted time. Paths are compared in the order of {@link
+     * Path}: a later path must be predicted 3 % faster for each step down the list. Calls recorded
+     * into a graph take NCCL only if no other path is possible, because it cannot be recorded.
      *
-     * <p>All ranks choose alike where they must: {@linkplain #agreed by the sizes that all know}.
-     * Only when these ask neither for NCCL nor for an exchange as a whole, a rank chooses by its
-     * own columns of B in which way it multiplies the shards of an all-gather + matmul, which all
-     * ranks push alike.
+     * <p>All ranks choose from {@linkplain #agreed sizes that all know}. If that choice for an
+     * all-gather + matmul is FUSED or PIPELINED, each rank chooses again between these two with its
+     * own columns: both push the same data and signals.
      *
      * @param work the operator, as a rank has it
-     * @param possible the paths that are possible for an operator of certain sizes
+     * @param possible returns the paths that are possible for given sizes
      * @param recorded whether the call is recorded into a graph
-     * @return the choice, with the predictions that it rests on
+     * @return the choice, with the predictions
      * @throws IllegalArgumentException if no path is possible
      */
     public Choice choose(Workload work, Function<Workload, Set<Path>> possible, boolean recorded) {
-        requireNotNull("possible paths", possible);
+        requireNotNull("the function of possible paths", possible);
         Workload agreed = agreed(work);
         Choice choice = fastest(agreed, possible.apply(agreed), recorded);
         if (!work.isGather() || !PUSHING.contains(choice.path())) {

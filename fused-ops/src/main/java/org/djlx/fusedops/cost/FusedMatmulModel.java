@@ -8,11 +8,11 @@ import java.util.List;
 import org.djlx.nativeops.torch.ScalarType;
 
 /**
- * What an operator takes that is one launch of the persistent matmul, by a model of waves: its
- * tiles, each of one rank's rows, are dealt out to the multiprocessors; a tile begins no sooner
- * than the rows that it needs are there.
+ * Predicts the time of an operator on the path FUSED, by a model of waves. Each tile of the product
+ * covers rows of one rank. Tiles are distributed over the SMs. A tile starts after the rows that it
+ * needs have arrived.
  *
- * <p>What follows from it, tiles and pushers, is the same on all ranks that have the same sizes.
+ * <p>Ranks with the same sizes get the same tiles and the same number of pushing thread blocks.
  */
 public final class FusedMatmulModel {
 
@@ -22,19 +22,19 @@ public final class FusedMatmulModel {
     /** The columns of each shape of tiles. */
     public static final List<Integer> TILE_COLUMNS = List.of(256, 128, 64);
 
-    /** The elements in 16 bytes: rows have whole ones. */
+    /** The elements in 16 bytes. Rows must be multiples of it. */
     public static final int UNIT = 8;
 
-    /** How many Bs an all-gather + matmul can have. */
+    /** The largest number of Bs of an all-gather + matmul. */
     public static final int MAX_RIGHTS = 4;
 
-    /** How many ranks it can have. */
+    /** The largest number of ranks. */
     public static final int MAX_RANKS = 8;
 
-    private static final int MAX_TILES = 1 << 24; // beyond, a schedule does as well
+    private static final int MAX_TILES = 1 << 24; // beyond it, PIPELINED is as fast
     private static final int MAX_SIZE = Integer.MAX_VALUE / 2;
     private static final int STEP = 64; // columns of A that a tile multiplies at once
-    private static final long PIECE = 32768; // bytes that a block pushes at once
+    private static final long PIECE = 32768; // bytes that a thread block pushes at once
     private static final int[] PUSHERS = {8, 16, 32, 4, 2, 1};
     private static final double EPSILON = 1e-9;
 
@@ -42,7 +42,7 @@ public final class FusedMatmulModel {
     private final Workload work;
 
     /**
-     * Describes a launch.
+     * Creates a model of one operator.
      *
      * @param machine the GPUs
      * @param work the operator
@@ -50,26 +50,33 @@ public final class FusedMatmulModel {
      */
     public FusedMatmulModel(Machine machine, Workload work) {
         if (machine == null || work == null) {
-            throw new IllegalArgumentException("a launch needs a machine and an operator");
+            throw new IllegalArgumentException(
+                    "the model needs a machine and an operator; one of them is null");
         }
         this.machine = machine;
         this.work = work;
     }
 
     /**
-     * How an operator is divided.
+     * A way to divide an operator into tiles.
      *
-     * @param tile which of the {@link #TILE_COLUMNS}
-     * @param pushers how many blocks push the shard before they multiply; 0 where none is pushed
-     * @param micros how long it takes, in microseconds, by operators that were measured
+     * @param tile the index into {@link #TILE_COLUMNS}
+     * @param pushers the number of thread blocks that push the shard before they multiply; 0 for
+     *     matmul + reduce-scatter
+     * @param micros the predicted time, in microseconds
      */
     public record Tiling(int tile, int pushers, double micros) {}
 
     /**
-     * Tells whether the kernel can do it: in 16-bit types, with rows of whole units, for up to 8
-     * ranks and 4 Bs; and with a flag for each half of a tile of a part that is scattered.
+     * Tells whether the kernel can compute the operator:
      *
-     * @param flags how many each rank has
+     * <ul>
+     *   <li>float16 or bfloat16, and rows of whole {@linkplain #UNIT units}
+     *   <li>at most {@value #MAX_RANKS} ranks and {@value #MAX_RIGHTS} Bs
+     *   <li>for matmul + reduce-scatter, a flag for each half tile of a part
+     * </ul>
+     *
+     * @param flags the number of signal flags of each rank
      * @return whether it can
      */
     public boolean isPossible(int flags) {
@@ -93,8 +100,8 @@ public final class FusedMatmulModel {
     /**
      * Returns the number of tiles of one rank's rows.
      *
-     * @param tile which of the {@link #TILE_COLUMNS}
-     * @return their number
+     * @param tile the index into {@link #TILE_COLUMNS}
+     * @return the number
      */
     public long tilesOfPart(int tile) {
         long across = 0;
@@ -105,15 +112,15 @@ public final class FusedMatmulModel {
     }
 
     /**
-     * Returns the fastest way to divide the operator, by {@link Machine.Launch#tiles}; and how long
-     * the fastest takes by {@link Machine.Launch#steps}.
+     * Returns the fastest division by {@link Machine.Fused#tiles}, with the time of the fastest
+     * division by {@link Machine.Fused#steps}.
      *
-     * @return tiles and pushers
+     * @return the division
      */
     public Tiling fastest() {
-        Machine.Launch launch = machine.launch();
-        Tiling now = fastest(launch.tiles());
-        return new Tiling(now.tile, now.pushers, fastest(launch.steps()).micros);
+        Machine.Fused fused = machine.fused();
+        Tiling now = fastest(fused.tiles());
+        return new Tiling(now.tile, now.pushers, fastest(fused.steps()).micros);
     }
 
     private Tiling fastest(List<Double> steps) {
@@ -133,9 +140,9 @@ public final class FusedMatmulModel {
         return best;
     }
 
-    /** The same, divided in a certain way. */
+    /** Returns a given division, with its predicted time. */
     Tiling tiling(int tile, int pushers) {
-        return tiling(tile, pushers, machine.launch().steps());
+        return tiling(tile, pushers, machine.fused().steps());
     }
 
     private Tiling tiling(int tile, int pushers, List<Double> steps) {
@@ -149,29 +156,32 @@ public final class FusedMatmulModel {
     }
 
     private double gather(int tile, double one, int pushers) {
-        Machine.Launch launch = machine.launch();
-        double rate = launch.pushRate(pushers, work.ranks());
-        return launch.start() + waves(tile, one, pushers, work.bytesIn() / rate / 1e3);
+        Machine.Fused fused = machine.fused();
+        double rate = fused.pushRate(pushers, work.ranks());
+        return fused.start() + waves(tile, one, pushers, work.bytesIn() / rate / 1e3);
     }
 
     /**
-     * The last of a rank's own tiles wait for those that the others have sent, which they do from
-     * the end of their first tiles on.
+     * A rank's last tiles wait for the tiles of other ranks. Those are sent from the end of the
+     * first tiles on.
      */
     private double scatter(int tile, double multiplied) {
-        Machine.Launch launch = machine.launch();
-        double one = multiplied + launch.exchange();
-        double sent = one + work.bytesIn() / launch.linkRate() / 1e3;
-        return launch.start() + Math.max(waves(tile, one, 0, 0), sent);
+        Machine.Fused fused = machine.fused();
+        double one = multiplied + fused.exchange();
+        double sent = one + work.bytesIn() / fused.linkRate() / 1e3;
+        return fused.start() + Math.max(waves(tile, one, 0, 0), sent);
     }
 
-    /** How long it takes until all tiles have been dealt out and computed. */
+    /** Returns the time until all tiles are computed. */
     private double waves(int tile, double one, int pushers, double push) {
-        // Blocks that push begin later, and so end later; the earlier one of both ends will do.
+        // Blocks that push start their first tile later. Waves may start with either group.
         return Math.min(end(tile, one, pushers, push, 0), end(tile, one, pushers, push, push));
     }
 
-    /** The end of the first wave, of those from a begin on, in which all tiles are done. */
+    /**
+     * Returns the end of the wave in which the last tile is computed, for waves that start at
+     * {@code begin}.
+     */
     private double end(int tile, double one, int pushers, double push, double begin) {
         int blocks = machine.multiprocessors();
         long tiles = work.ranks() * tilesOfPart(tile);
@@ -180,7 +190,7 @@ public final class FusedMatmulModel {
             double end = begin + waves * one;
             long late = (long) Math.max(0, (end - push) / one + EPSILON);
             long early = (long) (end / one + EPSILON);
-            // No tile of the shard that comes last can begin before it is there.
+            // Tiles of the shard that arrives last start after it has arrived.
             if ((blocks - pushers) * early + pushers * late >= tiles
                     && (work.ranks() == 1 || blocks * late >= tilesOfPart(tile))) {
                 return end;

@@ -8,7 +8,7 @@ package org.djlx.fusedops.cost;
 public enum FusedOperator {
     /** A is gathered along its rows, then multiplied. */
     ALL_GATHER_MATMUL("allGatherMatmul"),
-    /** Products are summed over the ranks and their rows divided among them. */
+    /** Products are summed over the ranks. Each rank gets some rows of the sum. */
     MATMUL_REDUCE_SCATTER("matmulReduceScatter");
 
     private final String method;

@@ -8,27 +8,27 @@ import java.util.List;
 import org.djlx.nativeops.torch.ScalarType;
 
 /**
- * A kind of GPU, several of which are linked within a host, by the constants of the {@link
- * CostModel}. Times are in microseconds, rates in GB/s.
+ * The constants of the {@link CostModel} for a kind of GPU, with several GPUs linked in a host.
+ * Times are in microseconds, rates in GB/s.
  *
- * <p>The constants of {@link #H200} are fitted to the rows of {@link Measurement#all()}, by a test
- * that fails if they are not what the rows give. Other GPUs are {@linkplain #scaled scaled} from
- * them, which nobody has measured.
+ * <p>The constants of {@link #H200} are fitted to the rows of {@link Measurement#all()}. A test
+ * repeats the fit and compares. Constants of other GPUs are {@linkplain #scaled scaled} from these,
+ * without measurements.
  *
  * @param name the name, in lower case
- * @param multiprocessors how many multiply at once
+ * @param multiprocessors the number of SMs
  * @param library matmuls of a library
- * @param launch operators of one launch
+ * @param fused operators on the path FUSED
  * @param copies copies from GPU to GPU by copy engines
  * @param exchange all-gather and reduce-scatter by kernels
  * @param nccl NCCL's all-gather and reduce-scatter
- * @param host what calls take the host
+ * @param host host time of calls
  */
 public record Machine(
         String name,
         int multiprocessors,
         Library library,
-        Launch launch,
+        Fused fused,
         Copies copies,
         Exchange exchange,
         Nccl nccl,
@@ -36,16 +36,16 @@ public record Machine(
 
     private static final double H200_MEGAHERTZ = 1980;
 
-    /** How many ranks are measured at most, which is how many GPUs a host has. */
+    /** The largest number of ranks that was measured, which is the number of GPUs of a host. */
     private static final int MEASURED = 8;
 
-    /** NVIDIA H200s, all linked by NVSwitch without multicast, up to 8 in a host. */
+    /** NVIDIA H200: up to 8 in a host, linked by NVSwitch, without multicast. */
     public static final Machine H200 =
             new Machine(
                     "h200",
                     132,
                     new Library(2.65, 688, 3730),
-                    new Launch(
+                    new Fused(
                             13.4,
                             List.of(0.765, 0.425, 0.258),
                             List.of(0.761, 0.381, 0.23),
@@ -65,16 +65,19 @@ public record Machine(
     /**
      * Matmuls of a library.
      *
-     * @param start what each takes besides
-     * @param teraflops how fast it multiplies 16-bit types, in 10^12 operations a second
-     * @param memoryRate how fast the operands are read and the product written
+     * @param start the fixed time of a matmul
+     * @param teraflops the rate for 16-bit types, in 10^12 operations a second
+     * @param memoryRate the rate of reading operands and writing the product
      */
     public record Library(double start, double teraflops, double memoryRate) {
 
-        /** Not measured: the ratio of an H200's rates on its data sheet, 989 and 67. */
+        /**
+         * Ratio of the 16-bit and the 32-bit rate. Not measured: an H200's data sheet says 989 and
+         * 67.
+         */
         private static final double WIDE_TYPES = 989.0 / 67;
 
-        /** What a matmul takes. */
+        /** Returns the time of a matmul. */
         double micros(ScalarType type, long m, long n, long k) {
             double slower = type.itemSize() > 2 ? WIDE_TYPES : 1;
             double multiply = 2.0 * m * n * k * slower / teraflops / 1e6;
@@ -84,21 +87,21 @@ public record Machine(
     }
 
     /**
-     * Operators of one launch.
+     * Operators on the path FUSED.
      *
-     * @param start what each takes besides, from the launch to the first load and after the last
-     *     store
-     * @param steps what a tile takes for each 64 columns of A, for each of the {@link
-     *     FusedMatmulModel#TILE_COLUMNS}
-     * @param tiles the same for the kernel that is there, by which tiles are chosen; operators were
-     *     measured with one that was slower, and paths are chosen by that
-     * @param exchange what a tile takes more where it is sent to another rank or added to others'
-     * @param blockRate how fast a block pushes
-     * @param linkRate how fast all blocks together do with nothing beside them, on 8 GPUs
-     * @param crowdedRate how fast 8 or 16 of them do on 8 GPUs while the others multiply; on 2 and
-     *     4, where 8 of them were not held back, the links are the limit
+     * @param start the fixed time: from the launch to the first load, and after the last store
+     * @param steps the time of a tile for 64 columns of A, for each of the {@link
+     *     FusedMatmulModel#TILE_COLUMNS}, of the kernel with which operators were measured; the
+     *     path is chosen by these
+     * @param tiles the same times of the present, faster kernel; the tile is chosen by these
+     * @param exchange the additional time of a tile that is sent to another rank, or added to tiles
+     *     of other ranks
+     * @param blockRate the rate of a thread block that pushes
+     * @param linkRate the rate of all thread blocks that push and do nothing else, on 8 GPUs
+     * @param crowdedRate the rate of 8 or 16 thread blocks that push while the others multiply, on
+     *     8 GPUs. On 2 and 4 GPUs the links are the limit
      */
-    public record Launch(
+    public record Fused(
             double start,
             List<Double> steps,
             List<Double> tiles,
@@ -107,7 +110,7 @@ public record Machine(
             double linkRate,
             double crowdedRate) {
 
-        /** How fast so many blocks push to all other ranks, beside tiles. */
+        /** Returns the rate of thread blocks that push to all other ranks, beside tiles. */
         double pushRate(int pushers, int ranks) {
             double most = at(List.of(linkRate, linkRate, crowdedRate), ranks);
             return Math.min(pushers * blockRate, most);
@@ -115,16 +118,16 @@ public record Machine(
     }
 
     /**
-     * Copies by copy engines, a rank's one after the other.
+     * Copies by copy engines. The copies of a rank run one after the other.
      *
-     * @param start what each takes besides
-     * @param rate how fast they are
-     * @param schedule what a schedule takes besides, from events and waits for signals
-     * @param cut how much longer its matmuls take for each further rank, as a part of one matmul:
-     *     their tiles fill the multiprocessors less well, and copies run beside them
-     * @param reduction how fast memory is read and written where parts are summed
+     * @param start the fixed time of a copy
+     * @param rate the rate of a copy
+     * @param pipeline the fixed time of a pipeline, for events and waits for signals
+     * @param cut the additional time of its matmuls for each further rank, as a share of one
+     *     matmul: smaller matmuls fill the SMs less well, and copies run beside them
+     * @param reduction the rate of reading and writing memory when parts are summed
      */
-    public record Copies(double start, double rate, double schedule, double cut, double reduction) {
+    public record Copies(double start, double rate, double pipeline, double cut, double reduction) {
 
         double micros(long copies, long byteSize) {
             return copies * (start + byteSize / rate / 1e3);
@@ -132,21 +135,22 @@ public record Machine(
     }
 
     /**
-     * All-gather and reduce-scatter by kernels, in which data tells that it has arrived.
+     * All-gather and reduce-scatter by kernels, on the path GATHERED.
      *
-     * @param start what each takes besides
-     * @param rate how fast the bytes into each GPU arrive
+     * @param start the fixed time
+     * @param rate the rate of bytes into each GPU
      */
     public record Exchange(double start, double rate) {}
 
     /**
-     * NCCL's all-gather and reduce-scatter: a start, and bytes into each GPU at a rate. Few bytes
-     * go by another protocol. Beyond 8 ranks the start is taken to grow as it does from 2 to 8.
+     * NCCL's all-gather and reduce-scatter: a fixed time, and a rate of bytes into each GPU. NCCL
+     * uses another protocol for few bytes. Beyond 8 ranks the fixed time is assumed to grow as it
+     * does from 2 to 8.
      *
-     * @param starts of 2, 4 and 8 ranks
-     * @param rates of 2, 4 and 8 ranks
-     * @param fewStarts of 2, 4 and 8 ranks, for few bytes
-     * @param fewRates of 2, 4 and 8 ranks, for few bytes
+     * @param starts the fixed times of 2, 4 and 8 ranks
+     * @param rates the rates of 2, 4 and 8 ranks
+     * @param fewStarts the fixed times for few bytes
+     * @param fewRates the rates for few bytes
      */
     public record Nccl(
             List<Double> starts,
@@ -154,7 +158,7 @@ public record Machine(
             List<Double> fewStarts,
             List<Double> fewRates) {
 
-        /** What takes the bytes into each GPU, at a rate that may be a network's. */
+        /** Returns the time for bytes into each GPU. The rate may be that of a network. */
         double micros(int ranks, long bytes, double rate) {
             double micros = at(starts, ranks) + bytes / rate / 1e3;
             if (ranks > MEASURED) {
@@ -170,23 +174,27 @@ public record Machine(
     }
 
     /**
-     * What a call takes the calling thread.
+     * The time that a call takes on the calling thread.
      *
-     * @param launch an operator of one launch, whatever the ranks
-     * @param nccl a collective of NCCL and a matmul, whatever the ranks
-     * @param gathered an exchange and a matmul, whatever the ranks
-     * @param pipelined the pipeline of 2, 4 and 8 ranks, with copies, signals, waits and a matmul
-     *     for each: what one call in four exceeds, as the GPU waits for the slowest rank
+     * @param fused an operator on FUSED, for any number of ranks
+     * @param nccl a collective of NCCL and a matmul, for any number of ranks
+     * @param gathered an exchange and a matmul, for any number of ranks
+     * @param pipelined a pipeline of 2, 4 and 8 ranks, with copies, signals, waits and a matmul for
+     *     each rank. The third quartile of the measurements, because the GPU waits for the slowest
+     *     rank
      */
-    public record Host(double launch, double nccl, double gathered, List<Double> pipelined) {
+    public record Host(double fused, double nccl, double gathered, List<Double> pipelined) {
 
-        /** A schedule of so many ranks, at most as many as were measured. */
+        /** Returns the time of a pipeline, interpolated between the measured numbers of ranks. */
         double pipelined(int ranks) {
             return at(pipelined, ranks);
         }
     }
 
-    /** Of 2, 4 and 8 ranks; in between along the logarithm of the ranks, beyond as of 8. */
+    /**
+     * Interpolates values of 2, 4 and 8 ranks by the logarithm of the ranks. Beyond 8 ranks,
+     * returns the value of 8.
+     */
     private static double at(List<Double> values, int ranks) {
         double place = Math.max(doublings(Math.min(ranks, MEASURED)) - 1, 0);
         int below = (int) Math.min(place, values.size() - 2);
@@ -198,45 +206,45 @@ public record Machine(
     }
 
     /**
-     * Returns how many GPUs of this kind a host has at most.
+     * Returns the largest number of GPUs of a host.
      *
-     * @return 8, which is what was measured
+     * @return 8, the largest number that was measured
      */
     public int hostRanks() {
         return MEASURED;
     }
 
     /**
-     * Returns a machine that multiplies at another rate; links and host stay as they are. A GPU
-     * that nobody has measured is predicted so, and so are ranks that share a GPU.
+     * Returns a machine that multiplies at another rate, with the same links and host. Used for
+     * GPUs that were not measured, and for ranks that share a GPU.
      *
-     * @param count its multiprocessors
-     * @param megahertz the clock at which they run at best, of which an H200 has 1980
+     * @param count the number of SMs
+     * @param megahertz the highest clock of the SMs; 1980 for an H200
      * @return the machine
-     * @throws IllegalArgumentException if there is no multiprocessor or no clock
+     * @throws IllegalArgumentException unless both are greater than 0
      */
     public Machine scaled(int count, double megahertz) {
         if (count < 1 || !(megahertz > 0)) {
             throw new IllegalArgumentException(
-                    "a GPU has multiprocessors and a clock, not %d and %s MHz"
+                    "a GPU needs 1 or more SMs and a clock greater than 0, not %d and %s MHz"
                             .formatted(count, megahertz));
         }
         double faster = megahertz / H200_MEGAHERTZ;
         double flops = library.teraflops * faster * count / H200.multiprocessors;
-        List<Double> steps = launch.steps.stream().map(step -> step / faster).toList();
-        List<Double> tiles = launch.tiles.stream().map(step -> step / faster).toList();
+        List<Double> steps = fused.steps.stream().map(step -> step / faster).toList();
+        List<Double> tiles = fused.tiles.stream().map(step -> step / faster).toList();
         return new Machine(
                 name,
                 count,
                 new Library(library.start, flops, library.memoryRate),
-                new Launch(
-                        launch.start,
+                new Fused(
+                        fused.start,
                         steps,
                         tiles,
-                        launch.exchange,
-                        launch.blockRate,
-                        launch.linkRate,
-                        launch.crowdedRate),
+                        fused.exchange,
+                        fused.blockRate,
+                        fused.linkRate,
+                        fused.crowdedRate),
                 copies,
                 exchange,
                 nccl,
@@ -244,11 +252,11 @@ public record Machine(
     }
 
     /**
-     * Returns this machine with another number of multiprocessors, at an H200's clock.
+     * Returns this machine with another number of SMs, at the clock of an H200.
      *
-     * @param count as many as all ranks have
+     * @param count the number of SMs
      * @return the machine
-     * @throws IllegalArgumentException if there is none
+     * @throws IllegalArgumentException if it is less than 1
      */
     public Machine withMultiprocessors(int count) {
         return scaled(count, H200_MEGAHERTZ);

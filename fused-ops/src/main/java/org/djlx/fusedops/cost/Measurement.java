@@ -13,24 +13,25 @@ import java.util.List;
 import java.util.OptionalDouble;
 
 /**
- * A row of what was measured; the resource {@code measurements.csv} says what its columns hold, and
- * where it is from.
+ * One measurement: a row of the resource {@code measurements.csv}, which describes its columns and
+ * sources.
  *
  * @param machine the GPUs, as a {@link Machine} is named
  * @param type the element type
- * @param operator the method of a fused operator, or what else was measured
- * @param m the rows of the unsharded A; 0 where it has none
- * @param n the columns of the unsharded B; 0 where it has none
- * @param k what they have in common; 0 where they have nothing
- * @param bytes into each GPU, for a push; otherwise 0
- * @param ranks the number of ranks; 0 for what has none
- * @param path how it was done
- * @param tile the columns of a tile of one launch, if that is known; otherwise 0
- * @param pushers how many blocks pushed in one launch; 0 where none did, or the tile is not known
- * @param recorded whether a graph was replayed, or the host's time left out
- * @param micros how long it took, in microseconds
- * @param host how long the call took the thread, in microseconds, if that was measured
- * @param source where it is from
+ * @param operator the method of a fused operator, or the name of another measurement
+ * @param m the rows of the unsharded A; 0 if there is none
+ * @param n the columns of the unsharded B; 0 if there is none
+ * @param k the columns of the unsharded A; 0 if there is none
+ * @param bytes the bytes into each GPU, for a push; otherwise 0
+ * @param ranks the number of ranks; 0 if there are none
+ * @param path the path of the operator, or how else the time was spent
+ * @param tile the columns of a tile of the fused kernel; 0 if unknown
+ * @param pushers the number of thread blocks of the fused kernel that pushed; 0 if none did, or the
+ *     tile is unknown
+ * @param recorded whether a graph was replayed, or the host's time excluded
+ * @param micros the time, in microseconds
+ * @param host the time of the calling thread, in microseconds, if it was measured
+ * @param source the source of the row
  */
 public record Measurement(
         String machine,
@@ -63,7 +64,7 @@ public record Measurement(
                         new InputStreamReader(
                                 Measurement.class.getResourceAsStream(RESOURCE),
                                 StandardCharsets.UTF_8))) {
-            // The first line that is no comment names the columns.
+            // The first line after the comments names the columns.
             return reader.lines()
                     .filter(line -> !line.startsWith("#"))
                     .skip(1)
@@ -77,7 +78,9 @@ public record Measurement(
     private static Measurement parse(String line) {
         String[] cells = line.split(",", -1);
         if (cells.length != COLUMNS) {
-            throw new IllegalStateException(RESOURCE + ": " + cells.length + " cells: " + line);
+            throw new IllegalStateException(
+                    "%s: a row must have %d cells, not %d: %s"
+                            .formatted(RESOURCE, COLUMNS, cells.length, line));
         }
         return new Measurement(
                 cells[0],

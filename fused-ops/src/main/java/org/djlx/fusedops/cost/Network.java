@@ -5,40 +5,40 @@
 package org.djlx.fusedops.cost;
 
 /**
- * What joins hosts. Nothing of it has been measured: the figures are those of a data sheet, and
- * what follows from them is an extrapolation.
+ * The network between hosts. Its figures come from a data sheet, not from measurements: predictions
+ * from them are extrapolations.
  *
- * @param rate into and out of each GPU, in GB/s
- * @param latency of a message from host to host, in microseconds
+ * @param rate the rate into and out of each GPU, in GB/s
+ * @param latency the latency of a message between hosts, in microseconds
  */
 public record Network(double rate, double latency) {
 
-    /** An adapter of 400 Gb/s for each GPU; the latency is a round figure. */
+    /** One adapter of 400 Gb/s for each GPU. The latency is a round figure. */
     public static final Network NDR = new Network(50, 10);
 
     /**
      * Creates a network.
      *
-     * @param rate into and out of each GPU, in GB/s
-     * @param latency of a message, in microseconds
+     * @param rate the rate into and out of each GPU, in GB/s
+     * @param latency the latency of a message, in microseconds
      * @throws IllegalArgumentException unless the rate is positive and the latency is not negative
      */
     public Network {
         if (!(rate > 0) || !(latency >= 0)) {
             throw new IllegalArgumentException(
-                    "a network has a rate and a latency, not %s GB/s and %s us"
-                            .formatted(rate, latency));
+                    "the rate must be greater than 0 and the latency at least 0, not %s GB/s and"
+                            + " %s us".formatted(rate, latency));
         }
     }
 
     /**
-     * Returns what it takes to sum gradients over replicas on other hosts: each GPU with those that
-     * hold the same part, over its own adapter, along a tree for what a message takes and at the
-     * rate of a ring for the bytes.
+     * Returns the time to sum gradients over replicas on other hosts. Each GPU sums with the GPUs
+     * that hold the same part, over its own adapter. Messages have the latency of a tree, bytes the
+     * rate of a ring.
      *
-     * @param byteSize the gradients of a GPU, in bytes
-     * @param hosts the number of hosts, each with a replica
-     * @return microseconds; 0 for a single host
+     * @param byteSize the size of the gradients of a GPU, in bytes
+     * @param hosts the number of hosts, with one replica each
+     * @return the time in microseconds; 0 for a single host
      */
     public double allReduce(double byteSize, int hosts) {
         if (hosts <= 1) {

@@ -7,22 +7,22 @@ package org.djlx.fusedops.cost;
 import java.util.Locale;
 
 /**
- * The ways in which a fused operator is run. Where predictions do not tell two apart, that which is
- * named first is taken: a library's matmul is as good on any shape.
+ * The ways to run a fused operator. If two predictions are too close to tell apart, the {@link
+ * CostModel} takes the path that comes first here.
  */
 public enum Path {
-    /** All data from GPU to GPU by one kernel, and one matmul after or before it. */
+    /** One kernel exchanges all data before or after one matmul. */
     GATHERED,
-    /** One kernel pushes, waits and multiplies, where GPUs and shapes allow it. */
+    /** One kernel pushes, waits and multiplies. Only some GPUs and shapes allow it. */
     FUSED,
-    /** Matmuls of parts and copies beside them, which a schedule orders. */
+    /** Matmuls of parts, with copies to and from other ranks beside them. */
     PIPELINED,
-    /** A collective of the group, on GPUs by NCCL, and one matmul after or before it. */
+    /** The fallback: a collective of the group (on GPUs by NCCL) before or after one matmul. */
     NCCL;
 
-    /** Returns the name as text has it: lower case, with blanks. */
+    /** Returns the name in lower case. */
     @Override
     public String toString() {
-        return name().toLowerCase(Locale.ROOT).replace('_', ' ');
+        return name().toLowerCase(Locale.ROOT);
     }
 }

@@ -5,19 +5,19 @@
 package org.djlx.fusedops.cost;
 
 /**
- * What a path is predicted to take, in microseconds.
+ * The predicted time of a path, in microseconds.
  *
  * @param path the path
- * @param device what the GPU takes; that is what a replay of a graph takes
- * @param host what the calling thread takes for a call
+ * @param device the time of the GPU, which is also the time of a graph replay
+ * @param host the time of the calling thread for a call
  */
 public record Prediction(Path path, double device, double host) {
 
     /**
-     * Returns how long a call takes, one of many that follow each other.
+     * Returns the time of one call in a series of calls.
      *
-     * @param recorded whether calls are recorded into a graph, which needs the host only once
-     * @return the longer one of the GPU's time and the host's, in microseconds
+     * @param recorded whether the calls are recorded into a graph, whose replays need no host time
+     * @return the GPU's time or the host's, whichever is longer, in microseconds
      */
     public double micros(boolean recorded) {
         return recorded ? device : Math.max(device, host);

@@ -10,15 +10,18 @@ import org.djlx.nativeops.torch.ScalarType;
 /**
  * A fused operator with its sizes on one rank.
  *
- * <p>All ranks know operator, type, number of ranks and rows, and for matmul + reduce-scatter the
- * columns. The columns of an all-gather + matmul's Bs and the inner dimension of a matmul +
- * reduce-scatter are each rank's own.
+ * <ul>
+ *   <li>The same on all ranks: operator, type, number of ranks and rows. Also the inner dimension
+ *       of all-gather + matmul, and the columns of matmul + reduce-scatter.
+ *   <li>May differ between ranks: the columns of all-gather + matmul, and the inner dimension of
+ *       matmul + reduce-scatter.
+ * </ul>
  *
  * @param operator the operator
  * @param type the element type
  * @param ranks the number of ranks
- * @param rows of a rank's shard of A, or of its part of the product
- * @param columns of each of this rank's Bs, of which a matmul + reduce-scatter has one
+ * @param rows the rows of a rank's shard of A, or of its part of the product
+ * @param columns the columns of each of this rank's Bs; matmul + reduce-scatter has one B
  * @param inner the columns of this rank's A
  */
 public record Workload(
@@ -35,29 +38,32 @@ public record Workload(
      * @param operator the operator
      * @param type the element type
      * @param ranks the number of ranks
-     * @param rows of a rank's shard or part
-     * @param columns of each of this rank's Bs
+     * @param rows the rows of a rank's shard or part
+     * @param columns the columns of each of this rank's Bs
      * @param inner the columns of this rank's A
      * @throws IllegalArgumentException if an argument is null, a size is negative, or there is no
      *     rank or no B
      */
     public Workload {
         if (operator == null || type == null || columns == null) {
-            throw new IllegalArgumentException("a workload's operator, type or columns are null");
+            throw new IllegalArgumentException(
+                    "a workload needs an operator, a type and columns; one of them is null");
         }
         columns = List.copyOf(columns);
         if (ranks < 1 || columns.isEmpty()) {
-            throw new IllegalArgumentException(operator + " of " + ranks + " ranks, " + columns);
+            throw new IllegalArgumentException(
+                    "%s needs 1 or more ranks and 1 or more Bs, not %d ranks and columns %s"
+                            .formatted(operator, ranks, columns));
         }
         if (rows < 0 || inner < 0 || columns.stream().anyMatch(n -> n < 0)) {
             throw new IllegalArgumentException(
-                    "%s has negative sizes: %d rows, %s columns, %d inner"
+                    "%s: sizes must be at least 0, not %d rows, columns %s and inner %d"
                             .formatted(operator, rows, columns, inner));
         }
     }
 
     /**
-     * Divides an operator among ranks, as tensor parallelism does.
+     * Divides an operator among ranks for tensor parallelism.
      *
      * @param operator all-gather + matmul of (M / ranks, K) and (K, N / ranks), or matmul +
      *     reduce-scatter of (M, K / ranks) and (K / ranks, N)
@@ -65,20 +71,20 @@ public record Workload(
      * @param ranks the number of ranks
      * @param m the rows of the unsharded A
      * @param n the columns of the unsharded B
-     * @param k what they have in common
-     * @return what a rank does
+     * @param k the columns of the unsharded A
+     * @return the operator on one rank
      * @throws IllegalArgumentException if a size is not divisible by the number of ranks
      */
     public static Workload unsharded(
             FusedOperator operator, ScalarType type, int ranks, long m, long n, long k) {
         if (ranks < 1) {
-            throw new IllegalArgumentException(operator + " needs a rank, not " + ranks);
+            throw new IllegalArgumentException(operator + " needs 1 or more ranks, not " + ranks);
         }
         boolean gather = operator == FusedOperator.ALL_GATHER_MATMUL;
         long divided = gather ? n : k;
         if (m % ranks != 0 || divided % ranks != 0) {
             throw new IllegalArgumentException(
-                    "%s divides M = %d and %s = %d among %d ranks, which do not divide them"
+                    "%s: M = %d and %s = %d must be divisible by the number of ranks, %d"
                             .formatted(operator, m, gather ? "N" : "K", divided, ranks));
         }
         return new Workload(
@@ -90,25 +96,28 @@ public record Workload(
                 gather ? k : k / ranks);
     }
 
-    /** Whether A is gathered; otherwise the product is scattered. */
+    /** Tells whether A is gathered. Otherwise the product is scattered. */
     boolean isGather() {
         return operator == FusedOperator.ALL_GATHER_MATMUL;
     }
 
-    /** The same with other columns of one B, or another inner dimension: what ranks differ in. */
+    /**
+     * Returns a copy with another value of the size in which ranks may differ: columns or inner
+     * dimension.
+     */
     Workload withOwn(long size) {
         return isGather()
                 ? new Workload(operator, type, ranks, rows, List.of(size), inner)
                 : new Workload(operator, type, ranks, rows, columns, size);
     }
 
-    /** The columns of all Bs. */
+    /** Returns the number of columns of all Bs. */
     long allColumns() {
         return columns.stream().mapToLong(Long::longValue).sum();
     }
 
     /**
-     * Returns the size of what a rank sends to another.
+     * Returns the number of bytes that a rank sends to another.
      *
      * @return the size of a shard of A, or of a part of the product, in bytes
      */
@@ -117,9 +126,9 @@ public record Workload(
     }
 
     /**
-     * Returns how much comes into each GPU.
+     * Returns the number of bytes into each GPU.
      *
-     * @return the size of what all other ranks send to one, in bytes
+     * @return the bytes that all other ranks send to one
      */
     public long bytesIn() {
         return (ranks - 1) * partBytes();

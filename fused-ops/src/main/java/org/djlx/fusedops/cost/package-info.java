@@ -3,22 +3,21 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 /**
- * What a fused operator costs by each of the ways to run it, and which way is taken.
+ * Predicts the time of a fused operator on each path, and chooses the path.
  *
  * <ul>
- *   <li>{@link org.djlx.fusedops.cost.Choice} - the path that is taken, and why
- *   <li>{@link org.djlx.fusedops.cost.CostModel} - what a path takes, the limit of an operator, and
- *       the choice
- *   <li>{@link org.djlx.fusedops.cost.FusedMatmulModel} - the cost of the path FUSED
+ *   <li>{@link org.djlx.fusedops.cost.Choice} - the chosen path, and why
+ *   <li>{@link org.djlx.fusedops.cost.CostModel} - time of an operator on each path, its lower
+ *       bound, and the choice
+ *   <li>{@link org.djlx.fusedops.cost.FusedMatmulModel} - time of the path FUSED
  *   <li>{@link org.djlx.fusedops.cost.FusedOperator} - the operators
- *   <li>{@link org.djlx.fusedops.cost.Machine} - a kind of GPU, by the constants of the model
- *   <li>{@link org.djlx.fusedops.cost.Measurement} - what was measured: the rows that the constants
- *       are fitted to
- *   <li>{@link org.djlx.fusedops.cost.Network} - what joins hosts, and gradients that are summed
- *       across it
+ *   <li>{@link org.djlx.fusedops.cost.Machine} - the constants of the model for a kind of GPU
+ *   <li>{@link org.djlx.fusedops.cost.Measurement} - the measurements that the constants are fitted
+ *       to
+ *   <li>{@link org.djlx.fusedops.cost.Network} - the network between hosts
  *   <li>{@link org.djlx.fusedops.cost.Path} - the paths of an operator: FUSED, PIPELINED, GATHERED,
  *       NCCL
- *   <li>{@link org.djlx.fusedops.cost.Prediction} - what a path is predicted to take
+ *   <li>{@link org.djlx.fusedops.cost.Prediction} - predicted time of a path
  *   <li>{@link org.djlx.fusedops.cost.Workload} - an operator with its sizes
  * </ul>
  */

@@ -30,27 +30,32 @@ import org.djlx.nativeops.torch.TensorInfo;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * The kernels of {@code transformer_block.cu} on one GPU: what a transformer block computes between
- * its matmuls, and the gradients of that. All arrays of a call are of one supported type, unless it
- * says otherwise, and on the GPU; results are new arrays in the manager of the first one, and
- * computed on the calling thread's current stream. Autograd sees none of it. For one thread at a
- * time.
+ * Launches the kernels of {@code transformer_block.cu} on one GPU: the operators of a transformer
+ * block between its matmuls, and their gradients.
+ *
+ * <ul>
+ *   <li>The arrays of a call have one supported type, unless the method says otherwise, and are on
+ *       the GPU.
+ *   <li>Results are new arrays in the manager of the first array.
+ *   <li>Kernels run on the calling thread's current stream. Autograd does not record them.
+ *   <li>For one thread at a time.
+ * </ul>
  */
 public final class BlockKernels implements AutoCloseable {
 
     private static final int WARP = 32;
     private static final int PACK = 16; // bytes
     private static final int NORM_THREADS = 512; // at most
-    private static final int NORM_BLOCKS = 3; // of a multiprocessor
-    private static final int GRADIENT_BLOCKS = 2; // of a norm
+    private static final int NORM_BLOCKS = 3; // per SM
+    private static final int GRADIENT_BLOCKS = 2; // per SM, of a norm's gradient
     private static final int ROTATION_THREADS = 256; // at most
     private static final long[] NO_HEADS = new long[5];
     private static final int SUM_THREADS = 8 * WARP;
     private static final int PASS_THREADS = 256;
-    private static final int PASS_BLOCKS = 8; // of a multiprocessor
-    private static final int MAX_SHARED = 47 << 10; // a block has 48 KiB on any GPU
+    private static final int PASS_BLOCKS = 8; // per SM
+    private static final int MAX_SHARED = 47 << 10; // a thread block has 48 KiB on any GPU
 
-    /** Those of one type. */
+    /** The kernels of one type. */
     private record Kernels(
             CudaKernel norm,
             CudaKernel normGradient,
@@ -97,7 +102,7 @@ public final class BlockKernels implements AutoCloseable {
         }
     }
 
-    /** A GPU from before bfloat16 has no kernels for that. */
+    /** Adds the kernels of a type. GPUs older than Ampere have none for bfloat16. */
     private void addKernels(ScalarType type, String name) {
         if (module.findKernel("gate_" + name).isPresent()) {
             kernels.put(
@@ -114,7 +119,7 @@ public final class BlockKernels implements AutoCloseable {
     }
 
     /**
-     * Tells whether an array is on this GPU and of a type for which there are kernels.
+     * Tells whether an array is on this GPU and there are kernels for its type.
      *
      * @param array the array
      * @return whether it is
@@ -125,23 +130,23 @@ public final class BlockKernels implements AutoCloseable {
     }
 
     /**
-     * Tells whether rows are not too long to be normalised.
+     * Tells whether rows are short enough to be normalised.
      *
      * @param size the elements of a row
-     * @return whether they are not
+     * @return whether they are
      */
     public boolean isNormalizable(long size) {
-        return size + PACK <= MAX_SHARED / Float.BYTES; // The last pack need not be full.
+        return size + PACK <= MAX_SHARED / Float.BYTES; // The last pack may be partly filled.
     }
 
-    /** One call: its arrays by address, and those that were made for it. */
+    /** The arrays of one call, temporary copies included. */
     private final class Call implements AutoCloseable {
 
         private final CudaStream stream = streams.get();
         private final List<NDArray> used = new ArrayList<>();
         private final List<NDArray> temporary = new ArrayList<>();
 
-        /** Returns the address of an array's elements, one after the other. */
+        /** Returns the address of a contiguous array, or of a contiguous copy. */
         long operand(NDArray array) {
             TensorInfo info = Torch.info(array);
             if (info.isContiguous()) {
@@ -173,7 +178,7 @@ public final class BlockKernels implements AutoCloseable {
             kernel.launch(stream, size, arguments);
         }
 
-        /** Keeps what a graph needs that is being recorded. */
+        /** Closes temporary arrays. If a graph is recorded, it keeps all arrays for replays. */
         @Override
         public void close() {
             if (stream.isCapturing()) {
@@ -200,9 +205,9 @@ public final class BlockKernels implements AutoCloseable {
     /**
      * Computes RMSNorm.
      *
-     * @param x rows, of shape (…, size), {@linkplain #isNormalizable not too long}
-     * @param weight of shape (size)
-     * @param epsilon what is added to the mean square
+     * @param x rows, of shape (…, size), {@linkplain #isNormalizable short enough}
+     * @param weight the weight, of shape (size)
+     * @param epsilon the number added to the mean of squares
      * @return the norm, of the shape of {@code x}
      */
     public NDArray normalized(NDArray x, NDArray weight, float epsilon) {
@@ -214,12 +219,12 @@ public final class BlockKernels implements AutoCloseable {
     }
 
     /**
-     * Adds rows, and computes the RMSNorm of what is the sum in their element type.
+     * Adds rows, rounds the sum to their element type, and computes the RMSNorm of the rounded sum.
      *
      * @param x rows, as for {@link #normalized}
-     * @param addend of the same shape
-     * @param weight of shape (size)
-     * @param epsilon what is added to the mean square
+     * @param addend the rows to add, of the same shape
+     * @param weight the weight, of shape (size)
+     * @param epsilon the number added to the mean of squares
      * @return the sum and its norm, of the shape of {@code x}
      */
     public List<NDArray> addedNormalized(NDArray x, NDArray addend, NDArray weight, float epsilon) {
@@ -261,10 +266,10 @@ public final class BlockKernels implements AutoCloseable {
      *
      * @param x the rows, at least one
      * @param weight the weight
-     * @param gradient that of the norm
-     * @param ofRows what else is the gradient of the rows; null for nothing
-     * @param epsilon what was added to the mean square
-     * @return those of the rows and of the weight
+     * @param gradient the gradient of the norm
+     * @param ofRows a gradient of the rows to be added; null for none
+     * @param epsilon the number added to the mean of squares
+     * @return the gradients of the rows and of the weight
      */
     public List<NDArray> normalizedGradients(
             NDArray x, NDArray weight, NDArray gradient, NDArray ofRows, float epsilon) {
@@ -306,13 +311,13 @@ public final class BlockKernels implements AutoCloseable {
     }
 
     /**
-     * Turns heads, or back.
+     * Applies the rotary embedding to heads, or its inverse.
      *
      * @param x of shape (…, positions, heads, head size)
-     * @param cosines of shape (positions, 1, half of the head size)
-     * @param sines of the same shape
-     * @param back whether they are turned back, as gradients are
-     * @return the turned heads, of the shape of {@code x}
+     * @param cosines the cosines, of shape (positions, 1, half of the head size)
+     * @param sines the sines, of the same shape
+     * @param back whether to rotate back, as for gradients
+     * @return the rotated heads, of the shape of {@code x}
      */
     public NDArray rotated(NDArray x, NDArray cosines, NDArray sines, boolean back) {
         try (Call call = new Call()) {
@@ -330,7 +335,10 @@ public final class BlockKernels implements AutoCloseable {
         return x.getShape().get(x.getShape().dimension() - 2);
     }
 
-    /** Returns what the kernel is told of heads, from the first one on of a token of x and y. */
+    /**
+     * Returns the kernel's description of heads: addresses of the first head of x and y, strides
+     * and count.
+     */
     private static long[] heads(
             long y, long x, NDArray ofY, NDArray ofX, long count, boolean turned) {
         long size = ofX.getShape().getLastDimension();
@@ -339,7 +347,7 @@ public final class BlockKernels implements AutoCloseable {
         return new long[] {y, x, heads(ofY) * size, heads(ofX) * size, last};
     }
 
-    /** Launches the rotation of tokens that are as many as those of an array. */
+    /** Launches the rotation, for as many tokens as an array has. */
     private void rotate(
             Call call,
             List<long[]> heads,
@@ -365,12 +373,12 @@ public final class BlockKernels implements AutoCloseable {
     }
 
     /**
-     * Divides the heads of tokens into queries, keys and values, and turns the former two.
+     * Splits the heads of tokens into queries, keys and values, and rotates queries and keys.
      *
      * @param x of shape (…, positions, heads, head size), the heads of queries first
-     * @param counts the number of heads of each
-     * @param cosines as for {@link #rotated}
-     * @param sines likewise
+     * @param counts the number of heads of queries, keys and values
+     * @param cosines the cosines, as for {@link #rotated}
+     * @param sines the sines
      * @return three arrays, of the shape of {@code x} apart from the number of heads
      */
     public List<NDArray> divided(NDArray x, List<Long> counts, NDArray cosines, NDArray sines) {
@@ -396,10 +404,10 @@ public final class BlockKernels implements AutoCloseable {
     /**
      * Computes the gradient of {@link #divided}.
      *
-     * @param gradients those of queries, keys and values
-     * @param cosines as there
-     * @param sines likewise
-     * @return that of all heads, in one array
+     * @param gradients the gradients of queries, keys and values
+     * @param cosines the cosines, as there
+     * @param sines the sines
+     * @return the gradient of all heads, in one array
      */
     public NDArray dividedGradient(List<NDArray> gradients, NDArray cosines, NDArray sines) {
         try (Call call = new Call()) {
@@ -420,7 +428,7 @@ public final class BlockKernels implements AutoCloseable {
         }
     }
 
-    /** Where gates and values are, and the shape of their product. */
+    /** The addresses of gates and values, and the shape of their product. */
     private record Gates(long gate, long value, long rows, long size, long distance, Shape shape) {
 
         static Gates of(Call call, List<NDArray> in) {
@@ -442,7 +450,7 @@ public final class BlockKernels implements AutoCloseable {
     }
 
     /**
-     * Computes {@code silu(gate) · value}.
+     * Computes {@code silu(gate) * value}.
      *
      * @param in the gate and the value, of the same shape; or one array of shape (…, 2 size), whose
      *     rows hold the gate and then the value
@@ -468,7 +476,7 @@ public final class BlockKernels implements AutoCloseable {
         }
     }
 
-    /** Returns the size of a launch that passes over rows once. */
+    /** Returns the launch size of an element-wise kernel. */
     private LaunchSize passSize(NDArray array, long rows, long size) {
         long wanted = (rows * packs(array, size) + PASS_THREADS - 1) / PASS_THREADS;
         return LaunchSize.of(
@@ -479,8 +487,8 @@ public final class BlockKernels implements AutoCloseable {
      * Computes the gradients of {@link #gated}.
      *
      * @param in the gate and the value, not empty, in two arrays or one
-     * @param gradient that of the product
-     * @return those of the gate and of the value, in as many arrays of the same shapes
+     * @param gradient the gradient of the product
+     * @return the gradients of gate and value, in arrays of the same number and shapes
      */
     public List<NDArray> gatedGradients(List<NDArray> in, NDArray gradient) {
         try (Call call = new Call()) {
@@ -508,11 +516,11 @@ public final class BlockKernels implements AutoCloseable {
     }
 
     /**
-     * Tells whether there is a kernel that joins matrices.
+     * Tells whether a kernel can convert and join matrices.
      *
      * @param matrices the matrices
      * @param type the element type of the result
-     * @return whether they are of float32, and of a 16-bit type it
+     * @return whether the matrices are float32 and the result has a 16-bit type
      */
     public boolean isJoinable(List<NDArray> matrices, ScalarType type) {
         return type != ScalarType.FLOAT32
@@ -525,11 +533,12 @@ public final class BlockKernels implements AutoCloseable {
     }
 
     /**
-     * Converts matrices, side by side.
+     * Converts matrices and joins them side by side.
      *
-     * @param matrices {@linkplain #isJoinable of float32} and of as many rows each
+     * @param matrices the matrices, of {@linkplain #isJoinable float32} and with the same number of
+     *     rows
      * @param type the element type of the result
-     * @return one matrix, which has the columns of all
+     * @return one matrix with the columns of all
      */
     public NDArray joined(List<NDArray> matrices, ScalarType type) {
         long rows = matrices.get(0).getShape().get(0);
@@ -550,7 +559,7 @@ public final class BlockKernels implements AutoCloseable {
         }
     }
 
-    /** Waits for what is queued, and frees the kernels. */
+    /** Waits for enqueued work, and frees the kernels. */
     @Override
     public void close() {
         device.synchronize();

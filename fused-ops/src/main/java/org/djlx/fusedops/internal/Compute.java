@@ -7,6 +7,7 @@ package org.djlx.fusedops.internal;
 import ai.djl.Device;
 import ai.djl.ndarray.NDManager;
 import java.util.Optional;
+import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.p2p.P2pBuffers;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.cuda.CublasLt;
@@ -23,9 +24,9 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * What computes on the device of one rank's group: cuBLASLt and a kernel on a GPU that have them,
- * otherwise libtorch. Used by one thread at a time, in the order of the group's operations, as
- * products share a workspace.
+ * Matmuls and reductions on a group's device, and the launchers of kernels that plans share. On a
+ * GPU it uses cuBLASLt and a kernel if they are available, otherwise libtorch. For one thread at a
+ * time, in the order of the group's operations, because matmuls share a workspace.
  */
 public final class Compute implements AutoCloseable {
 
@@ -36,12 +37,11 @@ public final class Compute implements AutoCloseable {
     private final int worldSize;
 
     /**
-     * Prepares what computes.
+     * Opens the device.
      *
      * @param device the group's device
-     * @param worldSize how many ranks the group has
-     * @param manager the manager of arrays for libtorch, on that device; each is closed when it has
-     *     been used
+     * @param worldSize the number of ranks of the group
+     * @param manager the manager of temporary arrays for libtorch, on that device
      */
     public Compute(Device device, int worldSize, NDManager manager) {
         this.worldSize = worldSize;
@@ -49,27 +49,29 @@ public final class Compute implements AutoCloseable {
         gpu = device.isGpu() ? new Gpu(device) : null;
     }
 
-    /** What a GPU needs; a class of its own, as there may be no library for it. */
+    /** The state for a GPU. A class of its own, so that a CPU needs no CUDA library. */
     private static final class Gpu implements AutoCloseable {
 
         private final CudaDevice cuda;
         private final CurrentStreams streams;
-        private final CublasLt cublas; // null if it is not here
-        private final FusedMatmul persistent; // null if this GPU has none
-        private RankOrderReducer reducer; // once it is needed
-        private RmsNormKernels rmsNorm; // once it is needed
-        private GatheredExchange exchange; // once it is needed
-        private CudaStream stream; // the current one, of the operation under way
+        private final CublasLt cublas; // null if not available
+        private final FusedMatmul fusedMatmul; // null if the GPU is not a Hopper
+        private RankOrderReducer reducer; // null before the first use
+        private RmsNormKernels rmsNorm; // null before the first use
+        private GatheredExchange exchange; // null before the first use
+        private CudaStream stream; // the current stream of the operation under way
 
         Gpu(Device device) {
             cuda = CudaDevice.open(device);
             streams = new CurrentStreams(cuda);
             Throwable cause = NativeLibrary.CUBLASLT.unavailabilityCause();
             if (cause != null) {
-                logger.warn("fused operators multiply by libtorch, which takes longer", cause);
+                logger.warn(
+                        "cuBLASLt is not available: fused operators use slower matmuls of libtorch",
+                        cause);
             }
             cublas = cause == null ? CublasLt.create(cuda) : null;
-            persistent = FusedMatmul.isSupported(cuda) ? new FusedMatmul(cuda, streams) : null;
+            fusedMatmul = FusedMatmul.isSupported(cuda) ? new FusedMatmul(cuda, streams) : null;
         }
 
         @Override
@@ -77,8 +79,8 @@ public final class Compute implements AutoCloseable {
             if (cublas != null) {
                 cublas.close();
             }
-            if (persistent != null) {
-                persistent.close();
+            if (fusedMatmul != null) {
+                fusedMatmul.close();
             }
             if (rmsNorm != null) {
                 rmsNorm.close();
@@ -95,25 +97,25 @@ public final class Compute implements AutoCloseable {
     }
 
     /**
-     * Returns how many multiprocessors the device has.
+     * Returns the number of SMs of the device.
      *
-     * @return their number, whoever else uses them; 0 on the CPU
+     * @return the number, including SMs that other ranks use; 0 on the CPU
      */
     public int multiprocessors() {
         return gpu == null ? 0 : gpu.cuda.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
     }
 
     /**
-     * Returns what runs an operator as one launch.
+     * Returns the kernels of the path FUSED.
      *
-     * @return the kernels; empty if this device has none
+     * @return the kernels; empty if the device has none
      */
-    public Optional<FusedMatmul> persistent() {
-        return Optional.ofNullable(gpu == null ? null : gpu.persistent);
+    public Optional<FusedMatmul> fusedMatmul() {
+        return Optional.ofNullable(gpu == null ? null : gpu.fusedMatmul);
     }
 
     /**
-     * Returns what adds and normalises rows.
+     * Returns the kernels of all-reduce + RMSNorm.
      *
      * @return the kernels; empty on the CPU
      */
@@ -129,23 +131,23 @@ public final class Compute implements AutoCloseable {
     }
 
     /**
-     * Tells whether kernels can gather and scatter; they are not compiled for that.
+     * Tells whether the kernels of the path GATHERED are possible, without compiling them.
      *
      * @param buffers the group's
      * @param type the element type
      * @param byteSize the size of a shard or a part
-     * @return whether they can; the same on all ranks
+     * @return whether they are; the same on all ranks
      */
     public boolean canExchange(P2pBuffers buffers, ScalarType type, long byteSize) {
         return gpu != null && GatheredExchange.isPossible(gpu.cuda, buffers, type, byteSize);
     }
 
     /**
-     * Returns what gathers and scatters by kernels, which it {@link #canExchange}.
+     * Returns the kernels of the path GATHERED. They must be {@linkplain #canExchange possible}.
      *
      * @return the kernels
      */
-    public synchronized GatheredExchange exchange() {
+    public synchronized GatheredExchange gatheredExchange() {
         if (gpu.exchange == null) {
             KernelCompiler compiler = new KernelCompiler(KernelCache.user());
             gpu.exchange = new GatheredExchange(gpu.cuda, gpu.streams, compiler, worldSize);
@@ -162,7 +164,7 @@ public final class Compute implements AutoCloseable {
         return gpu != null && gpu.streams.get().isCapturing();
     }
 
-    /** To be called when an operation begins: looks which stream is current. */
+    /** Reads the current stream. Call it at the start of an operation. */
     public void begin() {
         if (gpu != null) {
             gpu.stream = gpu.streams.get();
@@ -176,7 +178,7 @@ public final class Compute implements AutoCloseable {
      * @param out the layout of the product, row-major
      * @param a the layout of the left operand
      * @param b the layout of the right operand
-     * @return the product, to be closed before this object
+     * @return the product; close it before this object
      */
     public Product product(ScalarType type, MatrixLayout out, MatrixLayout a, MatrixLayout b) {
         if (out.rows() == 0 || out.columns() == 0 || a.columns() == 0) {
@@ -193,39 +195,37 @@ public final class Compute implements AutoCloseable {
      * @param type the element type
      * @param count the elements of a part
      * @param parts the number of parts
-     * @param average whether the sum is divided by their number
+     * @param op SUM, or AVG to divide the sum by the number of parts
      * @return the reduction
      */
-    public synchronized Reduction reduction(
-            ScalarType type, long count, int parts, boolean average) {
+    public synchronized Reduction reduction(ScalarType type, long count, int parts, ReduceOp op) {
         if (gpu != null && RankOrderReducer.isSupported(gpu.cuda, type)) {
             if (gpu.reducer == null) {
                 gpu.reducer =
                         new RankOrderReducer(gpu.cuda, new KernelCompiler(KernelCache.user()));
             }
             return (out, first, distance) ->
-                    gpu.reducer.reduce(
-                            gpu.stream, type, out, first, distance, count, parts, average);
+                    gpu.reducer.reduce(gpu.stream, type, out, first, distance, count, parts, op);
         }
         return (out, first, distance) ->
-                libtorch.reduce(type, out, first, distance, count, parts, average);
+                libtorch.reduce(type, out, first, distance, count, parts, op);
     }
 
-    /** Sums parts that lie at equal distances, in rank order, into one. */
+    /** Reduces parts that lie at equal distances, in rank order. */
     @FunctionalInterface
     public interface Reduction {
 
         /**
-         * Reduces on the current stream; on the CPU, by the calling thread.
+         * Reduces on the current stream; on the CPU, on the calling thread.
          *
-         * @param out the address where the result goes
+         * @param out the address of the result
          * @param first the address of the first part
          * @param distance from one part to the next, in bytes
          */
         void run(long out, long first, long distance);
     }
 
-    /** A product that sums over nothing, or has no elements; its layout is contiguous. */
+    /** A product with an inner dimension of 0, or without elements. Its layout is contiguous. */
     private final class Zeros implements Product {
 
         private final long byteSize;
@@ -270,7 +270,10 @@ public final class Compute implements AutoCloseable {
         public void close() {}
     }
 
-    /** Plans by the alignment of the addresses, up to 16 bytes, which decides on algorithms. */
+    /**
+     * Matmuls by cuBLASLt. Keeps a plan for each alignment of the addresses, because algorithms
+     * depend on it.
+     */
     private final class ByCublas implements Product {
 
         private static final int MAX_ALIGNMENT = 16;
@@ -279,8 +282,9 @@ public final class Compute implements AutoCloseable {
         private final MatrixLayout out;
         private final MatrixLayout a;
         private final MatrixLayout b;
-        private final CublasLtMatmul[] plans = new CublasLtMatmul[5]; // by powers of two
-        private Product fallback; // once cuBLASLt had no algorithm
+        private final CublasLtMatmul[] plans =
+                new CublasLtMatmul[5]; // by the exponent of the alignment
+        private Product fallback; // null unless cuBLASLt has no algorithm
 
         ByCublas(ScalarType type, MatrixLayout out, MatrixLayout a, MatrixLayout b) {
             this.type = type;

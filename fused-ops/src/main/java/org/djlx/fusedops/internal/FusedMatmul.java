@@ -41,14 +41,20 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * Fused operators of which each is a single launch: the persistent matmul of {@code
- * fused_matmul.cu}, on GPUs of the Hopper architecture, in float16 and bfloat16.
+ * Launches the kernel of {@code fused_matmul.cu}: a persistent matmul that also pushes, signals and
+ * waits. It runs on Hopper GPUs, in float16 and bfloat16.
  *
- * <p>Ranks may differ in whether an all-gather + matmul is one launch: a schedule pushes the same
- * shards and raises the same signals. A matmul + reduce-scatter raises a flag for each half tile,
- * so there all ranks do the same; what decides is the same on all: shapes, types, and what the
- * {@linkplain KernelSignals ranks have}. How a rank's B lies in memory may differ, and how wide its
- * A is. For one thread at a time, in the order of the group's operations.
+ * <p>Which ranks must use it:
+ *
+ * <ul>
+ *   <li>All-gather + matmul: ranks may differ, because {@link Pipeline} pushes the same shards and
+ *       sends the same signals.
+ *   <li>Matmul + reduce-scatter: all ranks or none, because the kernel signals each half tile. The
+ *       decision depends only on shapes, types and {@link KernelSignals}, which are the same on all
+ *       ranks. The layout of B and the width of A may differ.
+ * </ul>
+ *
+ * <p>For one thread at a time, in the order of the group's operations.
  */
 public final class FusedMatmul implements AutoCloseable {
 
@@ -58,20 +64,21 @@ public final class FusedMatmul implements AutoCloseable {
     private static final int TILE_ROWS = FusedMatmulModel.TILE_ROWS;
     private static final int BOX = 64; // elements of a row of a box: 128 bytes
     private static final int HALF = TILE_ROWS / 2;
-    private static final int SWIZZLED_ROWS = 8; // after which the pattern of a box repeats
+    private static final int SWIZZLED_ROWS = 8; // after which the swizzle pattern of a box repeats
 
-    // Shapes of tiles: their columns, and in shared memory stages of loads and boxes of results.
+    // Shapes of tiles: columns, stages of loads in shared memory, boxes of results in shared
+    // memory.
     private static final List<Integer> TILE_COLUMNS = FusedMatmulModel.TILE_COLUMNS;
     private static final int[] STAGES = {3, 5, 7};
     private static final int[] RING = {4, 2, 2};
 
-    // Two ranks read parts of a sum where they were made; more are sent theirs, of which most are
-    // made long before a rank's own. See docs/design/experiments.
+    // Two ranks pull partial sums from each other. More ranks push them. See NOTES.md beside the
+    // kernel.
     private static final int PULLING_RANKS = 2;
 
-    // In which half of the buffers slots are: that of all operations of GPUs (P2pBuffers.epoch);
-    // or, where a rank reads from another's, the other: what later operations write into slots of
-    // their own rank waits for nobody.
+    // The half of the buffers with the slots. Operations that push use the half of all GPU
+    // operations (P2pBuffers.epoch). A rank that is pulled from uses the other half, because later
+    // operations write slots of their own rank without waiting for peers.
     private static final int SENT = 1;
     private static final int PULLED = 0;
 
@@ -116,23 +123,29 @@ public final class FusedMatmul implements AutoCloseable {
         this.streams = streams;
     }
 
-    /** Read once. */
+    /** Holds the source, which is read once. */
     private static final class Source {
         static final KernelSource KERNEL =
                 KernelSource.ofResource(NativeLibrary.class, "fused_matmul/fused_matmul.cu");
     }
 
-    /** What a kernel is compiled for. */
-    private record Variant(
-            ScalarType type, int tile, boolean transposed, boolean scatter, boolean gated) {
+    /** The operators that the kernel computes. */
+    private enum Kind {
+        GATHER,
+        GATHER_GATED,
+        SCATTER
+    }
+
+    /** The options that a kernel is compiled with. */
+    private record Variant(ScalarType type, int tile, boolean transposed, Kind kind) {
 
         String[] options() {
             return new String[] {
                 "-DTYPE=" + (type == ScalarType.FLOAT16 ? "Float16" : "Bfloat16"),
                 "-DTILE_N=" + TILE_COLUMNS.get(tile),
                 "-DTRANSPOSED=" + (transposed ? 1 : 0),
-                "-DSCATTER=" + (scatter ? 1 : 0),
-                "-DGATED=" + (gated ? 1 : 0)
+                "-DSCATTER=" + (kind == Kind.SCATTER ? 1 : 0),
+                "-DGATED=" + (kind == Kind.GATHER_GATED ? 1 : 0)
             };
         }
 
@@ -143,12 +156,12 @@ public final class FusedMatmul implements AutoCloseable {
         }
     }
 
-    /** Tells whether GPUs of this kind have such kernels. */
+    /** Tells whether the kernel runs on a GPU. */
     static boolean isSupported(CudaDevice device) {
         return device.architecture().equals(ARCHITECTURE);
     }
 
-    /** The sizes of an operator, and how it is divided; the same on ranks that have the same. */
+    /** The sizes of an operator, and its tiles. Ranks with the same sizes get the same tiles. */
     private record Sizes(Workload work, KernelSignals signals) {
 
         int blocks() {
@@ -179,12 +192,15 @@ public final class FusedMatmul implements AutoCloseable {
             return model().isPossible(signals.flagCount());
         }
 
-        /** The rows of a box of A: to load rows that are not there takes time, too. */
+        /**
+         * Returns the rows of a box of A. Boxes are not larger than A, because loading missing rows
+         * takes time.
+         */
         int boxRows() {
             return (int) Math.min(TILE_ROWS, ceilDiv(rows(), SWIZZLED_ROWS) * SWIZZLED_ROWS);
         }
 
-        /** The tiles of one rank's rows. */
+        /** Returns the number of tiles of one rank's rows. */
         long tilesOfPart(int tile) {
             return model().tilesOfPart(tile);
         }
@@ -199,18 +215,18 @@ public final class FusedMatmul implements AutoCloseable {
     }
 
     private static boolean isRowMajor(MatrixLayout matrix) {
-        // Two bytes an element.
+        // Elements have two bytes.
         return matrix.isRowMajor()
                 && matrix.rowStride() * Short.BYTES % TensorMap.ALIGNMENT == 0
                 && matrix.rowStride() > 0;
     }
 
     /**
-     * Tells which Bs can be loaded as they lie. The others must be given row by row, as copies.
+     * Tells which Bs the kernel can load without a copy. The others must be copied row by row.
      *
-     * @param bs the Bs
-     * @param addresses where they are
-     * @return for each whether it can
+     * @param bs the layouts of the Bs
+     * @param addresses their addresses
+     * @return for each B, whether it can
      */
     public static boolean[] usable(MatrixLayout[] bs, long[] addresses) {
         boolean[] usable = new boolean[bs.length];
@@ -226,10 +242,21 @@ public final class FusedMatmul implements AutoCloseable {
     }
 
     /**
-     * Tells whether a matrix A can be loaded as it lies.
+     * Tells whether the kernel can load a single B without a copy.
      *
-     * @param a the matrix
-     * @param address where it is
+     * @param b the layout of B
+     * @param address its address
+     * @return whether it can
+     */
+    public static boolean isUsableB(MatrixLayout b, long address) {
+        return isUsable(b, address) || isUsable(b.transposed(), address);
+    }
+
+    /**
+     * Tells whether the kernel can load A without a copy.
+     *
+     * @param a the layout of A
+     * @param address its address
      * @return whether it can
      */
     public static boolean isUsable(MatrixLayout a, long address) {
@@ -237,10 +264,10 @@ public final class FusedMatmul implements AutoCloseable {
     }
 
     /**
-     * Returns how a copy of A is to lie: row by row, of whole units.
+     * Returns the layout of a copy of A: rows of whole units.
      *
-     * @param rows its rows
-     * @param inner its columns
+     * @param rows the rows of A
+     * @param inner the columns of A
      * @return the layout
      */
     public static MatrixLayout layout(long rows, long inner) {
@@ -252,19 +279,19 @@ public final class FusedMatmul implements AutoCloseable {
     }
 
     /**
-     * Returns the shape of a copy of A that lies as {@link #layout} says.
+     * Returns the shape of a copy of A with that {@link #layout}.
      *
      * @param a A's shape, of two dimensions
-     * @return the shape, wider if need be
+     * @return the shape, whose rows may be longer than A's
      */
     public static Shape copyShape(Shape a) {
         return new Shape(a.get(0), layout(a.get(0), a.get(1)).rowStride());
     }
 
     /**
-     * Copies A.
+     * Copies A into a copy with padded rows.
      *
-     * @param copy the array to copy to, of the {@link #copyShape}
+     * @param copy the destination, of the {@link #copyShape}
      * @param a the matrix
      * @param type the element type of both
      */
@@ -287,7 +314,10 @@ public final class FusedMatmul implements AutoCloseable {
         }
     }
 
-    /** Flags are raised by tiles of a shape that all ranks must choose alike. */
+    /**
+     * Returns the sizes that decide on tiles. All ranks of a reduce-scatter must choose the same
+     * tiles, because each half tile has a flag.
+     */
     private static Optional<Sizes> sizes(P2pBuffers buffers, Workload work) {
         Workload known =
                 work.operator() == FusedOperator.ALL_GATHER_MATMUL ? work : CostModel.agreed(work);
@@ -295,7 +325,7 @@ public final class FusedMatmul implements AutoCloseable {
     }
 
     /**
-     * Tells whether an all-gather + matmul can be one launch.
+     * Tells whether the kernel can compute an all-gather + matmul.
      *
      * @param buffers the group's
      * @param work the operator
@@ -306,7 +336,7 @@ public final class FusedMatmul implements AutoCloseable {
     }
 
     /**
-     * Tells whether a matmul + reduce-scatter can be one launch; the same on all ranks.
+     * Tells whether the kernel can compute a matmul + reduce-scatter. The same on all ranks.
      *
      * @param buffers the group's
      * @param work the operator
@@ -314,23 +344,23 @@ public final class FusedMatmul implements AutoCloseable {
      * @return whether it can
      */
     public boolean scatters(P2pBuffers buffers, Workload work, ReduceOp op) {
-        // Other averages than by a power of two would be rounded twice.
+        // An average over a number that is no power of two would be rounded twice.
         boolean exact = op == ReduceOp.SUM || Integer.bitCount(work.ranks()) == 1;
         return exact && sizes(buffers, work).filter(Sizes::isPossible).isPresent();
     }
 
     /**
-     * Tells whether the same launch can multiply values by the activation of their gates.
+     * Tells whether the kernel can multiply values by the activation of their gates.
      *
      * @param buffers the group's
-     * @param work the operator, which this {@link #gathers}
-     * @param b how B lies, whose columns are gates and, behind them, as many values
-     * @param address where it is
+     * @param work the operator, {@linkplain #gathers possible} for the kernel
+     * @param b the layout of B: the columns of the gates, then as many of the values
+     * @param address its address
      * @return whether it can
      */
     public boolean gates(P2pBuffers buffers, Workload work, MatrixLayout b, long address) {
         Sizes sizes = sizes(buffers, work).orElseThrow();
-        // A tile has whole boxes of both, which begin at any column.
+        // A tile has whole boxes of gates and of values, which may start at any column.
         return !isRowMajor(b)
                 && isUsable(b.transposed(), address)
                 && b.columns() % (2 * FusedMatmulModel.UNIT) == 0
@@ -338,40 +368,56 @@ public final class FusedMatmul implements AutoCloseable {
     }
 
     /**
-     * Prepares an all-gather + matmul, which it {@link #gathers}.
+     * Prepares an all-gather + matmul that {@link #gathers} allows.
      *
      * @param slots slots of a shard's size
      * @param work the operator
-     * @param gated whether it multiplies values by the activation of their gates, as it {@link
-     *     #gates}: a product has half as many columns then
-     * @param bs how the Bs lie, {@linkplain #usable as they are given}
+     * @param bs the layouts of the Bs, all {@linkplain #usable usable}
      * @return the launch
      */
-    public Gather gather(Slots slots, Workload work, boolean gated, MatrixLayout... bs) {
+    public Gather gather(Slots slots, Workload work, MatrixLayout... bs) {
+        return gather(slots, work, Kind.GATHER, bs);
+    }
+
+    /**
+     * Prepares an all-gather + matmul that multiplies values by the activation of their {@link
+     * #gates}. The product has half as many columns as B.
+     *
+     * @param slots slots of a shard's size
+     * @param work the operator
+     * @param b the layout of B
+     * @return the launch
+     */
+    public Gather gatherGated(Slots slots, Workload work, MatrixLayout b) {
+        return gather(slots, work, Kind.GATHER_GATED, b);
+    }
+
+    private Gather gather(Slots slots, Workload work, Kind kind, MatrixLayout... bs) {
         Sizes sizes = sizes(slots.buffers(), work).orElseThrow();
         FusedMatmulModel.Tiling tiling = sizes.tiling();
-        Variant variant = new Variant(work.type(), tiling.tile(), !isRowMajor(bs[0]), false, gated);
-        // Tensor maps are made in a context, which the calling thread need not have.
+        Variant variant = new Variant(work.type(), tiling.tile(), !isRowMajor(bs[0]), kind);
+        // Encoding tensor maps needs the CUDA context, which may not be current on this thread.
         return device.within(
                 () -> new Gather(slots, sizes, work.inner(), variant, bs, tiling.pushers()));
     }
 
     /**
-     * Prepares a matmul + reduce-scatter, which it {@link #scatters}.
+     * Prepares a matmul + reduce-scatter that {@link #scatters} allows.
      *
      * @param slots slots of a part's size
      * @param work the operator
-     * @param a how A lies, {@link #isUsable}; ranks may have As of different widths, even none
-     * @param b how B lies, {@linkplain #usable as it is given}
-     * @param average whether the sum is divided by the number of ranks
+     * @param a the layout of A, {@linkplain #isUsable usable}; its width may differ between ranks
+     *     and may be 0
+     * @param b the layout of B, {@linkplain #usable usable}
+     * @param op SUM, or AVG to divide the sum by the number of ranks
      * @return the launch
      */
     public Scatter scatter(
-            Slots slots, Workload work, MatrixLayout a, MatrixLayout b, boolean average) {
+            Slots slots, Workload work, MatrixLayout a, MatrixLayout b, ReduceOp op) {
         Sizes sizes = sizes(slots.buffers(), work).orElseThrow();
         Variant variant =
-                new Variant(work.type(), sizes.tiling().tile(), !isRowMajor(b), true, false);
-        float factor = average ? 1f / sizes.ranks() : 1;
+                new Variant(work.type(), sizes.tiling().tile(), !isRowMajor(b), Kind.SCATTER);
+        float factor = op == ReduceOp.AVG ? 1f / sizes.ranks() : 1;
         return device.within(() -> new Scatter(slots, sizes, variant, a, b, factor));
     }
 
@@ -384,7 +430,7 @@ public final class FusedMatmul implements AutoCloseable {
         return kernel;
     }
 
-    /** An operator of certain shapes on this rank. Its memory is that of the plan's group. */
+    /** A prepared operator on this rank. */
     public abstract class Launch {
 
         final KernelStruct struct = new KernelStruct(BYTES);
@@ -415,7 +461,7 @@ public final class FusedMatmul implements AutoCloseable {
                     LaunchSize.of((int) Math.min(sizes.blocks(), blocks), THREADS)
                             .withShared(variant.sharedBytes());
             KernelSignals signals = sizes.signals();
-            long[] words = variant.scatter() ? signals.flags() : signals.words();
+            long[] words = variant.kind() == Kind.SCATTER ? signals.flags() : signals.words();
             long flagsOfRank = (long) signals.flagCount() * Integer.BYTES;
             struct.put(RIGHTS, sizes.columns().length)
                     .put(ROWS, sizes.rows())
@@ -429,7 +475,9 @@ public final class FusedMatmul implements AutoCloseable {
                     .put(STATUS, signals.status())
                     .put(COUNTERS, signals.counters())
                     .put(ENTERED_DISTANCE, signals.rankDistance())
-                    .put(RANK_DISTANCE, variant.scatter() ? flagsOfRank : signals.rankDistance())
+                    .put(
+                            RANK_DISTANCE,
+                            variant.kind() == Kind.SCATTER ? flagsOfRank : signals.rankDistance())
                     .put(SLOT_BYTES, slots.distance());
             for (int peer = 0; peer < sizes.ranks(); peer++) {
                 int place = peer * Long.BYTES;
@@ -443,14 +491,19 @@ public final class FusedMatmul implements AutoCloseable {
             return new TensorMap(struct, offset, sizes.type(), dimensions, strides, box);
         }
 
-        /** Where on a rank its slot for another is. */
+        /** Returns the address of the slot for a source rank on a rank. */
         final long slot(int on, int source) {
             return buffers.address(on, slots.offset(half, source));
         }
 
-        /** Of row-major Bs whose rows are whole boxes, those side by side are loaded as one. */
+        /**
+         * Makes the tensor maps of the Bs. If all are row-major and have rows of whole boxes, one
+         * load covers neighbouring boxes.
+         */
         final TensorMap[] rights(MatrixLayout[] bs, Variant variant) {
-            int tileColumns = TILE_COLUMNS.get(variant.tile()) / (variant.gated() ? 2 : 1);
+            int tileColumns =
+                    TILE_COLUMNS.get(variant.tile())
+                            / (variant.kind() == Kind.GATHER_GATED ? 2 : 1);
             boolean grouped =
                     !variant.transposed()
                             && Arrays.stream(bs).allMatch(b -> b.columns() % BOX == 0);
@@ -481,9 +534,8 @@ public final class FusedMatmul implements AutoCloseable {
             return maps;
         }
 
-        /** Enqueues what has been placed on the current stream, within the operation. */
+        /** Enqueues the kernel on the current stream, within the operation. */
         final void launch(Operation operation, NDArray... used) {
-            operation.setAlgorithm("persistent");
             struct.put(TIMEOUT, operation.timeout().toNanos());
             CudaStream stream = streams.get();
             try (P2pStream current = buffers.currentStream(operation)) {
@@ -530,7 +582,7 @@ public final class FusedMatmul implements AutoCloseable {
             rights = rights(bs, variant);
             outs = new TensorMap[bs.length];
             for (int i = 0; i < bs.length; i++) {
-                long columns = sizes.columns()[i] / (variant.gated() ? 2 : 1);
+                long columns = sizes.columns()[i] / (variant.kind() == Kind.GATHER_GATED ? 2 : 1);
                 struct.put(COLUMNS + i * Long.BYTES, columns);
                 long outBytes = columns * sizes.type().itemSize();
                 outs[i] =
@@ -548,22 +600,22 @@ public final class FusedMatmul implements AutoCloseable {
          * Enqueues the operator on the current stream, within the operation.
          *
          * @param operation the operation under way
-         * @param shard the address of this rank's shard, contiguous; like all others a multiple of
+         * @param shard the address of this rank's contiguous shard. All addresses are multiples of
          *     {@link TensorMap#ALIGNMENT}
          * @param bs the addresses of the Bs
          * @param outs the addresses of the products
-         * @param whole where the gathered A goes, or 0
-         * @param used all arrays, kept for replays
+         * @param gathered the address of the gathered A; 0 for none
+         * @param used all arrays, kept for graph replays
          */
         public void run(
                 Operation operation,
                 long shard,
                 long[] bs,
                 long[] outs,
-                long whole,
+                long gathered,
                 NDArray... used) {
             left.place(shard);
-            struct.put(SHARD, shard).put(WHOLE, whole);
+            struct.put(SHARD, shard).put(WHOLE, gathered);
             for (int i = 0; i < bs.length; i++) {
                 rights[i].place(bs[i]);
                 this.outs[i].place(outs[i]);
@@ -640,13 +692,13 @@ public final class FusedMatmul implements AutoCloseable {
          * Enqueues the operator on the current stream, within the operation.
          *
          * @param operation the operation under way
-         * @param a the address of A; like all others a multiple of {@link TensorMap#ALIGNMENT}
+         * @param a the address of A. All addresses are multiples of {@link TensorMap#ALIGNMENT}
          * @param b the address of B
-         * @param result where this rank's part of the sum goes
-         * @param used all arrays, kept for replays
+         * @param result the address of this rank's part of the sum
+         * @param used all arrays, kept for graph replays
          */
         public void run(Operation operation, long a, long b, long result, NDArray... used) {
-            if (a != 0 && b != 0) { // Otherwise they have no elements.
+            if (a != 0 && b != 0) { // An address of 0 means no elements.
                 left.place(a);
                 right.place(b);
             }

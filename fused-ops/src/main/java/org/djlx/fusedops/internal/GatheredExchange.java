@@ -8,6 +8,7 @@ import ai.djl.ndarray.NDArray;
 import java.util.Collection;
 import java.util.EnumMap;
 import java.util.Map;
+import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.p2p.OneShotSlots;
 import org.djlx.collectives.p2p.P2pBuffers;
 import org.djlx.collectives.p2p.P2pStream;
@@ -26,15 +27,16 @@ import org.djlx.nativeops.cuda.LaunchSize;
 import org.djlx.nativeops.torch.ScalarType;
 
 /**
- * All-gather and reduce-scatter by the kernels of {@code gathered.cu}, on GPUs that are all linked:
- * a launch each, or several for what does not fit into a slot, without a barrier also in graphs.
- * For one thread at a time, in the order of the group's operations.
+ * Launches the kernels of {@code gathered.cu}: all-gather and reduce-scatter between GPUs with peer
+ * access to each other. An operation is one launch, or several if the data does not fit into a
+ * slot. There is no barrier, in graphs either. For one thread at a time, in the order of the
+ * group's operations.
  */
 public final class GatheredExchange implements AutoCloseable {
 
     private static final int THREADS = 256;
     private static final int PACK = 16; // bytes
-    private static final int MAX_LAUNCHES = 8; // of small slots, which options can ask for
+    private static final int MAX_LAUNCHES = 8; // per operation; options may make slots small
     private static final Map<ScalarType, String> TYPES =
             Map.of(
                     ScalarType.FLOAT32, "float32",
@@ -48,7 +50,7 @@ public final class GatheredExchange implements AutoCloseable {
     private final KernelArguments arguments = new KernelArguments();
     private final OneShotLaunch launch = new OneShotLaunch();
     private final int processors;
-    private final int perProcessor; // blocks
+    private final int perProcessor; // resident thread blocks
 
     GatheredExchange(
             CudaDevice device, CurrentStreams streams, KernelCompiler compiler, int worldSize) {
@@ -82,10 +84,10 @@ public final class GatheredExchange implements AutoCloseable {
     }
 
     /**
-     * Tells whether elements of a type can be exchanged; a word of all ones, which is a NaN in each
-     * of these types, arrives as another NaN.
+     * Tells whether the kernels can exchange an array. Any element arrives with its bits, except
+     * for the NaN of all ones, which arrives as another NaN.
      *
-     * @param device this rank's GPU; those that have slots are of one architecture
+     * @param device this rank's GPU; GPUs with one-shot slots have the same architecture
      * @param buffers the group's
      * @param type the type
      * @param byteSize the size of a shard or a part
@@ -101,10 +103,10 @@ public final class GatheredExchange implements AutoCloseable {
     }
 
     /**
-     * Tells whether a shard can be sent from where it is.
+     * Tells whether a shard is aligned for the kernel.
      *
      * @param address the address
-     * @return whether it can
+     * @return whether it is
      */
     public static boolean isUsable(long address) {
         return address % PACK == 0;
@@ -115,17 +117,17 @@ public final class GatheredExchange implements AutoCloseable {
      *
      * @param operation the operation under way
      * @param buffers the group's
-     * @param shard the address of this rank's shard, {@link #isUsable}
-     * @param byteSize its size, for which it {@link #isPossible}
-     * @param whole where the shards go, one behind the other in rank order
-     * @param used all arrays, kept for replays
+     * @param shard the address of this rank's shard, {@linkplain #isUsable aligned}
+     * @param byteSize its size, {@linkplain #isPossible possible} for the kernels
+     * @param gathered the address of the output: all shards, contiguous in rank order
+     * @param used the arrays of the operation, kept for graph replays
      */
     public void gather(
             Operation operation,
             P2pBuffers buffers,
             long shard,
             long byteSize,
-            long whole,
+            long gathered,
             NDArray... used) {
         OneShotSlots slots = buffers.oneShotSlots().orElseThrow();
         KernelStruct struct = launch.of(slots, buffers.rank(), operation.timeout());
@@ -133,7 +135,7 @@ public final class GatheredExchange implements AutoCloseable {
             for (long done = 0; done < byteSize; done += slots.slot()) {
                 long packs = Math.min(slots.slot(), byteSize - done) / PACK;
                 arguments.clear().add(shard + done).add(packs).add(struct);
-                arguments.add(whole + done).add(byteSize / PACK);
+                arguments.add(gathered + done).add(byteSize / PACK);
                 gather.launch(streams.get(), size(slots, packs), arguments);
             }
             current.keepAlive(used);
@@ -146,11 +148,11 @@ public final class GatheredExchange implements AutoCloseable {
      * @param operation the operation under way
      * @param buffers the group's
      * @param type the element type
-     * @param parts the address of the parts, one for each rank, one behind the other
-     * @param byteSize the size of a part, for which it {@link #isPossible}
-     * @param sum where the sum of this rank's part goes
-     * @param average whether it is divided by the number of ranks
-     * @param used all arrays, kept for replays
+     * @param parts the address of the parts, one for each rank, contiguous in rank order
+     * @param byteSize the size of a part, {@linkplain #isPossible possible} for the kernels
+     * @param sum the address of the reduced part of this rank
+     * @param op SUM, or AVG to divide the sum by the number of ranks
+     * @param used the arrays of the operation, kept for graph replays
      */
     public void scatter(
             Operation operation,
@@ -159,11 +161,11 @@ public final class GatheredExchange implements AutoCloseable {
             long parts,
             long byteSize,
             long sum,
-            boolean average,
+            ReduceOp op,
             NDArray... used) {
         OneShotSlots slots = buffers.oneShotSlots().orElseThrow();
         KernelStruct struct = launch.of(slots, buffers.rank(), operation.timeout());
-        float divisor = average ? buffers.worldSize() : 1;
+        float divisor = op == ReduceOp.AVG ? buffers.worldSize() : 1;
         try (P2pStream current = buffers.currentStream(operation)) {
             for (long done = 0; done < byteSize; done += slots.slot()) {
                 long part = Math.min(slots.slot(), byteSize - done);
@@ -175,7 +177,10 @@ public final class GatheredExchange implements AutoCloseable {
         }
     }
 
-    /** All blocks run at once, as they wait for those of other ranks, which may share this GPU. */
+    /**
+     * All thread blocks must be resident at once: they wait for those of other ranks, which may
+     * share this GPU.
+     */
     private LaunchSize size(OneShotSlots slots, long packs) {
         int most = slots.blocks() < processors ? slots.blocks() : perProcessor * processors;
         return LaunchSize.of((int) Math.min(most, (packs + THREADS - 1) / THREADS), THREADS);

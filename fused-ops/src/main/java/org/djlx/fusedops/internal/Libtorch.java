@@ -19,11 +19,12 @@ import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
-/** Computes by libtorch on memory that is given by address, on one device. */
+/** Computes by libtorch on memory given by address, on one device. */
 final class Libtorch {
 
     private final Device device;
-    private final NDManager manager; // none is made for a call, which costs more than a small one
+    private final NDManager
+            manager; // shared by all calls: creating one takes longer than a small matmul
 
     Libtorch(Device device, NDManager manager) {
         this.device = device;
@@ -34,7 +35,7 @@ final class Libtorch {
         return new NativeMemory(address, byteSize, device, () -> {});
     }
 
-    /** A view of a matrix, which is not empty. */
+    /** Returns a view of a matrix that is not empty. */
     private NDArray view(ScalarType type, long address, MatrixLayout layout) {
         long elements =
                 (layout.rows() - 1) * layout.rowStride()
@@ -79,7 +80,7 @@ final class Libtorch {
         }
     }
 
-    /** Sums parts that lie at equal distances, in rank order. */
+    /** Reduces parts that lie at equal distances, in rank order. */
     void reduce(
             ScalarType type,
             long out,
@@ -87,9 +88,9 @@ final class Libtorch {
             long distance,
             long count,
             int parts,
-            boolean average) {
+            ReduceOp op) {
         if (count == 0) {
-            return; // There may be no address.
+            return; // The address may be 0.
         }
         Shape shape = new Shape(count);
         List<NDArray> views = new ArrayList<>();
@@ -97,7 +98,6 @@ final class Libtorch {
             for (int part = 0; part < parts; part++) {
                 views.add(view(type, first + part * distance, shape));
             }
-            ReduceOp op = average ? ReduceOp.AVG : ReduceOp.SUM;
             NoGradient.run(() -> Reductions.reduce(result, views, op));
         } finally {
             views.forEach(NDArray::close);

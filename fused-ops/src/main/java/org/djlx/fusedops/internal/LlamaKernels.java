@@ -22,34 +22,35 @@ import org.djlx.nativeops.cuda.LaunchSize;
 import org.djlx.nativeops.torch.ScalarType;
 
 /**
- * The kernels of {@code llama.cu} on one GPU, for a model's element type and heads. Arrays are
- * given by address and lie as that file says; products and attention may begin while the kernel
- * before still runs. For one thread at a time.
+ * Launches the kernels of {@code llama.cu} on one GPU, compiled for a model's element type and
+ * heads. Arrays are given by address; the file describes their layouts. Matmuls and attention use
+ * programmatic dependent launch: they may start while the kernel before still runs. For one thread
+ * at a time.
  */
 public final class LlamaKernels implements AutoCloseable {
 
-    /** The most rows that a product takes: sequences of a batch. */
+    /** The largest number of rows of a matmul, which are the sequences of a batch. */
     public static final int MAX_ROWS = 64;
 
-    /** How many tokens of a sequence a block of the attention has. */
+    /** The tokens of a sequence that one thread block of the attention reads. */
     public static final int CHUNK = 128;
 
-    /** The floats that a chunk leaves behind, besides the elements of a head. */
+    /** The floats that a chunk writes in addition to the elements of a head. */
     public static final int CHUNK_EXTRA = 2;
 
-    /** The floats that {@link #best} and {@link #choose} write for a row. */
+    /** The floats that {@link #best} and {@link #choose} write for each row. */
     public static final int BEST_FLOATS = 4;
 
-    /** The bytes of what {@link #choose} is told of a row, a multiple of 8. */
+    /** The bytes of the sampling parameters of a row for {@link #choose}, a multiple of 8. */
     public static final int DRAW_BYTES = 32;
 
-    /** In place of a token: what {@link #choose} has chosen for the sequence last. */
+    /** Stands for the token that {@link #choose} chose last for the sequence. */
     public static final int CHOSEN = -2;
 
-    /** How many tokens there may be: floats hold their numbers. */
+    /** The largest vocabulary: token ids are stored as floats. */
     public static final int MAX_TOKENS = 1 << 24;
 
-    /** How many blocks, with as many such results, a row's scores have. */
+    /** The thread blocks that search the logits of a row, each with a result of its own. */
     public static final int BEST_BLOCKS = 16;
 
     private static final int BEST_THREADS = 256;
@@ -58,11 +59,14 @@ public final class LlamaKernels implements AutoCloseable {
     private static final int PRODUCT_THREADS = 256;
     private static final int PROMPT_THREADS = 256;
     private static final int ATTENTION_THREADS = 256;
-    private static final int STRIPE = 16; // rows of weights that a tensor core's product has
+    private static final int STRIPE = 16; // rows of weights of one tensor core instruction
     private static final int MIN_STAGES = 2;
     private static final int NORM_SUMS = 64; // bytes
 
-    /** The most rows of a product, the stripes that a block has, the most stages: matmul.cuh's. */
+    /**
+     * The variants of the matmul kernel: largest number of rows, stripes of a thread block, largest
+     * number of stages. As in matmul.cuh.
+     */
     private static final int[][] PRODUCTS = {
         {8, 7, 3}, {8, 3, 7}, {8, 2, 10}, {8, 1, 10},
         {16, 7, 3}, {16, 3, 7}, {16, 2, 6}, {16, 1, 6},
@@ -70,7 +74,10 @@ public final class LlamaKernels implements AutoCloseable {
         {64, 4, 3}, {64, 2, 4}, {64, 1, 4},
     };
 
-    /** The stripes that a block has, the most stages, of products that norm their row. */
+    /**
+     * The variants of the matmul kernel that normalises its row: stripes of a thread block, largest
+     * number of stages.
+     */
     private static final int[][] NORM_PRODUCTS = {{7, 3}, {3, 8}, {2, 10}, {1, 10}};
 
     private static final int MAX_HEAD = 128;
@@ -85,7 +92,7 @@ public final class LlamaKernels implements AutoCloseable {
     private static final Norm NO_NORM = new Norm(0, 0, 0, 0);
 
     private final int multiprocessors;
-    private final int room; // in bytes, of a block's shared memory
+    private final int room; // shared memory of a thread block, in bytes
     private final int headSize;
     private final CudaModule module;
     private final CudaKernel embed;
@@ -107,8 +114,8 @@ public final class LlamaKernels implements AutoCloseable {
      * @param compiler compiles them
      * @param type the element type
      * @param headSize the size of a head
-     * @param sharing how many heads of queries share one of keys and values
-     * @param blockTokens how many tokens of a sequence lie side by side in the cache
+     * @param sharing the heads of queries that share a head of keys and values
+     * @param blockTokens the tokens of a block of the KV cache
      */
     public LlamaKernels(
             CudaDevice device,
@@ -141,15 +148,15 @@ public final class LlamaKernels implements AutoCloseable {
     }
 
     /**
-     * Begins to compile the kernels on a thread of its own.
+     * Starts compiling the kernels on another thread.
      *
      * @param device the GPU
      * @param compiler compiles them
      * @param type the element type
      * @param headSize the size of a head
-     * @param sharing how many heads of queries share one of keys and values
-     * @param blockTokens how many tokens of a sequence lie side by side in the cache
-     * @return done when they are compiled, or cannot be, which the constructor tells
+     * @param sharing the heads of queries that share a head of keys and values
+     * @param blockTokens the tokens of a block of the KV cache
+     * @return a future that completes when compilation has ended; the constructor reports a failure
      */
     public static CompletableFuture<Void> prepare(
             CudaDevice device,
@@ -182,8 +189,8 @@ public final class LlamaKernels implements AutoCloseable {
     }
 
     /**
-     * A kernel for products of up to so many rows, whose blocks have groups of so many stripes, one
-     * or several.
+     * A variant of the matmul kernel. A thread block computes a group of stripes, or several
+     * groups.
      */
     private record Product(
             CudaKernel kernel,
@@ -203,8 +210,8 @@ public final class LlamaKernels implements AutoCloseable {
         }
 
         /**
-         * What a multiprocessor reads, in rows: weights and, for each group of stripes, x from the
-         * second cache, which is about twice as fast. It has a block at a time.
+         * Returns the cost in rows that an SM reads: rows of weights, and for each group of stripes
+         * the rows of x. Those come from L2 and count half. An SM runs one thread block at a time.
          */
         long cost(long all, int multiprocessors) {
             return ceilDiv(groups(all), multiprocessors) * (STRIPE * stripes + rows / 2);
@@ -232,13 +239,13 @@ public final class LlamaKernels implements AutoCloseable {
     }
 
     /**
-     * Tells whether there are kernels.
+     * Tells whether there are kernels for a GPU and a model.
      *
      * @param device the GPU
      * @param type the element type
      * @param headSize the size of a head
-     * @param sharing how many heads of queries share one of keys and values
-     * @param depths over how many elements products sum
+     * @param sharing the heads of queries that share a head of keys and values
+     * @param depths the inner dimensions of the matmuls
      * @return whether there are
      */
     public static boolean isSupported(
@@ -257,17 +264,18 @@ public final class LlamaKernels implements AutoCloseable {
     }
 
     /**
-     * Looks tokens up.
+     * Looks up the embeddings of tokens.
      *
-     * @param stream where
-     * @param rows how many
-     * @param output of shape (rows, hidden)
-     * @param tokens an int each; -1 for none, {@value #CHOSEN} for what was chosen
-     * @param places an int for each row: where in {@code chosen} its sequence has a place
-     * @param chosen the tokens that {@link #choose} has chosen
-     * @param embedding of shape (count, hidden)
-     * @param first the first token that is in the embedding
-     * @param count how many are
+     * @param stream the stream
+     * @param rows the number of rows
+     * @param output the output, of shape (rows, hidden)
+     * @param tokens an int for each row: the token, -1 for none, or {@value #CHOSEN} for the token
+     *     that was chosen
+     * @param places an int for each row: the index of its sequence in {@code chosen}
+     * @param chosen the tokens that {@link #choose} chose
+     * @param embedding the embedding, of shape (count, hidden)
+     * @param first the first token of this rank's part of the embedding
+     * @param count the number of tokens of this rank's part
      * @param hidden the length of a row
      */
     public void embed(
@@ -288,19 +296,19 @@ public final class LlamaKernels implements AutoCloseable {
     }
 
     /**
-     * Multiplies rows with a weight: {@code output = x weightᵀ}, or {@code silu(x gatesᵀ) · (x
+     * Multiplies rows with a weight: {@code output = x weightᵀ}, or {@code silu(x gatesᵀ) * (x
      * valuesᵀ)}.
      *
-     * @param stream where
-     * @param gated whether the weight is that of gates and, behind it, that of values
-     * @param rows how many, at most {@value #MAX_ROWS}
-     * @param output rows of {@code width} at a distance of {@code stride}
-     * @param x of shape (rows, depth)
-     * @param weight of shape (width, depth), or (2 width, depth)
+     * @param stream the stream
+     * @param gated whether the weight holds the rows of the gates and then those of the values
+     * @param rows the number of rows, at most {@value #MAX_ROWS}
+     * @param output the output: rows of {@code width}, {@code stride} apart
+     * @param x the rows, of shape (rows, depth)
+     * @param weight the weight, of shape (width, depth), or (2 width, depth) if gated
      * @param width the elements of a row of the output
-     * @param depth over how many elements is summed
-     * @param stride from a row of the output to the next, in elements
-     * @param norm how x is normed, if {@link #canNorm} tells so; null if it is as it is
+     * @param depth the inner dimension
+     * @param stride the distance between rows of the output, in elements
+     * @param norm how to normalise x first, allowed if {@link #canNorm}; null for none
      */
     public void product(
             CudaStream stream,
@@ -343,21 +351,22 @@ public final class LlamaKernels implements AutoCloseable {
     }
 
     /**
-     * What a product adds x to first: it multiplies the norm of the new residual, of the bits that
-     * {@link RmsNormKernels#add} gives it. All are as long as x.
+     * A residual addition and RMSNorm before a matmul: the matmul adds x to the residual, and
+     * multiplies the norm of the sum. It has the same bits as from {@link RmsNormKernels#add}. All
+     * arrays are as long as x.
      *
-     * @param weight the norm's
-     * @param residual what x is added to
-     * @param newResidual where the sum goes; neither where x nor where the residual is
-     * @param epsilon what is added to the mean square
+     * @param weight the weight of the norm
+     * @param residual the residual
+     * @param newResidual receives the sum; neither x nor the residual
+     * @param epsilon the number added to the mean of squares
      */
     public record Norm(long weight, long residual, long newResidual, float epsilon) {}
 
     /**
-     * Tells whether products norm x themselves: one row that blocks have room for. Of two, it takes
-     * longer than a kernel of its own.
+     * Tells whether matmuls normalise x themselves: if it is one row that fits into shared memory.
+     * For two rows a separate kernel is faster.
      *
-     * @param rows how many
+     * @param rows the number of rows
      * @param depth their length
      * @return whether they do
      */
@@ -368,28 +377,28 @@ public final class LlamaKernels implements AutoCloseable {
                         .allMatch(product -> product.sharedBytes <= room - normBytes(depth));
     }
 
-    /** The room that a block needs for a row, the weight of its norm, and sums. */
+    /** Returns the shared memory for a row, the weight of its norm, and sums. */
     private static int normBytes(long depth) {
         return Math.toIntExact(2 * depth / PACK * PACK_BYTES) + NORM_SUMS;
     }
 
     /**
-     * The arrays of an attention, by address.
+     * The arrays of attention, by address.
      *
-     * @param output of shape (rows, heads of queries, head size)
-     * @param qkv of shape (rows, heads of queries, of keys, of values, head size)
-     * @param keys the cache's, of shape (its rows, heads of keys, head size)
-     * @param values likewise
-     * @param positions of the new tokens, an int each; -1 for none; written, as the table is,
-     *     before a kernel or copy that all later ones on the stream wait for: they are read while
-     *     the product before still runs
-     * @param table for each row, where in the cache its blocks of tokens begin; ints
-     * @param cosines of shape (positions, half of the head size), in float32
-     * @param sines likewise
-     * @param firstChunks for each row, how many chunks the rows before have; ints
-     * @param chunks room for (chunks of all rows, heads of keys, sharing, head size + {@value
-     *     #CHUNK_EXTRA}) floats
-     * @param ended (rows, heads of keys) ints, 0
+     * @param output the output, of shape (rows, heads of queries, head size)
+     * @param qkv queries, keys and values, of shape (rows, heads of all three, head size)
+     * @param keys the keys of the KV cache, of shape (rows of the cache, heads of keys, head size)
+     * @param values the values of the KV cache, likewise
+     * @param positions an int for each row: the position of the new token, or -1 for none. The
+     *     kernel reads positions and table while the matmul before still runs, so write them before
+     *     a kernel or copy that ends before that matmul starts
+     * @param table the block table: for each row, the first cache row of each block, as ints
+     * @param cosines the cosines, of shape (positions, half of the head size), in float32
+     * @param sines the sines, likewise
+     * @param firstChunks an int for each row: the number of chunks of the rows before it
+     * @param chunks temporary memory for (chunks of all rows, heads of keys, sharing, head size +
+     *     {@value #CHUNK_EXTRA}) floats
+     * @param ended (rows, heads of keys) ints, initially 0
      */
     public record Attention(
             long output,
@@ -405,17 +414,17 @@ public final class LlamaKernels implements AutoCloseable {
             long ended) {}
 
     /**
-     * Writes keys and values of new tokens, one of each row, to the cache, and lets their queries
-     * attend to all of the row's.
+     * Writes the keys and values of new tokens, one for each row, to the KV cache, and computes the
+     * attention of their queries.
      *
-     * @param stream where
+     * @param stream the stream
      * @param of the arrays
-     * @param several whether rows may be of one sequence, which then have all keys before any query
-     *     is looked at; to the same bits
-     * @param rows how many
+     * @param several whether several rows may belong to one sequence. All keys are then written
+     *     before attention starts. The bits are the same
+     * @param rows the number of rows
      * @param heads the heads of keys
-     * @param chunks the most chunks of {@value #CHUNK} tokens that a row has
-     * @param tableStride the ints of a row of the table
+     * @param chunks the largest number of chunks of {@value #CHUNK} tokens of a row
+     * @param tableStride the ints of a row of the block table
      */
     public void attend(
             CudaStream stream,
@@ -445,7 +454,7 @@ public final class LlamaKernels implements AutoCloseable {
             place.launch(stream, LaunchSize.of(rows, PROMPT_THREADS).asDependent(), arguments);
         }
         arguments.add((float) (LOG2_E / Math.sqrt(headSize)));
-        // Two blocks run on a multiprocessor at once, or four of the other.
+        // An SM runs two thread blocks of the one kernel at once, or four of the other.
         boolean many = (long) rows * heads * chunks > 2L * multiprocessors;
         CudaKernel kernel = several ? attentionPlaced : many ? attentionLate : attention;
         LaunchSize size = LaunchSize.of(heads, ATTENTION_THREADS).withGrid(rows, chunks);
@@ -453,21 +462,20 @@ public final class LlamaKernels implements AutoCloseable {
     }
 
     /**
-     * Finds each row's highest score, the sum of all exponentials relative to it, and the first
-     * token that has it, in this order, and nothing in the last place.
+     * Finds for each row: the highest logit, the sum of the exponentials relative to it, and the
+     * first token with that logit. The last of the {@value #BEST_FLOATS} floats is unused.
      *
-     * @param stream where
-     * @param rows how many
-     * @param best where {@value #BEST_FLOATS} floats for each row go, and zeros for each row of
-     *     each other rank: of shape (ranks, rows, {@value #BEST_FLOATS})
-     * @param scores rows of {@code width} at a distance of {@code stride}
-     * @param parts room for {@value #BEST_BLOCKS} such results for each row
-     * @param ended an int for each row, 0
-     * @param first the token of the first score
+     * @param stream the stream
+     * @param rows the number of rows
+     * @param best the output, of shape (ranks, rows, {@value #BEST_FLOATS}): zeros for other ranks
+     * @param scores the logits: rows of {@code width}, {@code stride} apart
+     * @param parts temporary memory for {@value #BEST_BLOCKS} such results for each row
+     * @param ended an int for each row, initially 0
+     * @param first the token of the first logit
      * @param width the elements of a row
-     * @param stride from a row to the next, in elements
+     * @param stride the distance between rows, in elements
      * @param rank this rank
-     * @param ranks how many there are, at most 32
+     * @param ranks the number of ranks, at most 32
      */
     public void best(
             CudaStream stream,
@@ -487,24 +495,22 @@ public final class LlamaKernels implements AutoCloseable {
     }
 
     /**
-     * What tokens are chosen by, by address.
+     * The arrays of sampling, by address.
      *
-     * @param best where each row's {@value #BEST_FLOATS} floats go: its highest score, the sum of
-     *     all exponentials relative to it, the token that is chosen, and its score; may be pinned
-     *     memory
-     * @param parts what {@link #best} has found on each rank for all rows, one rank's behind the
-     *     other's
-     * @param chosen where tokens go, an int each
-     * @param places an int for each row: where among them; -1 for none
-     * @param draws {@value #DRAW_BYTES} bytes for each row: a double {@code scale}, so that the
-     *     weight of a token is {@code 2^(scale · (its score - the highest))}, or 0 if the highest
-     *     score wins; a double, the share of all weights that the fewest tokens which are kept
-     *     have, 1 for all; a random long; and a long, how many tokens of the highest scores are
-     *     kept before, 0 for all
-     * @param scores of all ranks, where a token is drawn: rows of {@code width} at a distance of
-     *     {@code stride}
+     * @param best the output, {@value #BEST_FLOATS} floats for each row: the highest logit, the sum
+     *     of the exponentials relative to it, the chosen token, and its logit; may be pinned memory
+     * @param parts the results of {@link #best} of all ranks, of shape (ranks, rows, {@value
+     *     #BEST_FLOATS})
+     * @param chosen receives the chosen tokens, as ints
+     * @param places an int for each row: its index in {@code chosen}; -1 for none
+     * @param draws {@value #DRAW_BYTES} bytes of sampling parameters for each row: a double {@code
+     *     scale}, by which a token has the weight {@code 2^(scale * (logit - highest logit))}, or 0
+     *     for the token of the highest logit; a double, the top-p share, 1 for all tokens; a random
+     *     long; a long, the top-k count, 0 for all tokens
+     * @param scores the logits of all ranks, used by rows that sample: rows of {@code width},
+     *     {@code stride} apart
      * @param width the elements of a row
-     * @param stride from a row to the next, in elements
+     * @param stride the distance between rows, in elements
      */
     public record Choice(
             long best,
@@ -517,13 +523,12 @@ public final class LlamaKernels implements AutoCloseable {
             long stride) {}
 
     /**
-     * Chooses each row's token: the most probable one, or one that is drawn. Keeps it for the next
-     * {@link #embed}.
+     * Chooses a token for each row, greedily or by sampling. Keeps it for the next {@link #embed}.
      *
-     * @param stream where
+     * @param stream the stream
      * @param of the arrays
-     * @param ranks how many
-     * @param rows how many
+     * @param ranks the number of ranks
+     * @param rows the number of rows
      */
     public void choose(CudaStream stream, Choice of, int ranks, int rows) {
         arguments
@@ -535,19 +540,19 @@ public final class LlamaKernels implements AutoCloseable {
     }
 
     /**
-     * Turns queries and keys of a prompt's tokens, in place, and writes keys and values to the
-     * cache.
+     * Applies the rotary embedding to queries and keys of a prompt's tokens, in place, and writes
+     * keys and values to the KV cache.
      *
-     * @param stream where
-     * @param rows how many tokens
-     * @param qkv of shape (rows, heads of queries, of keys, of values, head size)
-     * @param keys the cache's, of shape (its rows, heads of keys, head size)
-     * @param values likewise
-     * @param places where in the cache each token goes; ints
-     * @param start where in its sequence the first token is; the others follow it
-     * @param cosines of shape (positions, half of the head size), in float32
-     * @param sines likewise
-     * @param queries the heads of queries, or 0 if there are keys and values alone
+     * @param stream the stream
+     * @param rows the number of tokens
+     * @param qkv queries, keys and values, of shape (rows, heads of all three, head size)
+     * @param keys the keys of the KV cache, of shape (rows of the cache, heads of keys, head size)
+     * @param values the values of the KV cache, likewise
+     * @param places an int for each token: its row in the cache
+     * @param start the position of the first token in its sequence
+     * @param cosines the cosines, of shape (positions, half of the head size), in float32
+     * @param sines the sines, likewise
+     * @param queries the heads of queries; 0 if there are only keys and values
      * @param heads the heads of keys
      */
     public void rotate(
@@ -569,12 +574,12 @@ public final class LlamaKernels implements AutoCloseable {
     }
 
     /**
-     * Computes {@code silu(gates) · values}.
+     * Computes {@code silu(gates) * values}.
      *
-     * @param stream where
-     * @param output of shape (rows, width)
-     * @param both of shape (rows, 2 width): gates and values
-     * @param rows how many
+     * @param stream the stream
+     * @param output the output, of shape (rows, width)
+     * @param both the gates and then the values of each row, of shape (rows, 2 width)
+     * @param rows the number of rows
      * @param width the elements of a row of the output
      */
     public void activate(CudaStream stream, long output, long both, long rows, long width) {

@@ -9,8 +9,8 @@ import org.djlx.collectives.p2p.OneShotSlots;
 import org.djlx.nativeops.cuda.KernelStruct;
 
 /**
- * What kernels are told of a group's slots, {@link OneShotSlots#launch}, kept from launch to
- * launch: it changes with the timeout alone. For one thread at a time.
+ * The kernel argument that describes a group's one-shot slots ({@link OneShotSlots#launch}). Reused
+ * between launches, because it changes only with the timeout. For one thread at a time.
  */
 final class OneShotLaunch {
 

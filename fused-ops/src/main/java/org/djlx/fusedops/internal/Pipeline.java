@@ -11,24 +11,28 @@ import org.djlx.collectives.p2p.P2pStream;
 import org.djlx.collectives.spi.Operation;
 
 /**
- * The schedules of fused operators and of low-contention collectives, for one rank of a group. They
- * are written against {@link P2pStream}, and know nothing of the backend that brings it.
+ * Orders copies, signals and computation of fused operators and low-contention collectives, on one
+ * rank of a group. Uses {@link P2pStream}, and so works with any backend.
  *
- * <p>They push: a rank writes what it has into the slot of the rank that needs it and raises a
- * signal there, on a stream of its own, while the current stream computes. (Flux, Chang et al.
- * 2024, and PyTorch's async tensor parallelism have the same structure; they pull.) A rank works on
- * what it has itself first; the other ranks are served, and served from, in an order that starts
- * next to it, so that no two push to the same rank at the same time.
+ * <p>Ranks push: a rank copies its data into a slot of the peer that needs it and signals the peer,
+ * on a side stream, while the current stream computes. (Flux, Chang et al. 2024, and PyTorch's
+ * async tensor parallelism have the same structure, but pull.)
  *
- * <p>Memory is given by address, contiguous. Run them within {@link ProcessGroup#execute}.
+ * <ul>
+ *   <li>A rank computes with its own data first.
+ *   <li>It then sends to, and receives from, the other ranks in an order that starts with its
+ *       neighbour. So no two ranks push to the same peer at the same time.
+ * </ul>
+ *
+ * <p>Memory is given by address and is contiguous. Call the methods within {@link
+ * ProcessGroup#execute}.
  */
 public final class Pipeline {
 
-    // One signal word a pair of ranks is enough: a rank raises it once an operation.
+    // One signal word for each pair of ranks is enough: an operation signals it once.
     private static final int CHANNEL = 0;
 
-    // A matmul of few rows takes as long as one of many: up to so many bytes there is nothing to
-    // hide behind a part of the matmul.
+    // Bytes of a part up to which pipelining does not pay: smaller matmuls do not get faster.
     private static final long SMALL = 1 << 20;
 
     private final P2pBuffers buffers;
@@ -36,7 +40,7 @@ public final class Pipeline {
     private final int worldSize;
 
     /**
-     * Creates the schedules of a group.
+     * Creates the pipeline of a group.
      *
      * @param group the group, which has P2P buffers
      */
@@ -46,16 +50,19 @@ public final class Pipeline {
         this.worldSize = group.worldSize();
     }
 
-    /** To be called when this rank has enqueued what it sends, and before it waits for others. */
+    /**
+     * Waits for the agreement of all ranks on the operation. Call it after the sends are enqueued,
+     * and before the first wait for a peer.
+     */
     private void agreeBeforeWaits(Operation operation, P2pStream current, P2pStream side) {
         buffers.awaitAgreement(operation);
         if (current.isRecorded()) {
-            // CUDA may do the branches of a graph one after the other: first what is sent, then.
+            // CUDA may run branches of a graph one after the other: sends must come before waits.
             current.waitEvent(side.record());
         }
     }
 
-    /** Works on the shard of one rank. */
+    /** Computes with the shard of one rank. */
     @FunctionalInterface
     public interface ShardConsumer {
 
@@ -63,22 +70,21 @@ public final class Pipeline {
          * Enqueues work on the current stream.
          *
          * @param stream the current stream
-         * @param rank the rank whose shard it is
+         * @param rank the rank that sent the shard
          * @param shard the shard's address
          */
         void consume(P2pStream stream, int rank, long shard);
     }
 
     /**
-     * Gather and consume: every rank's shard is handed to the consumer of every rank, as it
-     * arrives.
+     * Pipelined all-gather: calls the consumer with the shard of each rank, after it has arrived.
      *
      * @param operation the operation under way
      * @param slots slots of the shard's size
      * @param shard the address of this rank's shard
      * @param byteSize its size, the same on all ranks
-     * @param consumer called once for each rank, this one first
-     * @param used what the consumer works on, kept for replays
+     * @param consumer called once for each rank, this rank first
+     * @param used the arrays of the consumer, kept for graph replays
      */
     public void gatherAndConsume(
             Operation operation,
@@ -87,7 +93,6 @@ public final class Pipeline {
             long byteSize,
             ShardConsumer consumer,
             NDArray... used) {
-        operation.setAlgorithm("pipelined");
         int epoch = buffers.epoch(operation);
         try (P2pStream current = buffers.currentStream(operation);
                 P2pStream side = buffers.sideStream(operation)) {
@@ -98,8 +103,8 @@ public final class Pipeline {
             for (int step = 1; step < worldSize; step++) {
                 int peer = (rank + step) % worldSize;
                 if (current.isRecorded()) {
-                    // CUDA may do the branches of a graph one after the other. What a rank waits
-                    // for in a step has been sent before its peer waits for anything of that step.
+                    // CUDA may run branches of a graph one after the other: a rank's send of a step
+                    // must come before its wait of that step.
                     current.waitEvent(pushed[step]);
                 }
                 current.waitSignal(peer, CHANNEL, epoch);
@@ -110,8 +115,8 @@ public final class Pipeline {
     }
 
     /**
-     * Sends this rank's shard to the same place on all others, beside the current stream. Returns,
-     * if that is recorded, for each step when it is done.
+     * Pushes this rank's shard to the same offset on all other ranks, on the side stream. If the
+     * stream is recorded, returns for each step an event after its push.
      */
     private P2pStream.Event[] push(
             P2pStream current, P2pStream side, int epoch, long offset, long shard, long byteSize) {
@@ -128,7 +133,7 @@ public final class Pipeline {
         return pushed;
     }
 
-    /** Works on the shards of all ranks. */
+    /** Computes with the shards of all ranks. */
     @FunctionalInterface
     public interface WholeConsumer {
 
@@ -136,42 +141,43 @@ public final class Pipeline {
          * Enqueues work on the current stream.
          *
          * @param stream the current stream
-         * @param shards the address of the shards, one after the other in rank order
+         * @param shards the address of the shards, contiguous in rank order
          */
         void consume(P2pStream stream, long shards);
     }
 
     /**
-     * Tells whether what a rank sends to another is so little that on the CPU it is better sent as
-     * a whole before, or computed as a whole, than in parts beside the computation.
+     * Tells whether parts are so small that on the CPU one matmul before or after all communication
+     * is faster than a pipeline.
      *
-     * @param byteSize its size
-     * @return whether it is
+     * @param byteSize the size of a part
+     * @return whether they are
      */
     public static boolean isSmall(long byteSize) {
         return byteSize <= SMALL;
     }
 
     /**
-     * Tells whether what ranks send can be received as a whole: slots lie one after the other
-     * without gaps.
+     * Tells whether slots of a size lie one after the other without gaps, so that a matmul can read
+     * them as one matrix.
      *
-     * @param byteSize the size of what a rank sends to another
-     * @return whether it can
+     * @param byteSize the number of bytes that a rank sends to another
+     * @return whether they do
      */
-    public static boolean isWhole(long byteSize) {
+    public static boolean isWithoutGaps(long byteSize) {
         return byteSize % Slots.ALIGNMENT == 0;
     }
 
     /**
-     * Gather, then consume: for shards that {@linkplain #isWhole leave no gaps}.
+     * All-gather into the slots, then one computation. The shards must {@linkplain #isWithoutGaps
+     * leave no gaps}.
      *
      * @param operation the operation under way
      * @param slots slots of the shard's size
      * @param shard the address of this rank's shard
      * @param byteSize its size, the same on all ranks
-     * @param consumer called once, when all are there
-     * @param used what the consumer works on, kept for replays
+     * @param consumer called once, after all shards have arrived
+     * @param used the arrays of the consumer, kept for graph replays
      */
     public void gatherThenConsume(
             Operation operation,
@@ -180,7 +186,6 @@ public final class Pipeline {
             long byteSize,
             WholeConsumer consumer,
             NDArray... used) {
-        operation.setAlgorithm("gathered");
         int epoch = buffers.epoch(operation);
         try (P2pStream current = buffers.currentStream(operation);
                 P2pStream side = buffers.sideStream(operation)) {
@@ -193,32 +198,30 @@ public final class Pipeline {
         }
     }
 
-    /** The address of this rank's slot into which a rank writes. */
+    /** Returns the address of this rank's slot for a source rank. */
     private long slot(Slots slots, int epoch, int source) {
         return buffers.address(rank, slots.offset(epoch, source));
     }
 
-    /** What follows may overwrite what is being sent. */
+    /** Lets later work wait for the sends: it may overwrite the data. */
     private static void finish(P2pStream current, P2pStream side, NDArray... used) {
         current.waitEvent(side.record());
         current.keepAlive(used);
     }
 
     /**
-     * Gather into memory in the heap: every rank's shard is pushed to where it belongs on every
-     * rank.
+     * All-gather into an array in the P2P heap: each rank pushes its shard to the final place on
+     * every rank.
      *
      * @param operation the operation under way
-     * @param offset where the shards go, one after the other in rank order: in the heap of every
-     *     rank, in bytes from the start of its P2P memory
-     * @param shard the address of this rank's shard; may be its part of the output
+     * @param offset the offset of the output in the P2P memory of every rank, in bytes
+     * @param shard the address of this rank's shard; may be this rank's part of the output
      * @param byteSize its size, the same on all ranks
-     * @param used what is read and written, kept for replays
+     * @param used the arrays of the operation, kept for graph replays
      */
     public void gatherInPlace(
             Operation operation, long offset, long shard, long byteSize, NDArray... used) {
-        operation.setAlgorithm("pipelined");
-        // Before, another rank may still read what it has there.
+        // Before this, a peer may still read its output.
         buffers.intraNodeBarrier(operation);
         int epoch = buffers.epoch(operation);
         long own = offset + rank * byteSize;
@@ -235,7 +238,7 @@ public final class Pipeline {
         }
     }
 
-    /** Reduces what lies in the slots of all ranks. */
+    /** Reduces the parts in the slots. */
     @FunctionalInterface
     public interface SlotReducer {
 
@@ -249,15 +252,15 @@ public final class Pipeline {
     }
 
     /**
-     * Scatter and reduce: every rank pushes the parts that it has to the ranks they are for; each
-     * reduces what it got.
+     * Reduce-scatter of existing parts: each rank pushes its parts to their ranks, and reduces the
+     * parts that it received.
      *
      * @param operation the operation under way
      * @param slots slots of a part's size
-     * @param parts the address of the parts, one for each rank, one after the other
+     * @param parts the address of the parts, one for each rank, contiguous in rank order
      * @param byteSize the size of a part, the same on all ranks
-     * @param reducer called when all parts for this rank are there
-     * @param used what is read and written, kept for replays
+     * @param reducer called after all parts for this rank have arrived
+     * @param used the arrays of the operation, kept for graph replays
      */
     public void scatterAndReduce(
             Operation operation,
@@ -266,7 +269,6 @@ public final class Pipeline {
             long byteSize,
             SlotReducer reducer,
             NDArray... used) {
-        operation.setAlgorithm("pipelined");
         int epoch = buffers.epoch(operation);
         try (P2pStream current = buffers.currentStream(operation);
                 P2pStream side = buffers.sideStream(operation)) {
@@ -283,13 +285,13 @@ public final class Pipeline {
         }
     }
 
-    /** Waits for the parts from all ranks, this one's being there, and reduces them. */
+    /** Waits for the parts of all other ranks, and reduces all parts. */
     private void reduceSlots(P2pStream current, Slots slots, int epoch, SlotReducer reducer) {
         current.waitSignals(CHANNEL, epoch);
         reducer.reduce(slot(slots, epoch, 0), slots.distance());
     }
 
-    /** Makes this rank's part of what one rank is to get. */
+    /** Computes a part for one rank. */
     @FunctionalInterface
     public interface PartProducer {
 
@@ -297,23 +299,23 @@ public final class Pipeline {
          * Enqueues work on the current stream.
          *
          * @param rank the rank that gets the part
-         * @param part the address where the part goes
+         * @param part the address to write the part to
          */
         void produce(int rank, long part);
     }
 
     /**
-     * Produce and scatter: every rank makes a part for each rank; each reduces the parts made for
-     * it.
+     * Pipelined reduce-scatter: each rank computes a part for every rank and pushes it, and reduces
+     * the parts that it received.
      *
      * @param operation the operation under way
      * @param slots slots of a part's size
-     * @param staging the addresses of memory for two parts: one is computed while the other is
-     *     pushed
+     * @param staging the addresses of memory for parts: one for 2 ranks, otherwise two, of which
+     *     one is computed while the other is pushed
      * @param byteSize the size of a part, the same on all ranks
-     * @param producer called once for each rank, this one last
-     * @param reducer called when all parts for this rank are there
-     * @param used what is read and written, kept for replays
+     * @param producer called once for each rank, this rank last
+     * @param reducer called after all parts for this rank have arrived
+     * @param used the arrays of the operation, kept for graph replays
      */
     public void produceAndScatter(
             Operation operation,
@@ -323,14 +325,13 @@ public final class Pipeline {
             PartProducer producer,
             SlotReducer reducer,
             NDArray... used) {
-        operation.setAlgorithm("pipelined");
         int epoch = buffers.epoch(operation);
         try (P2pStream current = buffers.currentStream(operation);
                 P2pStream side = buffers.sideStream(operation)) {
             P2pStream.Event[] pushed = new P2pStream.Event[2];
             for (int step = 1; step < worldSize; step++) {
                 int peer = (rank + step) % worldSize;
-                int turn = step & 1;
+                int turn = (step - 1) & 1;
                 if (pushed[turn] != null) {
                     current.waitEvent(pushed[turn]);
                 }

@@ -5,15 +5,15 @@
 package org.djlx.fusedops.internal;
 
 /**
- * A product of matrices of certain layouts, on the calling thread's current stream; on the CPU, by
- * the calling thread.
+ * A matmul of matrices with given layouts. On a GPU it runs on the calling thread's current stream,
+ * on the CPU on the calling thread.
  */
 public interface Product extends AutoCloseable {
 
     /**
      * Multiplies.
      *
-     * @param out the address of the product, which overlaps neither operand
+     * @param out the address of the product, which must not overlap an operand
      * @param a the address of the left operand
      * @param b the address of the right operand
      */

@@ -25,8 +25,8 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * Products of 16-bit matrices in float32, which are not rounded on their way, by cuBLASLt on one
- * GPU: gradients of weights, in the one pass that their matmul is. For one thread at a time, on its
+ * Multiplies 16-bit matrices and adds the product to a float32 matrix, by cuBLASLt on one GPU,
+ * without rounding to 16 bits. Used for gradients of weights. For one thread at a time, on its
  * current stream.
  */
 public final class ProductSums implements AutoCloseable {
@@ -34,7 +34,7 @@ public final class ProductSums implements AutoCloseable {
     private static final Logger logger = LoggerFactory.getLogger(ProductSums.class);
 
     private static final int MAX_PLANS = 64; // a model has a few
-    private static final int MAX_ALIGNMENT = 16; // what cuBLASLt makes use of, in bytes
+    private static final int MAX_ALIGNMENT = 16; // that cuBLASLt makes use of, in bytes
 
     private record Key(
             ScalarType type, MatrixLayout out, MatrixLayout a, MatrixLayout b, int alignment) {}
@@ -58,13 +58,17 @@ public final class ProductSums implements AutoCloseable {
         }
     }
 
-    /** What a group has, which is nothing where there is no cuBLASLt. */
+    /** The attachment of a group; its {@code sums} are null without cuBLASLt. */
     private record Attached(ProductSums sums) implements AutoCloseable {
 
         static Attached open(Device gpu) {
             Throwable cause = NativeLibrary.CUBLASLT.unavailabilityCause();
             if (cause != null) {
-                logger.warn("{}: gradients of converted weights are rounded", gpu, cause);
+                logger.warn(
+                        "{}: cuBLASLt is not available: gradients of converted weights are rounded"
+                                + " to 16 bits",
+                        gpu,
+                        cause);
             }
             return new Attached(cause == null ? new ProductSums(gpu) : null);
         }
@@ -78,10 +82,10 @@ public final class ProductSums implements AutoCloseable {
     }
 
     /**
-     * Returns those of a rank, which end with its group.
+     * Returns the instance of a group, which is closed with the group.
      *
      * @param group the group
-     * @return the products; empty on the CPU and without cuBLASLt
+     * @return the instance; empty on the CPU and without cuBLASLt
      */
     public static Optional<ProductSums> of(ProcessGroup group) {
         Device device = group.device();
@@ -92,14 +96,14 @@ public final class ProductSums implements AutoCloseable {
     }
 
     /**
-     * Multiplies, if these matrices are such that it can: on the GPU, of one 16-bit type, not
-     * empty, with contiguous rows or columns.
+     * Multiplies, if cuBLASLt supports the matrices: on the GPU, of one 16-bit type, not empty,
+     * with contiguous rows or columns.
      *
-     * @param sum a matrix of float32 to which the product is added, and which overlaps neither
-     *     operand; null for a new one in the manager of {@code a}
+     * @param sum the float32 matrix to add the product to, which must not overlap an operand; null
+     *     for a new one in the manager of {@code a}
      * @param a the left operand
      * @param b the right operand
-     * @return the sum, or the new matrix; empty if it cannot, and nothing has been done
+     * @return the sum; empty if the matrices are not supported and nothing was computed
      */
     public Optional<NDArray> multiply(NDArray sum, NDArray a, NDArray b) {
         TensorInfo left = Torch.info(a);
@@ -152,7 +156,7 @@ public final class ProductSums implements AutoCloseable {
                 matrix.sizes()[0], matrix.sizes()[1], matrix.strides()[0], matrix.strides()[1]);
     }
 
-    /** Returns the plan, which is kept also if there is none. */
+    /** Returns the plan of a key. Also remembers keys without a plan. */
     private Optional<CublasLtMatmul> plan(Key key) {
         Optional<CublasLtMatmul> plan = plans.get(key);
         if (plan == null) {
@@ -165,7 +169,7 @@ public final class ProductSums implements AutoCloseable {
         return plan;
     }
 
-    /** Waits for what is queued, and frees the plans. */
+    /** Waits for enqueued work, and frees the plans. */
     @Override
     public void close() {
         device.synchronize();

@@ -6,6 +6,7 @@ package org.djlx.fusedops.internal;
 
 import java.util.EnumMap;
 import java.util.Map;
+import org.djlx.collectives.ReduceOp;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.CudaKernel;
@@ -18,8 +19,8 @@ import org.djlx.nativeops.cuda.LaunchSize;
 import org.djlx.nativeops.torch.ScalarType;
 
 /**
- * Sums parts that lie in one GPU's memory at equal distances, in rank order, in float32, with one
- * rounding; in one pass, by the kernels of {@code reduce.cu}. For one thread at a time.
+ * Launches the kernels of {@code reduce.cu}: they sum parts that lie at equal distances in GPU
+ * memory, in rank order, in float32 with one rounding. For one thread at a time.
  */
 final class RankOrderReducer implements AutoCloseable {
 
@@ -47,7 +48,7 @@ final class RankOrderReducer implements AutoCloseable {
                 });
     }
 
-    /** Tells whether a GPU has a kernel for a type. None is compiled for that. */
+    /** Tells whether a GPU has a kernel for a type, without compiling it. */
     static boolean isSupported(CudaDevice device, ScalarType type) {
         return KERNELS.containsKey(type) && (type != ScalarType.BFLOAT16 || device.hasBfloat16());
     }
@@ -55,14 +56,14 @@ final class RankOrderReducer implements AutoCloseable {
     /**
      * Enqueues a reduction.
      *
-     * @param stream where
-     * @param type the element type, which {@link #isSupported} there
-     * @param out the address where the result goes
+     * @param stream the stream
+     * @param type the element type, {@linkplain #isSupported supported} by the GPU
+     * @param out the address of the result
      * @param first the address of the first part
      * @param distance from one part to the next, in bytes
      * @param count the elements of a part
      * @param parts the number of parts
-     * @param average whether the sum is divided by their number
+     * @param op SUM, or AVG to divide the sum by the number of parts
      */
     void reduce(
             CudaStream stream,
@@ -72,7 +73,7 @@ final class RankOrderReducer implements AutoCloseable {
             long distance,
             long count,
             int parts,
-            boolean average) {
+            ReduceOp op) {
         if (count == 0) {
             return;
         }
@@ -85,7 +86,7 @@ final class RankOrderReducer implements AutoCloseable {
                 .add(distance)
                 .add(count)
                 .add(parts)
-                .add(average ? (float) parts : 1f);
+                .add(op == ReduceOp.AVG ? (float) parts : 1f);
         kernels.get(type).launch(stream, LaunchSize.of(blocks, THREADS), arguments);
     }
 

@@ -14,7 +14,10 @@ import com.google.gson.stream.JsonToken;
 import java.io.IOException;
 import java.io.StringReader;
 
-/** Reads the JSON of requests by its standard, RFC 8259, and without Gson's advice in messages. */
+/**
+ * Parses the JSON of requests strictly (RFC 8259). Error messages omit Gson's advice to
+ * programmers.
+ */
 public final class RequestJson {
 
     private static final TypeAdapter<JsonElement> ELEMENTS =
@@ -23,13 +26,13 @@ public final class RequestJson {
     private RequestJson() {}
 
     /**
-     * Reads the only value of a text.
+     * Parses a text that holds one JSON value.
      *
      * @param text the text
-     * @param deepest how many arrays and objects may be in each other
+     * @param deepest the allowed nesting of arrays and objects
      * @return the value
-     * @throws IllegalArgumentException if it is something else; the message can be shown to who has
-     *     sent it
+     * @throws IllegalArgumentException if the text is not such JSON; its message may be shown to
+     *     the client
      */
     public static JsonElement parse(String text, int deepest) {
         try (JsonReader reader = new JsonReader(new StringReader(text))) {

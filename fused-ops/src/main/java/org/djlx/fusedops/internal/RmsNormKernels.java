@@ -25,14 +25,14 @@ import org.djlx.nativeops.cuda.LaunchSize;
 import org.djlx.nativeops.torch.ScalarType;
 
 /**
- * The kernels of {@code all_reduce_rms_norm.cu} on one rank's GPU: an all-reduce, a residual and
- * RMSNorm in one launch, and the latter two alone. For one thread at a time.
+ * Launches the kernels of {@code all_reduce_rms_norm.cu} on one rank's GPU: all-reduce, residual
+ * and RMSNorm in one kernel, and residual and RMSNorm alone. For one thread at a time.
  */
 public final class RmsNormKernels implements AutoCloseable {
 
     /**
-     * The most that ranks exchange in one launch, in bytes: 64 rows of 8192 elements in float32.
-     * What is larger is better reduced by blocks that send on while they wait.
+     * The largest input of the one-shot kernel, in bytes: 64 rows of 8192 elements in float32. For
+     * larger ones the all-reduce of the group is faster.
      */
     private static final long MOST_EXCHANGED = 2 << 20;
 
@@ -59,13 +59,13 @@ public final class RmsNormKernels implements AutoCloseable {
      * @param device the GPU
      * @param streams its current streams
      * @param compiler compiles them
-     * @param worldSize how many ranks the group has
+     * @param worldSize the number of ranks of the group
      */
     public RmsNormKernels(
             CudaDevice device, CurrentStreams streams, KernelCompiler compiler, int worldSize) {
         this.streams = streams;
         module = compiler.load(device, source(), ranks(worldSize));
-        // A GPU from before bfloat16 has no kernels for that.
+        // GPUs older than Ampere have no bfloat16 kernels.
         TYPES.forEach(
                 (type, name) -> {
                     find("all_reduce_rms_norm_" + name, type, exchanging);
@@ -74,12 +74,12 @@ public final class RmsNormKernels implements AutoCloseable {
     }
 
     /**
-     * Begins to compile the kernels on a thread of its own.
+     * Starts compiling the kernels on another thread.
      *
      * @param device the GPU
      * @param compiler compiles them
-     * @param worldSize how many ranks the group has
-     * @return done when they are compiled, or cannot be, which the constructor tells
+     * @param worldSize the number of ranks of the group
+     * @return a future that completes when compilation has ended; the constructor reports a failure
      */
     public static CompletableFuture<Void> prepare(
             CudaDevice device, KernelCompiler compiler, int worldSize) {
@@ -100,15 +100,16 @@ public final class RmsNormKernels implements AutoCloseable {
     }
 
     /**
-     * The arrays of a call, by address: contiguous, of as many rows, the weight of one.
+     * The arrays of a call, by address. All are contiguous and have the same rows; the weight has
+     * one row.
      *
-     * @param newResidual where the new residual goes; may be where the partial is
-     * @param norm where the norm goes
-     * @param partial what is added to the residual, of this rank
+     * @param newResidual the new residual; may be the partial
+     * @param norm the norm
+     * @param partial this rank's partial sum
      * @param residual the residual
      * @param weight the weight
      * @param type the element type of all
-     * @param rows how many rows, at least 1
+     * @param rows the number of rows, at least 1
      * @param hidden the elements of a row, at least 1
      */
     public record Rows(
@@ -131,7 +132,7 @@ public final class RmsNormKernels implements AutoCloseable {
     }
 
     /**
-     * Tells whether there is a kernel for rows of some length.
+     * Tells whether there is a kernel for a type and a length of rows.
      *
      * @param type their type
      * @param hidden their length
@@ -142,13 +143,13 @@ public final class RmsNormKernels implements AutoCloseable {
     }
 
     /**
-     * Tells whether rows that are {@link #isSupported} are exchanged in one launch.
+     * Tells whether the one-shot kernel takes rows that are {@linkplain #isSupported supported}.
      *
      * @param buffers the group's
      * @param type the type of the rows
-     * @param rows how many rows
+     * @param rows the number of rows
      * @param hidden their length
-     * @return whether they are; the same on all ranks
+     * @return whether it does; the same on all ranks
      */
     public boolean exchanges(P2pBuffers buffers, ScalarType type, long rows, long hidden) {
         long most = buffers.oneShotSlots().map(OneShotSlots::slot).orElse(0L);
@@ -156,17 +157,16 @@ public final class RmsNormKernels implements AutoCloseable {
     }
 
     /**
-     * Enqueues all of the operator on the current stream, within the operation.
+     * Enqueues all-reduce, residual and RMSNorm on the current stream, within the operation.
      *
      * @param operation the operation under way
-     * @param buffers the group's, in which the rows are {@linkplain #exchanges exchanged}
+     * @param buffers the group's buffers; the kernel {@linkplain #exchanges takes} the rows
      * @param of the arrays
-     * @param epsilon what is added to the mean square
-     * @param used all arrays, kept for replays
+     * @param epsilon the number added to the mean of squares
+     * @param used all arrays, kept for graph replays
      */
     public void exchange(
             Operation operation, P2pBuffers buffers, Rows of, float epsilon, NDArray... used) {
-        operation.setAlgorithm("one_shot");
         OneShotSlots slots = buffers.oneShotSlots().orElseThrow();
         int blocks = (int) Math.min(slots.blocks(), of.rows());
         arguments.clear().addStruct(of.members()).add(epsilon);
@@ -184,11 +184,11 @@ public final class RmsNormKernels implements AutoCloseable {
     }
 
     /**
-     * Enqueues on the current stream what follows on the all-reduce: the partial is the sum of all.
+     * Enqueues residual and RMSNorm on the current stream. The partial is the all-reduced sum.
      *
      * @param of the arrays
-     * @param epsilon what is added to the mean square
-     * @param used all arrays, kept for replays
+     * @param epsilon the number added to the mean of squares
+     * @param used all arrays, kept for graph replays
      */
     public void add(Rows of, float epsilon, NDArray... used) {
         CudaStream stream = streams.get();

@@ -5,11 +5,10 @@
 package org.djlx.fusedops.internal;
 
 import org.djlx.collectives.p2p.P2pBuffers;
-import org.djlx.nativeops.torch.ScalarType;
 
 /**
- * How an operation divides the ranks' P2P buffers: a slot for each rank that sends, all in the half
- * that belongs to the operation's epoch.
+ * Layout of the P2P buffers of an operation: one slot for each sending rank, in the half of the
+ * buffer that the operation's epoch selects.
  *
  * <pre>
  *   buffer of a rank:  | half 0: slot 0 | slot 1 | …      | half 1: slot 0 | slot 1 | …      |
@@ -17,7 +16,10 @@ import org.djlx.nativeops.torch.ScalarType;
  */
 public final class Slots {
 
-    /** Vector and matrix instructions like aligned rows, and a cache line has one writer. */
+    /**
+     * Slots are aligned for vector and matrix instructions, and so that a cache line has one
+     * writer.
+     */
     static final long ALIGNMENT = 256;
 
     private final P2pBuffers buffers;
@@ -27,8 +29,8 @@ public final class Slots {
     /**
      * Divides the buffers.
      *
-     * @param buffers the buffers, in which the slots {@link #fit}
-     * @param byteSize the size of what a rank sends to another
+     * @param buffers the buffers; the slots must {@link #fit}
+     * @param byteSize the number of bytes that a rank sends to another
      */
     public Slots(P2pBuffers buffers, long byteSize) {
         this.buffers = buffers;
@@ -45,34 +47,32 @@ public final class Slots {
     }
 
     /**
-     * Tells whether buffers are large enough for a slot for each rank.
+     * Tells whether buffers are large enough for one slot for each rank.
      *
      * @param buffers the buffers
      * @param worldSize the number of ranks
-     * @param count how many elements a rank sends to another
-     * @param type their type
+     * @param byteSize the number of bytes that a rank sends to another
      * @return whether they are
      */
-    public static boolean fit(P2pBuffers buffers, int worldSize, long count, ScalarType type) {
-        long byteSize = Math.multiplyExact(count, type.itemSize());
+    public static boolean fit(P2pBuffers buffers, int worldSize, long byteSize) {
         return align(byteSize) <= halfSize(buffers.bufferSize()) / worldSize;
     }
 
     /**
      * Returns the buffers.
      *
-     * @return what is divided
+     * @return the buffers
      */
     public P2pBuffers buffers() {
         return buffers;
     }
 
-    /** Where on any rank the slot is into which a rank writes. */
+    /** Returns the offset of the slot that a rank writes, the same on all ranks. */
     long offset(int epoch, int source) {
         return (epoch & 1) * half + source * slot;
     }
 
-    /** From one rank's slot to the next, in bytes. */
+    /** Returns the distance from one slot to the next, in bytes. */
     long distance() {
         return slot;
     }

@@ -3,35 +3,35 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 /* Package-private:
- * Libtorch          products and sums by libtorch, where there is nothing better
- * OneShotLaunch     what such kernels are told of where ranks exchange data
- * RankOrderReducer  a kernel that sums the parts of all ranks
+ * Libtorch          matmuls and reductions by libtorch, on memory given by address
+ * OneShotLaunch     the kernel argument that describes a group's one-shot slots
+ * RankOrderReducer  kernel that sums the parts of all ranks in rank order
  */
 /**
- * The schedules of the fused operators, what computes in them, and what packages of this module
- * share. Internal: users call {@link org.djlx.fusedops.FusedOps}.
+ * Launchers of the operators' kernels, and classes shared by packages of this module. Internal:
+ * users call {@link org.djlx.fusedops.FusedOps}.
  *
  * <ul>
- *   <li>{@link org.djlx.fusedops.internal.BlockKernels} - what a transformer block computes between
+ *   <li>{@link org.djlx.fusedops.internal.BlockKernels} - kernels of a transformer block between
  *       its matmuls, with gradients
- *   <li>{@link org.djlx.fusedops.internal.Compute} - prepares products and reductions for a group's
- *       device
+ *   <li>{@link org.djlx.fusedops.internal.BlockMath} - RMSNorm and gated SiLU by libtorch
+ *   <li>{@link org.djlx.fusedops.internal.Compute} - matmuls and reductions on a group's device
  *   <li>{@link org.djlx.fusedops.internal.FusedMatmul} - an operator as one kernel (FUSED), on
  *       Hopper GPUs
- *   <li>{@link org.djlx.fusedops.internal.GatheredExchange} - all data of an operator from GPU to
- *       GPU by one kernel (GATHERED)
- *   <li>{@link org.djlx.fusedops.internal.LlamaKernels} - decoding: products of few rows,
- *       attention, the choice of tokens
- *   <li>{@link org.djlx.fusedops.internal.Pipeline} - orders matmuls of parts and the copies beside
+ *   <li>{@link org.djlx.fusedops.internal.GatheredExchange} - all-gather and reduce-scatter by one
+ *       kernel (GATHERED)
+ *   <li>{@link org.djlx.fusedops.internal.LlamaKernels} - kernels of decoding: matmuls of few rows,
+ *       attention, sampling
+ *   <li>{@link org.djlx.fusedops.internal.Pipeline} - orders matmuls of parts and copies beside
  *       them (PIPELINED)
- *   <li>{@link org.djlx.fusedops.internal.Product} - a product of matrices, prepared
- *   <li>{@link org.djlx.fusedops.internal.ProductSums} - products of 16-bit matrices, added to
- *       matrices of float32
+ *   <li>{@link org.djlx.fusedops.internal.Product} - a prepared matmul
+ *   <li>{@link org.djlx.fusedops.internal.ProductSums} - matmuls of 16-bit matrices that add to
+ *       float32 matrices
  *   <li>{@link org.djlx.fusedops.internal.RequestJson} - parses the JSON of requests strictly (RFC
  *       8259)
- *   <li>{@link org.djlx.fusedops.internal.RmsNormKernels} - all-reduce, residual and RMSNorm as one
- *       launch
- *   <li>{@link org.djlx.fusedops.internal.Slots} - where in the P2P buffers that goes
+ *   <li>{@link org.djlx.fusedops.internal.RmsNormKernels} - all-reduce, residual and RMSNorm in one
+ *       kernel
+ *   <li>{@link org.djlx.fusedops.internal.Slots} - layout of the P2P buffers of an operation
  * </ul>
  */
 package org.djlx.fusedops.internal;

@@ -15,6 +15,7 @@ import org.djlx.collectives.gradient.DifferentiableCollectives;
 import org.djlx.collectives.gradient.GradientRule;
 import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.fusedops.internal.BlockKernels;
+import org.djlx.fusedops.internal.BlockMath;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.cuda.CudaException;
 import org.djlx.nativeops.torch.NoGradient;
@@ -24,10 +25,16 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * What blocks compute between their matmuls. On a GPU that is one kernel each, and one for its
- * gradient, of which the {@link GradientScope} knows; without a scope, if autograd is to record, on
- * CPUs, and for types and sizes without kernels, it is libtorch's operators. Kernels compute 16-bit
- * types in float32 and round once; libtorch rounds the result of each operator.
+ * The operators of blocks between their matmuls.
+ *
+ * <ul>
+ *   <li>On a GPU each is one kernel, and its gradient is one kernel that the {@link GradientScope}
+ *       records.
+ *   <li>libtorch computes instead on CPUs, for types and sizes without kernels, and if autograd has
+ *       to record without a scope.
+ *   <li>RMSNorm and gated SiLU compute 16-bit types in float32 and round once. Other operators of
+ *       libtorch round each result.
+ * </ul>
  */
 final class BlockOperators implements AutoCloseable {
 
@@ -41,7 +48,7 @@ final class BlockOperators implements AutoCloseable {
         this.kernels = kernels;
     }
 
-    /** Returns those of a rank, which end with its group. */
+    /** Returns the operators of a rank, which are closed with its group. */
     static BlockOperators of(ProcessGroup group) {
         return group.device().isGpu()
                 ? group.attachment(BlockOperators.class, () -> open(group.device()))
@@ -55,12 +62,19 @@ final class BlockOperators implements AutoCloseable {
         try {
             return new BlockOperators(new BlockKernels(gpu));
         } catch (CudaException e) {
-            logger.warn("{}: blocks take several operators between their matmuls", gpu, e);
+            logger.warn(
+                    "{}: the kernels of transformer blocks cannot be used; libtorch's operators are"
+                            + " slower",
+                    gpu,
+                    e);
             return BY_LIBTORCH;
         }
     }
 
-    /** Tells whether a kernel is to compute with such arrays, into the first one's manager. */
+    /**
+     * Tells whether a kernel computes with these arrays. Its results go into the manager of the
+     * first one.
+     */
     private boolean isFused(NDArray... arrays) {
         NDArray first = arrays[0];
         if (kernels == null
@@ -79,7 +93,7 @@ final class BlockOperators implements AutoCloseable {
         return !recorded || GradientScope.current().isPresent();
     }
 
-    /** Runs a kernel, and tells the scope, if an input requires a gradient. */
+    /** Runs a kernel, and records it in the scope if an input requires a gradient. */
     private static NDArray recorded(
             String operator,
             List<NDArray> inputs,
@@ -105,11 +119,11 @@ final class BlockOperators implements AutoCloseable {
     }
 
     /**
-     * Divides rows by their root mean square, and multiplies them by a weight.
+     * Computes RMSNorm.
      *
-     * @param x of shape (…, size)
-     * @param weight of shape (size)
-     * @param epsilon what is added to the mean square
+     * @param x the rows, of shape (…, size)
+     * @param weight the weight, of shape (size)
+     * @param epsilon the number added to the mean of squares
      */
     NDArray normalized(NDArray x, NDArray weight, float epsilon) {
         if (isNormFused(x, weight)) {
@@ -122,13 +136,7 @@ final class BlockOperators implements AutoCloseable {
                             kernels.normalizedGradients(
                                     inputs.get(0), inputs.get(1), gradients.get(0), null, epsilon));
         }
-        ScalarType type = Torch.scalarType(x);
-        NDArray wide = type.itemSize() == 2 ? Torch.cast(x, ScalarType.FLOAT32) : x;
-        int last = x.getShape().dimension() - 1;
-        NDArray mean = wide.square().mean(new int[] {last}, true);
-        NDArray normed = wide.div(mean.add(epsilon).sqrt());
-        NDArray narrow = wide == x ? normed : Torch.cast(normed, type);
-        return narrow.mul(weight);
+        return BlockMath.rmsNorm(x, weight, epsilon);
     }
 
     private boolean isNormFused(NDArray x, NDArray weight) {
@@ -137,17 +145,18 @@ final class BlockOperators implements AutoCloseable {
                 && kernels.isNormalizable(weight.size());
     }
 
-    /** What a residual connection goes on with: the rows, and what they are normalised to. */
+    /** The rows of a residual connection, and their norm. */
     record Residual(NDArray rows, NDArray norm) {}
 
     /**
-     * Normalises where a residual connection begins: what is behind is gone through once.
+     * Adds rows and normalises the sum, at the start of a residual connection. Its backward pass
+     * runs through earlier layers once only.
      *
      * @param x as for {@link #normalized}
-     * @param addend of the same shape, which is added to {@code x} first; null for nothing
-     * @param weight as there
-     * @param epsilon as there
-     * @return the rows, which without an addend share the memory of {@code x}
+     * @param addend the rows to add to {@code x} first, of the same shape; null for none
+     * @param weight the weight
+     * @param epsilon the number added to the mean of squares
+     * @return the rows and their norm. Without an addend, the rows share the memory of {@code x}
      */
     Residual residual(NDArray x, NDArray addend, NDArray weight, float epsilon) {
         boolean fused =
@@ -181,7 +190,7 @@ final class BlockOperators implements AutoCloseable {
         return new Residual(results.get(0), results.get(1));
     }
 
-    /** Those of rows that were added are the same. */
+    /** Returns the gradients of {@link #residual}. Both addends have the same one. */
     private List<NDArray> residualGradients(
             List<NDArray> inputs, List<NDArray> kept, List<NDArray> gradients, float epsilon) {
         int last = inputs.size() - 1;
@@ -192,7 +201,10 @@ final class BlockOperators implements AutoCloseable {
         return last == 1 ? results : List.of(ofRows, ofRows, results.get(1));
     }
 
-    /** Adds where a residual connection ends: both get the same gradient, without copies. */
+    /**
+     * Adds rows at the end of a residual connection. Both addends get the same gradient, without
+     * copies.
+     */
     static NDArray added(NDArray x, NDArray addend) {
         GradientScope scope = GradientScope.current().orElse(null);
         boolean recorded = NoGradient.isRecorded(x) || NoGradient.isRecorded(addend);
@@ -208,9 +220,9 @@ final class BlockOperators implements AutoCloseable {
     }
 
     /**
-     * Turns heads, as {@link RotaryEmbedding#rotate}.
+     * Applies a rotary embedding, like {@link RotaryEmbedding#rotate}.
      *
-     * @param x of shape (…, positions, heads, head size)
+     * @param x the heads, of shape (…, positions, heads, head size)
      */
     NDArray rotated(RotaryEmbedding rotary, NDArray x, RotaryEmbedding.Table table) {
         if (!isFused(x, table.cosines(), table.sines())) {
@@ -226,10 +238,10 @@ final class BlockOperators implements AutoCloseable {
     }
 
     /**
-     * Divides the heads of tokens into queries, keys and values, and turns the former two.
+     * Splits the heads of tokens into queries, keys and values, and rotates queries and keys.
      *
-     * @param x of shape (…, positions, heads, head size), the heads of queries first
-     * @param counts the number of heads of each
+     * @param x the heads, of shape (…, positions, heads, head size), queries first
+     * @param counts the number of heads of queries, keys and values
      */
     List<NDArray> divided(
             RotaryEmbedding rotary, NDArray x, List<Long> counts, RotaryEmbedding.Table table) {
@@ -249,24 +261,24 @@ final class BlockOperators implements AutoCloseable {
                         List.of(kernels.dividedGradient(gradients, kept.get(0), kept.get(1))));
     }
 
-    /** Divides an array into three views along a dimension. */
+    /** Splits an array into three views along a dimension. */
     static NDList split(NDArray x, List<Long> counts, int dimension) {
         long second = counts.get(0) + counts.get(1);
         return x.split(new long[] {counts.get(0), second}, dimension);
     }
 
     /**
-     * Computes {@code silu(gate) · value}.
+     * Computes {@code silu(gate) * value}.
      *
-     * @param in the gate and the value, of the same shape; or one array of shape (…, 2 size), whose
-     *     rows hold the gate and then the value
+     * @param in gate and value, of the same shape; or one array of shape (…, 2 size), whose rows
+     *     hold the gate and then the value
      */
     NDArray gated(List<NDArray> in) {
         if (!isFused(in.toArray(NDArray[]::new))
                 || in.size() > 1 && !in.get(0).getShape().equals(in.get(1).getShape())) {
             List<NDArray> both =
                     in.size() > 1 ? in : in.get(0).split(2, in.get(0).getShape().dimension() - 1);
-            return Torch.silu(both.get(0)).mul(both.get(1));
+            return BlockMath.siluGate(both.get(0), both.get(1));
         }
         return recorded(
                 "gate",
@@ -277,11 +289,11 @@ final class BlockOperators implements AutoCloseable {
     }
 
     /**
-     * Converts matrices, side by side; not known to a scope.
+     * Converts matrices and joins them side by side. A scope does not record this.
      *
-     * @param matrices of as many rows each
+     * @param matrices the matrices, with the same number of rows
      * @param type the element type of the result
-     * @return one matrix, which has the columns of all
+     * @return one matrix with the columns of all
      */
     NDArray joined(List<NDArray> matrices, ScalarType type) {
         NDArray first = matrices.get(0);

@@ -11,16 +11,21 @@ import ai.djl.training.ParameterStore;
 import java.util.List;
 
 /**
- * A linear layer whose outputs are divided among the ranks: the way into a parallel region. It
- * takes (tokens, …, in), with this rank's tokens alone if sequence-parallel, and returns (tokens,
- * …, units / W) for all tokens. Its full weight is (units, in) and its full bias (units), as those
- * of {@link ai.djl.nn.core.Linear}. As the last layer of a language model it may have the weight of
- * the embedding, and units that the ranks cannot share evenly.
+ * A linear layer whose outputs are divided among the W ranks. It enters a parallel region.
+ *
+ * <ul>
+ *   <li>Input: (tokens, …, in). With sequence parallelism, only this rank's tokens.
+ *   <li>Output: (tokens, …, units / W), for all tokens.
+ *   <li>Full parameters: {@code weight} of shape (units, in) and {@code bias} of shape (units), as
+ *       in {@link ai.djl.nn.core.Linear}.
+ *   <li>The last layer of a language model may share the weight of the embedding, and its units
+ *       need not be divisible by W: see {@link Builder#optTied} and {@link Builder#optPadded}.
+ * </ul>
  */
 public final class ColumnParallelLinear extends ShardedBlock {
 
     private final long units;
-    private final ParallelEmbedding embedding; // whose weight it has; null if it has its own
+    private final ParallelEmbedding embedding; // whose weight it shares; null if it has its own
     private final Parameter weight; // null if it is the embedding's
     private final Parameter bias; // null if there is none
 
@@ -105,8 +110,8 @@ public final class ColumnParallelLinear extends ShardedBlock {
         /**
          * Sets the number of outputs.
          *
-         * @param units those of all ranks, which the world size divides unless {@linkplain
-         *     #optPadded padded}
+         * @param units the number for all ranks together, divisible by the world size unless
+         *     {@linkplain #optPadded padded}
          * @return this builder
          */
         public Builder setUnits(long units) {
@@ -117,7 +122,7 @@ public final class ColumnParallelLinear extends ShardedBlock {
         /**
          * Sets whether there is a bias.
          *
-         * @param bias whether there is, which is so unless set
+         * @param bias whether there is; true unless set
          * @return this builder
          */
         public Builder optBias(boolean bias) {
@@ -126,11 +131,11 @@ public final class ColumnParallelLinear extends ShardedBlock {
         }
 
         /**
-         * Sets whether units are added on the last ranks if they cannot be divided evenly. Their
-         * weights and outputs are zeros. For a vocabulary: {@link VocabularyParallelCrossEntropy}
-         * knows of them.
+         * Sets whether a number of units that the world size does not divide is rounded up. The
+         * last ranks then have additional units, whose weights and outputs are zeros. Meant for a
+         * vocabulary: {@link VocabularyParallelCrossEntropy} ignores them.
          *
-         * @param padded whether they are; without, such a number is refused, which is so unless set
+         * @param padded whether it is; false unless set: then such a number is refused
          * @return this builder
          */
         public Builder optPadded(boolean padded) {
@@ -139,8 +144,8 @@ public final class ColumnParallelLinear extends ShardedBlock {
         }
 
         /**
-         * Has the layer use the weight of an embedding, for its vocabulary as units, which are
-         * padded as there.
+         * Shares the weight of an embedding. The units are its vocabulary, padded as in the
+         * embedding.
          *
          * @param embedding an embedding of the same group, in the same model
          * @return this builder

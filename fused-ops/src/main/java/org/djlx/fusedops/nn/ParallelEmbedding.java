@@ -17,23 +17,24 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * Looks up a vector for each token of a vocabulary that is divided among the ranks. It takes
- * (tokens, …), numbers of any type, the same on all ranks, and returns (tokens, …, size): for this
- * rank's tokens alone if sequence-parallel. Each rank looks up the tokens that it has, with zeros
- * for others, and the results are added up.
+ * An embedding whose vocabulary is divided among the ranks. Each rank looks up the tokens of its
+ * part, with zeros for others, and the results are summed over the ranks.
  *
- * <p>The full weight is (vocabulary, size). If the ranks cannot share the vocabulary evenly, the
- * last ones have rows of zeros behind it, which no token has and no checkpoint contains: a
- * vocabulary is given by a tokenizer, and seldom divisible.
- *
- * <p>A number that is not in the vocabulary is refused on the CPU. On a GPU, where looking would
- * make the host wait, it yields NaN.
+ * <ul>
+ *   <li>Input: (tokens, …), token ids of any type, the same on all ranks.
+ *   <li>Output: (tokens, …, size). With sequence parallelism, only this rank's tokens.
+ *   <li>Full parameter: {@code weight} of shape (vocabulary, size). If the world size does not
+ *       divide the vocabulary, the last ranks have additional rows of zeros. Checkpoints do not
+ *       contain them.
+ *   <li>A token id outside of the vocabulary is refused on the CPU. On a GPU it yields NaN, because
+ *       a check would make the host wait.
+ * </ul>
  */
 public final class ParallelEmbedding extends ShardedBlock {
 
     private final long vocabulary;
     private final long size;
-    private final ScalarType computeType; // null for that of the weight
+    private final ScalarType computeType; // null for the type of the weight
     private final Parameter weight;
 
     private ParallelEmbedding(Builder builder) {
@@ -57,7 +58,7 @@ public final class ParallelEmbedding extends ShardedBlock {
         return vocabulary;
     }
 
-    /** Returns the weight, for a layer of the same model that shares it. */
+    /** Returns the weight, for a layer that shares it. */
     NDArray weight(ParameterStore store, NDArray x, boolean training) {
         return value(store, weight, x, training);
     }
@@ -114,7 +115,10 @@ public final class ParallelEmbedding extends ShardedBlock {
         return shape.get(0) % group().worldSize() == 0;
     }
 
-    /** Returns 1 for tokens of this rank, 0 for those of others, NaN for those of none. */
+    /**
+     * Returns 1 for tokens of this rank, 0 for tokens of other ranks, NaN for ids outside of the
+     * vocabulary.
+     */
     private static NDArray mask(VocabularyPart part, NDArray ids, ScalarType type) {
         return NoGradient.get(
                 () -> {
@@ -146,9 +150,9 @@ public final class ParallelEmbedding extends ShardedBlock {
         }
 
         /**
-         * Sets the number of different tokens.
+         * Sets the size of the vocabulary.
          *
-         * @param vocabulary the number
+         * @param vocabulary the number of token ids
          * @return this builder
          */
         public Builder setVocabulary(long vocabulary) {
@@ -168,16 +172,19 @@ public final class ParallelEmbedding extends ShardedBlock {
         }
 
         /**
-         * Sets the element type of the activations, in which all blocks behind this one compute.
+         * Sets the element type of the activations, in which all later blocks compute.
          *
-         * @param computeType a floating-point type, such as bfloat16; that of the weight unless set
+         * @param computeType a floating-point type, such as bfloat16; the type of the weight unless
+         *     set
          * @return this builder
          */
         public Builder optComputeType(ScalarType computeType) {
             if (computeType != null
                     && (!computeType.isFloatingPoint() || computeType.itemSize() < 2)) {
                 throw new IllegalArgumentException(
-                        "ParallelEmbedding: there is no arithmetic of " + computeType);
+                        "ParallelEmbedding: the compute type must be a floating-point type of 16"
+                                + " bits or more, not "
+                                + computeType);
             }
             this.computeType = computeType;
             return this;

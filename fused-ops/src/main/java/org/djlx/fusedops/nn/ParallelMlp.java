@@ -13,12 +13,15 @@ import java.util.List;
 /**
  * The MLP of a transformer with SwiGLU (Shazeer, 2020, <a
  * href="https://arxiv.org/abs/2002.05202">arXiv:2002.05202</a>): {@code (silu(x gate) * (x up))
- * down}, whose hidden values are divided among the ranks. It takes and returns (tokens, …, size),
- * this rank's tokens alone if sequence-parallel: then {@code gate} and {@code up} share one
- * all-gather + matmul, and {@code down} is a matmul + reduce-scatter.
+ * down}. Its hidden values are divided among the ranks.
  *
- * <p>The full {@code gate} and {@code up} are (hidden, size), the full {@code down} is (size,
- * hidden), as in checkpoints of Llama. There is no bias.
+ * <ul>
+ *   <li>Input and output: (tokens, …, size). With sequence parallelism, only this rank's tokens.
+ *   <li>With sequence parallelism {@code gate} and {@code up} share one all-gather + matmul, and
+ *       {@code down} is a matmul + reduce-scatter.
+ *   <li>Full parameters: {@code gate} and {@code up} of shape (hidden, size), {@code down} of shape
+ *       (size, hidden), as in checkpoints of Llama. There is no bias.
+ * </ul>
  */
 public final class ParallelMlp extends ShardedBlock {
 
@@ -80,7 +83,7 @@ public final class ParallelMlp extends ShardedBlock {
         /**
          * Sets the number of hidden values.
          *
-         * @param hidden those of all ranks, which the world size divides
+         * @param hidden the number for all ranks together, divisible by the world size
          * @return this builder
          */
         public Builder setHidden(long hidden) {

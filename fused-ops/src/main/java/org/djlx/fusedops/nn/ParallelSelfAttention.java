@@ -16,19 +16,22 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * Causal self-attention whose heads are divided among the ranks. It takes and returns (batch,
- * sequence, size), or (tokens, size) for sequences one after the other, which are one unless
- * {@linkplain Builder#optSequenceLength their length} is said: this rank's part of the first
- * dimension alone if sequence-parallel. Then query, key and value share one all-gather + matmul,
- * and the output is a matmul + reduce-scatter.
+ * Causal self-attention whose heads are divided among the ranks; {@link Torch#attention} documents
+ * the computation.
  *
- * <p>Several query heads may share a key and value head (Ainslie et al., 2023, <a
- * href="https://arxiv.org/abs/2305.13245">arXiv:2305.13245</a>). Where there are fewer of these
- * than ranks, neighbouring ranks have the same one.
- *
- * <p>The full {@code query} is (heads × head size, size), {@code key} and {@code value} are (key
- * and value heads × head size, size), {@code output} is (size, heads × head size), as in
- * checkpoints of Llama. There is no bias. {@link Torch#attention} says what is computed.
+ * <ul>
+ *   <li>Input and output: (batch, sequence, size); or (tokens, size), which is one sequence, or
+ *       several of a {@linkplain Builder#optSequenceLength given length}. With sequence
+ *       parallelism, only this rank's part of the first dimension.
+ *   <li>With sequence parallelism query, key and value share one all-gather + matmul, and the
+ *       output is a matmul + reduce-scatter.
+ *   <li>Full parameters: {@code query} of shape (heads × head size, size), {@code key} and {@code
+ *       value} of shape (key and value heads × head size, size), {@code output} of shape (size,
+ *       heads × head size), as in checkpoints of Llama. There is no bias.
+ *   <li>Several query heads may share a key and value head (Ainslie et al., 2023, <a
+ *       href="https://arxiv.org/abs/2305.13245">arXiv:2305.13245</a>). If there are fewer key and
+ *       value heads than ranks, neighbouring ranks hold the same one.
+ * </ul>
  */
 public final class ParallelSelfAttention extends ShardedBlock {
 
@@ -36,12 +39,12 @@ public final class ParallelSelfAttention extends ShardedBlock {
     private final int keyValueHeads;
     private final int headSize;
     private final RotaryEmbedding rotary; // null for none
-    private final long sequenceLength; // 0 if the input's shape says it
+    private final long sequenceLength; // 0 if the shape of the input decides
     private final Parameter query;
     private final Parameter key;
     private final Parameter value;
     private final Parameter output;
-    private Table table; // null until it is used; in the manager of the parameters
+    private Table table; // null before the first use; in the manager of the parameters
     private int tablePositions;
     private ScalarType tableType;
 
@@ -97,7 +100,7 @@ public final class ParallelSelfAttention extends ShardedBlock {
         return outOfRegion(joined, value(store, output, x, training));
     }
 
-    /** Returns the length of the sequences in an input of a shape. */
+    /** Returns the sequence length of an input. */
     private long sequence(Shape shape) {
         int dimensions = shape.dimension();
         if (dimensions == 3 && (sequenceLength == 0 || sequenceLength == shape.get(1))) {
@@ -118,7 +121,9 @@ public final class ParallelSelfAttention extends ShardedBlock {
                         isSequenceParallel() ? ", which is part of the first dimension" : ""));
     }
 
-    /** Returns queries, keys and values, each (batch, sequence, heads, head size), from as many. */
+    /**
+     * Returns queries, keys and values as (batch, sequence, heads, head size), from one array each.
+     */
     private List<NDArray> separate(List<NDArray> in, long sequence) {
         BlockOperators operators = BlockOperators.of(group());
         List<NDArray> parts = new ArrayList<>();
@@ -130,7 +135,7 @@ public final class ParallelSelfAttention extends ShardedBlock {
         return parts;
     }
 
-    /** Returns queries, keys and values from one array, in which they lie side by side. */
+    /** Returns queries, keys and values from one array that holds them side by side. */
     private List<NDArray> divided(NDArray in, long sequence) {
         NDArray x = heads(in, sequence);
         long shared = Math.max(1, keyValueHeads / group().worldSize());
@@ -191,7 +196,7 @@ public final class ParallelSelfAttention extends ShardedBlock {
         /**
          * Sets the number of heads.
          *
-         * @param heads those of all ranks, which the world size divides
+         * @param heads the number for all ranks together, divisible by the world size
          * @return this builder
          */
         public Builder setHeads(int heads) {
@@ -202,7 +207,8 @@ public final class ParallelSelfAttention extends ShardedBlock {
         /**
          * Sets the size of a head.
          *
-         * @param headSize the number of its values, mostly the input's size divided by the heads
+         * @param headSize the number of values of a head, usually the size of the input divided by
+         *     the heads
          * @return this builder
          */
         public Builder setHeadSize(int headSize) {
@@ -213,8 +219,8 @@ public final class ParallelSelfAttention extends ShardedBlock {
         /**
          * Sets the number of key and value heads.
          *
-         * @param keyValueHeads a number that divides that of the heads, and that the world size
-         *     divides or is divided by; as many as heads unless set
+         * @param keyValueHeads the number, which divides the number of heads; it is divisible by
+         *     the world size, or divides it. The number of heads unless set
          * @return this builder
          */
         public Builder optKeyValueHeads(int keyValueHeads) {
@@ -223,9 +229,10 @@ public final class ParallelSelfAttention extends ShardedBlock {
         }
 
         /**
-         * Sets how queries and keys know their positions, which in each sequence begin at 0.
+         * Sets the rotary position embedding of queries and keys. Positions of each sequence start
+         * at 0.
          *
-         * @param rotary for heads of this size; none unless set
+         * @param rotary the embedding, for heads of this size; none unless set
          * @return this builder
          */
         public Builder optRotary(RotaryEmbedding rotary) {
@@ -234,10 +241,10 @@ public final class ParallelSelfAttention extends ShardedBlock {
         }
 
         /**
-         * Sets the length of the sequences that follow each other in inputs of shape (tokens,
-         * size).
+         * Sets the length of each sequence in an input of shape (tokens, size).
          *
-         * @param sequenceLength the number of tokens in each; unless set, all tokens are one
+         * @param sequenceLength the number of tokens of each sequence; unless set, all tokens are
+         *     one sequence
          * @return this builder
          */
         public Builder optSequenceLength(long sequenceLength) {
@@ -259,15 +266,15 @@ public final class ParallelSelfAttention extends ShardedBlock {
                     || keyValueHeads > 0 && heads % keyValueHeads != 0) {
                 throw new IllegalArgumentException(
                         String.format(
-                                "ParallelSelfAttention: the %d heads and their size %d must be"
-                                        + " greater than 0, and the number of key and value heads,"
-                                        + " %d, divide that of the heads",
+                                "ParallelSelfAttention: the number of heads, %d, and their size,"
+                                        + " %d, must be 1 or more, and the number of key and value"
+                                        + " heads, %d, must divide the number of heads",
                                 heads, headSize, keyValueHeads));
             }
             if (sequenceLength < 0) {
                 throw new IllegalArgumentException(
-                        "ParallelSelfAttention: the length of sequences must be greater than 0,"
-                                + " not "
+                        "ParallelSelfAttention: the sequence length must be 0 (for one sequence) or"
+                                + " more, not "
                                 + sequenceLength);
             }
             if (rotary != null && rotary.headSize() != headSize) {

@@ -18,10 +18,11 @@ import org.djlx.fusedops.nn.BlockOperators.Residual;
 import org.djlx.nativeops.torch.NoGradient;
 
 /**
- * A layer of a Llama: {@code h = x + attention(norm(x))}, then {@code h + mlp(norm(h))}, with
- * {@link ParallelSelfAttention}, {@link ParallelMlp} and {@link RmsNorm}, whose documentation says
- * what they take. It returns what it takes, (batch, sequence, size) or (tokens, size): this rank's
- * part of the first dimension alone if sequence-parallel.
+ * A Llama layer: {@code h = x + attention(norm(x))}, then {@code h + mlp(norm(h))}, of {@link
+ * ParallelSelfAttention}, {@link ParallelMlp} and {@link RmsNorm}.
+ *
+ * <p>Input and output: (batch, sequence, size) or (tokens, size). With sequence parallelism, only
+ * this rank's part of the first dimension.
  *
  * <p>A language model:
  *
@@ -40,8 +41,8 @@ import org.djlx.nativeops.torch.NoGradient;
  *         .setVocabulary(vocabulary).build();
  * }</pre>
  *
- * <p>Parameters are those of its children {@code attentionNorm}, {@code attention}, {@code mlpNorm}
- * and {@code mlp}.
+ * <p>The child blocks {@code attentionNorm}, {@code attention}, {@code mlpNorm} and {@code mlp}
+ * hold the parameters.
  */
 public final class ParallelTransformerBlock extends AbstractBlock {
 
@@ -84,7 +85,7 @@ public final class ParallelTransformerBlock extends AbstractBlock {
             boolean training,
             PairList<String, Object> params) {
         NDArray x = inputs.singletonOrThrow();
-        // As of the children, which do so for themselves.
+        // Outside of training, the additions here need no gradients either.
         return new NDList(
                 training
                         ? forward(store, x, true)
@@ -127,7 +128,7 @@ public final class ParallelTransformerBlock extends AbstractBlock {
         /**
          * Sets the group whose ranks share the block.
          *
-         * @param group this rank's handle, which stays the caller's
+         * @param group this rank's group; the caller closes it
          * @return this builder
          */
         public Builder setGroup(ProcessGroup group) {
@@ -136,10 +137,10 @@ public final class ParallelTransformerBlock extends AbstractBlock {
         }
 
         /**
-         * Sets whether activations outside of parallel regions are divided along their first
-         * dimension.
+         * Sets sequence parallelism: whether activations outside of parallel regions are divided
+         * along their first dimension.
          *
-         * @param sequenceParallel whether they are; not unless set
+         * @param sequenceParallel whether they are; false unless set
          * @return this builder
          */
         public Builder optSequenceParallel(boolean sequenceParallel) {
@@ -192,7 +193,7 @@ public final class ParallelTransformerBlock extends AbstractBlock {
         }
 
         /**
-         * Sets how attention knows positions.
+         * Sets the rotary position embedding.
          *
          * @param rotary as {@link ParallelSelfAttention.Builder#optRotary}
          * @return this builder
@@ -203,7 +204,7 @@ public final class ParallelTransformerBlock extends AbstractBlock {
         }
 
         /**
-         * Sets the length of sequences that follow each other.
+         * Sets the length of each sequence in an input of shape (tokens, size).
          *
          * @param sequenceLength as {@link ParallelSelfAttention.Builder#optSequenceLength}
          * @return this builder
@@ -214,7 +215,7 @@ public final class ParallelTransformerBlock extends AbstractBlock {
         }
 
         /**
-         * Sets what is added to the mean square in both norms.
+         * Sets the number added to the mean of squares in both norms.
          *
          * @param epsilon as {@link RmsNorm.Builder#optEpsilon}
          * @return this builder

@@ -11,10 +11,14 @@ import ai.djl.training.ParameterStore;
 import org.djlx.fusedops.nn.BlockOperators.Residual;
 
 /**
- * Divides by the root mean square over the last dimension and multiplies by a weight (Zhang and
- * Sennrich, 2019, <a href="https://arxiv.org/abs/1910.07467">arXiv:1910.07467</a>). It takes and
- * returns (tokens, …, size), this rank's tokens alone if sequence-parallel. The weight, of shape
- * (size), is not divided. 16-bit types are normalised in float32.
+ * RMSNorm: divides by the root mean square over the last dimension and multiplies by a weight
+ * (Zhang and Sennrich, 2019, <a href="https://arxiv.org/abs/1910.07467">arXiv:1910.07467</a>).
+ *
+ * <ul>
+ *   <li>Input and output: (tokens, …, size). With sequence parallelism, only this rank's tokens.
+ *   <li>Parameter: {@code weight} of shape (size), not divided.
+ *   <li>16-bit types are computed in float32 and rounded once.
+ * </ul>
  */
 public final class RmsNorm extends ShardedBlock {
 
@@ -47,7 +51,10 @@ public final class RmsNorm extends ShardedBlock {
         return BlockOperators.of(group()).normalized(x, factors, epsilon);
     }
 
-    /** Normalises where a residual connection begins, after adding what ends another, or null. */
+    /**
+     * Adds rows and normalises the sum, at the start of a residual connection. A null addend adds
+     * nothing.
+     */
     Residual residual(ParameterStore store, NDArray x, NDArray addend, boolean training) {
         NDArray factors = value(store, weight, x, training);
         return BlockOperators.of(group()).residual(x, addend, factors, epsilon);
@@ -71,7 +78,7 @@ public final class RmsNorm extends ShardedBlock {
         }
 
         /**
-         * Sets what is added to the mean square.
+         * Sets the number added to the mean of squares.
          *
          * @param epsilon the number, 1e-5 unless set
          * @return this builder

@@ -14,10 +14,11 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * Tells attention where tokens are, by turning pairs of a head's values by an angle that grows with
- * the position (Su et al., 2021, <a href="https://arxiv.org/abs/2104.09864">arXiv:2104.09864</a>).
- * A value of a head's first half and the one at the same place of its second half are a pair, as in
- * checkpoints of Llama for Hugging Face's transformers. It has no parameters and is thread-safe.
+ * Rotary position embedding: rotates pairs of a head's values by an angle that grows with the
+ * position (Su et al., 2021, <a href="https://arxiv.org/abs/2104.09864">arXiv:2104.09864</a>).
+ *
+ * <p>Value i of a head's first half and value i of its second half are a pair, as in Llama
+ * checkpoints for Hugging Face's transformers. There are no parameters. Thread-safe.
  */
 public final class RotaryEmbedding {
 
@@ -42,9 +43,9 @@ public final class RotaryEmbedding {
     }
 
     /**
-     * Returns by how much each pair is turned from a position to the next.
+     * Returns the angle between neighbouring positions, for each pair.
      *
-     * @return the angles in radians, half as many as a head has values
+     * @return the angles in radians, one for each pair
      */
     public double[] frequencies() {
         return frequencies.clone();
@@ -62,8 +63,8 @@ public final class RotaryEmbedding {
     /**
      * The cosines and sines of angles.
      *
-     * @param cosines of shape (positions, 1, half of a head's size)
-     * @param sines of the same shape
+     * @param cosines the cosines, of shape (positions, 1, half of a head's size)
+     * @param sines the sines, of the same shape
      */
     public record Table(NDArray cosines, NDArray sines) implements AutoCloseable {
 
@@ -76,13 +77,13 @@ public final class RotaryEmbedding {
     }
 
     /**
-     * Computes a table, in float64, rounded once.
+     * Computes cosines and sines, in float64 with one rounding.
      *
-     * @param manager the manager to which its arrays belong and on whose device they are
+     * @param manager the manager of the arrays, which also decides on their device
      * @param first the first position
      * @param count the number of positions
      * @param type the type of its elements
-     * @return the table, the caller's to close
+     * @return the table; the caller closes it
      */
     public Table table(NDManager manager, long first, int count, ScalarType type) {
         double[] cosines = new double[count * frequencies.length];
@@ -97,7 +98,7 @@ public final class RotaryEmbedding {
         return new Table(array(manager, cosines, type), array(manager, sines, type));
     }
 
-    /** Makes an array in libtorch's memory: autograd keeps it without the Java buffer. */
+    /** Makes an array in libtorch's memory, so that autograd does not keep a Java buffer. */
     private NDArray array(NDManager manager, double[] values, ScalarType type) {
         Shape shape = new Shape(values.length / frequencies.length, 1, frequencies.length);
         return NoGradient.get(
@@ -109,12 +110,12 @@ public final class RotaryEmbedding {
     }
 
     /**
-     * Turns heads. Recorded by autograd.
+     * Rotates heads. Autograd records it.
      *
-     * @param x of shape (…, positions, heads, head size), of the table's type
-     * @param table of as many positions
-     * @return the turned heads, of the same shape and type
-     * @throws IllegalArgumentException if the shapes do not fit
+     * @param x the heads, of shape (…, positions, heads, head size), of the table's type
+     * @param table the table, with the same number of positions
+     * @return the rotated heads, of the same shape and type
+     * @throws IllegalArgumentException if the shapes do not match
      */
     public NDArray rotate(NDArray x, Table table) {
         Shape shape = x.getShape();
@@ -136,11 +137,14 @@ public final class RotaryEmbedding {
         return NDArrays.concat(new NDList(turnedFirst, turnedSecond), dimensions - 1);
     }
 
-    /** How Llama 3.1 turns more slowly to reach further than it was first trained for. */
+    /**
+     * The scaling of Llama 3.1: rotates some pairs more slowly, for contexts longer than in the
+     * first training.
+     */
     private record Scaling(double factor, double low, double high, long length) {
 
         double of(double frequency) {
-            double turns = length * frequency / (2 * Math.PI); // within the first length
+            double turns = length * frequency / (2 * Math.PI); // within the original length
             if (turns > high) {
                 return frequency;
             }
@@ -164,7 +168,7 @@ public final class RotaryEmbedding {
         /**
          * Sets the size of heads.
          *
-         * @param headSize the number of a head's values, even
+         * @param headSize the number of values of a head, even
          * @return this builder
          */
         public Builder setHeadSize(int headSize) {
@@ -184,15 +188,16 @@ public final class RotaryEmbedding {
         }
 
         /**
-         * Sets the scaling of Llama 3.1, {@code rope_scaling} of type {@code llama3} in its
-         * configurations: pairs that turn often within the original length stay, those that hardly
-         * turn are slowed down, and those in between are in between.
+         * Sets the scaling of Llama 3.1, {@code rope_scaling} of type {@code llama3} in
+         * configurations. Pairs with many turns within the original length keep their speed. Pairs
+         * with few turns are slowed down by the factor. In between, the speed is interpolated.
          *
-         * @param factor by how much to slow down, such as 8
-         * @param lowFrequencyFactor the number of turns below which a pair is slowed down in full,
-         *     such as 1
-         * @param highFrequencyFactor the number of turns above which it stays, such as 4
-         * @param originalLength the length for which the model was first trained, such as 8192
+         * @param factor the factor to slow down by, such as 8
+         * @param lowFrequencyFactor the number of turns below which a pair is slowed down by the
+         *     factor, such as 1
+         * @param highFrequencyFactor the number of turns above which a pair keeps its speed, such
+         *     as 4
+         * @param originalLength the context length of the first training, such as 8192
          * @return this builder
          */
         public Builder optLlama3Scaling(

@@ -10,10 +10,14 @@ import ai.djl.nn.Parameter;
 import ai.djl.training.ParameterStore;
 
 /**
- * A linear layer whose inputs are divided among the ranks: the way out of a parallel region. It
- * takes (tokens, …, in / W) and returns (tokens, …, units), for this rank's tokens alone if
- * sequence-parallel. Its full weight is (units, in) and its bias (units), as those of {@link
- * ai.djl.nn.core.Linear}.
+ * A linear layer whose inputs are divided among the W ranks. It leaves a parallel region.
+ *
+ * <ul>
+ *   <li>Input: (tokens, …, in / W), for all tokens.
+ *   <li>Output: (tokens, …, units). With sequence parallelism, only this rank's tokens.
+ *   <li>Full parameters: {@code weight} of shape (units, in) and {@code bias} of shape (units), as
+ *       in {@link ai.djl.nn.core.Linear}. The bias is not divided.
+ * </ul>
  */
 public final class RowParallelLinear extends ShardedBlock {
 
@@ -83,7 +87,7 @@ public final class RowParallelLinear extends ShardedBlock {
         /**
          * Sets whether there is a bias.
          *
-         * @param bias whether there is, which is so unless set
+         * @param bias whether there is; true unless set
          * @return this builder
          */
         public Builder optBias(boolean bias) {

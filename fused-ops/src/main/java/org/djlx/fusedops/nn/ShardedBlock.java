@@ -35,35 +35,52 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * A block whose parameters are divided among the ranks of a group, as in Megatron-LM (Shoeybi et
- * al., 2019, <a href="https://arxiv.org/abs/1909.08053">arXiv:1909.08053</a>). Each rank has a
- * block of its own, which it alone uses, and all ranks call it alike.
+ * Base class of blocks whose parameters are divided among the ranks of a group, as in Megatron-LM
+ * (Shoeybi et al., 2019, <a href="https://arxiv.org/abs/1909.08053">arXiv:1909.08053</a>). Each
+ * rank has a block of its own. All ranks make the same calls in the same order.
  *
- * <p>With sequence parallelism (Korthikanti et al., 2022, <a
- * href="https://arxiv.org/abs/2205.05198">arXiv:2205.05198</a>) activations between parallel
- * regions are divided too, along their first dimension, the tokens. Then the fused operators gather
- * and scatter them; otherwise each rank has all tokens there, the same on all, and sums are
- * all-reduced.
+ * <p><b>Activations.</b> Between parallel regions:
  *
- * <p>In training it is called within a {@link org.djlx.collectives.gradient.GradientScope}, which a
- * trainer of the engine {@code PyTorch-P2P} opens. With sequence parallelism gradients are those of
- * the sum of the ranks' losses, each over its own tokens; otherwise of the loss that all ranks
- * compute alike. Either way a parameter that several ranks have has the same gradient on all of
- * them, the one of the undivided block, so that it stays the same.
+ * <ul>
+ *   <li>With sequence parallelism (Korthikanti et al., 2022, <a
+ *       href="https://arxiv.org/abs/2205.05198">arXiv:2205.05198</a>) they are divided along their
+ *       first dimension, the tokens. The fused operators gather and scatter them.
+ *   <li>Without it, each rank has all tokens, and sums are all-reduced.
+ * </ul>
  *
- * <p>Weights are multiplied in the element type of the activations: a weight of another type is
- * converted in each forward pass, and its gradient back. So with activations of bfloat16, which
- * {@link ParallelEmbedding.Builder#optComputeType} makes, parameters of float32 are the master
- * weights of mixed-precision training (Micikevicius et al., 2017, <a
- * href="https://arxiv.org/abs/1710.03740">arXiv:1710.03740</a>): optimizers, checkpoints and the
- * synchronisation of gradients deal with float32 alone. With sequence parallelism on a GPU the
- * matmuls add what they compute to gradients of float32, without rounding it to 16 bits before.
+ * <p><b>Gradients.</b> Train within a {@link org.djlx.collectives.gradient.GradientScope}, which a
+ * trainer of the engine {@code PyTorch-P2P} opens.
  *
- * <p>A full parameter has the shape of the same block without division. Initialisers make full
- * ones, on rank 0 of the group alone, so that a seed gives the same for any number of ranks; each
- * rank keeps its part. Saving collects them and loading divides them, so a checkpoint does not
- * depend on the number of ranks; all ranks save, each the same, and all ranks load. {@code
- * Model.save} of the engine {@code PyTorch-P2P}, which all ranks call too, writes one file.
+ * <ul>
+ *   <li>With sequence parallelism the loss is the sum of the ranks' losses, each over its own
+ *       tokens. Without it, all ranks compute the same loss.
+ *   <li>A parameter that several ranks hold gets the gradient of the undivided block on all of
+ *       them, and so stays the same.
+ * </ul>
+ *
+ * <p><b>Mixed precision.</b> Matmuls compute in the element type of the activations. Set it to
+ * bfloat16 by {@link ParallelEmbedding.Builder#optComputeType}, and keep parameters in float32 as
+ * master weights (Micikevicius et al., 2017, <a
+ * href="https://arxiv.org/abs/1710.03740">arXiv:1710.03740</a>).
+ *
+ * <ul>
+ *   <li>A weight of another type is converted in each forward pass, and its gradient is converted
+ *       back.
+ *   <li>Optimizers, checkpoints and the synchronisation of gradients use float32.
+ *   <li>With sequence parallelism on a GPU the matmuls add to float32 gradients without rounding to
+ *       16 bits.
+ * </ul>
+ *
+ * <p><b>Full parameters</b> have the shapes of the same block without division.
+ *
+ * <ul>
+ *   <li>Rank 0 initialises the full parameter, and each rank keeps its part. So a seed gives the
+ *       same parameters for any number of ranks.
+ *   <li>Saving collects full parameters and loading divides them. So a checkpoint does not depend
+ *       on the number of ranks.
+ *   <li>All ranks save, each the same bytes, and all ranks load. {@code Model.save} of the engine
+ *       {@code PyTorch-P2P}, which all ranks call, writes one file.
+ * </ul>
  */
 public abstract class ShardedBlock extends AbstractBlock implements DividedBlock {
 
@@ -72,25 +89,25 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
     /**
      * How a parameter is divided.
      *
-     * @param axis the dimension of the full one along which it is divided; -1 if it is not
-     * @param transposed whether a rank's part is kept transposed
-     * @param padded whether the last parts are filled with zeros if the size cannot be divided;
-     *     otherwise such a size is refused
-     * @param parts the number of parts, which divides the world size: as many neighbouring ranks
-     *     have the same one as there are ranks for each; 0 for one a rank
+     * @param axis the dimension of the full parameter that is divided; -1 for none
+     * @param transposed whether a rank stores its part transposed
+     * @param padded whether a size that is not divisible is padded with zeros; otherwise it is
+     *     refused
+     * @param parts the number of parts, which divides the world size; neighbouring ranks share a
+     *     part. 0 for one part for each rank
      */
     record Division(int axis, boolean transposed, boolean padded, int parts) {
 
-        /** Each rank has all of it. */
+        /** Each rank has the full parameter. */
         static final Division NONE = new Division(-1, false, false, 0);
 
         /** Each rank has some rows. */
         static final Division ROWS = new Division(0, false, false, 0);
 
-        /** Each rank has some rows, as columns. */
+        /** Each rank has some rows, stored as columns. */
         static final Division ROWS_TRANSPOSED = new Division(0, true, false, 0);
 
-        /** Each rank has some columns, as rows. */
+        /** Each rank has some columns, stored as rows. */
         static final Division COLUMNS_TRANSPOSED = new Division(1, true, false, 0);
 
         Division withPadding(boolean wanted) {
@@ -102,13 +119,13 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
         }
     }
 
-    /** A parameter and how it lies on the ranks. */
+    /** A parameter and its division among the ranks. */
     private final class Layout {
 
         private final Parameter parameter;
         private final Division division;
         private final int parts;
-        private final int part; // this rank's
+        private final int part; // index of this rank's part
         private Shape full;
 
         Layout(Parameter parameter, Division division) {
@@ -126,7 +143,7 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
             return full.get(division.axis());
         }
 
-        /** Returns the size of each part along the dimension that is divided. */
+        /** Returns the size of each part along the divided dimension. */
         long partSize() {
             if (!division.padded() && size() % parts != 0) {
                 throw indivisible(parameter.getName(), size(), parts);
@@ -159,7 +176,7 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
                     });
         }
 
-        /** Returns the full array, of which each rank has a part. */
+        /** Returns the full array, gathered from all ranks. */
         NDArray join(NDArray own) {
             NDArray mine = division.transposed() ? own.transpose() : own;
             if (!isDivided()) {
@@ -183,7 +200,7 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
             return array.get(":, ".repeat(division.axis()) + from + ":" + to);
         }
 
-        /** Cuts off what is too much, or adds zeros. */
+        /** Returns an array with another size: cut off, or padded with zeros. */
         private NDArray resized(NDArray array, long size) {
             int axis = division.axis();
             long[] sizes = array.getShape().getShape().clone();
@@ -228,7 +245,7 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
         /**
          * Sets the group whose ranks share the block.
          *
-         * @param group this rank's handle, which stays the caller's
+         * @param group this rank's group; the caller closes it
          * @return this builder
          */
         public B setGroup(ProcessGroup group) {
@@ -237,10 +254,10 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
         }
 
         /**
-         * Sets whether activations outside of parallel regions are divided along their first
-         * dimension.
+         * Sets sequence parallelism: whether activations outside of parallel regions are divided
+         * along their first dimension.
          *
-         * @param sequenceParallel whether they are; not unless set
+         * @param sequenceParallel whether they are; false unless set
          * @return this builder
          */
         public B optSequenceParallel(boolean sequenceParallel) {
@@ -265,7 +282,7 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
         return parameter;
     }
 
-    /** Sets a parameter's shape, from that of the full one. */
+    /** Sets the shape of a parameter from the shape of the full parameter. */
     final void setFullShape(Parameter parameter, long... sizes) {
         Layout layout = layouts.get(parameter.getName());
         layout.full = new Shape(sizes);
@@ -276,7 +293,7 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
         }
     }
 
-    /** Makes a full parameter, of which it keeps this rank's part. */
+    /** Initialises the full parameter, and keeps this rank's part. */
     private final class PartInitializer implements Initializer {
 
         private final Layout layout;
@@ -290,7 +307,7 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
         @Override
         public NDArray initialize(NDManager manager, Shape shape, DataType type) {
             try (NDManager temporary = manager.newSubManager()) {
-                // Ranks that are threads share a generator: only one of them draws.
+                // Ranks that are threads share a random generator: only one of them uses it.
                 NDArray full =
                         group.rank() == 0
                                 ? ofFull.initialize(temporary, layout.full, type)
@@ -311,8 +328,8 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
     private IllegalArgumentException indivisible(String what, long size, int parts) {
         return new IllegalArgumentException(
                 String.format(
-                        "%s: the size %d of %s cannot be divided among the %d ranks of %s",
-                        getClass().getSimpleName(), size, what, parts, group.name()));
+                        "%s: %s (%d) must be divisible by the %d ranks of %s",
+                        getClass().getSimpleName(), what, size, parts, group.name()));
     }
 
     private Layout layout(String name) {
@@ -327,7 +344,7 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
     }
 
     /**
-     * Collects a parameter from all ranks, which all call this.
+     * Gathers a full parameter. All ranks call this.
      *
      * @param name the parameter's name
      * @param manager the manager of the result
@@ -347,10 +364,10 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
     }
 
     /**
-     * Sets this rank's part of a parameter; the block is initialised before.
+     * Sets this rank's part of a parameter. The block must be initialised.
      *
      * @param name the parameter's name
-     * @param full the full parameter, of its shape and element type
+     * @param full the full parameter, with its full shape and element type
      * @throws IllegalArgumentException if it has another shape
      */
     public final void setFull(String name, NDArray full) {
@@ -414,7 +431,7 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
             boolean training,
             PairList<String, Object> params) {
         NDArray x = inputs.singletonOrThrow();
-        // Threads have gradients on unless they are switched off.
+        // DJL leaves gradients on in threads that do not train.
         NDArray y =
                 training ? forward(store, x, true) : NoGradient.get(() -> forward(store, x, false));
         return new NDList(y);
@@ -423,8 +440,8 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
     abstract NDArray forward(ParameterStore store, NDArray x, boolean training);
 
     /**
-     * Returns a parameter's value, of the input's element type. The gradient of what several ranks
-     * have is added up over those that use it for tokens or heads of their own.
+     * Returns a parameter's value in the element type of the input. If several ranks hold the
+     * value, the gradients of their tokens or heads are summed.
      */
     final NDArray value(ParameterStore store, Parameter parameter, NDArray x, boolean training) {
         NDArray value = entered(store, parameter, x, training);
@@ -433,8 +450,8 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
     }
 
     /**
-     * Returns the values of weights that multiply the same, as by {@link #value}: one matrix with
-     * the columns of all if they are converted, which is then no more work; otherwise one each.
+     * Returns the values of weights that multiply the same input, like {@link #value}. If they have
+     * to be converted, joins them into one matrix at no additional cost.
      */
     final List<NDArray> values(
             ParameterStore store, List<Parameter> parameters, NDArray x, boolean training) {
@@ -461,7 +478,7 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
         return value;
     }
 
-    /** Converts parameters into one array, as the scope is to know. */
+    /** Converts parameters into one array, and records the conversion in the scope. */
     private NDArray converted(List<NDArray> values, ScalarType type) {
         GradientScope scope = GradientScope.current().orElse(null);
         if (scope == null || values.stream().noneMatch(NoGradient::isRecorded)) {
@@ -479,14 +496,15 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
     }
 
     /**
-     * Has an array made from a parameter live as long as an input, not as long as the parameter.
+     * Attaches an array made from a parameter to the manager of an input, so that it does not live
+     * as long as the parameter.
      */
     static NDArray with(NDArray x, NDArray array) {
         array.attach(x.getManager());
         return array;
     }
 
-    /** As entering a parallel region, for a part that some of the ranks have. */
+    /** Returns a part that several ranks share. Its gradient is summed over these ranks. */
     private NDArray enterSharing(NDArray value, Layout layout) {
         String operator = getClass().getSimpleName() + ", " + layout.parameter.getName();
         Optional<GradientScope> scope = GradientScope.recording(operator, "the part", value);
@@ -503,7 +521,10 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
         return same;
     }
 
-    /** Adds up the gradients of all parts, in one operation of the whole group, and takes one. */
+    /**
+     * Sums the gradients of all parts in one all-reduce of the group, and returns that of this
+     * rank's part.
+     */
     private NDArray sharedGradient(NDArray gradient, Layout layout) {
         NDList all = new NDList();
         NDArray zeros =
@@ -517,7 +538,7 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
         return sums.get(layout.part);
     }
 
-    /** Checks the input's last size. */
+    /** Checks the last size of the input. */
     private void checkLast(NDArray x, NDArray weight) {
         Shape shape = x.getShape();
         long inner = weight.getShape().get(0);
@@ -529,7 +550,7 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
         }
     }
 
-    /** Multiplies all tokens with this rank's columns. */
+    /** Enters a parallel region: multiplies all tokens with this rank's columns. */
     final List<NDArray> intoRegion(NDArray x, List<NDArray> weights) {
         weights.forEach(weight -> checkLast(x, weight));
         if (sequenceParallel) {
@@ -539,7 +560,7 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
         return weights.stream().map(weight -> product(entered, weight)).toList();
     }
 
-    /** Multiplies with this rank's rows, and adds up. */
+    /** Leaves a parallel region: multiplies with this rank's rows, and sums over the ranks. */
     final NDArray outOfRegion(NDArray x, NDArray weight) {
         checkLast(x, weight);
         return sequenceParallel
@@ -557,7 +578,9 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
         return matrix.matMul(weight).reshape(shape.slice(0, last).add(weight.getShape().get(1)));
     }
 
-    /** Returns a shape with another last size, and the first one times or through the ranks. */
+    /**
+     * Returns the output shape: with another last size, and the first size gathered or scattered.
+     */
     final Shape outputShape(Shape input, long last, boolean gathered, boolean scattered) {
         long[] sizes = input.getShape().clone();
         sizes[sizes.length - 1] = last;

@@ -22,20 +22,21 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * The cross entropy of a softmax over a vocabulary that is divided among the ranks, as in
- * Megatron-LM's {@code vocab_parallel_cross_entropy}: the ranks exchange the largest score, the sum
- * of the exponentials, and the label's score of each token, never the scores. The gradient is the
- * softmax less 1 at the label.
+ * Softmax cross entropy over a vocabulary that is divided among the W ranks, as Megatron-LM's
+ * {@code vocab_parallel_cross_entropy}. For each token the ranks exchange the largest logit, the
+ * sum of the exponentials and the logit of the label, but not all logits.
  *
- * <p>The prediction is one array of scores, (tokens, …, V / W) for all tokens, of this rank's part
- * of the vocabulary: what a {@link ColumnParallelLinear} returns. If the ranks cannot share the
- * vocabulary evenly, each has room for V / W, rounded up, and what is behind the vocabulary counts
- * for nothing. The label is one array of as many numbers as there are tokens, of any type, the same
- * on all ranks. The loss is the mean over all tokens whose label is not ignored, and 0 if all are;
- * of float32, or float64 if the scores are. All ranks compute the same loss, which counts once.
- *
- * <p>A label that is not in the vocabulary is refused on the CPU. On a GPU, where looking would
- * make the host wait, the loss is NaN.
+ * <ul>
+ *   <li>Prediction: one array of logits, (tokens, …, V / W), for all tokens and this rank's part of
+ *       the vocabulary of V, as {@link ColumnParallelLinear} returns it. If W does not divide V, V
+ *       / W is rounded up, and logits after the vocabulary are ignored.
+ *   <li>Label: one array with a token id for each token, of any type, the same on all ranks. An id
+ *       outside of the vocabulary is refused on the CPU. On a GPU the loss is then NaN, because a
+ *       check would make the host wait.
+ *   <li>Loss: the mean over all tokens whose label is not ignored; 0 if all are ignored. float64 if
+ *       the logits are, otherwise float32. All ranks compute the same loss; it counts once.
+ *   <li>Gradient: the softmax, minus 1 at the label.
+ * </ul>
  */
 public final class VocabularyParallelCrossEntropy extends Loss {
 
@@ -62,16 +63,17 @@ public final class VocabularyParallelCrossEntropy extends Loss {
     }
 
     /**
-     * What is known of each token from its label.
+     * Values of each token that follow from its label.
      *
-     * @param index the label's place on this rank, of shape (tokens, 1); any place if it has none
-     * @param isOwn 1 if it has one, otherwise 0
-     * @param weights by how much the token counts; NaN if it has no label
+     * @param index the index of the label in this rank's part, of shape (tokens, 1); arbitrary if
+     *     the label belongs to another rank
+     * @param isOwn 1 if the label belongs to this rank, otherwise 0
+     * @param weights the weight of the token in the mean; NaN if its label is out of range
      */
     private record Tokens(NDArray index, NDArray isOwn, NDArray weights) {}
 
     /**
-     * What the ranks have found out together, for each token.
+     * Values of each token that the ranks compute together.
      *
      * @param losses the cross entropy
      * @param logSums the logarithm of the sum of the exponentials
@@ -91,9 +93,9 @@ public final class VocabularyParallelCrossEntropy extends Loss {
             NDArray ownLabel = Torch.alias(manager, label);
             return NoGradient.get(
                     () -> {
-                        NDArray scores = scores(own);
-                        Tokens tokens = tokens(ownLabel, Torch.scalarType(scores));
-                        Entropies entropies = entropies(scores, tokens);
+                        NDArray logits = logits(own);
+                        Tokens tokens = tokens(ownLabel, Torch.scalarType(logits));
+                        Entropies entropies = entropies(logits, tokens);
                         NDArray loss = entropies.losses().mul(tokens.weights()).sum();
                         loss.attach(owner);
                         scope.ifPresent(
@@ -104,7 +106,7 @@ public final class VocabularyParallelCrossEntropy extends Loss {
         }
     }
 
-    /** Adds to a metric, mostly after the backward pass: without gradients. */
+    /** Adds to a metric, without gradients: usually called after the backward pass. */
     @Override
     public void updateAccumulators(String[] keys, NDList labels, NDList predictions) {
         NoGradient.run(() -> super.updateAccumulators(keys, labels, predictions));
@@ -136,8 +138,8 @@ public final class VocabularyParallelCrossEntropy extends Loss {
         }
     }
 
-    /** Returns the scores as a matrix, in at least float32. */
-    private NDArray scores(NDArray prediction) {
+    /** Returns the logits as a matrix, in float32 or float64. */
+    private NDArray logits(NDArray prediction) {
         NDArray matrix = prediction.reshape(-1, part.room());
         return Torch.scalarType(matrix).itemSize() < Float.BYTES
                 ? Torch.cast(matrix, ScalarType.FLOAT32)
@@ -162,16 +164,16 @@ public final class VocabularyParallelCrossEntropy extends Loss {
         return Torch.cast(truth, type);
     }
 
-    private Entropies entropies(NDArray scores, Tokens tokens) {
-        // What follows the vocabulary, to make parts equal, counts for nothing.
-        NDArray valid = scores.get(":, :" + part.count());
+    private Entropies entropies(NDArray logits, Tokens tokens) {
+        // Logits of padding are ignored.
+        NDArray valid = logits.get(":, :" + part.count());
         NDArray largest =
                 part.count() == 0
                         ? tokens.isOwn().zerosLike().add(Float.NEGATIVE_INFINITY)
                         : valid.max(new int[] {1});
         group.allReduce(largest, ReduceOp.MAX, false);
         NDArray sum = valid.sub(largest.expandDims(1)).exp().sum(new int[] {1});
-        NDArray atLabel = scores.gather(tokens.index(), 1).squeeze(1).sub(largest);
+        NDArray atLabel = logits.gather(tokens.index(), 1).squeeze(1).sub(largest);
         NDArray own = NDArrays.where(tokens.isOwn().gt(0), atLabel, tokens.isOwn().zerosLike());
         NDArray sums =
                 DifferentiableCollectives.allReduce(NDArrays.stack(new NDList(sum, own)), group);
@@ -200,7 +202,7 @@ public final class VocabularyParallelCrossEntropy extends Loss {
     }
 
     private NDArray gradient(NDArray prediction, Tokens tokens, NDArray logSums, NDArray ofLoss) {
-        NDArray softmax = scores(prediction).sub(logSums.expandDims(1)).exp();
+        NDArray softmax = logits(prediction).sub(logSums.expandDims(1)).exp();
         NDArray atLabel = softmax.gather(tokens.index(), 1).sub(tokens.isOwn().expandDims(1));
         NDArray gradient = softmax.scatter(tokens.index(), atLabel, 1);
         gradient.muli(tokens.weights().mul(ofLoss).expandDims(1));
@@ -222,7 +224,7 @@ public final class VocabularyParallelCrossEntropy extends Loss {
         /**
          * Sets the group whose ranks share the vocabulary.
          *
-         * @param group this rank's handle, which stays the caller's
+         * @param group this rank's group; the caller closes it
          * @return this builder
          */
         public Builder setGroup(ProcessGroup group) {
@@ -231,9 +233,9 @@ public final class VocabularyParallelCrossEntropy extends Loss {
         }
 
         /**
-         * Sets the number of different tokens.
+         * Sets the size of the vocabulary.
          *
-         * @param vocabulary the number, without what is added to make parts equal
+         * @param vocabulary the number of token ids, without padding
          * @return this builder
          */
         public Builder setVocabulary(long vocabulary) {
@@ -242,7 +244,7 @@ public final class VocabularyParallelCrossEntropy extends Loss {
         }
 
         /**
-         * Sets the label of tokens that do not count.
+         * Sets the label of tokens that are ignored.
          *
          * @param label the label, in the vocabulary or not, such as -100; none unless set
          * @return this builder
@@ -262,8 +264,8 @@ public final class VocabularyParallelCrossEntropy extends Loss {
             if (group == null || vocabulary < 1) {
                 throw new IllegalArgumentException(
                         String.format(
-                                "%s: the group must be set, and the vocabulary be 1 or more, not %s"
-                                        + " and %d",
+                                "%s: the group must be set, and the vocabulary must be 1 or more,"
+                                        + " not %s and %d",
                                 OPERATOR, group == null ? null : group.name(), vocabulary));
             }
             return new VocabularyParallelCrossEntropy(this);

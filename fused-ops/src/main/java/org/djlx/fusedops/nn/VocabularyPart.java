@@ -9,8 +9,8 @@ import ai.djl.ndarray.types.DataType;
 import org.djlx.collectives.ProcessGroup;
 
 /**
- * Which numbers of a vocabulary are a rank's. All ranks have room for the same number; if that is
- * more than there are, the last ranks have fewer, or none.
+ * The part of a vocabulary that belongs to a rank. All parts have the same size, rounded up. The
+ * last ranks may have fewer tokens than that, or none.
  */
 final class VocabularyPart {
 
@@ -26,35 +26,38 @@ final class VocabularyPart {
         count = Math.max(0, Math.min(room, vocabulary - first));
     }
 
-    /** Returns for how many numbers each rank has room. */
+    /** Returns the size of each part, including padding. */
     long room() {
         return room;
     }
 
-    /** Returns how many of these there are on this rank. */
+    /** Returns the number of tokens of this rank, without padding. */
     long count() {
         return count;
     }
 
-    /** Returns the places of numbers on this rank, and any place for those that it has not. */
+    /**
+     * Returns the indices of token ids in this part; arbitrary valid indices for tokens of other
+     * ranks.
+     */
     NDArray index(NDArray ids) {
         return ids.sub(first).clip(0, room - 1);
     }
 
-    /** Tells which numbers are this rank's. */
+    /** Tells which token ids belong to this rank. */
     NDArray isOwn(NDArray ids) {
         return ids.gte(first).logicalAnd(ids.lt(first + count));
     }
 
-    /** Tells which numbers are some rank's. */
+    /** Tells which token ids are in the vocabulary. */
     NDArray isAny(NDArray ids) {
         return ids.gte(0).logicalAnd(ids.lt(vocabulary));
     }
 
     /**
-     * Checks that all numbers are in the vocabulary.
+     * Checks that all token ids are in the vocabulary.
      *
-     * @param others what else is allowed; null for nothing
+     * @param others tells which other ids are allowed; null for none
      */
     void check(String operator, String what, NDArray ids, NDArray others) {
         NDArray allowed = isAny(ids);
@@ -65,14 +68,14 @@ final class VocabularyPart {
         if (wrong != 0) {
             throw new IllegalArgumentException(
                     String.format(
-                            "%s: of %d numbers, from %d to %d, %d are none of a %s: those are from"
-                                    + " 0 to %d",
+                            "%s: %d of %d %s ids are out of range: they are from %d to %d, but the"
+                                    + " vocabulary has ids from 0 to %d",
                             operator,
+                            wrong,
                             ids.size(),
+                            what,
                             ids.min().getLong(),
                             ids.max().getLong(),
-                            wrong,
-                            what,
                             vocabulary - 1));
         }
     }

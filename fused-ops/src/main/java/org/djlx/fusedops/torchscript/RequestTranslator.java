@@ -27,10 +27,11 @@ import java.util.Map;
 import org.djlx.fusedops.internal.RequestJson;
 
 /**
- * Reads arrays from requests and writes them to answers as DJL's {@link
- * NoopServingTranslatorFactory} does, but for JSON in requests: an array of any dimensions, alone
- * or as {@code inputs} or {@code instances} of an object, all of whose rows are as long, and whose
- * numbers are finite in float32. DJL's takes rows that differ for others.
+ * Reads arrays from requests and writes arrays to responses, like DJL's {@link
+ * NoopServingTranslatorFactory}. It differs for JSON in requests: that must be an array, alone or
+ * as {@code inputs} or {@code instances} of an object, with rows of equal length and numbers that
+ * are finite in float32. DJL's translator accepts rows of different lengths, and shapes them in
+ * another way.
  */
 final class RequestTranslator implements Translator<Input, Output> {
 
@@ -54,7 +55,7 @@ final class RequestTranslator implements Translator<Input, Output> {
     public NDList processInput(TranslatorContext context, Input input) throws Exception {
         NDList arrays;
         if (isJson(input)) {
-            context.setAttachment("properties", input.getProperties()); // for the answer
+            context.setAttachment("properties", input.getProperties()); // for the response
             try {
                 arrays = new NDList(read(context.getNDManager(), input.getData().getAsString()));
             } catch (IllegalArgumentException e) {
@@ -65,14 +66,14 @@ final class RequestTranslator implements Translator<Input, Output> {
                 arrays = translator.processInput(context, input);
             } catch (TranslateException e) {
                 throw new TranslateException(
-                        "the request is none of tensor/ndlist, tensor/npz and, if its Content-Type"
-                                + " says so, application/json: "
+                        "the request must be tensor/ndlist, tensor/npz, or application/json with"
+                                + " that Content-Type: "
                                 + e.getMessage(),
                         e);
             }
         }
         if (arrays.isEmpty()) {
-            throw new TranslateException("the request has no arrays");
+            throw new TranslateException("the request has no arrays, but needs 1 or more");
         }
         return arrays;
     }
@@ -90,22 +91,24 @@ final class RequestTranslator implements Translator<Input, Output> {
                 .equalsIgnoreCase("application/json");
     }
 
-    /** Reads the only array of a text in JSON. */
+    /** Reads the only array of a JSON text. */
     private static NDArray read(NDManager manager, String json) {
-        JsonElement element = RequestJson.parse(json, DEEPEST + 1); // with an object
+        JsonElement element =
+                RequestJson.parse(json, DEEPEST + 1); // the object around the array counts
         if (element instanceof JsonObject object) {
             element = object.has("inputs") ? object.get("inputs") : object.get("instances");
         }
         if (!(element instanceof JsonArray array)) {
             throw new IllegalArgumentException(
-                    "JSON of a request is an array of numbers, or an object that has one as"
-                            + " 'inputs' or 'instances'");
+                    "the JSON of a request must be an array of numbers, or an object with such an"
+                            + " array as 'inputs' or 'instances'");
         }
         List<Long> sizes = new ArrayList<>();
         for (JsonElement at = array; at instanceof JsonArray inner; at = inner.get(0)) {
             sizes.add((long) inner.size());
             if (inner.isEmpty()) {
-                throw new IllegalArgumentException("an array of the request is empty");
+                throw new IllegalArgumentException(
+                        "an array of the request is empty, but needs 1 or more elements");
             }
         }
         Shape shape = new Shape(sizes.stream().mapToLong(Long::longValue).toArray());
@@ -126,8 +129,8 @@ final class RequestTranslator implements Translator<Input, Output> {
         if (array.size() != shape.get(dimension)) {
             throw new IllegalArgumentException(
                     String.format(
-                            "arrays of the request are of different sizes, %d and %d, in dimension"
-                                    + " %d of %s",
+                            "arrays of the request have different sizes, %d and %d, in dimension %d"
+                                    + " of %s: make them equal",
                             shape.get(dimension), array.size(), dimension, shape));
         }
         boolean last = dimension == shape.dimension() - 1;
@@ -139,7 +142,7 @@ final class RequestTranslator implements Translator<Input, Output> {
             } else {
                 throw new IllegalArgumentException(
                         String.format(
-                                "an array of shape %s has %s where this is: %.40s",
+                                "an array of shape %s must have %s instead of %.40s",
                                 shape, last ? "a number" : "another array", element));
             }
         }
@@ -148,7 +151,7 @@ final class RequestTranslator implements Translator<Input, Output> {
     private static float finite(JsonPrimitive number) {
         float value = Float.parseFloat(number.getAsString());
         if (!Float.isFinite(value)) {
-            throw new IllegalArgumentException(number + " is too large for float32");
+            throw new IllegalArgumentException(number + " is out of the range of float32");
         }
         return value;
     }

@@ -19,7 +19,7 @@ import org.djlx.nativeops.torch.TorchArguments;
 import org.djlx.nativeops.torch.TorchLibrary;
 
 /**
- * The operators of the group as operators of libtorch, which TorchScript models call:
+ * Registers operators over a group with libtorch, for TorchScript models to call:
  *
  * <pre>
  * torch.ops.cuda_p2p.all_reduce(Tensor input, *, int reduce_op=0) -> Tensor
@@ -28,13 +28,16 @@ import org.djlx.nativeops.torch.TorchLibrary;
  *         Tensor A, Tensor B, int scatter_dim, *, int reduce_op=0) -> Tensor
  * </pre>
  *
- * <p>{@code all_reduce} returns a new tensor, as that of PyTorch's functional collectives does; the
- * others are {@link FusedOps#allGatherMatmul} and {@link FusedOps#matmulReduceScatter}. {@code
- * reduce_op} has c10d's numbers: 0 SUM, 1 AVG, 2 PRODUCT, 3 MIN, 4 MAX, 5 BAND, 6 BOR, 7 BXOR; the
- * last operator takes 0 and 1. They work on any backend, on the CPU too, in spite of the name.
+ * <ul>
+ *   <li>{@code all_reduce} returns a new tensor, like PyTorch's functional collectives. The others
+ *       are {@link FusedOps#allGatherMatmul} and {@link FusedOps#matmulReduceScatter}.
+ *   <li>{@code reduce_op} has c10d's numbers: 0 SUM, 1 AVG, 2 PRODUCT, 3 MIN, 4 MAX, 5 BAND, 6 BOR,
+ *       7 BXOR. {@code matmul_reduce_scatter} takes 0 and 1.
+ *   <li>The operators work with any backend, on the CPU too, despite the namespace.
+ * </ul>
  *
- * <p>A model is one rank's: it is loaded after {@link #register}, and runs within {@link #call},
- * which says which group its operators work on.
+ * <p>Each rank loads a model of its own after {@link #register}, and runs it within {@link #call},
+ * which sets the group of its operators:
  *
  * <pre>{@code
  * TorchOperators.register();
@@ -49,14 +52,20 @@ import org.djlx.nativeops.torch.TorchLibrary;
  * NDList output = pool.submit(input).get();
  * }</pre>
  *
- * <p>{@link TorchScriptLoader} does that for a directory with a file for each rank.
+ * <p>{@link TorchScriptLoader} does this for a directory with a file for each rank.
  *
- * <p>All ranks are to call the same operators in the same order. libtorch takes operators to be
- * free of side effects: it leaves out one whose result is not used, which must be so on all ranks.
+ * <p>Rules:
  *
- * <p>They have no gradient: where gradients are on, an input that requires one is refused. What an
- * operator refuses, and how the group fails, ends the model's call, and {@link #call} throws it. In
- * what a model forks ({@code torch.jit.fork}) they fail, as that runs on a thread of libtorch.
+ * <ul>
+ *   <li>All ranks call the same operators in the same order. libtorch assumes that operators have
+ *       no side effects, and omits one whose result is not used: the result must then be unused on
+ *       all ranks.
+ *   <li>There is no gradient: with gradients on, an input that requires one is refused.
+ *   <li>Refused arguments and failures of the group end the model's call. {@link #call} throws
+ *       them.
+ *   <li>Operators fail in code that a model forks ({@code torch.jit.fork}), because it runs on
+ *       threads of libtorch.
+ * </ul>
  */
 public final class TorchOperators {
 
@@ -70,11 +79,12 @@ public final class TorchOperators {
     private TorchOperators() {}
 
     /**
-     * Registers the operators with libtorch, if they are not; they stay for the life of the
-     * process. Models that call them can be loaded from then on.
+     * Registers the operators with libtorch, for the life of the process. Idempotent. Load models
+     * that call them after this.
      *
-     * @throws ai.djl.engine.EngineException if something else has registered such operators
-     * @throws UnsupportedOperationException where {@link TorchLibrary#define} says so
+     * @throws ai.djl.engine.EngineException if another library has registered operators with these
+     *     names
+     * @throws UnsupportedOperationException if {@link TorchLibrary#define} is not supported
      */
     public static synchronized void register() {
         if (registered) {
@@ -121,8 +131,8 @@ public final class TorchOperators {
                     if (group == null) {
                         throw new IllegalStateException(
                                 name
-                                        + " was called by a thread that is no rank: models that"
-                                        + " call it run within TorchOperators.call");
+                                        + " was called on a thread without a group: run the model"
+                                        + " within TorchOperators.call");
                     }
                     return call(name, group, arguments, tensors, kernel);
                 });
@@ -142,7 +152,7 @@ public final class TorchOperators {
             for (NDArray array : arrays) {
                 if (NoGradient.isRecorded(array)) {
                     throw new IllegalArgumentException(
-                            "an input requires a gradient, and there is none; run the model"
+                            "an input requires a gradient, but the operator has none: run the model"
                                     + " without gradients");
                 }
             }
@@ -176,14 +186,13 @@ public final class TorchOperators {
     }
 
     /**
-     * Runs code that runs a rank's model, on the calling thread. If it throws since an operator has
-     * failed, throws what the operator has thrown, with the code's exception suppressed in it. May
-     * be nested.
+     * Runs code that calls the model of a rank, on the calling thread. If an operator fails, throws
+     * its exception, with the exception of the code as a suppressed one. May be nested.
      *
-     * @param group the group that the operators work on
+     * @param group the group of the operators
      * @param code the code
-     * @param <T> the type of what it returns
-     * @return what it returns
+     * @param <T> the type of its result
+     * @return the result of the code
      * @throws IllegalArgumentException if an operator has refused its arguments, before anything
      *     was sent
      * @throws org.djlx.collectives.CollectiveException if the group fails

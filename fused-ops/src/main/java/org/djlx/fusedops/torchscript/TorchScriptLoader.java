@@ -20,15 +20,16 @@ import org.djlx.collectives.CudaP2pOptions;
 import org.djlx.collectives.NcclOptions;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.TorchThreads;
 import org.djlx.collectives.engine.ParallelModel;
 import org.djlx.collectives.engine.ParallelModelLoader;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * Loads a model in TorchScript that is divided among ranks for DJL, and so for DJL Serving: a
- * directory with {@code model_rank0.pt}, {@code model_rank1.pt} and so on, each of which calls the
- * {@link TorchOperators}.
+ * Loads a TorchScript model that is divided among ranks, for DJL and DJL Serving. The model is a
+ * directory with {@code model_rank0.pt}, {@code model_rank1.pt} and so on, which call the {@link
+ * TorchOperators}.
  *
  * <pre>{@code
  * Criteria<NDList, NDList> criteria =
@@ -44,21 +45,34 @@ import org.slf4j.LoggerFactory;
  * }
  * }</pre>
  *
- * <p>Each file is loaded on its rank's device, whatever device it was saved from. A request's
- * arrays are copied to all ranks, all run the model, and the output of rank 0 is the answer: of an
- * {@code NDList} its arrays, on rank 0's device, in the manager of the first input; of an {@link
- * ai.djl.modality.Input} with bytes what DJL's own translator for such makes of them, which reads
- * and writes {@code tensor/ndlist} and {@code tensor/npz}, and reads arrays of numbers in JSON.
- * Requests are served one after the other; predictors may be used by several threads.
+ * <p><b>Requests.</b>
  *
- * <p>A request that all ranks refuse alike, as one whose shapes do not fit, gets an error, and the
- * next is served. If ranks fail that others wait for, the model is lost, and says why.
+ * <ul>
+ *   <li>Each file is loaded on its rank's device, independent of the device it was saved from.
+ *   <li>The arrays of a request are copied to all ranks, and all run the model. The output of rank
+ *       0 is the response.
+ *   <li>For an {@code NDList}, the response is on rank 0's device and in the manager of the first
+ *       input.
+ *   <li>For an {@link ai.djl.modality.Input} with bytes, requests are {@code tensor/ndlist}, {@code
+ *       tensor/npz} or JSON arrays of numbers, and responses are as DJL's own translator writes
+ *       them.
+ *   <li>Requests are served one after the other. Several threads may use predictors.
+ *   <li>A request that all ranks refuse, for example because of its shapes, gets an error, and the
+ *       next is served. If some ranks fail while others wait for them, the model fails for good,
+ *       and later errors say why.
+ * </ul>
  *
- * <p>One option, which need not be given: {@code tensor_parallel_degree}, the number of ranks,
- * which must be that of the files. The ranks are threads: in a process that a launcher has started
- * as one of several, as {@code RANK} and {@code WORLD_SIZE} tell, loading throws an {@link
- * IllegalArgumentException}. On GPUs the ranks are on those that the model is loaded on; with one
- * GPU, on those that follow it too. The backend is {@code cuda_p2p} there, {@code shm} on the CPU.
+ * <p><b>Ranks.</b>
+ *
+ * <ul>
+ *   <li>There is one rank for each file. The option {@code tensor_parallel_degree} may state their
+ *       number, which is then checked.
+ *   <li>The ranks are threads. If {@code RANK} and {@code WORLD_SIZE} say that a launcher started
+ *       several processes, loading throws an {@link IllegalArgumentException}.
+ *   <li>The ranks use the GPUs that the model is loaded on. If that is one GPU, they use it and the
+ *       following ones.
+ *   <li>The backend is {@code cuda_p2p} on GPUs, {@code shm} on the CPU.
+ * </ul>
  */
 public final class TorchScriptLoader implements ParallelModelLoader {
 
@@ -69,7 +83,7 @@ public final class TorchScriptLoader implements ParallelModelLoader {
     /** Creates the loader; for {@link java.util.ServiceLoader}. */
     public TorchScriptLoader() {}
 
-    /** The name of a rank's model; its file's has {@code .pt} behind. */
+    /** Returns the name of a rank's model: its file name without {@code .pt}. */
     static String modelName(int rank) {
         return "model_rank" + rank;
     }
@@ -77,7 +91,7 @@ public final class TorchScriptLoader implements ParallelModelLoader {
     @Override
     public boolean canLoad(Path directory) {
         try (Stream<Path> files = Files.list(directory)) {
-            // Which of them are missing is told when the model is loaded.
+            // Loading reports missing files.
             return files.anyMatch(file -> FILE.matcher(file.getFileName().toString()).matches());
         } catch (IOException e) {
             throw new UncheckedIOException(e);
@@ -89,7 +103,7 @@ public final class TorchScriptLoader implements ParallelModelLoader {
             throws IOException {
         for (String option : new TreeSet<>(options.keySet())) {
             if (!option.equals(DEGREE) && !option.equals("modelName")) {
-                LOG.warn("{}: the option {} is not known, and does nothing", name, option);
+                LOG.warn("{}: ignoring the unknown option {}; known is " + DEGREE, name, option);
             }
         }
         checkIsOnlyProcess();
@@ -98,7 +112,7 @@ public final class TorchScriptLoader implements ParallelModelLoader {
         if (degree != null && !degree.toString().trim().equals(Integer.toString(ranks))) {
             throw new IllegalArgumentException(
                     String.format(
-                            "%s is %s, but in %s the number of files is %d",
+                            "%s is %s, but %s has %d files: they must be equal",
                             DEGREE, degree, directory, ranks));
         }
         List<Device> devices = devices(device.getDevices(), ranks);
@@ -106,21 +120,20 @@ public final class TorchScriptLoader implements ParallelModelLoader {
         return new TorchScriptService(name, groups(devices), directory);
     }
 
-    /** Refuses to be a rank of several processes, each of which would load all ranks. */
+    /** Refuses to run as one of several processes, each of which would load all ranks. */
     private static void checkIsOnlyProcess() {
         String worldSize = System.getenv("WORLD_SIZE");
         if (System.getenv("RANK") != null && worldSize != null && !worldSize.trim().equals("1")) {
             throw new IllegalArgumentException(
                     String.format(
-                            "the ranks of a model in TorchScript are threads of one process, but"
-                                    + " WORLD_SIZE is %s, as a launcher sets it: start one process"
-                                    + " without a launcher, or take RANK and WORLD_SIZE out of its"
-                                    + " environment",
+                            "the ranks of a TorchScript model are threads of one process, but"
+                                    + " WORLD_SIZE is %s: start one process without a launcher, or"
+                                    + " unset RANK and WORLD_SIZE",
                             worldSize));
         }
     }
 
-    /** Counts the files, of which none may be missing. */
+    /** Counts the files. Throws if one is missing. */
     private static int ranks(Path directory) throws IOException {
         TreeSet<Integer> found = new TreeSet<>();
         try (Stream<Path> files = Files.list(directory)) {
@@ -136,7 +149,7 @@ public final class TorchScriptLoader implements ParallelModelLoader {
             if (!found.contains(rank)) {
                 throw new IllegalArgumentException(
                         String.format(
-                                "%s.pt is missing in %s, where there is %s.pt",
+                                "%s.pt is missing in %s, which has %s.pt: add the file",
                                 modelName(rank), directory, modelName(found.last())));
             }
         }
@@ -154,14 +167,16 @@ public final class TorchScriptLoader implements ParallelModelLoader {
         if (given.size() != ranks) {
             throw new IllegalArgumentException(
                     String.format(
-                            "the number of files is %d, but the model is loaded on %s",
-                            ranks, given));
+                            "the model has %d files, but is loaded on %d devices, %s: pass one"
+                                    + " device, or one for each file",
+                            ranks, given.size(), given));
         }
         return given;
     }
 
     private static List<ProcessGroup> groups(List<Device> devices) {
         if (!devices.get(0).isGpu()) {
+            TorchThreads.choose(devices.size());
             return ProcessGroups.local(devices.size());
         }
         Device[] each = devices.toArray(new Device[0]);

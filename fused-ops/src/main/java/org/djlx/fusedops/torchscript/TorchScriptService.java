@@ -36,18 +36,19 @@ import org.djlx.collectives.pool.RankPool;
 import org.djlx.collectives.pool.RankWorker;
 import org.djlx.nativeops.torch.Torch;
 
-/** Serves requests by a model in TorchScript on each rank. */
+/** Serves requests by a TorchScript model on each rank. */
 final class TorchScriptService implements ParallelModel {
 
     private static final String ENGINE = "PyTorch";
 
     private final RankPool<Request, Answer> pool;
-    // What requests hold as long as ranks may use it: with the pool's failure, until it is closed.
+    // Manager of the arrays of requests, until all ranks have ended; after a failure, until
+    // close().
     private final NDManager requests;
-    private final Model front; // what the translator for bytes takes for the model
+    private final Model front; // stands for the model in the translator
     private final RequestTranslator translator;
 
-    /** Loads the model of each rank; the groups are the service's from now on. */
+    /** Loads the model of each rank. The service closes the groups. */
     TorchScriptService(String name, List<ProcessGroup> groups, Path directory) {
         pool = RankPool.start(name, groups, group -> RankModel.load(directory, group));
         boolean done = false;
@@ -65,14 +66,14 @@ final class TorchScriptService implements ParallelModel {
     }
 
     /**
-     * What ranks are asked.
+     * A request to all ranks.
      *
-     * @param inputs arrays on any device, which are the caller's
-     * @param verdict what they make of it
+     * @param inputs the arrays, on any device; the caller closes them
+     * @param verdict whether the ranks serve it
      */
     private record Request(NDList inputs, Verdict verdict) {}
 
-    /** One rank's model; of one thread. */
+    /** The model of one rank; for one thread. */
     private record RankModel(ProcessGroup group, Model model, Predictor<NDList, NDList> predictor)
             implements RankWorker<Request, Answer> {
 
@@ -82,7 +83,7 @@ final class TorchScriptService implements ParallelModel {
             Model model = Model.newInstance(name, group.device(), ENGINE);
             boolean done = false;
             try {
-                // Without, tensors would be on the device that they were saved from at first.
+                // Otherwise tensors would first be loaded on the device they were saved from.
                 model.load(directory, name, Map.of("mapLocation", "true"));
                 Predictor<NDList, NDList> predictor = model.newPredictor(new NoopTranslator());
                 done = true;
@@ -110,7 +111,7 @@ final class TorchScriptService implements ParallelModel {
         }
     }
 
-    /** The ranks, as one block. */
+    /** All ranks, as one block. */
     private final class Front extends AbstractBlock {
 
         @Override
@@ -124,16 +125,17 @@ final class TorchScriptService implements ParallelModel {
 
         @Override
         public Shape[] getOutputShapes(Shape[] inputShapes) {
-            throw new UnsupportedOperationException("the files do not tell the shapes");
+            throw new UnsupportedOperationException(
+                    "TorchScript files do not contain output shapes");
         }
     }
 
-    /** A request that was not served. */
+    /** An error response to a request. */
     private static final class Refusal extends RuntimeException {
 
         private static final long serialVersionUID = 1L;
 
-        final int code; // of HTTP
+        final int code; // HTTP status
 
         Refusal(int code, Throwable cause) {
             super(cause.getMessage() == null ? cause.toString() : cause.getMessage(), cause);
@@ -146,7 +148,8 @@ final class TorchScriptService implements ParallelModel {
         BytesSupplier data = input.getData();
         try {
             if (data == null) {
-                throw new IllegalArgumentException("the request has no data");
+                throw new IllegalArgumentException(
+                        "the request has no data: send one or more arrays");
             }
             if (data instanceof NDList || data instanceof NDArray) {
                 Output output = new Output(200, "OK");
@@ -161,17 +164,18 @@ final class TorchScriptService implements ParallelModel {
         } catch (IllegalArgumentException e) {
             return output(400, e);
         } catch (IllegalStateException e) {
-            return output(503, e); // closed
+            return output(503, e); // The model is closed.
         } catch (TranslateException e) {
             return e.getCause() instanceof Refusal refusal
                     ? output(refusal.code, refusal)
-                    : output(400, e); // The translator could not read it.
+                    : output(400, e); // The translator could not read the request.
         }
     }
 
     private static Output output(int code, Exception failure) {
         String message = String.valueOf(failure.getMessage());
-        // DJL Serving makes it the reason of HTTP's status line, of which there is one.
+        // DJL Serving uses the message as the reason phrase of the status line: it must be one
+        // line.
         String line =
                 message.lines()
                         .map(String::strip)
@@ -183,14 +187,16 @@ final class TorchScriptService implements ParallelModel {
         return output;
     }
 
-    /** Runs the model on all ranks; the result belongs to the manager of the first input. */
+    /** Runs the model on all ranks. The result belongs to the manager of the first input. */
     private NDList serve(NDList inputs) {
         if (inputs.isEmpty()) {
-            throw new IllegalArgumentException("the request has no arrays");
+            throw new IllegalArgumentException("the request has no arrays, but needs 1 or more");
         }
         Optional<CollectiveException> failure = pool.failure();
         if (failure.isPresent()) {
-            throw new Refusal(503, failure.get()); // Held until the model is closed otherwise.
+            throw new Refusal(
+                    503, failure.get()); // Otherwise the request would stay open until the model is
+            // closed.
         }
         NDManager request = null;
         boolean unused = true;
@@ -206,7 +212,7 @@ final class TorchScriptService implements ParallelModel {
             unused = false;
             return result(answers, request, inputs.head().getManager());
         } catch (IllegalStateException e) {
-            throw new Refusal(503, e); // closed
+            throw new Refusal(503, e); // The model is closed.
         } finally {
             if (unused && request != null) {
                 request.close();
@@ -229,11 +235,11 @@ final class TorchScriptService implements ParallelModel {
         } catch (ExecutionException e) {
             throw new Refusal(503, e.getCause()); // The pool has failed.
         } finally {
-            answers.thenRun(request::close); // at once, or when the ranks have ended
+            answers.thenRun(request::close); // now, or when the ranks have ended
         }
     }
 
-    /** Tells whether it is for its arrays that all ranks have refused a request. */
+    /** Tells whether all ranks refused a request because of its arrays. */
     private static boolean isOfRequest(Exception failure) {
         return failure instanceof IllegalArgumentException
                 || (failure instanceof EngineException
@@ -241,10 +247,10 @@ final class TorchScriptService implements ParallelModel {
     }
 
     /**
-     * What a rank makes of a request.
+     * The response of a rank.
      *
-     * @param outputs rank 0's, in the request's manager
-     * @param failure why the request is refused; null if it is not
+     * @param outputs the outputs of rank 0, in the manager of the request; null on other ranks
+     * @param failure why the rank refused the request; null if it did not
      */
     private record Answer(NDList outputs, Exception failure) {}
 
@@ -258,15 +264,15 @@ final class TorchScriptService implements ParallelModel {
             verdict.note(group.rank(), null);
             return new Answer(first ? outputs : null, null);
         } catch (CollectiveException e) {
-            throw verdict.explain(e); // The group is lost.
+            throw verdict.explain(e); // The group is broken.
         } catch (TranslateException | RuntimeException e) {
             Exception cause =
                     e instanceof TranslateException && e.getCause() instanceof Exception inner
                             ? inner
                             : e;
             verdict.note(group.rank(), cause);
-            // Ranks that all fail at the same operator meet here. If others are at another, the
-            // group finds that the calls do not fit, and all fail.
+            // If all ranks failed at the same operator, they meet here. Otherwise the group detects
+            // a mismatch, and all ranks fail.
             try {
                 group.barrier().await();
             } catch (CollectiveException apart) {
@@ -284,12 +290,12 @@ final class TorchScriptService implements ParallelModel {
             return outputs;
         } finally {
             if (!done) {
-                inputs.forEach(Torch::makeEmpty); // DJL keeps the inputs of a model that fails.
+                inputs.forEach(Torch::makeEmpty); // DJL keeps the inputs of a failed call alive.
             }
         }
     }
 
-    /** Copies a request's arrays to a rank's device, as the model may change them. */
+    /** Copies the arrays of a request to a rank's device, because the model may change them. */
     private static NDList copies(NDManager manager, NDList inputs) {
         NDList copies = new NDList();
         for (NDArray input : inputs) {
@@ -301,11 +307,11 @@ final class TorchScriptService implements ParallelModel {
         return copies;
     }
 
-    /** Whether a request is served, on which all ranks must agree. */
+    /** Whether the ranks serve a request or refuse it. All must do the same. */
     private static final class Verdict {
 
-        private int first = -1; // the rank that was first
-        private Exception why; // its failure, or null
+        private int first = -1; // the first rank that noted its outcome; -1 for none
+        private Exception why; // the failure of that rank; null if it served the request
 
         synchronized void note(int rank, Exception failure) {
             boolean failed = failure != null;
@@ -317,7 +323,10 @@ final class TorchScriptService implements ParallelModel {
             }
         }
 
-        /** Tells of a rank that failed alone, if it is for that that the group has. */
+        /**
+         * Returns the failure to report: that of a rank that failed alone, if there is one,
+         * otherwise the group's.
+         */
         synchronized CollectiveException explain(CollectiveException group) {
             return why == null ? group : apart(first, why, group);
         }
@@ -327,7 +336,7 @@ final class TorchScriptService implements ParallelModel {
             CollectiveException apart =
                     new CollectiveException(
                             String.format(
-                                    "the model failed on rank %d, and went on on others: %s",
+                                    "the model failed on rank %d, but not on the others: %s",
                                     rank, failure.getMessage()),
                             failure);
             if (group != null) {

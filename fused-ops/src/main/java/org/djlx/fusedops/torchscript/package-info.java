@@ -3,8 +3,8 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 /* Package-private:
- * RequestTranslator   arrays out of requests and into answers
- * TorchScriptService  serves requests by them
+ * RequestTranslator   reads the arrays of requests and writes those of responses
+ * TorchScriptService  serves requests by a model on each rank
  */
 /**
  * The fused operators for TorchScript models. Start with {@link
@@ -12,7 +12,7 @@
  *
  * <ul>
  *   <li>{@link org.djlx.fusedops.torchscript.TorchOperators} - registers the operators with
- *       libtorch, and says on which group they work
+ *       libtorch, and sets the group that they use
  *   <li>{@link org.djlx.fusedops.torchscript.TorchScriptLoader} - loads a directory with a model
  *       for each rank, for DJL and DJL Serving
  * </ul>

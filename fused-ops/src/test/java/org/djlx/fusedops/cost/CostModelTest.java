@@ -209,8 +209,8 @@ class CostModelTest {
     }
 
     /**
-     * No run has measured both the exchange and one launch. Runs are compared by how long the
-     * matmul alone took in each; and where the host was the slower one, they cannot be compared.
+     * No run has measured both GATHERED and FUSED. Runs are compared by how long the matmul alone
+     * took in each; and where the host was the slower one, they cannot be compared.
      */
     @Test
     void choosesWhatWasFasterInOtherRuns() {
@@ -283,7 +283,7 @@ class CostModelTest {
                                     List.of(own),
                                     4096);
                     Path path = H200.choose(gather, CostModelTest::possible, false).path();
-                    // What is one launch on one rank is scheduled on another.
+                    // FUSED on one rank goes together with PIPELINED on another.
                     gathered.add(path == Path.FUSED ? Path.PIPELINED : path);
                     seen.add(path);
                 }
@@ -295,10 +295,10 @@ class CostModelTest {
         assertTrue(seen.size() > 2, seen::toString);
     }
 
-    /** One launch only where this rank's columns allow it. */
+    /** FUSED only if this rank's columns allow it. */
     private static Set<Path> possible(Workload work) {
-        boolean whole = work.type().itemSize() == 2 && work.columns().get(0) % 8 == 0;
-        return whole
+        boolean units = work.type().itemSize() == 2 && work.columns().get(0) % 8 == 0;
+        return units
                 ? EnumSet.allOf(Path.class)
                 : EnumSet.of(Path.PIPELINED, Path.GATHERED, Path.NCCL);
     }
@@ -314,9 +314,9 @@ class CostModelTest {
         Choice only = H200.choose(tiny, work -> EnumSet.of(Path.NCCL), true);
         assertEquals(Path.NCCL, only.path());
         assertTrue(only.why().contains("nccl"), only::why);
-        Prediction scheduled = H200.predict(tiny, Path.PIPELINED);
-        assertEquals(scheduled.host(), scheduled.micros(false));
-        assertEquals(scheduled.device(), scheduled.micros(true));
+        Prediction pipelined = H200.predict(tiny, Path.PIPELINED);
+        assertEquals(pipelined.host(), pipelined.micros(false));
+        assertEquals(pipelined.device(), pipelined.micros(true));
     }
 
     @ParameterizedTest
@@ -325,7 +325,7 @@ class CostModelTest {
         for (FusedOperator operator : FusedOperator.values()) {
             Workload work = bfloat16(operator, ranks, m, n, k);
             for (Path path : Path.values()) {
-                // A persistent kernel's waves and a library's rate are fitted apart.
+                // The waves of FUSED and a library's rate are fitted apart.
                 assertTrue(H200.predict(work, path).device() > 0.95 * H200.limit(work), path::name);
             }
         }
@@ -335,10 +335,10 @@ class CostModelTest {
     @Test
     void aLargeShardIsPushedByAsManyBlocksAsTheLinksTake() {
         Workload work = bfloat16(FusedOperator.ALL_GATHER_MATMUL, 2, 8192, 14336, 4096);
-        FusedMatmulModel launch = new FusedMatmulModel(Machine.H200, work);
-        assertEquals(8, launch.fastest().pushers());
-        assertTrue(launch.tiling(0, 2).micros() > 1.15 * launch.fastest().micros());
-        assertTrue(launch.tiling(0, 32).micros() >= launch.fastest().micros());
+        FusedMatmulModel model = new FusedMatmulModel(Machine.H200, work);
+        assertEquals(8, model.fastest().pushers());
+        assertTrue(model.tiling(0, 2).micros() > 1.15 * model.fastest().micros());
+        assertTrue(model.tiling(0, 32).micros() >= model.fastest().micros());
     }
 
     /** 448 tiles of 256 columns are 3.4 waves of 132, those of 128 columns 6.8 of half the time. */
@@ -416,9 +416,9 @@ class CostModelTest {
                 () -> H200.choose(work, each -> EnumSet.noneOf(Path.class), false));
     }
 
-    /** What ranks do not know of each other does not keep any number of them from one launch. */
+    /** For every number of ranks, the sizes that all ranks know allow FUSED. */
     @Test
-    void everyNumberOfRanksMayHaveOneLaunch() {
+    void everyNumberOfRanksMayTakeFused() {
         CostModel model = new CostModel(Machine.H200);
         for (int ranks = 2; ranks <= 8; ranks++) {
             for (FusedOperator operator : FusedOperator.values()) {

@@ -39,7 +39,7 @@ final class MachineFit {
 
     // What is fitted replaces these.
     private Machine.Library library = Machine.H200.library();
-    private Machine.Launch launch = Machine.H200.launch();
+    private Machine.Fused fused = Machine.H200.fused();
     private Machine.Copies copies = Machine.H200.copies();
     private Machine.Exchange exchange = Machine.H200.exchange();
     private Machine.Nccl nccl = Machine.H200.nccl();
@@ -55,17 +55,17 @@ final class MachineFit {
         fitNccl();
         fitCopies();
         fitLaunch();
-        fitSchedule();
+        fitPipeline();
         fitExchange();
         fitHost();
-        launch = withTiles();
+        fused = withTiles();
         return machine(library);
     }
 
     private Machine machine(Machine.Library library) {
         Machine h200 = Machine.H200;
         return new Machine(
-                h200.name(), h200.multiprocessors(), library, launch, copies, exchange, nccl, host);
+                h200.name(), h200.multiprocessors(), library, fused, copies, exchange, nccl, host);
     }
 
     /** How much longer matmuls took than in the project's benchmark. */
@@ -230,7 +230,7 @@ final class MachineFit {
                 new Machine.Copies(
                         round(best[0]),
                         round(best[1]),
-                        copies.schedule(),
+                        copies.pipeline(),
                         copies.cut(),
                         copies.reduction());
     }
@@ -274,7 +274,7 @@ final class MachineFit {
      * A step takes the part of the former kernel's that one GPU alone took for whole matmuls; but
      * for each column no less than one of the next wider tiles, which no row of full waves has.
      */
-    private Machine.Launch withTiles() {
+    private Machine.Fused withTiles() {
         List<Double> tiles = new ArrayList<>();
         for (int shape = 0; shape < FusedMatmulModel.TILE_COLUMNS.size(); shape++) {
             int columns = FusedMatmulModel.TILE_COLUMNS.get(shape);
@@ -283,21 +283,21 @@ final class MachineFit {
                             .filter(row -> row.tile() == columns)
                             .mapToDouble(row -> row.micros() / former(row).micros())
                             .toArray();
-            double step = launch.steps().get(shape) * median(parts);
+            double step = fused.steps().get(shape) * median(parts);
             if (shape > 0) {
                 int wider = FusedMatmulModel.TILE_COLUMNS.get(shape - 1);
                 step = Math.max(step, tiles.get(shape - 1) * columns / wider);
             }
             tiles.add(round(step));
         }
-        return new Machine.Launch(
-                launch.start(),
-                launch.steps(),
+        return new Machine.Fused(
+                fused.start(),
+                fused.steps(),
                 tiles,
-                launch.exchange(),
-                launch.blockRate(),
-                launch.linkRate(),
-                launch.crowdedRate());
+                fused.exchange(),
+                fused.blockRate(),
+                fused.linkRate(),
+                fused.crowdedRate());
     }
 
     private Measurement former(Measurement row) {
@@ -310,8 +310,8 @@ final class MachineFit {
     private void setLaunch(double[] x, double linkRate, Function<Double, Double> rounding) {
         List<Double> steps =
                 List.of(rounding.apply(x[1]), rounding.apply(x[2]), rounding.apply(x[3]));
-        launch =
-                new Machine.Launch(
+        fused =
+                new Machine.Fused(
                         rounding.apply(x[0]),
                         steps,
                         steps, // The rows are of tiles that were chosen by them.
@@ -329,7 +329,7 @@ final class MachineFit {
         return sum;
     }
 
-    private void fitSchedule() {
+    private void fitPipeline() {
         double start = copies.start();
         double rate = copies.rate();
         double[] best =
@@ -360,7 +360,7 @@ final class MachineFit {
     }
 
     private void fitHost() {
-        double plain =
+        double ncclHost =
                 median(
                         rows.stream()
                                 .filter(row -> row.path().equals("nccl"))
@@ -369,17 +369,17 @@ final class MachineFit {
                                 .toArray());
         host =
                 new Machine.Host(
-                        round(plain * hostRatio("fused")),
-                        round(plain),
-                        round(plain * hostRatio("gathered")),
-                        Stream.of(2, 4, 8).map(this::hostOfSchedule).toList());
+                        round(ncclHost * hostRatio("fused")),
+                        round(ncclHost),
+                        round(ncclHost * hostRatio("gathered")),
+                        Stream.of(2, 4, 8).map(this::hostOfPipeline).toList());
     }
 
     /**
      * The third quartile of what was measured, from 215 to 355 us of 8 ranks: the calls of a
-     * schedule are many, which a young JVM is slow at, and the GPU waits for the slowest rank.
+     * pipeline are many, which a young JVM is slow at, and the GPU waits for the slowest rank.
      */
-    private double hostOfSchedule(int ranks) {
+    private double hostOfPipeline(int ranks) {
         return round(
                 quantile(
                         0.75,

@@ -24,7 +24,7 @@ import org.djlx.nativeops.cuda.MatrixLayout;
 import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.Test;
 
-/** What can be one launch, on GPUs like an H200; no GPU is needed to decide that. */
+/** Which operators the fused kernel takes, on GPUs like an H200. Deciding that needs no GPU. */
 class FusedMatmulTest {
 
     private static final FusedMatmul MATMUL = new FusedMatmul(null, null);

@@ -33,6 +33,7 @@ import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.fusedops.nn.LanguageModel.Settings;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.ScalarType;
+import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.function.Executable;
 import org.junit.jupiter.params.ParameterizedTest;
@@ -42,6 +43,7 @@ import org.junit.jupiter.params.provider.CsvSource;
  * A language model of all blocks on several ranks, and by plain DJL on one from the same full
  * parameters, in float64: the loss, the scores, and the gradients of all parameters.
  */
+@Tag("slow")
 class LanguageModelTest {
 
     private static final double TOLERANCE = 1e-11;
@@ -369,18 +371,20 @@ class LanguageModelTest {
         List<ProcessGroup> groups = groups(4);
         ProcessGroup group = groups.get(0);
         try (NDManager manager = newManager(group)) {
-            assertRefused("the size 6 of the heads", () -> attention(group).setHeads(6).build());
             assertRefused(
-                    "the size 6 of the key and value heads",
+                    "the heads (6) must be divisible by",
+                    () -> attention(group).setHeads(6).build());
+            assertRefused(
+                    "the key and value heads (6) must be divisible by",
                     () -> attention(group).setHeads(12).optKeyValueHeads(6).build());
             assertRefused(
-                    "their size 4 must be greater than 0, and the number of key and value heads, 3,"
-                            + " divide",
+                    "their size, 4, must be 1 or more, and the number of key and value heads, 3,"
+                            + " must divide",
                     () -> attention(group).setHeads(4).optKeyValueHeads(3).build());
             assertRefused(
-                    "the length of sequences must be greater than 0, not -3",
+                    "the sequence length must be 0 (for one sequence) or more, not -3",
                     () -> attention(group).setHeads(4).optSequenceLength(-3).build());
-            assertRefused("the 0 heads", () -> attention(group).build());
+            assertRefused("the number of heads, 0,", () -> attention(group).build());
             assertRefused("setGroup", () -> attention(null).setHeads(4).build());
             RotaryEmbedding rotary = RotaryEmbedding.builder().setHeadSize(6).build();
             assertRefused(

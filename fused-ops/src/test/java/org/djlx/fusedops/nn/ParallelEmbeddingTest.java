@@ -231,8 +231,8 @@ class ParallelEmbeddingTest {
                                             new NDList(manager.create(new long[] {1, 5, 2, -1})),
                                             false));
             assertEquals(
-                    "ParallelEmbedding: of 4 numbers, from -1 to 5, 2 are none of a token: those"
-                            + " are from 0 to 4",
+                    "ParallelEmbedding: 2 of 4 token ids are out of range: they are from -1 to 5,"
+                            + " but the vocabulary has ids from 0 to 4",
                     tokens.getMessage());
             IllegalArgumentException odd =
                     assertThrows(

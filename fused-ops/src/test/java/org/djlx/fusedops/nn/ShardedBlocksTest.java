@@ -530,7 +530,7 @@ class ShardedBlocksTest {
                                             .build());
             assertTrue(
                     units.getMessage()
-                            .startsWith("ColumnParallelLinear: the size 7 of the units cannot be"),
+                            .startsWith("ColumnParallelLinear: the units (7) must be divisible by"),
                     units.getMessage());
             IllegalArgumentException none =
                     assertThrows(

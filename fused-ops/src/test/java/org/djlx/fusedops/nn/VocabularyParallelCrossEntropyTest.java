@@ -253,8 +253,18 @@ class VocabularyParallelCrossEntropyTest {
             VocabularyParallelCrossEntropy loss =
                     loss(groups.get(0), 5).optIgnoredLabel(-100).build();
             NDArray prediction = manager.ones(new Shape(2, 3));
-            assertRefused("2 numbers, from 1 to 5, 1 are none", loss, prediction, 1, 5);
-            assertRefused("2 numbers, from -1 to 1, 1 are none", loss, prediction, 1, -1);
+            assertRefused(
+                    "1 of 2 label ids are out of range: they are from 1 to 5",
+                    loss,
+                    prediction,
+                    1,
+                    5);
+            assertRefused(
+                    "1 of 2 label ids are out of range: they are from -1 to 1",
+                    loss,
+                    prediction,
+                    1,
+                    -1);
             assertRefused("(tokens, …, 3)", loss, prediction, 1, 2, 3);
             assertRefused("(tokens, …, 3)", loss, manager.ones(new Shape(2, 5)), 1, 2);
             NDArray whole = Torch.cast(prediction, ScalarType.INT32);

@@ -23,6 +23,7 @@ import java.util.regex.Pattern;
 import java.util.stream.Collectors;
 import java.util.stream.Stream;
 import org.djlx.nativeops.NativeLibrary;
+import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
@@ -52,6 +53,7 @@ class KernelArchitectureTest {
      */
     @ParameterizedTest
     @CsvSource({"oldest, false", "sm_80, true", "sm_90a, true"})
+    @Tag("slow")
     void nvccLeavesOutWhatAGpuCannotRun(String architecture, boolean bfloat16) throws Exception {
         boolean oldest = architecture.equals("oldest");
         requireKernels(this::nvcc, oldest ? oldestArchitecture() : architecture, bfloat16);
@@ -59,6 +61,7 @@ class KernelArchitectureTest {
 
     @ParameterizedTest
     @CsvSource({"sm_75, false", "sm_80, true", "sm_90a, true"})
+    @Tag("slow")
     void nvrtcLeavesOutWhatAGpuCannotRun(String architecture, boolean bfloat16) throws Exception {
         assumeTrue(
                 NativeLibrary.NVRTC.isAvailable(),
@@ -192,6 +195,12 @@ class KernelArchitectureTest {
                                 folder.toString(),
                                 "-Werror",
                                 "all-warnings",
+                                // Half the compiler's time; the kernels and the warnings are the
+                                // same.
+                                "-Xcicc",
+                                "-O0",
+                                "-Xptxas",
+                                "-O0",
                                 "-cubin",
                                 "-o",
                                 cubin.toString(),

@@ -20,6 +20,7 @@ import java.util.function.BiConsumer;
 import java.util.function.DoubleBinaryOperator;
 import org.djlx.nativeops.host.CHeap;
 import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.EnumSource;
@@ -378,6 +379,7 @@ class TorchInPlaceTest {
     }
 
     @Test
+    @Tag("slow")
     void operatorsDoNotLeak() {
         NDArray acc = manager.create(LEFT);
         NDArray other = manager.create(RIGHT);

@@ -27,6 +27,7 @@ import java.util.regex.Pattern;
 import java.util.stream.Stream;
 import org.djlx.samples.Main;
 import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
@@ -36,6 +37,7 @@ import org.junit.jupiter.api.io.TempDir;
  * the build gives them, and the class path that it writes.
  */
 @Timeout(120)
+@Tag("slow")
 class DjlServingScriptTest {
 
     private static final List<String> MODULES =

@@ -125,11 +125,11 @@ class PlanCommandTest {
                         + " bfloat16, not int8",
                 "plan --shape 8,8,8 --machine a100; --machine must be h200",
                 "plan --shape 8,8,8 --ranks 0; --ranks must be from 1 to 1024, not 0",
-                "plan --shape 8,8,8 --ranks 3; among 3 ranks",
+                "plan --shape 8,8,8 --ranks 3; the number of ranks, 3",
                 "plan --shape 8,8,8 --hosts 0; --hosts must be at least 1",
                 "plan --shape 32,32,32 --ranks 16 --hosts 3; which do not divide 3",
                 "plan --shape 8,8,8 --clock 0; not 132 and 0.0 MHz",
-                "plan --shape 8,8,8 --network-rate 0; a network has a rate"
+                "plan --shape 8,8,8 --network-rate 0; the rate must be greater than 0"
             })
     void badArgumentsAreNamed(String args, String message) {
         assertEquals(2, execute(args));

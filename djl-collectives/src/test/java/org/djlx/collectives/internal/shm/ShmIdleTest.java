@@ -10,6 +10,7 @@ import java.util.List;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 import org.djlx.collectives.RankProcesses;
+import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 
@@ -19,6 +20,7 @@ import org.junit.jupiter.api.Timeout;
  * take all of the time that it waits.
  */
 @Timeout(200)
+@Tag("slow")
 class ShmIdleTest {
 
     /** An eighth of the time: a sleeper looks after its peers, and the JVM compiles how it does. */

@@ -17,6 +17,7 @@ import java.util.TreeSet;
 import java.util.regex.Pattern;
 import java.util.stream.Stream;
 import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.TorchThreads;
 import org.djlx.collectives.engine.ParallelModel;
 import org.djlx.collectives.engine.ParallelModelLoader;
 import org.djlx.fusedops.llm.api.TextApi;
@@ -141,6 +142,9 @@ public final class LlamaLoader implements ParallelModelLoader {
         Integer degree = degree(options, device.getDevices());
         boolean gpu = device.getDevices().get(0).isGpu();
         boolean processes = areProcesses(degree);
+        if (!gpu) {
+            TorchThreads.choose(processes || degree == null ? 1 : degree);
+        }
         if (gpu && !processes) {
             builder.optDevices(gpus(device.getDevices(), degree));
         } else if (degree != null && !processes) {

@@ -20,6 +20,7 @@ import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
 import org.djlx.fusedops.FusedOps;
 import org.djlx.fusedops.NormedResidual;
+import org.djlx.fusedops.internal.BlockMath;
 import org.djlx.fusedops.llm.sampling.Logits;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
@@ -338,10 +339,7 @@ public final class LlamaModel implements AutoCloseable {
     }
 
     private NDArray normalized(NDArray x, NDArray weight) {
-        NDArray wide = Torch.cast(x, ScalarType.FLOAT32);
-        NDArray mean = wide.square().mean(new int[] {1}, true);
-        NDArray scaled = wide.div(mean.add((float) config.epsilon()).sqrt());
-        return narrowed(scaled.mul(weight));
+        return BlockMath.rmsNorm(x, weight, (float) config.epsilon());
     }
 
     /** Returns {@code silu(gates) · values} of all tokens. */
@@ -357,14 +355,9 @@ public final class LlamaModel implements AutoCloseable {
             return gpu.activated(gateUp);
         }
         long inner = gateUp.getShape().get(1) / 2;
-        NDArray wide = Torch.cast(gateUp, ScalarType.FLOAT32);
-        NDArray gate = wide.get(new NDIndex().addAllDim().addSliceDim(0, inner));
-        NDArray up = wide.get(new NDIndex().addAllDim().addSliceDim(inner, 2 * inner));
-        return narrowed(gate.getNDArrayInternal().sigmoid().mul(gate).mul(up));
-    }
-
-    private NDArray narrowed(NDArray wide) {
-        return config.type() == ScalarType.FLOAT32 ? wide : Torch.cast(wide, config.type());
+        NDArray gate = gateUp.get(new NDIndex().addAllDim().addSliceDim(0, inner));
+        NDArray up = gateUp.get(new NDIndex().addAllDim().addSliceDim(inner, 2 * inner));
+        return BlockMath.siluGate(gate, up);
     }
 
     /** Adds zeros for the tokens by which they were filled up to be divided. */

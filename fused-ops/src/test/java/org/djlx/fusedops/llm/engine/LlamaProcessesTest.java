@@ -23,6 +23,7 @@ import org.djlx.fusedops.llm.model.LlamaConfig;
 import org.djlx.fusedops.llm.model.LlamaFiles;
 import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.BeforeAll;
+import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
@@ -31,6 +32,7 @@ import org.junit.jupiter.api.io.TempDir;
  * A small random Llama on two ranks that are processes, which a {@link LlamaRankMain} each runs.
  */
 @Timeout(120)
+@Tag("slow")
 class LlamaProcessesTest {
 
     @TempDir private static Path directory;

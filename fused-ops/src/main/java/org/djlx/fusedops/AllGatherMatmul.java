@@ -1,0 +1,181 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.types.Shape;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Optional;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.p2p.P2pBuffers;
+import org.djlx.collectives.spi.OpType;
+import org.djlx.fusedops.cost.Choice;
+import org.djlx.fusedops.cost.FusedOperator;
+import org.djlx.fusedops.cost.Path;
+import org.djlx.fusedops.cost.Workload;
+import org.djlx.fusedops.internal.FusedMatmul;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.TensorInfo;
+
+/**
+ * The sizes of an all-gather + matmul, checked.
+ *
+ * <p>With the gather dimension moved to the front, the gathered A is the ranks' shards one after
+ * the other. Each product has the same order, because the rows of a shard's product depend on no
+ * other shard.
+ *
+ * @param type the element type
+ * @param worldSize the number of ranks
+ * @param shard the shape of this rank's part of A
+ * @param gatherDim the gather dimension, counted from the front
+ * @param columns the columns of each B
+ * @param output what the operator returns
+ */
+record AllGatherMatmul(
+        ScalarType type,
+        int worldSize,
+        Shape shard,
+        int gatherDim,
+        List<Long> columns,
+        Output output)
+        implements MatmulPlan.Operator<GatheredMatmul> {
+
+    static final OpType TYPE = new OpType("allGatherMatmul");
+
+    /** What the operator returns. */
+    enum Output {
+        /** The product with each B. */
+        PRODUCTS,
+        /** The products and the gathered A. */
+        PRODUCTS_AND_A,
+        /** The values, which are half of B's columns, times the activation of their gates. */
+        GATED_PRODUCT
+    }
+
+    /**
+     * Checks the operands of a call.
+     *
+     * @throws IllegalArgumentException if they do not fit together
+     */
+    static AllGatherMatmul of(
+            OperandChecks checks,
+            ProcessGroup group,
+            Operands operands,
+            int gatherDim,
+            Output output) {
+        NDArray a = operands.array(0);
+        TensorInfo[] infos = operands.infos();
+        ScalarType type = checks.checkA("aShard", a, infos[0], group.device());
+        Shape shard = new Shape(infos[0].sizes());
+        int last = shard.dimension() - 1;
+        int dimension = checks.dimension("gatherDim", gatherDim, last + 1);
+        int factor = dimension == last ? group.worldSize() : 1;
+        long inner = shard.get(last) * factor;
+        List<Long> columns = new ArrayList<>();
+        for (int i = 1; i < infos.length; i++) {
+            String role = OperandChecks.roleOfB(i - 1, infos.length - 1);
+            checks.checkB(role, operands.array(i), infos[i], a, type, inner);
+            columns.add(infos[i].sizes()[1]);
+        }
+        return new AllGatherMatmul(
+                type, group.worldSize(), shard, dimension, List.copyOf(columns), output);
+    }
+
+    int lastDim() {
+        return shard.dimension() - 1;
+    }
+
+    /** The rows of a shard as a matrix. */
+    long rows() {
+        return Axes.rows(shard);
+    }
+
+    long inner() {
+        return shard.get(lastDim());
+    }
+
+    Shape gathered() {
+        return Axes.with(shard, gatherDim, shard.get(gatherDim) * worldSize);
+    }
+
+    /** The shape of the gathered A with the gather dimension in front. */
+    Shape gatheredFront() {
+        return Axes.move(gathered(), gatherDim, 0);
+    }
+
+    /** The shape of a product with the gather dimension in front. */
+    Shape productFront(int b) {
+        int columnsOfValue = output == Output.GATED_PRODUCT ? 2 : 1;
+        return Axes.with(gatheredFront(), lastDim(), columns.get(b) / columnsOfValue);
+    }
+
+    @Override
+    public Workload workload() {
+        return new Workload(
+                FusedOperator.ALL_GATHER_MATMUL, type, worldSize, rows(), columns, inner());
+    }
+
+    @Override
+    public Optional<FallbackReason> fallbackReason() {
+        return gatherDim == lastDim()
+                ? Optional.of(FallbackReason.GATHER_ALONG_LAST_DIMENSION)
+                : Optional.empty();
+    }
+
+    @Override
+    public boolean isByRows() {
+        return true;
+    }
+
+    @Override
+    public boolean isFusable(FusedMatmul kernels, P2pBuffers buffers, Workload work) {
+        return kernels.gathers(buffers, work);
+    }
+
+    @Override
+    public MatmulPath<GatheredMatmul> prepare(
+            ProcessGroup group, Operands operands, Choice choice) {
+        if (output == Output.GATED_PRODUCT && !isGatedByKernel(group, operands, choice)) {
+            return AllGatherMatmul::nothing;
+        }
+        return switch (choice.path()) {
+            case FUSED -> new FusedPath.Gather(this, group, operands, choice);
+            case PIPELINED -> new PipelinedPath.Gather(this, group, operands, choice);
+            case GATHERED ->
+                    group.device().isGpu()
+                            ? new GatheredPath.Gather(this, group, operands, choice)
+                            : new GatheredPath.BufferGather(this, group, operands, choice);
+            case NCCL -> throw new IllegalArgumentException(choice.toString());
+        };
+    }
+
+    private boolean isGatedByKernel(ProcessGroup group, Operands operands, Choice choice) {
+        return choice.path() == Path.FUSED
+                && GroupPlans.of(group)
+                        .compute()
+                        .fusedMatmul()
+                        .orElseThrow()
+                        .gates(
+                                group.p2pBuffers().orElseThrow(),
+                                workload(),
+                                Axes.layout(operands.infos()[1]),
+                                operands.address(1));
+    }
+
+    @Override
+    public MatmulPath<GatheredMatmul> prepareFallback(
+            GroupPlans plans, Choice choice, FallbackReason reason) {
+        return output == Output.GATED_PRODUCT
+                ? AllGatherMatmul::nothing
+                : new NcclPath.Gather(this, plans, choice, reason);
+    }
+
+    /** Computes nothing: the caller of a gated product multiplies and activates itself. */
+    private static MatmulPath.Issued<GatheredMatmul> nothing(
+            ProcessGroup group, Operands operands) {
+        return new MatmulPath.Issued<>(new GatheredMatmul(null, List.of()), Optional.empty());
+    }
+}

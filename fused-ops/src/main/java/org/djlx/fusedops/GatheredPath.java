@@ -1,0 +1,231 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.spi.Operation;
+import org.djlx.fusedops.cost.Choice;
+import org.djlx.fusedops.internal.Compute;
+import org.djlx.fusedops.internal.GatheredExchange;
+import org.djlx.fusedops.internal.Pipeline;
+import org.djlx.fusedops.internal.Product;
+import org.djlx.nativeops.torch.Torch;
+
+/**
+ * The path GATHERED: one matmul, with all communication before or after it. Kernels move the data
+ * between GPUs. On the CPU ranks copy it into each other's P2P buffers.
+ */
+final class GatheredPath {
+
+    private GatheredPath() {}
+
+    /** All-gather by a kernel, then matmul. */
+    static final class Gather extends P2pGatherPath {
+
+        private final Compute compute;
+        private final GatheredExchange exchange;
+        private final RowProducts products;
+        private boolean loaded; // whether cuBLAS has loaded the kernels of the products
+
+        Gather(AllGatherMatmul operator, ProcessGroup group, Operands operands, Choice choice) {
+            this(operator, group, choice, inPlace(operator, operands));
+        }
+
+        private Gather(
+                AllGatherMatmul operator, ProcessGroup group, Choice choice, InPlace inPlace) {
+            super(operator, group, choice, inPlace);
+            compute = GroupPlans.of(group).compute();
+            exchange = compute.gatheredExchange();
+            long rows = operator.worldSize() * operator.rows();
+            products = new RowProducts(operator, compute, inPlace, rows);
+        }
+
+        private static InPlace inPlace(AllGatherMatmul operator, Operands operands) {
+            InPlace given = InPlace.of(operator, operands);
+            boolean shard = given.shard() && GatheredExchange.isUsable(operands.address(0));
+            return new InPlace(shard, given.bs(), given.layouts());
+        }
+
+        @Override
+        NDArray workspace(OperationScope scope, NDArray shard) {
+            return scope.empty(operator.gatheredFront(), operator.type());
+        }
+
+        @Override
+        void enqueue(Operation operation, Call call) {
+            compute.begin();
+            loadProducts(call);
+            exchange.gather(
+                    operation,
+                    slots.buffers(),
+                    call.shard(),
+                    shardBytes,
+                    call.gathered(),
+                    call.used());
+            products.multiply(call, call.gathered());
+        }
+
+        /**
+         * Multiplies once before the first gather, whatever the memory holds. cuBLAS loads a kernel
+         * with its first product. After a gather, that load would wait for the gather, the gather
+         * for other ranks, and ranks that share this GPU for the load.
+         */
+        private void loadProducts(Call call) {
+            if (!loaded && !compute.isRecorded()) {
+                products.multiply(call, call.gathered());
+                loaded = true;
+            }
+        }
+
+        @Override
+        public void close() {
+            products.close();
+        }
+    }
+
+    /** All-gather into this rank's P2P buffer, then matmul from there. */
+    static final class BufferGather extends P2pGatherPath {
+
+        private final Compute compute;
+        private final Pipeline pipeline;
+        private final RowProducts products;
+
+        BufferGather(
+                AllGatherMatmul operator, ProcessGroup group, Operands operands, Choice choice) {
+            this(operator, group, choice, InPlace.of(operator, operands));
+        }
+
+        private BufferGather(
+                AllGatherMatmul operator, ProcessGroup group, Choice choice, InPlace inPlace) {
+            super(operator, group, choice, inPlace);
+            compute = GroupPlans.of(group).compute();
+            pipeline = GroupPlans.of(group).pipeline(group);
+            long rows = operator.worldSize() * operator.rows();
+            products = new RowProducts(operator, compute, inPlace, rows);
+        }
+
+        @Override
+        void enqueue(Operation operation, Call call) {
+            compute.begin();
+            pipeline.gatherThenConsume(
+                    operation,
+                    slots,
+                    call.shard(),
+                    shardBytes,
+                    (stream, shards) -> {
+                        products.multiply(call, shards);
+                        if (returnsA()) {
+                            stream.copy(call.gathered(), shards, operator.worldSize() * shardBytes);
+                        }
+                    },
+                    call.used());
+        }
+
+        @Override
+        public void close() {
+            products.close();
+        }
+    }
+
+    /** One matmul into staging memory, then its reduce-scatter. */
+    private abstract static class StagedScatter extends P2pScatterPath {
+
+        final Compute compute;
+        private final Product product;
+        private final Shape stagingShape;
+
+        StagedScatter(
+                MatmulReduceScatter operator,
+                ProcessGroup group,
+                Operands operands,
+                Choice choice) {
+            super(operator, group, choice, InPlace.of(operator, operands));
+            compute = GroupPlans.of(group).compute();
+            long columns = operator.partColumns();
+            product = inPlace.product(operator, compute, operator.rows(), columns);
+            stagingShape = new Shape(operator.rows() * columns);
+        }
+
+        @Override
+        final NDArray[] staging(OperationScope scope, NDManager manager) {
+            return new NDArray[] {scope.add(Torch.empty(manager, stagingShape, operator.type()))};
+        }
+
+        @Override
+        final void enqueue(Operation operation, Call call) {
+            compute.begin();
+            product.run(call.staging()[0], call.a(), call.b());
+            scatter(operation, call);
+        }
+
+        abstract void scatter(Operation operation, Call call);
+
+        @Override
+        public final void close() {
+            product.close();
+        }
+    }
+
+    /** Matmul, then reduce-scatter by a kernel. */
+    static final class Scatter extends StagedScatter {
+
+        private final GatheredExchange exchange;
+
+        Scatter(
+                MatmulReduceScatter operator,
+                ProcessGroup group,
+                Operands operands,
+                Choice choice) {
+            super(operator, group, operands, choice);
+            exchange = compute.gatheredExchange();
+        }
+
+        @Override
+        void scatter(Operation operation, Call call) {
+            exchange.scatter(
+                    operation,
+                    slots.buffers(),
+                    operator.type(),
+                    call.staging()[0],
+                    operator.partBytes(),
+                    call.result(),
+                    operator.op(),
+                    call.used());
+        }
+    }
+
+    /** Matmul, then reduce-scatter through the P2P buffers. */
+    static final class BufferScatter extends StagedScatter {
+
+        private final Pipeline pipeline;
+        private final Compute.Reduction reduction;
+
+        BufferScatter(
+                MatmulReduceScatter operator,
+                ProcessGroup group,
+                Operands operands,
+                Choice choice) {
+            super(operator, group, operands, choice);
+            pipeline = GroupPlans.of(group).pipeline(group);
+            long count = operator.partRows() * operator.partColumns();
+            reduction =
+                    compute.reduction(operator.type(), count, operator.worldSize(), operator.op());
+        }
+
+        @Override
+        void scatter(Operation operation, Call call) {
+            pipeline.scatterAndReduce(
+                    operation,
+                    slots,
+                    call.staging()[0],
+                    operator.partBytes(),
+                    (first, distance) -> reduction.run(call.result(), first, distance),
+                    call.used());
+        }
+    }
+}

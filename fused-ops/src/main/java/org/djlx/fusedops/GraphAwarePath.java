@@ -1,0 +1,51 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops;
+
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.fusedops.internal.Compute;
+
+/**
+ * Two paths: one for calls that run at once, and one for calls that are recorded into a CUDA graph.
+ * Only plans that need both have it, because asking the stream takes host time.
+ */
+final class GraphAwarePath<R> implements MatmulPath<R> {
+
+    private final Compute compute;
+    private final MatmulPath<R> eager;
+    private final Preparation<R> preparation;
+    private MatmulPath<R> recorded; // null before the first call that is recorded
+
+    /** Prepares the path for calls that are recorded. */
+    interface Preparation<R> {
+
+        MatmulPath<R> prepare(ProcessGroup group, Operands operands);
+    }
+
+    GraphAwarePath(Compute compute, MatmulPath<R> eager, Preparation<R> preparation) {
+        this.compute = compute;
+        this.eager = eager;
+        this.preparation = preparation;
+    }
+
+    @Override
+    public Issued<R> run(ProcessGroup group, Operands operands) {
+        if (!compute.isRecorded()) {
+            return eager.run(group, operands);
+        }
+        if (recorded == null) {
+            recorded = preparation.prepare(group, operands);
+        }
+        return recorded.run(group, operands);
+    }
+
+    @Override
+    public void close() {
+        eager.close();
+        if (recorded != null) {
+            recorded.close();
+        }
+    }
+}

@@ -1,0 +1,35 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops;
+
+import java.util.Optional;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.Work;
+
+/**
+ * One path of a matmul that is fused with a collective, prepared for the calls of one plan. Does
+ * not refer to the group: a plan must not keep its group alive.
+ *
+ * @param <R> the result of the operator
+ */
+@FunctionalInterface
+interface MatmulPath<R> extends AutoCloseable {
+
+    /**
+     * The outcome of a call.
+     *
+     * @param <R> the result of the operator
+     * @param result the result, whose elements are there when the work has ended
+     * @param work the work that the caller waits for; empty if the path has waited
+     */
+    record Issued<R>(R result, Optional<Work> work) {}
+
+    /** Issues a call, with operands that match the plan. */
+    Issued<R> run(ProcessGroup group, Operands operands);
+
+    /** Frees what the path has prepared. */
+    @Override
+    default void close() {}
+}

@@ -1,0 +1,154 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops;
+
+import java.util.EnumSet;
+import java.util.Optional;
+import java.util.Set;
+import java.util.function.BooleanSupplier;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.p2p.P2pBuffers;
+import org.djlx.fusedops.cost.Choice;
+import org.djlx.fusedops.cost.Path;
+import org.djlx.fusedops.cost.Workload;
+import org.djlx.fusedops.internal.Compute;
+import org.djlx.fusedops.internal.FusedMatmul;
+import org.djlx.fusedops.internal.Pipeline;
+import org.djlx.fusedops.internal.Slots;
+
+/**
+ * The plan of a matmul that is fused with a collective: the path that its calls take.
+ *
+ * @param <R> the result of the operator
+ */
+final class MatmulPlan<R> implements FusedPlan {
+
+    private final MatmulPath<R> path;
+
+    /** What plans of an operator differ in: sizes, possible paths, and their preparation. */
+    interface Operator<R> {
+
+        /** The sizes for the cost model. */
+        Workload workload();
+
+        /** Why this operator falls back whatever the group offers; empty if it does not. */
+        Optional<FallbackReason> fallbackReason();
+
+        /** Whether the data of a rank is one block, as the paths FUSED and GATHERED need it. */
+        boolean isByRows();
+
+        /** Whether the single kernel can do it. */
+        boolean isFusable(FusedMatmul kernels, P2pBuffers buffers, Workload work);
+
+        /** Prepares the path FUSED, PIPELINED or GATHERED. */
+        MatmulPath<R> prepare(ProcessGroup group, Operands operands, Choice choice);
+
+        /** Prepares the path NCCL. */
+        MatmulPath<R> prepareFallback(GroupPlans plans, Choice choice, FallbackReason reason);
+    }
+
+    /** Chooses the path of an operator, and prepares it. */
+    MatmulPlan(Operator<R> operator, ProcessGroup group, Operands operands) {
+        GroupPlans plans = GroupPlans.of(group);
+        Workload work = operator.workload();
+        FallbackReason reason = fallbackReason(operator, group).orElse(null);
+        if (reason != null) {
+            Choice choice = new Choice(Path.NCCL, reason.toString());
+            path = operator.prepareFallback(plans, choice, reason);
+            return;
+        }
+        Compute compute = plans.compute();
+        PathChooser chooser =
+                new PathChooser(
+                        group, compute, work, each -> possible(operator, group, compute, each));
+        Choice eager = chooser.choose(false);
+        Choice recorded = chooser.choose(true);
+        MatmulPath<R> eagerPath = prepare(operator, group, operands, eager);
+        path =
+                recorded.path() == eager.path()
+                        ? eagerPath
+                        : new GraphAwarePath<>(
+                                compute,
+                                eagerPath,
+                                (ofCall, used) -> prepare(operator, ofCall, used, recorded));
+    }
+
+    private static Optional<FallbackReason> fallbackReason(
+            Operator<?> operator, ProcessGroup group) {
+        if (FusedOps.isForced(Path.NCCL)) {
+            return Optional.of(FallbackReason.FORCED);
+        }
+        Workload work = operator.workload();
+        return operator.fallbackReason()
+                .or(() -> fallbackReason(group, () -> fits(group, work.partBytes())));
+    }
+
+    private static boolean fits(ProcessGroup group, long partBytes) {
+        return Slots.fit(group.p2pBuffers().orElseThrow(), group.worldSize(), partBytes);
+    }
+
+    /**
+     * Returns why an operation over P2P buffers falls back.
+     *
+     * @param group the group
+     * @param fits tells whether the buffers are large enough; asked only if there are buffers
+     * @return the reason, the same on all ranks; empty if it does not fall back
+     */
+    static Optional<FallbackReason> fallbackReason(ProcessGroup group, BooleanSupplier fits) {
+        if (FusedOps.isForced(Path.NCCL)) {
+            return Optional.of(FallbackReason.FORCED);
+        }
+        if (!group.isP2pAvailable()) {
+            return Optional.of(FallbackReason.NO_P2P_BUFFERS);
+        }
+        return fits.getAsBoolean()
+                ? Optional.empty()
+                : Optional.of(FallbackReason.BUFFER_TOO_SMALL);
+    }
+
+    private static <R> MatmulPath<R> prepare(
+            Operator<R> operator, ProcessGroup group, Operands operands, Choice choice) {
+        return choice.path() == Path.NCCL
+                ? operator.prepareFallback(
+                        GroupPlans.of(group), choice, FallbackReason.NCCL_IS_FASTER)
+                : operator.prepare(group, operands, choice);
+    }
+
+    /**
+     * Returns the paths over P2P buffers that are possible. For matmul + reduce-scatter they are
+     * the same on all ranks. For all-gather + matmul, ranks may differ in FUSED: it pushes and
+     * signals like PIPELINED.
+     */
+    private static Set<Path> possible(
+            Operator<?> operator, ProcessGroup group, Compute compute, Workload work) {
+        Set<Path> possible = EnumSet.of(Path.PIPELINED);
+        if (operator.isByRows()) {
+            P2pBuffers buffers = group.p2pBuffers().orElseThrow();
+            boolean gathered =
+                    group.device().isGpu()
+                            ? compute.canExchange(buffers, work.type(), work.partBytes())
+                            : Pipeline.isWithoutGaps(work.partBytes());
+            if (gathered) {
+                possible.add(Path.GATHERED);
+            }
+            if (compute.fusedMatmul()
+                    .filter(kernels -> operator.isFusable(kernels, buffers, work))
+                    .isPresent()) {
+                possible.add(Path.FUSED);
+            }
+        }
+        return possible;
+    }
+
+    /** Issues a call, with operands that match the plan's key. */
+    MatmulPath.Issued<R> run(ProcessGroup group, Operands operands) {
+        return path.run(group, operands);
+    }
+
+    @Override
+    public void close() {
+        path.close();
+    }
+}

@@ -1,0 +1,149 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.types.Shape;
+import java.util.List;
+import java.util.Optional;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.p2p.P2pBuffers;
+import org.djlx.collectives.spi.OpType;
+import org.djlx.fusedops.cost.Choice;
+import org.djlx.fusedops.cost.FusedOperator;
+import org.djlx.fusedops.cost.Workload;
+import org.djlx.fusedops.internal.FusedMatmul;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.TensorInfo;
+
+/**
+ * The sizes of a matmul + reduce-scatter, checked.
+ *
+ * <p>With the scatter dimension moved to the front, the part for a rank is a block of A's rows
+ * times B; or, if the product's last dimension is scattered, A times a block of B's columns.
+ *
+ * @param type the element type
+ * @param worldSize the number of ranks
+ * @param left the shape of A
+ * @param product the shape of A B
+ * @param op SUM or AVG
+ * @param scatterDim the scatter dimension, counted from the front
+ */
+record MatmulReduceScatter(
+        ScalarType type, int worldSize, Shape left, Shape product, ReduceOp op, int scatterDim)
+        implements MatmulPlan.Operator<NDArray> {
+
+    static final OpType TYPE = new OpType("matmulReduceScatter");
+
+    /**
+     * Checks the operands of a call.
+     *
+     * @throws IllegalArgumentException if they do not fit together
+     */
+    static MatmulReduceScatter of(
+            OperandChecks checks,
+            ProcessGroup group,
+            Operands operands,
+            ReduceOp op,
+            int scatterDim) {
+        NDArray a = operands.array(0);
+        TensorInfo[] infos = operands.infos();
+        ScalarType type = checks.checkA("A", a, infos[0], group.device());
+        Shape left = new Shape(infos[0].sizes());
+        int last = left.dimension() - 1;
+        checks.checkB("B", operands.array(1), infos[1], a, type, left.get(last));
+        int dimension = checks.dimension("scatterDim", scatterDim, last + 1);
+        Shape product = Axes.with(left, last, infos[1].sizes()[1]);
+        if (product.get(dimension) % group.worldSize() != 0) {
+            throw checks.wrong(
+                    "dimension %d of the product %s is not divisible by the world size %d",
+                    scatterDim, product, group.worldSize());
+        }
+        return new MatmulReduceScatter(type, group.worldSize(), left, product, op, dimension);
+    }
+
+    int lastDim() {
+        return left.dimension() - 1;
+    }
+
+    /** The rows of A as a matrix. */
+    long rows() {
+        return Axes.rows(left);
+    }
+
+    long inner() {
+        return left.get(lastDim());
+    }
+
+    /** The rows of a rank's part of the product as a matrix. */
+    long partRows() {
+        return isByRows() ? rows() / worldSize : rows();
+    }
+
+    long partColumns() {
+        long columns = product.get(lastDim());
+        return isByRows() ? columns : columns / worldSize;
+    }
+
+    long partBytes() {
+        return partRows() * partColumns() * type.itemSize();
+    }
+
+    /** The dimension of A that is moved to the front. */
+    int frontDim() {
+        return isByRows() ? scatterDim : 0;
+    }
+
+    /** The shape of a rank's part of the product. */
+    Shape part() {
+        return Axes.with(product, scatterDim, product.get(scatterDim) / worldSize);
+    }
+
+    @Override
+    public Workload workload() {
+        return new Workload(
+                FusedOperator.MATMUL_REDUCE_SCATTER,
+                type,
+                worldSize,
+                partRows(),
+                List.of(partColumns()),
+                inner());
+    }
+
+    @Override
+    public Optional<FallbackReason> fallbackReason() {
+        return Optional.empty();
+    }
+
+    @Override
+    public boolean isByRows() {
+        return scatterDim != lastDim();
+    }
+
+    @Override
+    public boolean isFusable(FusedMatmul kernels, P2pBuffers buffers, Workload work) {
+        return kernels.scatters(buffers, work, op);
+    }
+
+    @Override
+    public MatmulPath<NDArray> prepare(ProcessGroup group, Operands operands, Choice choice) {
+        return switch (choice.path()) {
+            case FUSED -> new FusedPath.Scatter(this, group, operands, choice);
+            case PIPELINED -> new PipelinedPath.Scatter(this, group, operands, choice);
+            case GATHERED ->
+                    group.device().isGpu()
+                            ? new GatheredPath.Scatter(this, group, operands, choice)
+                            : new GatheredPath.BufferScatter(this, group, operands, choice);
+            case NCCL -> throw new IllegalArgumentException(choice.toString());
+        };
+    }
+
+    @Override
+    public MatmulPath<NDArray> prepareFallback(
+            GroupPlans plans, Choice choice, FallbackReason reason) {
+        return new NcclPath.Scatter(this, plans, choice, reason);
+    }
+}

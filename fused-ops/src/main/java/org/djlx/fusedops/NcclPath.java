@@ -1,0 +1,119 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Optional;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.fusedops.AllGatherMatmul.Output;
+import org.djlx.fusedops.cost.Choice;
+import org.djlx.nativeops.torch.NoGradient;
+import org.djlx.nativeops.torch.Torch;
+
+/**
+ * The path NCCL, which is the fallback: the group's own collective, and one matmul by libtorch
+ * after or before it. On the CPU the collective is that of the group's backend.
+ *
+ * @param <R> the result of the operator
+ */
+abstract class NcclPath<R> implements MatmulPath<R> {
+
+    final GroupPlans plans;
+    private final Choice choice;
+    private final FallbackReason reason;
+
+    private NcclPath(GroupPlans plans, Choice choice, FallbackReason reason) {
+        this.plans = plans;
+        this.choice = choice;
+        this.reason = reason;
+    }
+
+    abstract R run(OperationScope scope, ProcessGroup group, List<NDArray> operands);
+
+    @Override
+    public final Issued<R> run(ProcessGroup group, Operands operands) {
+        UsageCounter.count(choice, reason);
+        OperationScope scope = plans.scope();
+        try {
+            R result = NoGradient.get(() -> run(scope, group, operands.arrays()));
+            return new Issued<>(result, Optional.empty());
+        } finally {
+            scope.close();
+        }
+    }
+
+    /** All-gather, then matmul. */
+    static final class Gather extends NcclPath<GatheredMatmul> {
+
+        private final AllGatherMatmul operator;
+
+        Gather(AllGatherMatmul operator, GroupPlans plans, Choice choice, FallbackReason reason) {
+            super(plans, choice, reason);
+            this.operator = operator;
+        }
+
+        @Override
+        GatheredMatmul run(OperationScope scope, ProcessGroup group, List<NDArray> operands) {
+            NDArray shard = operands.get(0);
+            NDManager manager = shard.getManager();
+            Shape shape = operator.gathered();
+            NDArray stacked =
+                    scope.empty(
+                            Axes.stacked(operator.worldSize(), shard.getShape()), operator.type());
+            FusedOps.complete(group, group.allGatherIntoTensor(stacked, shard));
+            NDArray inOrder = scope.add(Axes.move(stacked, 0, operator.gatherDim()));
+            NDArray gathered = scope.add(scope.contiguous(inOrder, operator.type()).reshape(shape));
+            NDArray matrix = scope.add(Axes.matrix(gathered));
+            List<NDArray> outputs = new ArrayList<>();
+            for (NDArray b : operands.subList(1, operands.size())) {
+                long columns = b.getShape().get(1);
+                Shape rows = new Shape(matrix.getShape().get(0), columns);
+                NDArray out = Torch.empty(manager, rows, operator.type());
+                Torch.mmOut(out, matrix, b);
+                Shape full = Axes.with(shape, operator.lastDim(), columns);
+                outputs.add(Axes.detached(out, o -> o.reshape(full)));
+            }
+            boolean returnsA = operator.output() == Output.PRODUCTS_AND_A;
+            return new GatheredMatmul(returnsA ? Torch.alias(manager, gathered) : null, outputs);
+        }
+    }
+
+    /** Matmul, then reduce-scatter. */
+    static final class Scatter extends NcclPath<NDArray> {
+
+        private final MatmulReduceScatter operator;
+
+        Scatter(
+                MatmulReduceScatter operator,
+                GroupPlans plans,
+                Choice choice,
+                FallbackReason reason) {
+            super(plans, choice, reason);
+            this.operator = operator;
+        }
+
+        @Override
+        NDArray run(OperationScope scope, ProcessGroup group, List<NDArray> operands) {
+            NDArray a = operands.get(0);
+            int scatterDim = operator.scatterDim();
+            NDArray rows = scope.contiguous(scope.alias(a), operator.type());
+            NDArray matrix = scope.add(Axes.matrix(rows));
+            long columns = operator.product().get(operator.lastDim());
+            Shape shape = new Shape(matrix.getShape().get(0), columns);
+            NDArray product = scope.empty(shape, operator.type());
+            Torch.mmOut(product, matrix, operands.get(1));
+            NDArray reshaped = scope.add(product.reshape(operator.product()));
+            NDArray front = scope.add(Axes.move(reshaped, scatterDim, 0));
+            Shape part = Axes.move(operator.part(), scatterDim, 0);
+            NDArray result = Torch.empty(a.getManager(), part, operator.type());
+            FusedOps.complete(group, group.reduceScatterTensor(result, front, operator.op()));
+            return Axes.restore(result, scatterDim);
+        }
+    }
+}

@@ -1,0 +1,194 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import java.util.ArrayList;
+import java.util.List;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.spi.Operation.Agreed;
+import org.djlx.fusedops.AllGatherMatmul.Output;
+import org.djlx.fusedops.cost.Choice;
+import org.djlx.fusedops.internal.Compute;
+import org.djlx.fusedops.internal.Product;
+import org.djlx.nativeops.cuda.MatrixLayout;
+import org.djlx.nativeops.torch.Torch;
+
+/** An all-gather + matmul over P2P buffers. */
+abstract class P2pGatherPath extends P2pPath<GatheredMatmul, P2pGatherPath.Call> {
+
+    final AllGatherMatmul operator;
+    final long shardBytes;
+    private final InPlace inPlace;
+
+    /**
+     * The arrays of a call.
+     *
+     * @param shard the address of this rank's shard of A
+     * @param bs the addresses of the Bs
+     * @param outs the addresses of the products
+     * @param gathered the address where A is gathered; 0 if nowhere
+     * @param products the products
+     * @param gatheredA where A is gathered, or the shard
+     * @param used all arrays, kept for replays
+     */
+    record Call(
+            long shard,
+            long[] bs,
+            long[] outs,
+            long gathered,
+            List<NDArray> products,
+            NDArray gatheredA,
+            NDArray[] used) {}
+
+    /**
+     * Which operands are used where they lie. Others are copied, row by row.
+     *
+     * @param shard whether the shard is
+     * @param bs for each B, whether it is
+     * @param layouts how each B lies, after it was copied if need be
+     */
+    record InPlace(boolean shard, boolean[] bs, MatrixLayout[] layouts) {
+
+        InPlace(AllGatherMatmul operator, boolean shard, boolean[] bs, MatrixLayout[] layouts) {
+            this(shard, bs, layouts.clone());
+            for (int i = 0; i < bs.length; i++) {
+                if (!bs[i]) {
+                    long columns = operator.columns().get(i);
+                    this.layouts[i] = MatrixLayout.contiguous(operator.inner(), columns);
+                }
+            }
+        }
+
+        /** For matmuls of a library. */
+        static InPlace of(AllGatherMatmul operator, Operands operands) {
+            MatrixLayout[] layouts = layouts(operands);
+            boolean[] bs = new boolean[layouts.length];
+            for (int i = 0; i < bs.length; i++) {
+                bs[i] = Axes.isUsable(layouts[i]);
+            }
+            return new InPlace(operator, isFront(operator, operands), bs, layouts);
+        }
+
+        /** Whether the shard's rows lie one after the other, with the gather dimension first. */
+        static boolean isFront(AllGatherMatmul operator, Operands operands) {
+            return operator.gatherDim() == 0 && operands.infos()[0].isContiguous();
+        }
+
+        static MatrixLayout[] layouts(Operands operands) {
+            MatrixLayout[] layouts = new MatrixLayout[operands.infos().length - 1];
+            for (int i = 0; i < layouts.length; i++) {
+                layouts[i] = Axes.layout(operands.infos()[1 + i]);
+            }
+            return layouts;
+        }
+    }
+
+    P2pGatherPath(AllGatherMatmul operator, ProcessGroup group, Choice choice, InPlace inPlace) {
+        super(
+                group,
+                AllGatherMatmul.TYPE,
+                new Agreed(
+                        operator.type(), operator.shard().getShape(), null, operator.gatherDim()),
+                choice,
+                operator.workload().partBytes());
+        this.operator = operator;
+        this.inPlace = inPlace;
+        shardBytes = operator.workload().partBytes();
+    }
+
+    @Override
+    final Call arrays(OperationScope scope, Operands operands) {
+        NDArray a = operands.array(0);
+        NDManager manager = a.getManager();
+        NDArray shard = inPlace.shard ? a : scope.front(a, operator.gatherDim(), operator.type());
+        long shardAddress = inPlace.shard ? operands.address(0) : Torch.dataPointer(shard);
+        int count = inPlace.bs.length;
+        NDArray[] used = new NDArray[2 + 2 * count];
+        long[] bs = new long[count];
+        long[] outs = new long[count];
+        List<NDArray> products = new ArrayList<>(count);
+        for (int i = 0; i < count; i++) {
+            NDArray given = operands.array(1 + i);
+            NDArray b = inPlace.bs[i] ? given : scope.copy(given, operator.type());
+            bs[i] = inPlace.bs[i] ? operands.address(1 + i) : Torch.dataPointer(b);
+            NDArray out = scope.result(manager, operator.productFront(i), operator.type());
+            outs[i] = Torch.dataPointer(out);
+            products.add(out);
+            used[2 * i] = b;
+            used[2 * i + 1] = out;
+        }
+        NDArray gathered =
+                returnsA()
+                        ? scope.result(manager, operator.gatheredFront(), operator.type())
+                        : workspace(scope, shard);
+        long whole = gathered == shard ? 0 : Torch.dataPointer(gathered);
+        used[used.length - 2] = shard;
+        used[used.length - 1] = gathered;
+        scope.hold(used);
+        return new Call(shardAddress, bs, outs, whole, products, gathered, used);
+    }
+
+    final boolean returnsA() {
+        return operator.output() == Output.PRODUCTS_AND_A;
+    }
+
+    /** Where A is gathered if the caller does not ask for it; the shard stands for nowhere. */
+    NDArray workspace(OperationScope scope, NDArray shard) {
+        return shard;
+    }
+
+    @Override
+    final GatheredMatmul result(Call call) {
+        List<NDArray> outputs = new ArrayList<>(call.products.size());
+        for (NDArray product : call.products) {
+            outputs.add(Axes.restore(product, operator.gatherDim()));
+        }
+        return new GatheredMatmul(
+                returnsA() ? Axes.restore(call.gatheredA, operator.gatherDim()) : null, outputs);
+    }
+
+    /** Products of rows of A with each B, by a library. */
+    static final class RowProducts {
+
+        private final Product[] products;
+        private final long[] shardOutBytes; // of a shard's rows of each product
+
+        /** Prepares products of a number of rows at once. */
+        RowProducts(AllGatherMatmul operator, Compute compute, InPlace inPlace, long rows) {
+            products = new Product[inPlace.layouts.length];
+            shardOutBytes = new long[products.length];
+            for (int i = 0; i < products.length; i++) {
+                long columns = operator.columns().get(i);
+                shardOutBytes[i] = operator.rows() * columns * operator.type().itemSize();
+                products[i] =
+                        compute.product(
+                                operator.type(),
+                                MatrixLayout.contiguous(rows, columns),
+                                MatrixLayout.contiguous(rows, operator.inner()),
+                                inPlace.layouts[i]);
+            }
+        }
+
+        /** Multiplies all rows. */
+        void multiply(Call call, long rows) {
+            multiplyShard(call, rows, 0);
+        }
+
+        /** Multiplies the rows of a rank's shard. */
+        void multiplyShard(Call call, long rows, int rank) {
+            for (int i = 0; i < products.length; i++) {
+                products[i].run(call.outs[i] + rank * shardOutBytes[i], rows, call.bs[i]);
+            }
+        }
+
+        void close() {
+            for (Product product : products) {
+                product.close();
+            }
+        }
+    }
+}

@@ -1,0 +1,74 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops;
+
+import java.util.Optional;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.Work;
+import org.djlx.collectives.spi.OpType;
+import org.djlx.collectives.spi.Operation;
+import org.djlx.collectives.spi.Operation.Agreed;
+import org.djlx.fusedops.cost.Choice;
+import org.djlx.fusedops.internal.Slots;
+
+/**
+ * A path over P2P buffers.
+ *
+ * @param <R> the result of the operator
+ * @param <C> the arrays of a call and their addresses
+ */
+abstract class P2pPath<R, C> implements MatmulPath<R> {
+
+    final Slots slots;
+    private final GroupPlans plans;
+    private final OpType type;
+    private final Agreed agreed;
+    private final Choice choice;
+    private final String algorithm;
+
+    /** Prepares a path whose ranks send each other a given number of bytes. */
+    P2pPath(ProcessGroup group, OpType type, Agreed agreed, Choice choice, long partBytes) {
+        this.plans = GroupPlans.of(group);
+        this.slots = new Slots(group.p2pBuffers().orElseThrow(), partBytes);
+        this.type = type;
+        this.agreed = agreed;
+        this.choice = choice;
+        this.algorithm = choice.path().toString();
+    }
+
+    /** Makes the arrays of a call: copies where operands cannot be used in place, and results. */
+    abstract C arrays(OperationScope scope, Operands operands);
+
+    /** Enqueues the call; on the CPU, runs it. */
+    abstract void enqueue(Operation operation, C call);
+
+    /** Returns the results, with dimensions in their places. */
+    abstract R result(C call);
+
+    @Override
+    public final Issued<R> run(ProcessGroup group, Operands operands) {
+        UsageCounter.count(choice);
+        OperationScope scope = plans.scope();
+        boolean issued = false;
+        try {
+            C call = arrays(scope, operands);
+            Work work =
+                    group.execute(
+                            type,
+                            agreed,
+                            operation -> {
+                                operation.setAlgorithm(algorithm);
+                                enqueue(operation, call);
+                            });
+            issued = true;
+            scope.closeAfter(work);
+            return new Issued<>(result(call), Optional.of(work));
+        } finally {
+            if (!issued) {
+                scope.abandon();
+            }
+        }
+    }
+}

@@ -1,0 +1,134 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.spi.Operation.Agreed;
+import org.djlx.fusedops.cost.Choice;
+import org.djlx.fusedops.internal.Compute;
+import org.djlx.fusedops.internal.Product;
+import org.djlx.nativeops.cuda.MatrixLayout;
+import org.djlx.nativeops.torch.TensorInfo;
+import org.djlx.nativeops.torch.Torch;
+
+/** A matmul + reduce-scatter over P2P buffers. */
+abstract class P2pScatterPath extends P2pPath<NDArray, P2pScatterPath.Call> {
+
+    final MatmulReduceScatter operator;
+    final InPlace inPlace;
+    private final Shape partFront; // this rank's part, the scatter dimension in front
+
+    /**
+     * The arrays of a call.
+     *
+     * @param a the address of A
+     * @param b the address of B
+     * @param result the address of this rank's part of the sum
+     * @param staging the addresses of memory for products until they are sent
+     * @param part this rank's part of the sum
+     * @param used all arrays, kept for replays
+     */
+    record Call(long a, long b, long result, long[] staging, NDArray part, NDArray[] used) {}
+
+    /**
+     * Which operands are used where they lie. Others are copied, row by row.
+     *
+     * @param a whether A is
+     * @param b whether B is
+     * @param left how A lies, after it was copied if need be
+     * @param right how B lies, after it was copied if need be
+     */
+    record InPlace(boolean a, boolean b, MatrixLayout left, MatrixLayout right) {
+
+        /** For matmuls of a library. */
+        static InPlace of(MatmulReduceScatter operator, Operands operands) {
+            TensorInfo info = operands.infos()[0];
+            boolean isMatrix = operator.lastDim() == 1;
+            MatrixLayout rows = MatrixLayout.contiguous(operator.rows(), operator.inner());
+            MatrixLayout left = isMatrix ? Axes.layout(info) : rows;
+            boolean a =
+                    operator.frontDim() == 0
+                            && (info.isContiguous() || isMatrix && Axes.isUsable(left));
+            MatrixLayout right = Axes.layout(operands.infos()[1]);
+            boolean b = Axes.isUsable(right);
+            return new InPlace(
+                    a,
+                    b,
+                    a ? left : rows,
+                    b ? right : MatrixLayout.contiguous(right.rows(), right.columns()));
+        }
+
+        /** Prepares products of a number of A's rows and of B's columns. */
+        Product product(MatmulReduceScatter operator, Compute compute, long rows, long columns) {
+            return compute.product(
+                    operator.type(),
+                    MatrixLayout.contiguous(rows, columns),
+                    new MatrixLayout(rows, left.columns(), left.rowStride(), left.columnStride()),
+                    new MatrixLayout(
+                            right.rows(), columns, right.rowStride(), right.columnStride()));
+        }
+    }
+
+    P2pScatterPath(
+            MatmulReduceScatter operator, ProcessGroup group, Choice choice, InPlace inPlace) {
+        super(
+                group,
+                MatmulReduceScatter.TYPE,
+                new Agreed(
+                        operator.type(),
+                        operator.product().getShape(),
+                        operator.op(),
+                        operator.scatterDim()),
+                choice,
+                operator.partBytes());
+        this.operator = operator;
+        this.inPlace = inPlace;
+        partFront = Axes.move(operator.part(), operator.frontDim(), 0);
+    }
+
+    /** Copies A row by row, with the scatter dimension in front unless it is the last. */
+    NDArray copyOfA(OperationScope scope, NDArray a) {
+        return scope.front(a, operator.frontDim(), operator.type());
+    }
+
+    /** Makes arrays for products until they are sent. */
+    abstract NDArray[] staging(OperationScope scope, NDManager manager);
+
+    @Override
+    final Call arrays(OperationScope scope, Operands operands) {
+        NDArray a = operands.array(0);
+        NDManager manager = a.getManager();
+        NDArray left = inPlace.a ? a : copyOfA(scope, a);
+        NDArray right =
+                inPlace.b ? operands.array(1) : scope.copy(operands.array(1), operator.type());
+        NDArray part = scope.result(manager, partFront, operator.type());
+        NDArray[] staging = staging(scope, manager);
+        NDArray[] used = new NDArray[3 + staging.length];
+        used[0] = left;
+        used[1] = right;
+        used[2] = part;
+        long[] addresses = new long[staging.length];
+        for (int i = 0; i < staging.length; i++) {
+            addresses[i] = Torch.dataPointer(staging[i]);
+            used[3 + i] = staging[i];
+        }
+        scope.hold(left, right, part);
+        return new Call(
+                inPlace.a ? operands.address(0) : Torch.dataPointer(left),
+                inPlace.b ? operands.address(1) : Torch.dataPointer(right),
+                Torch.dataPointer(part),
+                addresses,
+                part,
+                used);
+    }
+
+    @Override
+    final NDArray result(Call call) {
+        return Axes.restore(call.part, operator.frontDim());
+    }
+}
