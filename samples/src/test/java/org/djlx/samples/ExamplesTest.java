@@ -88,7 +88,7 @@ class ExamplesTest {
     static Stream<String> documents() throws IOException {
         List<String> examples =
                 Stream.of(
-                                find(source("ProcessGroup"), JAVADOC, 2),
+                                find(source("ProcessGroup"), JAVADOC, 1),
                                 find(source("ProcessGroups"), JAVADOC, 1),
                                 find(source("RankPool"), JAVADOC, 2),
                                 find(source("P2pBuffers"), JAVADOC, 1),

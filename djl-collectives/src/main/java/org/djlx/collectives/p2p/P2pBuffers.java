@@ -23,14 +23,35 @@ import org.djlx.nativeops.torch.Torch;
  *   a rank's P2P memory:   | buffer: bufferSize() bytes | heap: heapSize() bytes |
  * </pre>
  *
+ * <p>An operation that passes an array on to the next rank:
+ *
  * <pre>{@code
- * group.execute(type, agreed, operation -> {
- *     buffers.awaitAgreement(operation);
- *     int epoch = buffers.epoch(operation);
- *     // put this rank's data into the half epoch % 2 of each peer's buffer, then:
- *     buffers.putSignal(peer, 0, epoch);
- *     buffers.waitSignal(operation, peer, 0, epoch); // the peer's data has arrived
- * });
+ * Work shift(ProcessGroup group, NDManager manager, NDArray array) {
+ *     P2pBuffers buffers = group.p2pBuffers().orElseThrow();
+ *     int ranks = group.worldSize();
+ *     return group.execute(
+ *             new OpType("shift"),
+ *             new Operation.Agreed(Torch.scalarType(array), array.getShape().getShape(), null, 0),
+ *             operation -> {
+ *                 buffers.intraNodeBarrier(operation); // before a view of another rank is written
+ *                 int epoch = buffers.epoch(operation);
+ *                 long half = epoch % 2 == 0 ? 0 : buffers.bufferSize() / 2;
+ *                 int next = (group.rank() + 1) % ranks;
+ *                 Torch.copy(view(buffers, manager, next, array, half), array);
+ *                 for (int peer = 0; peer < ranks; peer++) {
+ *                     buffers.putSignal(peer, 0, epoch);
+ *                 }
+ *                 for (int peer = 0; peer < ranks; peer++) {
+ *                     buffers.waitSignal(operation, peer, 0, epoch);
+ *                 }
+ *                 Torch.copy(array, view(buffers, manager, group.rank(), array, half));
+ *             });
+ * }
+ *
+ * NDArray view(P2pBuffers buffers, NDManager manager, int rank, NDArray array, long offset) {
+ *     return buffers.p2pBuffer(
+ *             manager, rank, array.getShape(), Torch.scalarType(array), offset);
+ * }
  * }</pre>
  *
  * <h2>Signals</h2>
