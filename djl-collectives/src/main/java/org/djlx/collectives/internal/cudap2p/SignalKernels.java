@@ -35,7 +35,7 @@ final class SignalKernels implements AutoCloseable {
     private final WaitStatus status;
     private final CudaModule module;
     private final CudaKernel enter;
-    private final CudaKernel raise;
+    private final CudaKernel signal;
     private final CudaKernel await;
     private final KernelArguments arguments = new KernelArguments();
     private final KernelStruct entered;
@@ -50,7 +50,7 @@ final class SignalKernels implements AutoCloseable {
         this.rank = region.rank();
         module = compiler.load(device, SOURCE);
         enter = module.kernel("enter");
-        raise = module.kernel("signal_peer");
+        signal = module.kernel("signal_peer");
         await = module.kernel("wait_signals");
         entered = words(RegionLayout.ENTERED);
         met = words(RegionLayout.MET);
@@ -124,7 +124,7 @@ final class SignalKernels implements AutoCloseable {
     void signal(CudaStream stream, int peer, int channel) {
         long word = address(peer, channel, rank);
         arguments.clear().add(word).add(count(RegionLayout.ENTERED));
-        raise.launch(stream, ONE_THREAD, arguments);
+        signal.launch(stream, ONE_THREAD, arguments);
     }
 
     /**
