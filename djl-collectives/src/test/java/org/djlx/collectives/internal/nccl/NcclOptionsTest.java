@@ -69,16 +69,16 @@ class NcclOptionsTest {
     @Test
     void rangesAreChecked() {
         NcclOptions.Builder builder = NcclOptions.builder();
-        assertRejected(builder.optMinCtas(0)::build, "minCtas must be from 1 to 32, not 0");
-        assertRejected(builder.optMinCtas(4).optMaxCtas(33)::build, "maxCtas must be from 1 to 32");
-        assertRejected(builder.optMaxCtas(3)::build, "minCtas is 4 and must not be more than");
+        assertRejected(builder.optMinCtas(0)::build, "minCtas must be 1 to 32, but is 0");
+        assertRejected(builder.optMinCtas(4).optMaxCtas(33)::build, "maxCtas must be 1 to 32");
+        assertRejected(builder.optMaxCtas(3)::build, "minCtas 4 must not exceed maxCtas 3");
         builder.optMaxCtas(4);
-        assertRejected(builder.optCgaClusterSize(9)::build, "cgaClusterSize must be from 0 to 8");
+        assertRejected(builder.optCgaClusterSize(9)::build, "cgaClusterSize must be 0 to 8");
         builder.optCgaClusterSize(0);
         assertRejected(builder.optTimeout(Duration.ZERO)::build, "the timeout must be positive");
         builder.optTimeout(Duration.ofSeconds(1));
-        assertRejected(builder.optDevices(Device.cpu())::build, "NCCL needs GPUs, not cpu");
-        assertRejected(builder.optDevices(Device.gpu(1), Device.gpu(1))::build, "a GPU of its own");
+        assertRejected(builder.optDevices(Device.cpu())::build, "NCCL needs GPU devices, but got cpu");
+        assertRejected(builder.optDevices(Device.gpu(1), Device.gpu(1))::build, "one GPU per rank");
     }
 
     @Test
