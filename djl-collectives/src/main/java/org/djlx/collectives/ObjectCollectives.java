@@ -67,10 +67,10 @@ public final class ObjectCollectives {
     /** The default limit of the serialised size of an object: 64 MiB. */
     public static final int DEFAULT_MAX_BYTES = 64 << 20;
 
-    private static final OpType ALL_GATHER = new OpType("allGatherObject");
+    private static final OpType ALL_GATHER_OBJECT = new OpType("allGatherObject");
 
     // A rank's header: int size of its largest object, or -1 on failure; int limit; failure reason.
-    private static final int NOTE_BYTES = 256;
+    private static final int HEADER_BYTES = 256;
     private static final int REASON = 2 * Integer.BYTES;
 
     private final ProcessGroup group;
@@ -132,11 +132,11 @@ public final class ObjectCollectives {
     public <T> List<T> allGatherObject(T object) {
         group.state().checkUsable();
         Packed own = pack(Collections.singletonList(object));
-        int size = agree(ALL_GATHER, 0, own);
+        int size = agree(ALL_GATHER_OBJECT, 0, own);
         try (NDManager manager = manager()) {
             List<NDArray> all = empty(manager, size);
             HostWait.await(group.allGather(all, own.tensor(manager, 0, size)));
-            return unpackAll(ALL_GATHER, all);
+            return unpackAll(ALL_GATHER_OBJECT, all);
         }
     }
 
@@ -267,43 +267,43 @@ public final class ObjectCollectives {
      * @throws CollectiveException on all ranks, if an object cannot be sent
      */
     private int agree(OpType type, int root, Packed own) {
-        ByteBuffer note = ByteBuffer.allocate(NOTE_BYTES);
-        note.putInt(own.objects().stream().mapToInt(bytes -> bytes.length).max().orElse(0));
-        note.putInt(maxBytes);
+        ByteBuffer header = ByteBuffer.allocate(HEADER_BYTES);
+        header.putInt(own.objects().stream().mapToInt(bytes -> bytes.length).max().orElse(0));
+        header.putInt(maxBytes);
         if (own.failure() != null) {
             byte[] reason = reason(own.failure()).getBytes(StandardCharsets.UTF_8);
-            note.putInt(0, -1).put(reason, 0, Math.min(reason.length, note.remaining()));
+            header.putInt(0, -1).put(reason, 0, Math.min(reason.length, header.remaining()));
         }
-        ByteBuffer notes;
+        ByteBuffer headers;
         try (NDManager manager = manager()) {
-            Shape shape = new Shape((long) group.worldSize() * NOTE_BYTES);
+            Shape shape = new Shape((long) group.worldSize() * HEADER_BYTES);
             NDArray all = Torch.empty(manager, shape, ScalarType.INT8);
             HostWait.await(
-                    group.allGatherIntoTensor(type, root, all, manager.create(note.array())));
-            notes = ByteBuffer.wrap(all.toByteArray());
+                    group.allGatherIntoTensor(type, root, all, manager.create(header.array())));
+            headers = ByteBuffer.wrap(all.toByteArray());
         }
-        return largest(type, notes, own.failure());
+        return largest(type, headers, own.failure());
     }
 
-    private int largest(OpType type, ByteBuffer notes, Throwable ownFailure) {
+    private int largest(OpType type, ByteBuffer headers, Throwable ownFailure) {
         int largest = 0;
         int strictest = 0;
         int limit = Integer.MAX_VALUE;
         List<String> failures = new ArrayList<>();
         for (int rank = 0; rank < group.worldSize(); rank++) {
-            int at = rank * NOTE_BYTES;
-            int size = notes.getInt(at);
+            int at = rank * HEADER_BYTES;
+            int size = headers.getInt(at);
             if (size < 0) {
-                failures.add("rank " + rank + ": " + text(notes, at + REASON));
+                failures.add("rank " + rank + ": " + text(headers, at + REASON));
             }
             largest = Math.max(largest, size);
-            if (notes.getInt(at + Integer.BYTES) < limit) {
-                limit = notes.getInt(at + Integer.BYTES);
+            if (headers.getInt(at + Integer.BYTES) < limit) {
+                limit = headers.getInt(at + Integer.BYTES);
                 strictest = rank;
             }
         }
         for (int rank = 0; rank < group.worldSize(); rank++) {
-            int size = notes.getInt(rank * NOTE_BYTES);
+            int size = headers.getInt(rank * HEADER_BYTES);
             if (size > limit) {
                 failures.add(
                         String.format(
@@ -332,8 +332,8 @@ public final class ObjectCollectives {
         }
     }
 
-    private static String text(ByteBuffer notes, int begin) {
-        byte[] bytes = Arrays.copyOfRange(notes.array(), begin, begin + NOTE_BYTES - REASON);
+    private static String text(ByteBuffer headers, int begin) {
+        byte[] bytes = Arrays.copyOfRange(headers.array(), begin, begin + HEADER_BYTES - REASON);
         return new String(bytes, StandardCharsets.UTF_8).trim();
     }
 

@@ -167,8 +167,8 @@ final class OperationChecks {
         if (tensors != null && !tensors.isEmpty()) {
             throw new IllegalArgumentException(
                     String.format(
-                            "%s: only the root passes %s, which is rank %d; pass null on rank %d",
-                            type, role, root, rank));
+                            "%s: only the root, rank %d, passes %s; pass null on rank %d",
+                            type, root, role, rank));
         }
         return List.of();
     }
@@ -227,7 +227,7 @@ final class OperationChecks {
         long[] sizes = tensor.sizes();
         if (sizes.length == 0) {
             throw new IllegalArgumentException(
-                    type + ": " + role + " is a scalar; pass at least one dimension to split");
+                    type + ": " + role + " is a scalar; it needs a first dimension to split");
         }
         long[] rows = splits;
         if (rows == null) {

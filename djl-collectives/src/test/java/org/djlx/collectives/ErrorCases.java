@@ -155,8 +155,8 @@ final class ErrorCases {
         if (n > 1) {
             int other = (group.rank() + 1) % n;
             List<NDArray> all = empty(manager, ScalarType.FLOAT32, new Shape(2, 3), n);
-            assertRejected(() -> group.gather(all, tensor, other), "only the root passes");
-            assertRejected(() -> group.scatter(tensor, all, other), "only the root passes");
+            assertRejected(() -> group.gather(all, tensor, other), "only the root, rank ");
+            assertRejected(() -> group.scatter(tensor, all, other), "only the root, rank ");
             assertRejected(
                     () ->
                             group.allToAllSingle(

@@ -315,7 +315,7 @@ final class PointToPointCases {
         assertRejected(() -> group.recv(tensor, n, 0), "source " + n);
         assertRejected(() -> group.send(null, 0, 0), "null");
         if (n == 1) {
-            assertRejected(() -> group.recvAnySource(tensor, 0), "no other rank");
+            assertRejected(() -> group.recvAnySource(tensor, 0), "the group has one rank");
             return;
         }
         int other = (group.rank() + 1) % n;

@@ -112,7 +112,7 @@ final class ProgramProcesses implements AutoCloseable {
                     failure.contains("of group 'g" + generation + ".")
                             && failure.contains("destroyed the group");
             // A monitored barrier names the ranks that are missing.
-            elsewhere |= failure.contains(": monitoredBarrier") && failure.contains("no part");
+            elsewhere |= failure.contains(": monitoredBarrier") && failure.contains("have left");
             assertTrue(elsewhere || failure.contains("(pid " + pid + ") has ended"), failure);
         }
         generation++;

@@ -121,7 +121,7 @@ final class OpQueue {
         try {
             CollectiveException obstacle = rendezvous.obstacle(next.operation());
             if (obstacle != null) {
-                next.fail(obstacle);
+                next.end(obstacle);
             } else {
                 running = next;
                 next.run();

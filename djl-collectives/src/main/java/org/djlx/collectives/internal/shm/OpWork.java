@@ -39,12 +39,12 @@ final class OpWork extends PendingWork {
         }
     }
 
-    /** Ends the operation without running it. */
-    void fail(CollectiveException reason) {
-        end(reason);
-    }
-
-    private void end(CollectiveException reason) {
+    /**
+     * Ends the operation, whether or not it ran.
+     *
+     * @param reason the failure; null if it succeeded
+     */
+    void end(CollectiveException reason) {
         CollectiveException outcome = reason;
         try {
             cleanup.run();

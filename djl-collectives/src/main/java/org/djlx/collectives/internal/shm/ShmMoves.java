@@ -214,8 +214,7 @@ final class ShmMoves {
     private final class Sizes {
 
         static long byteSize(int worldSize) {
-            long bytes = ShmSegment.headerSize(worldSize);
-            return (bytes + Steps.ALIGNMENT - 1) / Steps.ALIGNMENT * Steps.ALIGNMENT;
+            return Steps.aligned(ShmSegment.headerSize(worldSize));
         }
 
         void put(Extent[] inputs, Extent[] outputs) {

@@ -152,7 +152,7 @@ class ShmErrorsTest {
     @Test
     void whatLeavesNoMemoryForATextBreaksTheGroupOnAllRanks() {
         assertBreaks(
-                "no memory was left",
+                "memory ran out before",
                 () -> {
                     throw new Unspeakable();
                 });
