@@ -21,7 +21,10 @@ import ai.djl.ndarray.types.Shape;
 import ai.djl.training.GradientCollector;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.function.BiFunction;
 import java.util.function.Consumer;
+import java.util.function.Function;
+import java.util.stream.IntStream;
 import java.util.stream.Stream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
@@ -132,34 +135,11 @@ class FusedGradientsTest {
         int last = c.shape.dimension() - 1;
         long inner = c.shape.get(last) * (axis == last ? c.worldSize : 1);
         Shape[] bShapes = {new Shape(inner, 3), new Shape(inner, 2)};
-        double[][][] expected = new double[c.worldSize][][];
-        try (NDManager manager = newManager();
-                GradientCollector collector = Engine.getEngine("PyTorch").newGradientCollector()) {
-            List<List<NDArray>> leaves = new ArrayList<>();
-            List<NDArray> squares = new ArrayList<>();
-            for (int rank = 0; rank < c.worldSize; rank++) {
-                leaves.add(leaves(manager, c.shape, bShapes, rank));
-                squares.add(leaves.get(rank).get(0).square());
-            }
-            NDArray gathered = concatenated(squares, axis);
-            NDArray loss = null;
-            for (int rank = 0; rank < c.worldSize; rank++) {
-                NDArray own =
-                        loss(
-                                gathered,
-                                matMul(gathered, leaves.get(rank).get(1)),
-                                matMul(gathered, leaves.get(rank).get(2).square()),
-                                rank);
-                loss = loss == null ? own : loss.add(own);
-            }
-            collector.backward(loss);
-            for (int rank = 0; rank < c.worldSize; rank++) {
-                expected[rank] =
-                        leaves.get(rank).stream()
-                                .map(FusedGradientsTest::gradient)
-                                .toArray(double[][]::new);
-            }
-        }
+        double[][][] expected =
+                reference(
+                        c.worldSize,
+                        (manager, rank) -> leaves(manager, c.shape, bShapes, rank),
+                        leaves -> gatherLoss(leaves, axis));
         run(
                 c,
                 group -> {
@@ -181,6 +161,45 @@ class FusedGradientsTest {
                         assertGradients(expected[group.rank()], own);
                     }
                 });
+    }
+
+    /** Returns the gradients of each rank's leaves, computed by DJL on one thread. */
+    private double[][][] reference(
+            int worldSize,
+            BiFunction<NDManager, Integer, List<NDArray>> leavesOfRank,
+            Function<List<List<NDArray>>, NDArray> lossOfAll) {
+        try (NDManager manager = newManager();
+                GradientCollector collector = Engine.getEngine("PyTorch").newGradientCollector()) {
+            List<List<NDArray>> leaves =
+                    IntStream.range(0, worldSize)
+                            .mapToObj(rank -> leavesOfRank.apply(manager, rank))
+                            .toList();
+            collector.backward(lossOfAll.apply(leaves));
+            return leaves.stream()
+                    .map(
+                            own ->
+                                    own.stream()
+                                            .map(FusedGradientsTest::gradient)
+                                            .toArray(double[][]::new))
+                    .toArray(double[][][]::new);
+        }
+    }
+
+    /** Returns the sum of the losses of all ranks. */
+    private static NDArray gatherLoss(List<List<NDArray>> leaves, int axis) {
+        NDArray gathered =
+                concatenated(leaves.stream().map(own -> own.get(0).square()).toList(), axis);
+        NDArray sum = null;
+        for (int rank = 0; rank < leaves.size(); rank++) {
+            NDArray own =
+                    loss(
+                            gathered,
+                            matMul(gathered, leaves.get(rank).get(1)),
+                            matMul(gathered, leaves.get(rank).get(2).square()),
+                            rank);
+            sum = sum == null ? own : sum.add(own);
+        }
+        return sum;
     }
 
     private static List<NDArray> leaves(NDManager manager, Shape a, Shape[] bs, int rank) {
@@ -212,22 +231,11 @@ class FusedGradientsTest {
         int last = c.shape.dimension() - 1;
         Shape b = new Shape(c.shape.get(last), axis == last ? 3L * c.worldSize : 3);
         for (ReduceOp op : List.of(ReduceOp.SUM, ReduceOp.AVG)) {
-            double[][][] expected = new double[c.worldSize][][];
-            try (NDManager manager = newManager();
-                    GradientCollector collector =
-                            Engine.getEngine("PyTorch").newGradientCollector()) {
-                List<List<NDArray>> leaves = new ArrayList<>();
-                for (int rank = 0; rank < c.worldSize; rank++) {
-                    leaves.add(scatterLeaves(manager, c.shape, b, rank));
-                }
-                collector.backward(scatterLoss(leaves, op, axis));
-                for (int rank = 0; rank < c.worldSize; rank++) {
-                    expected[rank] =
-                            leaves.get(rank).stream()
-                                    .map(FusedGradientsTest::gradient)
-                                    .toArray(double[][]::new);
-                }
-            }
+            double[][][] expected =
+                    reference(
+                            c.worldSize,
+                            (manager, rank) -> scatterLeaves(manager, c.shape, b, rank),
+                            leaves -> scatterLoss(leaves, op, axis));
             run(
                     c,
                     group -> {
