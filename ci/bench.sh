@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Measures, and keeps the figures in ci/results/.
+# Measures, and keeps the figures in ci/results/. Then `ci/bench/run.sh pages` writes them into README.md and docs/.
 #   ci/bench.sh cpu [arguments of `ci/bench/run.sh bench-compare`]
 #     all-reduce on this host's CPU, beside Gloo, and Open MPI where mpicc and mpirun are there; then coalesced
 #     operations beside separate ones, into ci/results/cpu-coalesced.json
 #   ci/bench.sh gpu [arguments of `ci/bench/run.sh bench-gpu`]
 #     all-reduce and the fused operators on this host's GPUs, beside NCCL and, where python3 has it, PyTorch: with ranks
-#     that are threads, then processes, whose figures go into a second file, FILE-processes.json; and charts beside both.
+#     that are threads, then processes, whose figures go into a second file, FILE-processes.json.
 #     Before, a few rows with no kernel compiled yet, into FILE-first.json: how long the first group on a machine takes.
-#     JVMs compile early and by C1 alone, as README.md advises for ranks that are threads; the files name their options.
+#     JVMs compile early and by C1 alone, as docs/performance.md advises for ranks that are threads; the files name their options.
 #     CLASSPATH names DJL's libtorch for GPUs and the CUDA presets. Where there is no git, --commit says what is measured
 #   ci/bench.sh train [arguments of `ci/bench/run.sh bench-train`]
 #     a data-parallel training step on this host's GPUs, beside one GPU alone, DJL's engine and, where python3 has it, PyTorch;
@@ -44,7 +44,7 @@ bench_cpu() {
   [[ " $*" == *" --json"* ]] || args+=(--json "$root/ci/results/cpu.json")
   mkdir -p "$work"
   say "Building, and fetching PyTorch for its Gloo"
-  maven -q -DskipTests -Dspotless.check.skip=true package >&2
+  build -Dpeer.skip=false
   gloo=(env OMP_NUM_THREADS=1 "$JAVA_HOME/bin/java" -Xmx1g
     "-Dorg.bytedeco.javacpp.cachedir=$work/gloo-cache" "-Dbench.source=$root/ci/bench/peers/GlooBench.java"
     -cp "$peer_jars/*" "$root/ci/bench/peers/GlooBench.java")
@@ -87,7 +87,7 @@ gpus() {
 
 # Without setup: all that is needed is Java where it has been built before.
 bench_gpu() {
-  local json='' ranks='' commit status=0 cold file
+  local json='' ranks='' commit status=0 cold
   local -a args=()
   # Code that counts branches for C2 makes calls by two threads at once take half as long again, for thousands of calls.
   export JDK_JAVA_OPTIONS="-XX:TieredStopAtLevel=1 -XX:CompileThresholdScaling=0.25 ${JDK_JAVA_OPTIONS:-}"
@@ -96,7 +96,7 @@ bench_gpu() {
   common_options "$@"
   ranks=${ranks:-$(gpus)}
   ((ranks > 0)) || die "there is no GPU here: nvidia-smi shows none"
-  # Each number of ranks has figures of its own; charts and pages call those of two ranks just gpu-bench.
+  # Each number of ranks has figures of its own; those of two ranks are just gpu-bench.
   [[ -n $json ]] || json=$root/ci/results/gpu-bench$( ((ranks == 2)) || printf -- -%s "$ranks").json
   args+=(--commit "$commit")
   cold=$(mktemp -d)
@@ -105,9 +105,6 @@ bench_gpu() {
   rm -rf "$cold"
   "$root/ci/bench/run.sh" bench-gpu --ranks "$ranks" --json "$json" "${args[@]}" || status=$?
   "$root/ci/bench/run.sh" launch --nproc "$ranks" bench-gpu --json "${json%.json}-processes.json" "${args[@]}" || status=$?
-  for file in "$json" "${json%.json}-processes.json"; do
-    [[ ! -e $file ]] || "$root/ci/bench/run.sh" bench-chart "$file" "$(dirname "$json")" || say "$file is not drawn"
-  done
   return "$status"
 }
 

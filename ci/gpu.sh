@@ -46,7 +46,7 @@ built_class_path() {
 if [[ -z $class_path ]]; then
   setup
   say "Building"
-  maven -q -DskipTests -Dspotless.check.skip=true package >&2
+  build -Dmaven.test.skip=false -DskipTests
   class_path=$(built_class_path)
   [[ -n $commit ]] || commit=$(git -C "$root" describe --always --dirty --abbrev=12 --exclude='*' 2>/dev/null) || true
 else

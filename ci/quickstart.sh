@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# From a fresh clone to the first job: installs what is missing, builds, and runs the main job, a tensor-parallel MLP.
+# From a fresh clone to the first job: installs what is missing, builds, and runs a tensor-parallel MLP beside the undivided
+# one and beside gather-then-matmul.
 #   ci/quickstart.sh [arguments of `samples/run.sh mlp`]
 set -euo pipefail
 
@@ -8,4 +9,11 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 source "$root/ci/setup.sh"
 
 setup
-exec "$root/samples/run.sh" mlp "$@"
+"$root/samples/run.sh" mlp "$@"
+cat <<'EOF'
+
+next:
+  samples/run.sh train --data-parallel 2 --chart loss.png    # trains a language model on two ranks, and draws its losses
+  samples/run.sh serve-model tiny && samples/run.sh generate tiny --ranks 2 --prompt DJL    # text from a tiny random Llama
+  samples/run.sh --help                                      # all samples
+EOF

@@ -102,20 +102,61 @@ setup() {
   say "Java: $JAVA_HOME; Maven: $(command -v mvn)"
 }
 
-# maven ARG...: Maven without colours, progress bars and questions, from the project's root whatever the directory.
-maven() {
-  local root
-  root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
-  # Without the property of its terminal library Maven writes escape sequences even into a file.
-  (cd "$root" && MAVEN_OPTS="${MAVEN_OPTS:-} -Djansi.noreset=true" \
-    mvn -B -ntp -Dstyle.color=never "$@")
+# project_root: prints the project's root, whatever the directory.
+project_root() {
+  (cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 }
 
-# run_main MODULE CLASS ARG...: runs the main class of a module, and builds it before if a source is newer than the last build. JVM options
-# go into JDK_JAVA_OPTIONS, which java itself reads; CLASSPATH is appended, for the programs to be launched.
+# maven ARG...: runs Maven in the project's root, without colours, progress bars and questions.
+maven() {
+  # Without this property Maven's terminal library writes escape sequences even into a file.
+  (cd "$(project_root)" && MAVEN_OPTS="${MAVEN_OPTS:-} -Djansi.noreset=true" mvn -B -Dstyle.color=never "$@")
+}
+
+# build ARG...: packages modules without their tests, and prints a line a module and one every 5 seconds. Maven's output goes to target/build.log.
+build() {
+  local log begin=$SECONDS
+  log=$(project_root)/target/build.log
+  mkdir -p "$(dirname "$log")"
+  if ! maven -Dmaven.test.skip=true -Dpeer.skip=true -Dspotless.check.skip=true package "$@" 2>&1 | tee "$log" | build_progress >&2; then
+    grep -aE '^\[ERROR\]' "$log" | awk '!seen[$0]++' | head -20 >&2 || true
+    die "the build failed after $((SECONDS - begin)) s; the whole output is in $log"
+  fi
+  say "Built in $((SECONDS - begin)) s"
+}
+
+# build_progress: reads Maven's output and prints those lines.
+build_progress() {
+  local line status begin=$SECONDS module=Maven step=starting files=0 shown=$SECONDS
+  while true; do
+    status=0
+    IFS= read -rt 1 line || status=$?
+    if ((status == 0)); then
+      case $line in
+        '[INFO] Building DJL Collectives'*'['*']')
+          module=$(sed -E 's/^.INFO. Building (DJL Collectives :: )?(.*) [^ ]+ +(\[.*\])$/\3 \2/' <<<"$line")
+          say "$module"
+          shown=$SECONDS
+          ;;
+        '[INFO] --- '*) step=$(sed -E 's/^.INFO. --- [^:]*:([^:]*:)?([^ :]+) .*/\2/' <<<"$line") ;;
+        Downloading*) step="downloading ${line##*/}" ;;
+        Downloaded*) files=$((files + 1)) ;;
+      esac
+    elif ((status <= 128)); then
+      return 0 # End of input; read returns more than 128 on its timeout.
+    fi
+    if ((SECONDS - shown >= 5)); then
+      say "$module: $step, $((SECONDS - begin)) s$( ((files == 0)) || printf ', files downloaded: %d' "$files")"
+      shown=$SECONDS
+    fi
+  done
+}
+
+# run_main MODULE CLASS ARG...: runs the main class of a module, and builds the module first if a source is newer than the last
+# build. JVM options go into JDK_JAVA_OPTIONS, which java itself reads; CLASSPATH is appended, for the programs to be launched.
 run_main() {
   local root module=$1 main=$2 class_path lock classes
-  root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+  root=$(project_root)
   # Every build of the module writes there the class path of its dependencies.
   class_path=$root/$module/target/class-path
   shift 2
@@ -126,8 +167,8 @@ run_main() {
     flock "$lock"
     if ! up_to_date "$root" "$class_path"; then
       command -v mvn >/dev/null || die "Maven not found; ci/quickstart.sh installs it"
-      say "Building"
-      maven -q -DskipTests -Dspotless.check.skip=true -pl "$module" -am package >&2
+      say "Building $module"
+      build -pl "$module" -am
     fi
     exec {lock}<&-
   fi

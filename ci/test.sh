@@ -9,7 +9,8 @@
 # unless there are arguments of mvn.
 #
 # Prints nothing of a test that passes. Everything Maven prints goes to target/test.log, the log of test JVMs to */target/test-logs.
-# DJLX_TEST_FORKS is the number of test JVMs at a time, 2 unless set, 1 on a machine with GPUs: ranks there need them all.
+# DJLX_TEST_FORKS is the number of test JVMs at a time. By default it is 1 on a machine with GPUs, because ranks need them all;
+# otherwise 1 more than the cores, because tests wait for other processes, but 4 at most.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
@@ -111,7 +112,7 @@ report() {
 # run_maven ARG...: runs Maven with its output in $log. Prints the failures and the table; on failure also Maven's errors.
 run_maven() {
   local status=0 tests=0
-  maven "$@" >"$log" 2>&1 || status=$?
+  maven -ntp "$@" >"$log" 2>&1 || status=$?
   report || tests=1
   ((status != 0)) || return "$tests"
   # Without a failed test something else went wrong: compilation, format, javadoc, a test JVM that crashed or hung.
@@ -144,7 +145,8 @@ log=$root/target/test.log
 mkdir -p "$root/target"
 forks=${DJLX_TEST_FORKS:-}
 if [[ -z $forks ]]; then
-  forks=2
+  forks=$(($(nproc) + 1))
+  ((forks < 4)) || forks=4
   ! nvidia-smi -L 2>/dev/null | grep -q '^GPU' || forks=1
 fi
 options=("-Dtest.forks=$forks")

@@ -21,7 +21,11 @@ fi
 "$root/samples/run.sh" help >/dev/null # builds, if a source has changed
 
 mkdir -p "$home/deps" "$home/models"
-cp "$root"/{native-ops,djl-collectives,fused-ops}/target/*-SNAPSHOT.jar "$home/deps/"
+version=$(sed -n 's|^  <version>\(.*\)</version>$|\1|p' "$root/pom.xml")
+for module in native-ops djl-collectives fused-ops; do
+  rm -f "$home/deps/$module"-[0-9]*.jar # of another version
+  cp "$root/$module/target/$module-$version.jar" "$home/deps/"
+done
 # As java does, an element that ends in /* names the jars of a folder.
 IFS=: read -ra elements <<<"${CLASSPATH:-}" || true
 for element in ${elements[@]+"${elements[@]}"}; do

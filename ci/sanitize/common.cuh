@@ -121,7 +121,9 @@ class Tensor {
   char* memory;
 };
 
-std::mt19937 generator(1);
+std::mt19937 generator;  // seeded by begin
+
+u64 random_up_to(u64 most) { return 1 + generator() % most; }
 
 // Of both signs and many sizes, none of them large: sums are finite. In float16 some are subnormal.
 Elements random_elements(const Type& type, u64 count) {
@@ -169,6 +171,51 @@ int blocks_of_each(const std::vector<int>& gpus) {
     blocks = std::min(blocks, sharing == 1 ? processors : std::max(1, processors / (2 * (sharing - 1))));
   }
   return blocks;
+}
+
+// Stands for a matmul of cuBLAS, which fills each SM that it takes and, on Hopper, launches clusters: such a cluster starts only
+// when eight SMs of one GPC are free at once.
+const int STAND_IN_CLUSTER = 8;
+const int STAND_IN_BLOCKS = 96;
+const int STAND_IN_THREADS = 384;
+
+__global__ void __launch_bounds__(STAND_IN_THREADS, 1) stand_in() {
+  u64 begin = kernels::now();
+  while (kernels::now() - begin < 2000) {
+  }
+}
+
+void enqueue_stand_in(int gpu, cudaStream_t stream) {
+  use(gpu);
+  int major, shared;
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, gpu), "cudaDeviceGetAttribute");
+  check(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, gpu), "cudaDeviceGetAttribute");
+  check(cudaFuncSetAttribute((const void*)stand_in, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), "cudaFuncSetAttribute");
+  cudaLaunchAttribute cluster = {};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim.x = STAND_IN_CLUSTER;
+  cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(STAND_IN_BLOCKS);
+  config.blockDim = dim3(STAND_IN_THREADS);
+  config.dynamicSmemBytes = shared;
+  config.stream = stream;
+  config.attrs = &cluster;
+  config.numAttrs = major >= 9;
+  check(cudaLaunchKernelExC(&config, (const void*)stand_in, nullptr), "stand_in");
+}
+
+// Enqueues jobs for all ranks of a group, a stand-in before some launches. Who arrives first changes.
+template <typename Jobs, typename Enqueue>
+void enqueue_all(const std::vector<Rank>& ranks, const Jobs& jobs, Enqueue enqueue) {
+  for (auto& job : jobs) {
+    u64 first = generator() % ranks.size();
+    for (u64 i = 0; i < ranks.size(); i++) {
+      u64 rank = (first + i) % ranks.size();
+      if (generator() % 2) enqueue_stand_in(ranks[rank].gpu, ranks[rank].stream);
+      enqueue(*job, rank);
+    }
+  }
 }
 
 // Waits until all launches have ended. Returns false if a rank waited for another in vain, and names them.
@@ -235,9 +282,16 @@ int begin(int argc, char** argv) {
   setvbuf(stdout, nullptr, _IOLBF, 0);
   int gpus = argc > 1 ? atoi(argv[1]) : 2;
   if (gpus < 1 || gpus > MAX_GPUS) {
-    printf("usage: %s [GPUS], 1 to %d\n", argv[0], MAX_GPUS);
+    printf("usage: %s [GPUS [SEED]], 1 to %d GPUs\n", argv[0], MAX_GPUS);
     exit(UNABLE);
   }
+  u32 seed = argc > 2 ? strtoul(argv[2], nullptr, 10) : std::random_device()();
+  printf("seed %u\n", seed);
+  generator.seed(seed);
   connect(gpus);
+  for (int gpu = 0; gpu < gpus; gpu++) {
+    enqueue_stand_in(gpu, nullptr);  // loads it
+    check(cudaDeviceSynchronize(), "stand_in");
+  }
   return gpus;
 }

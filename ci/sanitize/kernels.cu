@@ -1,12 +1,13 @@
-// Runs the kernels of all_reduce.cu, all_reduce_rms_norm.cu, scatter_gather.cu, signals.cu and reduce.cu as the Java code
+// Runs the kernels of all_reduce.cu, all_reduce_rms_norm.cu, gathered.cu, signals.cu and reduce.cu as the Java code
 // does (AllReduceKernels, SignalKernels, and RmsNormKernels, Exchange and RankOrderReducer of fused-ops), without a JVM, so
 // that compute-sanitizer can watch them. ci/sanitize.sh builds and runs it, for groups of RANKS ranks.
 //
-//   kernels [GPUS]    on the first GPUS GPUs, 2 unless told; 1 will do, but then nothing goes from GPU to GPU
+//   kernels [GPUS [SEED]]    on the first GPUS GPUs, 2 unless told; 1 will do, but then nothing goes from GPU to GPU
 //
-// Ranks are streams, dealt out to the GPUs in turn. A group gets a row of launches, of all algorithms and sizes, and
-// nothing waits for the GPUs before the last is enqueued. Then every tensor is compared, to the bit, with a sum in rank
-// order computed here, and what lies around it with what was there.
+// Ranks are streams, dealt out to the GPUs in turn. A group gets a row of launches, of all algorithms, of edge and of random
+// sizes, in random order, with kernels between them that stand for cuBLAS's; nothing waits for the GPUs before the last is
+// enqueued. Then every tensor is compared, to the bit, with a sum in rank order computed here, and what lies around it with what
+// was there.
 //
 // Kernels that wait for each other must run at once: nothing is allocated, and no kernel comes to a GPU for the first
 // time, between the launches of a row; a GPU has a multiprocessor for every block of its ranks. If the kernels of one
@@ -21,7 +22,7 @@ namespace kernels {
 #include "all_reduce/all_reduce.cu"
 #include "all_reduce_rms_norm/all_reduce_rms_norm.cu"
 #include "reduce/reduce.cu"
-#include "scatter_gather/scatter_gather.cu"
+#include "gathered/gathered.cu"
 #include "signals/signals.cu"
 }  // namespace kernels
 
@@ -35,7 +36,7 @@ const char* const ALGORITHMS[] = {"one_shot", "two_shot", "direct", "mesh"};
 const int THREADS = 256;
 const int MESH_THREADS = 512;
 const int DIRECT_BLOCKS = 8;
-const int REDUCE_THREADS = 512;
+const int REDUCE_THREADS = kernels::REDUCE_THREADS;
 const int MAX_REDUCE_BLOCKS = 528;
 const int MESH_RANKS = 8;
 const u64 ONE_SHOT_BYTES = 256 << 10;  // the largest tensors
@@ -71,7 +72,7 @@ struct ReducedType : Type {
         {(const void*)kernels::one_shot_##name, (const void*)kernels::two_shot_##name,                        \
          (const void*)kernels::direct_##name, MESH_KERNEL_OF(name)},                                          \
         (const void*)kernels::reduce_##name, (const void*)kernels::all_reduce_rms_norm_##name,                \
-        (const void*)kernels::add_rms_norm_##name, (const void*)kernels::scatter_##name                       \
+        (const void*)kernels::add_rms_norm_##name, (const void*)kernels::reduce_scatter_##name                \
   }
 
 const ReducedType TYPES[] = {REDUCED(float32, 4), REDUCED(float16, 2), REDUCED(bfloat16, 2)};
@@ -145,6 +146,12 @@ class Group {
   int gpu(u64 rank) const { return ranks[rank].gpu; }
   bool finish() { return ::finish(ranks); }
 
+  // Enqueues jobs for all ranks.
+  template <typename Jobs>
+  void enqueue_all(const Jobs& jobs) {
+    ::enqueue_all(ranks, jobs, [this](auto& job, u64 rank) { job.enqueue(*this, rank); });
+  }
+
   void enqueue(u64 rank, const ReducedType& type, Algorithm algorithm, char* address, u64 count, float divisor, u64 timeout) {
     Launch launch = told(rank, algorithm, timeout);
     u32 four = four_of(rank), relay = relay_of(rank);
@@ -177,7 +184,7 @@ class Group {
       u64 packs = std::min(EXCHANGE_BYTES, bytes - done) / PACK;
       char *from = shard + done, *to = whole + done;
       void* arguments[] = {&from, &packs, &launch, &to, &distance};
-      enqueue_exchange(rank, (const void*)kernels::gather, packs, arguments);
+      enqueue_exchange(rank, (const void*)kernels::all_gather, packs, arguments);
       done += EXCHANGE_BYTES;
     } while (done < bytes);
   }
@@ -221,7 +228,7 @@ class Group {
       check(cudaMemcpyAsync(region + layout.buffer + rank * bytes, tensor, bytes, cudaMemcpyDefault, stream), "cudaMemcpyAsync");
       u32* word = (u32*)(region + layout.signals + rank * LINE);
       void* arguments[] = {&word, &count};
-      enqueue_signals(rank, (const void*)kernels::raise_signal, 1, arguments);
+      enqueue_signals(rank, (const void*)kernels::signal_peer, 1, arguments);
     }
     wait_signals(rank, layout.signals, (1u << size()) - 1, timeout);
     check(cudaMemcpyAsync(all, own + layout.buffer, size() * bytes, cudaMemcpyDefault, stream), "cudaMemcpyAsync");
@@ -381,7 +388,7 @@ struct Scatter : Job {
   bool is_right() const override {
     bool right = true;
     for (size_t rank = 0; rank < sums.size(); rank++) {
-      right &= sums[rank]->has(expected[rank], std::string("scatter_") + type.name + ", rank " + std::to_string(rank));
+      right &= sums[rank]->has(expected[rank], std::string("reduce_scatter_") + type.name + ", rank " + std::to_string(rank));
     }
     return right;
   }
@@ -473,7 +480,7 @@ bool row_is_right(const std::vector<int>& gpus, const ReducedType& type) {
   const u64 begins[] = {1, 0, 3};  // Direct all-reduces are aligned.
   for (int algorithm = 0; algorithm < (group.size() == MESH_RANKS ? 4 : 3); algorithm++) {
     u64 most = (algorithm == TWO_SHOT ? TWO_SHOT_BYTES : ONE_SHOT_BYTES) / type.size;
-    for (u64 count : {u64(1), u64(7), u64(9), u64(1003), u64(20011), most - 1, most}) {
+    for (u64 count : {u64(1), u64(7), u64(9), u64(1003), u64(20011), most - 1, most, random_up_to(most), random_up_to(most)}) {
       u64 begin = algorithm == DIRECT ? 0 : begins[jobs.size() % 3];
       jobs.push_back(new AllReduce(group, type, (Algorithm)algorithm, count, begin, jobs.size() % 2));
     }
@@ -481,18 +488,15 @@ bool row_is_right(const std::vector<int>& gpus, const ReducedType& type) {
   for (auto& shape : NORM_SHAPES) {
     for (u64 begin : begins) jobs.push_back(new AllReduceNorm(group, type, shape[0], shape[1], begin));
   }
-  for (u64 packs : {u64(1), u64(9), u64(1003), EXCHANGE_BYTES / PACK, ONE_SHOT_BYTES / PACK - 1}) {
+  u64 most = ONE_SHOT_BYTES / PACK;
+  for (u64 packs : {u64(1), u64(9), u64(1003), EXCHANGE_BYTES / PACK, most - 1, random_up_to(most), random_up_to(most)}) {
     jobs.push_back(new Gather(group, type, packs, false));
     jobs.push_back(new Scatter(group, type, packs, jobs.size() % 4 < 2));
   }
   for (u64 packs : {u64(1), u64(33), SENT_BYTES / PACK}) jobs.push_back(new Gather(group, type, packs, true));
   // One algorithm after the other would not show what they leave behind for each other.
   std::shuffle(jobs.begin(), jobs.end(), generator);
-  u64 first = 0;  // Who arrives first changes.
-  for (Job* job : jobs) {
-    for (u64 i = 0; i < group.size(); i++) job->enqueue(group, (first + i) % group.size());
-    first++;
-  }
+  group.enqueue_all(jobs);
   bool right = group.finish();
   for (Job* job : jobs) {
     if (right) right = job->is_right();
@@ -522,7 +526,7 @@ void load_kernels(int gpus) {
       alone.enqueue_scatter(0, type, nullptr, 0, nullptr, 1, PATIENCE);
       // Some wait for others, or raise something, whatever there is to do; this loads a kernel, too.
       cudaFuncAttributes unused;
-      for (const void* kernel : {type.all_reduce[DIRECT], (const void*)kernels::enter, (const void*)kernels::raise_signal,
+      for (const void* kernel : {type.all_reduce[DIRECT], (const void*)kernels::enter, (const void*)kernels::signal_peer,
                                  (const void*)kernels::wait_signals}) {
         check(cudaFuncGetAttributes(&unused, kernel), "cudaFuncGetAttributes");
       }

@@ -1,10 +1,10 @@
-// Runs the persistent matmul of fused_matmul.cu as PersistentMatmul of fused-ops does, without a JVM, so that compute-sanitizer
+// Runs the kernel of fused_matmul.cu as FusedMatmul of fused-ops does, without a JVM, so that compute-sanitizer
 // can watch it. ci/sanitize.sh builds it for Hopper GPUs, once for each way to compile the kernel, and runs it.
 //
-//   matmul [GPUS]    on the first GPUS GPUs, 2 unless told; 1 will do, but then nothing goes from GPU to GPU
+//   matmul [GPUS [SEED]]    on the first GPUS GPUs, 2 unless told; 1 will do, but then nothing goes from GPU to GPU
 //
-// Ranks are streams, dealt out to the GPUs in turn. A group gets a row of launches of several shapes, and nothing waits for the
-// GPUs before the last is enqueued. Elements are small integers, of which sums are exact: results are compared to the bit, but
+// Ranks are streams, dealt out to the GPUs in turn. Three groups, each of another random number of ranks, get a row of launches
+// of several shapes, with kernels between them that stand for cuBLAS's; nothing waits for the GPUs before the last is enqueued. Elements are small integers, of which sums are exact: results are compared to the bit, but
 // for those that gates are activated for, and what lies around them with what was there.
 //
 // Kernels that wait for each other must run at once, as in kernels.cu; groups with more ranks than GPUs are left out where a
@@ -14,6 +14,7 @@
 #include <cuda.h>
 
 #include <memory>
+#include <numeric>
 #include <type_traits>
 
 #include "common.cuh"
@@ -28,7 +29,7 @@ using kernels::TILE_M;
 const bool FLOAT16 = std::is_same<kernels::TYPE, kernels::Float16>::value;
 const Type ELEMENTS = FLOAT16 ? Type ELEMENT(float16, 2) : Type ELEMENT(bfloat16, 2);
 const u64 ITEM = 2;  // bytes of an element
-const int THREADS = 384;
+const int THREADS = kernels::FUSED_THREADS;
 const u64 LINE = 64;        // from a rank's signal to the next one's, in bytes
 const u64 FLAGS = 4096;     // of each rank
 const u64 WORDS = kernels::MAX_RANKS * FLAGS * sizeof(u32);  // bytes of signals or flags
@@ -122,6 +123,12 @@ class Group {
   int gpu(u64 rank) const { return ranks[rank].gpu; }
   bool finish() { return ::finish(ranks); }
 
+  // Enqueues jobs for all ranks.
+  template <typename Jobs>
+  void enqueue_all(const Jobs& jobs) {
+    ::enqueue_all(ranks, jobs, [this](auto& job, u64 rank) { job.enqueue(*this, rank, PATIENCE); });
+  }
+
   char* slot(u64 on, u64 source, u64 slot_bytes) const {
     return ranks[on].region + WORDS + ENTERED + COUNTERS + source * slot_bytes;
   }
@@ -137,7 +144,7 @@ class Group {
     launch.rank = rank;
     launch.ranks = size();
     launch.factor = 1;
-    launch.lag = SCATTER ? std::min<u64>(blocks, sizes.tiles_of_part()) : 0;
+    launch.own_delay = SCATTER ? std::min<u64>(blocks, sizes.tiles_of_part()) : 0;
     launch.pull = SCATTER && size() == 2;
     launch.pushers = SCATTER ? 0 : std::min<u64>(blocks, sizes.pushers);
     launch.status = ranks[rank].status;
@@ -154,7 +161,7 @@ class Group {
     u64 grid = std::min<u64>(blocks, std::max<u64>(launch.pushers, size() * sizes.tiles_of_part()));
     void* arguments[] = {&launch};
     use(ranks[rank].gpu);
-    check(cudaLaunchKernel((const void*)kernels::fused_matmul, dim3(grid), dim3(THREADS), arguments, kernels::SHARED,
+    check(cudaLaunchKernel((const void*)kernels::fused_matmul, dim3(grid), dim3(THREADS), arguments, kernels::SHARED_BYTES,
                            ranks[rank].stream),
           "fused_matmul");
   }
@@ -269,7 +276,7 @@ struct Job {
       describe(launch.out[peer], to, {n, rows}, {n * ITEM}, {BOX, HALF_TILE});
     }
     launch.shard = left;
-    launch.whole = sizes.whole ? wholes[rank]->address() : nullptr;
+    launch.gathered = sizes.whole ? wholes[rank]->address() : nullptr;
     group.enqueue(rank, sizes, launch, slot_bytes, timeout);
   }
 
@@ -300,19 +307,23 @@ std::vector<Sizes> shapes() {
           {33, 1032, {40}, 8, true}};
 }
 
-// A row of launches, each shape several times.
+Sizes random_sizes() {
+  u64 unit = 8;  // elements, of which the kernel wants whole multiples
+  std::vector<u64> columns(SCATTER || GATED ? 1 : random_up_to(3));
+  for (u64& n : columns) n = unit * random_up_to(40);
+  return {random_up_to(300), unit * random_up_to(20), columns, SCATTER ? 0 : random_up_to(8), !SCATTER && generator() % 2 == 0};
+}
+
+// A row of launches, each shape several times, and random ones.
 bool row_is_right(const std::vector<int>& gpus) {
   Group group(gpus);
   std::vector<std::unique_ptr<Job>> jobs;
-  for (int time = 0; time < 3; time++) {
+  for (int time = 0; time < 2; time++) {
     for (const Sizes& sizes : shapes()) jobs.emplace_back(new Job(group, sizes));
+    for (int i = 0; i < 3; i++) jobs.emplace_back(new Job(group, random_sizes()));
   }
   std::shuffle(jobs.begin(), jobs.end(), generator);
-  u64 first = 0;  // Who arrives first changes.
-  for (auto& job : jobs) {
-    for (u64 i = 0; i < group.size(); i++) job->enqueue(group, (first + i) % group.size(), PATIENCE);
-    first++;
-  }
+  group.enqueue_all(jobs);
   if (!group.finish()) return false;
   return std::all_of(jobs.begin(), jobs.end(), [](auto& job) { return job->is_right(); });
 }
@@ -330,10 +341,14 @@ int main(int argc, char** argv) {
   for (int gpu = 0; gpu < gpus; gpu++) {
     use(gpu);
     const void* kernel = (const void*)kernels::fused_matmul;
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kernels::SHARED), "cudaFuncSetAttribute");
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kernels::SHARED_BYTES), "cudaFuncSetAttribute");
     if (!meet({gpu}, PATIENCE)) return WRONG;  // Loads what is loaded at a first launch.
   }
-  for (int ranks : {2, 3, kernels::MAX_RANKS}) {
+  std::vector<int> numbers(kernels::MAX_RANKS - 1);
+  std::iota(numbers.begin(), numbers.end(), 2);
+  std::shuffle(numbers.begin(), numbers.end(), generator);
+  numbers.resize(3);
+  for (int ranks : numbers) {
     std::vector<int> placed = placement(ranks, gpus);
     std::string name = in_words(ranks, gpus);
     if (!meet(placed, PROBE_PATIENCE)) {

@@ -17,7 +17,7 @@ import java.util.concurrent.TimeoutException;
 import org.djlx.collectives.internal.host.Deadline;
 import org.djlx.collectives.internal.host.GroupErrors;
 
-/** Several operations that the caller sees as one. */
+/** One work for several operations. */
 final class CoalescedWork implements Work {
 
     private final List<Work> works;
@@ -54,7 +54,7 @@ final class CoalescedWork implements Work {
 
     @Override
     public void await() {
-        // One after the other, as they run; they all end even if one has failed.
+        // In the order in which they run. All end, even if one fails.
         works.forEach(work -> await(work, work::await));
         if (isOnStream()) {
             return;
@@ -66,7 +66,7 @@ final class CoalescedWork implements Work {
         }
     }
 
-    /** Whether it is a stream that waits, and none of the operations has failed yet. */
+    /** Returns whether only the stream waits, and no operation has failed yet. */
     private boolean isOnStream() {
         boolean waits = false;
         for (Work work : works) {
@@ -96,7 +96,7 @@ final class CoalescedWork implements Work {
         }
     }
 
-    /** Throws if the wait failed; that the operation did is for {@link #future} to tell. */
+    /** Waits; throws only if the wait itself failed. {@link #future} reports failed operations. */
     private static void await(Work work, Runnable wait) {
         try {
             wait.run();

@@ -9,18 +9,19 @@ import java.util.ArrayList;
 import java.util.EnumMap;
 import java.util.List;
 import java.util.Map;
-import java.util.function.IntFunction;
-import org.djlx.collectives.ProcessGroup.Variant;
+import java.util.function.BiFunction;
 import org.djlx.collectives.spi.Backend;
 import org.djlx.collectives.spi.OpType;
+import org.djlx.collectives.spi.Operation;
 import org.djlx.collectives.spi.Operation.Agreed;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.TensorInfo;
 
 /**
- * Runs a collective on several tensors: as a batch, if the backend has batches, or as one operation
- * for the tensors of each element type. All ranks must pass the same types and shapes in the same
- * order; a hash of all of them takes part in the agreement on each operation.
+ * Runs a collective on several tensors: as one batch if the backend {@linkplain
+ * Backend#batchesCollectives batches collectives}, otherwise as one operation per element type. All
+ * ranks must pass the same types and shapes in the same order; every operation carries a hash of
+ * all of them, which the ranks compare.
  */
 final class Coalescing {
 
@@ -30,34 +31,19 @@ final class Coalescing {
 
     private Coalescing() {}
 
-    // Infos are what is known of the tensors whose shapes are the same on all ranks. A rank whose
-    // list has other types than another's has more operations or fewer: where the first is found to
-    // differ, those behind it must not be taken for what the others call next.
+    // A TensorInfo describes the tensor whose type and shape must be the same on all ranks: the
+    // contribution of an all-reduce, the input of an all-gather, the output of a reduce-scatter.
 
     static Work allReduce(
             ProcessGroup group, List<NDArray> tensors, List<TensorInfo> infos, ReduceOp op) {
         Backend backend = group.state().backend();
-        int hash = hash(infos);
-        if (backend.batchesCollectives()) {
-            Variant variant = new Variant(ALL_REDUCE, hash);
-            return batch(group, tensors, i -> group.allReduce(variant, tensors.get(i), op));
-        }
-        List<Work> works = new ArrayList<>();
-        synchronized (group.state().issueLock()) {
-            for (Bucket bucket : buckets(infos)) {
-                works.add(
-                        group.issue(
-                                ALL_REDUCE,
-                                bucket.agreed(op, hash),
-                                operation ->
-                                        backend.allReduceCoalesced(
-                                                operation.behind(works),
-                                                bucket.pick(tensors),
-                                                bucket.pick(infos),
-                                                op)));
-            }
-        }
-        return joined(works, tensors);
+        Call call = new Call(group, ALL_REDUCE, infos, op, tensors);
+        return backend.batchesCollectives()
+                ? call.batch((operation, i) -> backend.allReduce(operation, tensors.get(i), op))
+                : call.buckets(
+                        (operation, bucket) ->
+                                backend.allReduceCoalesced(
+                                        operation, bucket.pick(tensors), bucket.pick(infos), op));
     }
 
     static Work allGather(
@@ -66,30 +52,19 @@ final class Coalescing {
             List<NDArray> inputs,
             List<TensorInfo> infos) {
         Backend backend = group.state().backend();
-        int hash = hash(infos);
-        if (backend.batchesCollectives()) {
-            Variant variant = new Variant(ALL_GATHER, hash);
-            return batch(
-                    group,
-                    outputs,
-                    i -> group.allGatherIntoTensor(variant, outputs.get(i), inputs.get(i)));
-        }
-        List<Work> works = new ArrayList<>();
-        synchronized (group.state().issueLock()) {
-            for (Bucket bucket : buckets(infos)) {
-                works.add(
-                        group.issue(
-                                ALL_GATHER,
-                                bucket.agreed(null, hash),
-                                operation ->
-                                        backend.allGatherCoalesced(
-                                                operation.behind(works),
-                                                bucket.pick(outputs),
-                                                bucket.pick(inputs),
-                                                bucket.pick(infos))));
-            }
-        }
-        return joined(works, outputs);
+        Call call = new Call(group, ALL_GATHER, infos, null, outputs);
+        return backend.batchesCollectives()
+                ? call.batch(
+                        (operation, i) ->
+                                backend.allGather(
+                                        operation, List.of(outputs.get(i)), inputs.get(i)))
+                : call.buckets(
+                        (operation, bucket) ->
+                                backend.allGatherCoalesced(
+                                        operation,
+                                        bucket.pick(outputs),
+                                        bucket.pick(inputs),
+                                        bucket.pick(infos)));
     }
 
     static Work reduceScatter(
@@ -99,56 +74,77 @@ final class Coalescing {
             List<TensorInfo> infos,
             ReduceOp op) {
         Backend backend = group.state().backend();
-        int hash = hash(infos);
-        if (backend.batchesCollectives()) {
-            Variant variant = new Variant(REDUCE_SCATTER, hash);
-            return batch(
-                    group,
-                    outputs,
-                    i -> group.reduceScatterTensor(variant, outputs.get(i), inputs.get(i), op));
-        }
-        List<Work> works = new ArrayList<>();
-        synchronized (group.state().issueLock()) {
-            for (Bucket bucket : buckets(infos)) {
-                works.add(
-                        group.issue(
-                                REDUCE_SCATTER,
-                                bucket.agreed(op, hash),
-                                operation ->
-                                        backend.reduceScatterCoalesced(
-                                                operation.behind(works),
-                                                bucket.pick(outputs),
-                                                bucket.pick(inputs),
-                                                bucket.pick(infos),
-                                                op)));
-            }
-        }
-        return joined(works, outputs);
+        Call call = new Call(group, REDUCE_SCATTER, infos, op, outputs);
+        return backend.batchesCollectives()
+                ? call.batch(
+                        (operation, i) ->
+                                backend.reduceScatter(
+                                        operation, outputs.get(i), List.of(inputs.get(i)), op))
+                : call.buckets(
+                        (operation, bucket) ->
+                                backend.reduceScatterCoalesced(
+                                        operation,
+                                        bucket.pick(outputs),
+                                        bucket.pick(inputs),
+                                        bucket.pick(infos),
+                                        op));
     }
 
-    /** One work is the whole: its result are the tensors of its type, which are all. */
-    private static Work joined(List<Work> works, List<NDArray> result) {
-        return works.size() == 1 ? works.get(0) : new CoalescedWork(works, result);
-    }
+    /** One call of a coalesced collective. */
+    private record Call(
+            ProcessGroup group,
+            OpType type,
+            List<TensorInfo> infos,
+            ReduceOp op,
+            List<NDArray> result) {
 
-    /** Issues an operation for each tensor; the ranks agree on the shapes of all with each. */
-    private static Work batch(ProcessGroup group, List<NDArray> results, IntFunction<Work> issue) {
-        Backend backend = group.state().backend();
-        List<Work> works = new ArrayList<>();
-        synchronized (group.state().issueLock()) {
-            backend.startBatch();
-            try {
-                for (int i = 0; i < results.size(); i++) {
-                    works.add(issue.apply(i));
+        /** Issues one operation per tensor; each carries the hash of all types and shapes. */
+        Work batch(BiFunction<Operation, Integer, Work> backendCall) {
+            Backend backend = group.state().backend();
+            int hash = hash(infos);
+            List<Work> works = new ArrayList<>();
+            synchronized (group.state().issueLock()) {
+                backend.startBatch();
+                try {
+                    for (int i = 0; i < infos.size(); i++) {
+                        int index = i;
+                        works.add(
+                                group.issue(
+                                        type,
+                                        infos.get(i),
+                                        op,
+                                        hash,
+                                        operation -> backendCall.apply(operation, index)));
+                    }
+                } finally {
+                    backend.endBatch();
                 }
-            } finally {
-                backend.endBatch();
             }
+            return new CoalescedWork(works, result);
         }
-        return new CoalescedWork(works, results);
+
+        /**
+         * Issues one operation per element type. Ranks with different element types issue different
+         * numbers of operations, so a mismatch in one operation cancels those after it.
+         */
+        Work buckets(BiFunction<Operation, Bucket, Work> backendCall) {
+            int hash = hash(infos);
+            List<Work> works = new ArrayList<>();
+            synchronized (group.state().issueLock()) {
+                for (Bucket bucket : Coalescing.buckets(infos)) {
+                    works.add(
+                            group.issue(
+                                    type,
+                                    bucket.agreed(op, hash),
+                                    operation ->
+                                            backendCall.apply(operation.after(works), bucket)));
+                }
+            }
+            return works.size() == 1 ? works.get(0) : new CoalescedWork(works, result);
+        }
     }
 
-    /** The tensors of one element type, those whose shape is the same on all ranks. */
+    /** The tensors of one element type. */
     private static final class Bucket {
 
         private final ScalarType type;
@@ -182,9 +178,9 @@ final class Coalescing {
     }
 
     /**
-     * Hashes types and shapes. Every step is a bijection of the hash and of the word that it takes
-     * in, whose bits it spreads over all of the hash: lists that differ in one word never collide
-     * before the last step, others only by chance, once in 2^32.
+     * Hashes types and shapes to 32 bits. Each step is a bijection in the hash and in the added
+     * word, so two lists that differ in one word have different 64-bit hashes. Otherwise the chance
+     * of a collision is 2^-32.
      */
     private static int hash(List<TensorInfo> infos) {
         long hash = infos.size();

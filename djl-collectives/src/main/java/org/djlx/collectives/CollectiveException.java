@@ -9,13 +9,14 @@ import java.nio.file.Path;
 import java.util.Optional;
 
 /**
- * A communication between ranks failed: a peer is gone, the group is broken, or a call did not fit.
+ * Communication between ranks failed: a peer has left or died, the group is broken, or calls do not
+ * match. The message names the operation, the group and the ranks.
  */
 public class CollectiveException extends EngineException {
 
     private static final long serialVersionUID = 1L;
 
-    /** The file in which this rank's last operations are, or null. */
+    /** The flight record file of this rank, or null. */
     private volatile String flightRecord;
 
     /**
@@ -31,39 +32,45 @@ public class CollectiveException extends EngineException {
      * Creates an exception with a cause.
      *
      * @param message the operation, the group, the ranks, and what to do
-     * @param cause what went wrong underneath
+     * @param cause the underlying failure
      */
     public CollectiveException(String message, Throwable cause) {
         super(message, cause);
     }
 
+    /**
+     * Sets the flight record file. For backends, before the work completes.
+     *
+     * @param file the path of the file
+     */
     public void setFlightRecord(String file) {
         flightRecord = file;
     }
 
     /**
-     * Returns where this rank's last operations are, as {@link
-     * org.djlx.collectives.trace.FlightRecorder} writes them when an operation fails.
+     * Returns the file to which {@link org.djlx.collectives.trace.FlightRecorder} writes this
+     * rank's last operations after a failure. A background thread writes it and logs an error if it
+     * cannot.
      *
-     * @return the file, which may still be being written; if it cannot be, the log says so. Empty
-     *     if none is written
+     * @return the file, possibly not written completely yet; empty if none is written
      */
     public Optional<Path> flightRecord() {
         return Optional.ofNullable(flightRecord).map(Path::of);
     }
 
     /**
-     * Returns what went wrong and where this rank's last operations are.
+     * Returns the message, with the path of the {@linkplain #flightRecord() flight record} if there
+     * is one.
      *
-     * @return the message, with the file if there is one
+     * @return the message
      */
     @Override
     public String getMessage() {
         String message = super.getMessage();
         String file = flightRecord;
-        // The message of a failure that another led to may quote that one's.
+        // A follow-up failure may quote the first failure's message, path included.
         return file == null || message.contains(file)
                 ? message
-                : message + "; this rank's last operations are in " + file;
+                : message + "; this rank's flight record: " + file;
     }
 }

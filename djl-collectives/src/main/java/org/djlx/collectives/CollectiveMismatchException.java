@@ -5,21 +5,21 @@
 package org.djlx.collectives;
 
 /**
- * Ranks called operations that do not fit together. Where calls are compared before they run, it is
- * thrown on every rank before any tensor was changed, and the group stays usable. Where they are
- * compared behind, the group is broken; {@link ProcessGroup} says which backend does what.
+ * The calls of the ranks do not match. If the backend compares calls before they run, every rank
+ * throws before any tensor changes and the group stays usable. If it compares them afterwards, the
+ * group is broken. See the table in {@link ProcessGroup}.
  */
 public class CollectiveMismatchException extends CollectiveException {
 
     private static final long serialVersionUID = 1L;
 
-    /** Whether the ranks are out of step. */
+    /** Whether calls may have run, so that the ranks are out of step. */
     private final boolean isGroupBroken;
 
     /**
-     * Creates an exception of calls that were compared before they ran.
+     * Creates an exception for calls that were compared before they ran; the group stays usable.
      *
-     * @param message what each rank called
+     * @param message the call of each rank
      */
     public CollectiveMismatchException(String message) {
         this(message, false);
@@ -28,8 +28,8 @@ public class CollectiveMismatchException extends CollectiveException {
     /**
      * Creates an exception.
      *
-     * @param message what each rank called
-     * @param isGroupBroken whether the calls may have run, so that the ranks are out of step
+     * @param message the call of each rank
+     * @param isGroupBroken whether calls may have run, so that the ranks are out of step
      */
     public CollectiveMismatchException(String message, boolean isGroupBroken) {
         super(message);
@@ -37,11 +37,10 @@ public class CollectiveMismatchException extends CollectiveException {
     }
 
     /**
-     * Tells whether the group is broken: if so, the {@linkplain #flightRecord() record} of the
-     * rank's last operations is written, as after any other failure.
+     * Returns whether the group is broken. A broken group writes its {@linkplain #flightRecord()
+     * flight record}; otherwise the group stays usable and the message has all information.
      *
-     * @return whether it is; otherwise it stays usable, and all that is known of the calls stands
-     *     in the message
+     * @return true if the group is broken
      */
     public boolean isGroupBroken() {
         return isGroupBroken;

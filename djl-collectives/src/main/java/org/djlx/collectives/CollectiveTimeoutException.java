@@ -12,14 +12,14 @@ public class CollectiveTimeoutException extends CollectiveException {
 
     private static final long serialVersionUID = 1L;
 
-    /** The ranks that did not arrive; an array, as a list need not be serializable. */
+    /** The missing ranks; an array, because a list need not be serializable. */
     private final int[] missingRanks;
 
     /**
      * Creates an exception.
      *
      * @param message the operation, its sequence number, the group, the timeout and the ranks
-     * @param missingRanks the ranks of the group that did not arrive; null if they are not known
+     * @param missingRanks the ranks of the group that did not arrive; null if unknown
      */
     public CollectiveTimeoutException(String message, List<Integer> missingRanks) {
         this(message, missingRanks, null);
@@ -29,8 +29,8 @@ public class CollectiveTimeoutException extends CollectiveException {
      * Creates an exception with a cause.
      *
      * @param message the operation, its sequence number, the group, the timeout and the ranks
-     * @param missingRanks the ranks of the group that did not arrive; null if they are not known
-     * @param cause the same, thrown on the thread that ran the operation
+     * @param missingRanks the ranks of the group that did not arrive; null if unknown
+     * @param cause the exception that the thread running the operation threw
      */
     public CollectiveTimeoutException(String message, List<Integer> missingRanks, Throwable cause) {
         super(message, cause);
@@ -43,7 +43,7 @@ public class CollectiveTimeoutException extends CollectiveException {
     /**
      * Returns the ranks that did not arrive.
      *
-     * @return ranks of the group, ascending; empty if it is not known who was late
+     * @return ranks of the group, ascending; empty if they are unknown
      */
     public List<Integer> missingRanks() {
         return Arrays.stream(missingRanks).boxed().toList();

@@ -12,85 +12,146 @@ import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.nativeops.cuda.GpuTopology;
 
 /**
- * Options of the {@code cuda_p2p} backend. All but the devices must be the same on all ranks.
+ * Options of the {@code cuda_p2p} backend: NCCL plus GPU kernels that use peer memory. All options
+ * except the devices must be the same on all ranks.
  *
- * <p>What this backend does not leave to NCCL are all-reduces up to {@link #oneShotBytes(int)} or
- * {@link #twoShotBytes(int, boolean)}, which run on the stream of the group as NCCL's operations
- * do, and operators on P2P buffers ({@link ProcessGroup#execute}), which run on the caller's
- * current stream; there, too, may run all-reduces {@linkplain ProcessGroup#allReduce(NDArray,
- * ReduceOp, boolean) that are waited for}. A call returns when its work is enqueued: hosts do not
- * wait for each other, unless one is hundreds of calls ahead; except that a call of an operator
- * waits until the operations before are enqueued, and NCCL waits for other ranks before the first
- * of a kind is. It is the GPUs that wait, in kernels that give up at the operation's timeout, or
- * when the group breaks or is destroyed. Operations of a group run in the order of the calls, also
- * on different streams and whether NCCL runs them or not; on batches, see {@link NcclBatch}.
+ * <pre>{@code
+ * BackendOptions options = CudaP2pOptions.builder().optBufferSize(512L << 20).build();
+ * List<ProcessGroup> groups = ProcessGroups.local("cuda_p2p", 8, options);
+ * }</pre>
  *
- * <p><b>Which GPUs.</b> If the GPUs of every two ranks can access each other's memory, all this is
- * done between them. GPUs that form a hybrid cube mesh, as in a DGX-1, are asked for that only
- * where they are linked by NVLink: eight ranks there do all-reduces up to {@link
- * #oneShotBytes(int)} over these links, and have no P2P buffers, so that operators fall back.
- * Everywhere else NCCL does all. GPUs may be of different architectures; what one of them has no
- * kernel for, bfloat16 before sm_80, NCCL does on all ranks. Before sm_70, NCCL does all.
+ * <table>
+ * <caption>Which operation runs where</caption>
+ * <tr><th>operation</th><th>runs as</th><th>stream</th></tr>
+ * <tr>
+ *   <td>all-reduce up to {@link #oneShotBytes(int)}</td>
+ *   <td>one-shot kernel</td>
+ *   <td>the group's</td>
+ * </tr>
+ * <tr>
+ *   <td>all-reduce up to {@link #twoShotBytes(int, boolean)}</td>
+ *   <td>two-shot kernel</td>
+ *   <td>the group's</td>
+ * </tr>
+ * <tr>
+ *   <td>larger all-reduce, ranks in one process</td>
+ *   <td>direct kernel, see {@link Builder#optDirect}</td>
+ *   <td>the group's</td>
+ * </tr>
+ * <tr>
+ *   <td>{@linkplain ProcessGroup#allReduce(NDArray, ReduceOp, boolean) synchronous} all-reduce</td>
+ *   <td>as above</td>
+ *   <td>the caller's, where possible</td>
+ * </tr>
+ * <tr>
+ *   <td>operator on P2P buffers ({@link ProcessGroup#execute})</td>
+ *   <td>the operator's kernels</td>
+ *   <td>the caller's</td>
+ * </tr>
+ * <tr><td>all else</td><td>NCCL</td><td>the group's</td></tr>
+ * </table>
  *
- * <p><b>Calls that differ.</b> What each rank calls is compared behind the calls, messages and the
- * sizes of an all-to-all excepted. Calls that differ break the group: on every rank, what is under
- * way and what is called later fails with an error that names what each called, and tensors of what
- * was under way hold anything. With {@link NcclOptions.Builder#optVerify} in {@link
- * Builder#optNcclOptions}, a call waits on the host until all ranks have made theirs and compares
- * before anything is enqueued; calls that differ then leave the group usable. That is for finding
- * errors, and each rank needs a thread of its own for it.
+ * <p>Operations of a group run in the order of the calls, whichever stream or library runs them.
+ * For batches see {@link NcclBatch}.
  *
- * <p><b>Several groups.</b> Each group has a stream, so that its operations do not wait for those
- * of other groups. A stream that is told to wait for a work, or that runs an operator, does so
- * before anything that it is given later, for another group as well: ranks that share several
- * groups call operators in one order, or on a stream for each group; otherwise GPUs wait for each
- * other until the timeout. Streams do not help operators that are one launch, as fused ones are on
- * Hopper GPUs or an exchange before or behind a matmul, nor all-reduces of P2P kernels from some
- * 256 KiB on: such a kernel waits for those of the other ranks on all multiprocessors, all-reduces
- * on all but 32, and what another group has launched on its GPU gets few or none until then. Ranks
- * call those of all groups in one order. CUDA maps the streams of a process to 8 hardware queues of
- * a GPU, in which one waits for another; with more streams than that, set {@code
- * CUDA_DEVICE_MAX_CONNECTIONS=32} in the environment. A stream on which operations ran must not be
- * destroyed before they have ended.
+ * <h2>Host</h2>
  *
- * <p><b>Graphs.</b> What NCCL does not run can be recorded by {@link
- * org.djlx.nativeops.cuda.CudaGraph#capture}; what NCCL runs, messages included, then throws. All
- * ranks record it at the same place among their calls, which is compared, and launch their graphs
- * equally often, which is not. A launch waits on the GPU for those of the other ranks. An operation
- * outside of graphs follows on a graph that was launched before on the caller's current stream; the
- * reverse does not hold, and graphs are not ordered with each other: launch them on one stream,
- * which has waited for the works of the operations before, or order the streams, and launch none
- * any more once the group is destroyed. A launch whose peers do not arrive within the timeout with
- * which the operation was recorded breaks the group: its output holds arbitrary values, NaN among
- * them, until the next call on the group, or {@code await} of a work of it, throws the error.
+ * <p>A call returns when its work is enqueued; hosts do not wait for each other. GPUs wait, in
+ * kernels that stop at the operation's timeout or when the group breaks or is destroyed.
+ * Exceptions:
+ *
+ * <ul>
+ *   <li>A host that is hundreds of calls ahead of another waits for it.
+ *   <li>A call of an operator waits until the operations before it are enqueued.
+ *   <li>The first NCCL operation of a kind waits for the other ranks.
+ * </ul>
+ *
+ * <h2>Supported GPUs</h2>
+ *
+ * <ul>
+ *   <li>P2P is used if every pair of GPUs has peer access.
+ *   <li>In a hybrid cube mesh (DGX-1), P2P is used over NVLink only. Eight ranks then run
+ *       all-reduces up to {@link #oneShotBytes(int)} over these links. They have no P2P buffers, so
+ *       operators use their fallback.
+ *   <li>Otherwise, and before sm_70, NCCL runs everything.
+ *   <li>GPUs may have different architectures. NCCL runs on all ranks what one of them has no
+ *       kernel for, such as bfloat16 before sm_80.
+ * </ul>
+ *
+ * <h2>Calls that do not match</h2>
+ *
+ * <p>The ranks compare their calls asynchronously, except messages and the sizes of an all-to-all.
+ * A mismatch breaks the group on every rank: running and later operations fail with an error that
+ * lists each rank's call, and the tensors of running operations hold arbitrary values.
+ *
+ * <p>To find such an error, set {@link NcclOptions.Builder#optVerify} in {@link
+ * Builder#optNcclOptions}. Each call then blocks until all ranks have made theirs, and compares
+ * before it enqueues anything; a mismatch leaves the group usable. Each rank needs its own thread
+ * for that.
+ *
+ * <h2>Several groups on the same GPUs</h2>
+ *
+ * <ul>
+ *   <li>Each group has its own stream, so its operations do not wait for those of other groups.
+ *   <li>A caller's stream that waits for a work or runs an operator is blocked until then, for
+ *       other groups too. Ranks that share several groups must call operators in the same order, or
+ *       use one stream per group. Otherwise the GPUs wait for each other until the timeout.
+ *   <li>Ranks must call whole-GPU kernels of all groups in the same order, even on separate
+ *       streams. These are single-kernel operators (fused ones on Hopper, exchanges before or after
+ *       a matmul) and all-reduce kernels from about 256 KiB. They occupy all SMs (all-reduces all
+ *       but 32) while they wait for their peers.
+ *   <li>CUDA maps the streams of a process to 8 hardware queues per GPU, and streams in one queue
+ *       wait for each other. With more streams set {@code CUDA_DEVICE_MAX_CONNECTIONS=32} in the
+ *       environment.
+ *   <li>Do not destroy a stream before the operations on it have ended.
+ * </ul>
+ *
+ * <h2>CUDA graphs</h2>
+ *
+ * <ul>
+ *   <li>{@link org.djlx.nativeops.cuda.CudaGraph#capture} records everything except NCCL
+ *       operations, which throw. Messages are NCCL operations.
+ *   <li>All ranks record an operation at the same position in their calls; this is compared.
+ *   <li>All ranks launch their graphs equally often; this is not compared. A launch waits on the
+ *       GPU for the launches of the other ranks.
+ *   <li>An operation outside a graph runs after the graphs launched earlier on the caller's current
+ *       stream. The reverse is not ordered, nor are graphs among each other. Launch all graphs on
+ *       one stream that has waited for earlier works, or order the streams yourself.
+ *   <li>Do not launch a graph after the group has been destroyed.
+ *   <li>A launch whose peers do not arrive within the timeout of the recorded operation breaks the
+ *       group. Its outputs hold arbitrary values, NaN included, until the next call on the group or
+ *       the next {@code await} throws the error.
+ * </ul>
  */
 public final class CudaP2pOptions extends BackendOptions {
 
-    /** The size of a rank's P2P buffer unless told otherwise: 256 MiB. */
+    /** The default size of a rank's P2P buffer: 256 MiB. */
     public static final long DEFAULT_BUFFER_SIZE = 256L << 20;
 
-    // Two ranks send no more by one-shot than by anything else. More do: so much, to all together.
+    // With two ranks one-shot sends no more bytes than other algorithms. With more ranks this
+    // limits
+    // the bytes that a rank sends to all others together.
     private static final long ONE_SHOT_BYTES = 64 << 20;
     private static final long ONE_SHOT_BYTES_TO_ALL = 768 << 10;
 
-    // On 2 and 4 H200s two-shot is ahead of NCCL up to 64 MiB. On 8 it takes 0.95 of NCCL's time at
-    // 16 MiB and 1.17 at 64; between the two, where nothing was measured, both would be alike at 20
-    // to 22 MiB. Of 5 to 7 ranks nothing was measured either: they are taken for 8. Direct was
-    // measured on 2 alone.
+    // Measured on H200: on 2 and 4 GPUs two-shot beats NCCL up to 64 MiB. On 8 GPUs it takes 0.95×
+    // NCCL's time at 16 MiB and 1.17× at 64 MiB; the crossover, by interpolation, is at about 20
+    // MiB.
+    // 5 to 7 GPUs were not measured and use the limit for 8. Direct was measured on 2 GPUs only.
     private static final long TWO_SHOT_BYTES = 64 << 20;
     private static final long TWO_SHOT_BYTES_OF_MANY = 16 << 20;
     private static final int MANY = 5; // ranks
-    private static final String USUAL = "what suits the ranks";
-    private static final long MAX_SIZE = 1L << 40; // more than any GPU has, and sums stay longs
+    private static final String AUTOMATIC = "automatic";
+    private static final long MAX_SIZE = 1L << 40; // beyond any GPU; sums do not overflow a long
 
     private final long bufferSize;
     private final long heapSize;
     private final NcclOptions ncclOptions;
-    private final Long oneShotBytes; // null if it depends on the number of ranks
+    private final Long oneShotBytes; // null: depends on the number of ranks
     private final Long twoShotBytes; // likewise
     private final GpuTopology.Kind topology;
     private final boolean sharedGpus;
-    private final Boolean direct; // null if it depends on the number of ranks
+    private final Boolean direct; // null: depends on the number of ranks
 
     private CudaP2pOptions(Builder builder) {
         super(
@@ -125,16 +186,17 @@ public final class CudaP2pOptions extends BackendOptions {
     }
 
     /**
-     * Returns the options of what runs on NCCL.
+     * Returns the NCCL options. Their timeout and devices apply to the whole backend.
      *
-     * @return the options, also for the timeout and the devices
+     * @return the options
      */
     public NcclOptions ncclOptions() {
         return ncclOptions;
     }
 
     /**
-     * Returns up to which size an all-reduce is one-shot, or takes the mesh algorithm.
+     * Returns the largest size for the one-shot all-reduce, or for the mesh algorithm in a hybrid
+     * cube mesh.
      *
      * @param worldSize the number of ranks, at least 1
      * @return the size in bytes
@@ -147,10 +209,10 @@ public final class CudaP2pOptions extends BackendOptions {
     }
 
     /**
-     * Returns up to which size an all-reduce is two-shot.
+     * Returns the largest size for the two-shot all-reduce.
      *
      * @param worldSize the number of ranks, at least 1
-     * @param recorded whether it is recorded into a graph, which cannot hold what NCCL runs
+     * @param recorded whether it is recorded into a CUDA graph, which excludes NCCL
      * @return the size in bytes
      */
     public long twoShotBytes(int worldSize, boolean recorded) {
@@ -161,15 +223,15 @@ public final class CudaP2pOptions extends BackendOptions {
     }
 
     /**
-     * Returns how the GPUs are taken to be linked.
+     * Returns the assumed topology of the GPUs.
      *
-     * @return the topology, or empty if NVML tells
+     * @return the topology; empty if NVML is queried
      */
     public Optional<GpuTopology.Kind> topology() {
         return Optional.ofNullable(topology);
     }
 
-    /** All that must be the same on all ranks, in words. */
+    /** Returns the options that must be the same on all ranks, as text. */
     @Override
     public String toString() {
         return String.format(
@@ -177,8 +239,8 @@ public final class CudaP2pOptions extends BackendOptions {
                         + " %s%s%s%s",
                 bufferSize,
                 heapSize,
-                oneShotBytes == null ? USUAL : oneShotBytes,
-                twoShotBytes == null ? USUAL : twoShotBytes,
+                oneShotBytes == null ? AUTOMATIC : oneShotBytes,
+                twoShotBytes == null ? AUTOMATIC : twoShotBytes,
                 topology == null ? "from NVML" : topology,
                 sharedGpus ? ", shared GPUs" : "",
                 direct == null ? "" : direct ? ", direct" : ", not direct",
@@ -186,29 +248,30 @@ public final class CudaP2pOptions extends BackendOptions {
     }
 
     /**
-     * Tells whether ranks may share a GPU.
+     * Returns whether ranks may share a GPU.
      *
-     * @return whether they may
+     * @return true if they may
      */
     public boolean isSharedGpus() {
         return sharedGpus;
     }
 
     /**
-     * Tells whether ranks of one process may read and write each other's tensors.
+     * Returns whether ranks of one process may read and write each other's tensors.
      *
-     * @return whether they may
+     * @return true if they may
      */
     public boolean isDirect() {
         return direct == null || direct;
     }
 
     /**
-     * Tells whether an all-reduce is direct, if it is too large for two-shot.
+     * Returns whether an all-reduce that is too large for two-shot is direct, where that is
+     * possible.
      *
      * @param worldSize the number of ranks, at least 1
-     * @param recorded whether it is recorded into a graph, which cannot hold what NCCL runs
-     * @return whether it is, where it can be
+     * @param recorded whether it is recorded into a CUDA graph, which excludes NCCL
+     * @return true if it is direct
      */
     public boolean isDirect(int worldSize, boolean recorded) {
         return direct != null ? direct : worldSize < MANY || recorded;
@@ -229,7 +292,7 @@ public final class CudaP2pOptions extends BackendOptions {
         private long bufferSize = DEFAULT_BUFFER_SIZE;
         private long heapSize;
         private NcclOptions ncclOptions = NcclOptions.builder().build();
-        private Duration timeout; // null: that of NCCL's options
+        private Duration timeout; // null: the timeout of the NCCL options
         private Long oneShotBytes;
         private Long twoShotBytes;
         private GpuTopology.Kind topology;
@@ -241,7 +304,7 @@ public final class CudaP2pOptions extends BackendOptions {
         /**
          * Sets the size of each rank's P2P buffer.
          *
-         * @param bytes the size in bytes; 0 for none
+         * @param bytes the size in bytes; 0 for no buffer; 256 MiB unless set
          * @return this builder
          */
         public Builder optBufferSize(long bytes) {
@@ -251,9 +314,9 @@ public final class CudaP2pOptions extends BackendOptions {
 
         /**
          * Sets the size of each rank's P2P heap, from which {@link
-         * org.djlx.collectives.p2p.P2pAllocator} gives out arrays.
+         * org.djlx.collectives.p2p.P2pAllocator} allocates arrays.
          *
-         * @param bytes the size in bytes; 0, none, unless set
+         * @param bytes the size in bytes; 0 (no heap) unless set
          * @return this builder
          */
         public Builder optHeapSize(long bytes) {
@@ -262,9 +325,9 @@ public final class CudaP2pOptions extends BackendOptions {
         }
 
         /**
-         * Sets how long an operation may take, on NCCL or not.
+         * Sets how long an operation may take, whether NCCL runs it or not.
          *
-         * @param timeout the timeout; that of the options for NCCL unless set
+         * @param timeout the timeout; the timeout of the NCCL options unless set
          * @return this builder
          */
         public Builder optTimeout(Duration timeout) {
@@ -273,9 +336,8 @@ public final class CudaP2pOptions extends BackendOptions {
         }
 
         /**
-         * Sets the options of what runs on NCCL. The timeout, when to warn, the devices, whether
-         * waiting for a work blocks the host, and whether calls are verified, are also those of the
-         * rest.
+         * Sets the NCCL options. {@code optTimeout}, {@code optWarnAfter}, {@code optDevices},
+         * {@code optBlockingWait} and {@code optVerify} apply to the whole backend.
          *
          * @param options the options
          * @return this builder
@@ -286,16 +348,16 @@ public final class CudaP2pOptions extends BackendOptions {
         }
 
         /**
-         * Sets up to which size an all-reduce is one-shot, or takes the mesh algorithm where the
-         * GPUs form a hybrid cube mesh.
+         * Sets the largest size for the one-shot all-reduce, or for the mesh algorithm in a hybrid
+         * cube mesh.
          *
-         * <p>Kernels of large all-reduces take all multiprocessors but 32 until the other ranks
-         * have come. Where these are to go on with something else, as with the backward pass behind
-         * gradients, smaller sizes here and for two-shot leave large ones to what takes a few (see
-         * {@link #optDirect}).
+         * <p>While large all-reduce kernels wait for other ranks they occupy all SMs but 32. If
+         * other work should overlap, such as the backward pass during gradient reduction, set
+         * smaller limits here and in {@link #optTwoShotBytes}. Larger tensors then use algorithms
+         * with few SMs; see {@link #optDirect}.
          *
-         * @param bytes the size in bytes; unless set, 64 MiB for two ranks, otherwise 768 KiB
-         *     divided by the number of other ranks
+         * @param bytes the size in bytes; unless set, 64 MiB for two ranks, and 768 KiB divided by
+         *     the number of other ranks for more
          * @return this builder
          */
         public Builder optOneShotBytes(long bytes) {
@@ -304,7 +366,7 @@ public final class CudaP2pOptions extends BackendOptions {
         }
 
         /**
-         * Sets up to which size an all-reduce is two-shot, if it is too large for one-shot.
+         * Sets the largest size for the two-shot all-reduce. It is used above the one-shot limit.
          *
          * @param bytes the size in bytes; unless set, 64 MiB for up to four ranks and in graphs,
          *     otherwise 16 MiB
@@ -318,29 +380,44 @@ public final class CudaP2pOptions extends BackendOptions {
         private static long requireSize(String what, long bytes) {
             if (bytes < 0 || bytes > MAX_SIZE) {
                 throw new IllegalArgumentException(
-                        what + " must be from 0 to " + MAX_SIZE + " bytes: " + bytes);
+                        what + " must be 0 to " + MAX_SIZE + " bytes, but is " + bytes);
             }
             return bytes;
         }
 
         /**
-         * Lets ranks share a GPU, to try out what runs on P2P buffers where there are fewer GPUs
-         * than ranks. What needs NCCL fails then, as NCCL refuses to share. Ranks of one process
-         * must each have a current stream of their own, as they wait for each other on it, and run
-         * with two settings in the environment. {@code CUDA_MODULE_LOADING=EAGER}: otherwise a
-         * kernel is loaded with its first launch, which may wait for kernels that already run on
-         * that very GPU and wait for this rank. {@code CUDA_DEVICE_MAX_CONNECTIONS=32}: otherwise
-         * streams of several ranks may have one hardware queue, in which the kernel of one rank
-         * comes behind the stream of another that waits for it. Neither helps where one rank alone
-         * loads a kernel while those of others wait for it, as cuBLAS does for a size that it has
-         * not seen; kernels of this project are loaded once for all ranks of a process. And a rank
-         * synchronises its stream before it copies from or to memory that is not pinned, as {@code
-         * create} and {@code toFloatArray} of arrays do: such a copy waits for the stream, and
-         * until then the driver takes no calls for that GPU, not even of the rank that is waited
-         * for. Kernels that wait for peers take at most half of the SMs together, so that a matmul
-         * of the rank that is waited for finds room.
+         * Lets ranks share a GPU, to test P2P operations on a machine with fewer GPUs than ranks.
+         * NCCL does not support shared GPUs, so operations that need NCCL fail.
          *
-         * @param shared whether they may; false, NCCL alone, unless set
+         * <p>For ranks in one process:
+         *
+         * <ul>
+         *   <li>Each rank needs its own current stream, because ranks wait for each other on it.
+         *   <li>Set {@code CUDA_MODULE_LOADING=EAGER}. With lazy loading the first launch of a
+         *       kernel may wait for running kernels of the same GPU, which in turn wait for this
+         *       rank.
+         *   <li>Set {@code CUDA_DEVICE_MAX_CONNECTIONS=32}. Otherwise streams of several ranks may
+         *       share a hardware queue, in which a kernel waits behind the stream that waits for
+         *       it.
+         *   <li>Neither setting helps if one rank alone loads a kernel while kernels of the others
+         *       wait for it, as cuBLAS does for a new matrix size. For a new size let all ranks
+         *       synchronise their streams and meet before the call. Kernels of this project are
+         *       loaded once for all ranks of a process.
+         *   <li>Synchronise the rank's stream before you copy from the GPU to memory that is not
+         *       pinned, as {@code toFloatArray} and {@code getFloat} do. The copy waits for the
+         *       stream and holds a lock of the driver meanwhile. Other ranks can then allocate no
+         *       memory and create no event on that GPU, not even the rank that the stream waits
+         *       for: all stand still until the timeout.
+         *   <li>Free no memory of the GPU while ranks wait for each other: no {@code cudaFree}, no
+         *       emptying of libtorch's cache, which libtorch empties itself when memory runs out.
+         *       {@code cudaFree} waits for all kernels of the GPU, and meanwhile nothing can be
+         *       launched there.
+         * </ul>
+         *
+         * <p>Kernels that wait for peers use at most half of the SMs together, so that a matmul of
+         * the awaited rank can run.
+         *
+         * @param shared true to share; false unless set
          * @return this builder
          */
         public Builder optSharedGpus(boolean shared) {
@@ -349,19 +426,23 @@ public final class CudaP2pOptions extends BackendOptions {
         }
 
         /**
-         * Lets ranks that are threads of one process, on GPUs that are all linked by NVLink, reduce
-         * large tensors where they lie: each reads and writes a part of all ranks' tensors, by a
-         * few blocks that leave the other multiprocessors to what runs beside them. Otherwise NCCL
-         * reduces tensors that are too large for two-shot, as it does where ranks are processes,
-         * where libtorch's segments of memory can grow ({@code expandable_segments}), and for types
-         * and operations that only NCCL has.
+         * Allows the direct all-reduce for tensors that are too large for two-shot. Each rank reads
+         * and writes its part of all ranks' tensors, without a staging buffer, on a few SMs. NCCL
+         * is used instead if:
          *
-         * <p>When such an all-reduce has failed, for example because a rank was late, that rank may
-         * still write into the tensor: its values count for nothing, whatever is written to it,
-         * until all ranks have destroyed the group. Its memory is kept until then; that of a graph
-         * as long as the graph.
+         * <ul>
+         *   <li>ranks are separate processes, or not all GPUs are linked by NVLink;
+         *   <li>libtorch uses expandable segments ({@code expandable_segments}), which are not
+         *       peer-mapped;
+         *   <li>only NCCL has the element type or the reduction.
+         * </ul>
          *
-         * @param allowed whether they may; unless set, up to four ranks, and in graphs
+         * <p>After a failed direct all-reduce a late rank may still write to this rank's tensor. Do
+         * not use the tensor's values until all ranks have destroyed the group. Its memory is kept
+         * until then; memory used in a graph is kept as long as the graph.
+         *
+         * @param allowed true to allow it; unless set, it is allowed for up to four ranks and in
+         *     graphs
          * @return this builder
          */
         public Builder optDirect(boolean allowed) {
@@ -370,9 +451,9 @@ public final class CudaP2pOptions extends BackendOptions {
         }
 
         /**
-         * Sets how the GPUs are taken to be linked, for tests; NVML tells unless set. In a hybrid
-         * cube mesh, ranks 0 to 3 and 4 to 7 are taken to be the fours, and rank i to be linked to
-         * rank i + 4; between other ranks there is no P2P then, whatever the GPUs can do.
+         * Sets the assumed topology of the GPUs, for tests; NVML is queried unless set. In a hybrid
+         * cube mesh, ranks 0 to 3 are fully linked, ranks 4 to 7 are fully linked, and rank i is
+         * linked to rank i + 4. Other pairs do not use P2P, even if their GPUs could.
          *
          * @param kind the topology
          * @return this builder

@@ -25,23 +25,23 @@ import org.djlx.collectives.trace.GroupTrace;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
-/** What all handles on a group share on one rank: its backend, its counters, its sub-groups. */
+/** The state of a group on one rank, shared by all its handles: backend, counters, sub-groups. */
 final class GroupState {
 
     private static final Logger logger = LoggerFactory.getLogger(GroupState.class);
 
-    private static final int MAX_TOLD = 1000;
+    private static final int MAX_WARNED = 1000;
 
-    // The groups of which it was said that they were not destroyed. Bounded, as nobody else knows
-    // when all ranks of one are gone.
-    private static final Set<String> TOLD =
+    // The groups for which the log has warned that they were not destroyed. Bounded, because it is
+    // unknown when the last rank of a group has gone.
+    private static final Set<String> WARNED =
             Collections.newSetFromMap(
                     new LinkedHashMap<>() {
                         private static final long serialVersionUID = 1L;
 
                         @Override
                         protected boolean removeEldestEntry(Map.Entry<String, Boolean> eldest) {
-                            return size() > MAX_TOLD;
+                            return size() > MAX_WARNED;
                         }
                     });
 
@@ -55,10 +55,10 @@ final class GroupState {
     private final String name;
     private final int rank;
     private final int worldSize;
-    private final List<Integer> ranks; // in the group that was initialised
-    private final List<Integer> parentRanks; // in the group of which this one was made
+    private final List<Integer> ranks; // global ranks
+    private final List<Integer> parentRanks; // ranks in the parent group
     private final GroupTrace trace; // null if this rank is not a member
-    private final String unusable; // why, if it never was usable
+    private final String unusable; // why a non-member handle is not usable; null for members
     private final Object issueLock = new Object();
 
     // Guarded by issueLock.
@@ -71,7 +71,7 @@ final class GroupState {
     private int monitoredBarriers;
     private volatile boolean destroyed;
 
-    @SuppressWarnings("unused") // It is there to be referred to.
+    @SuppressWarnings("unused") // Only keeps the group reachable.
     private volatile Lifeline kept;
 
     GroupState(
@@ -94,7 +94,7 @@ final class GroupState {
         this.unusable = null;
     }
 
-    /** Creates the state of a group that this rank is not in. */
+    /** Creates the state of a non-member handle. */
     GroupState(String name, List<Integer> ranks, GroupState whole, String member) {
         this.parent = null;
         this.context = null;
@@ -106,8 +106,7 @@ final class GroupState {
         this.ranks = List.copyOf(ranks);
         this.parentRanks = positions(ranks, whole.ranks);
         this.trace = null;
-        this.unusable =
-                member + " is not a member of the group '" + name + "': ask isMember() before";
+        this.unusable = member + " is not a member of group '" + name + "'; check isMember() first";
     }
 
     private static List<Integer> positions(List<Integer> ranks, List<Integer> whole) {
@@ -162,7 +161,7 @@ final class GroupState {
         }
     }
 
-    /** Numbers an operation; the number is taken by {@link #issued}. */
+    /** Creates an operation with the next sequence number, which {@link #issued} consumes. */
     Operation nextOperation(OpType type, Duration timeout, Agreed agreed, int tag) {
         Operation operation =
                 type.isPointToPoint()
@@ -180,11 +179,12 @@ final class GroupState {
     }
 
     /**
-     * Returns a number that is the same on all ranks, as all create sub-groups in one order.
+     * Returns the number of the next sub-group. It is the same on all ranks, because all create
+     * sub-groups in the same order.
      *
-     * @param givenName the name that the sub-group is to have within this group, or null
-     * @throws IllegalArgumentException if a sub-group has been given that name, on all ranks alike:
-     *     also if it was destroyed since, which only its members know
+     * @param givenName the user's name for the sub-group, or null
+     * @throws IllegalArgumentException on all ranks, if the name was used before, even if that
+     *     sub-group has been destroyed, which only its members know
      */
     int nextSubGroup(String givenName) {
         synchronized (issueLock) {
@@ -192,9 +192,9 @@ final class GroupState {
             if (givenName != null && !givenNames.add(givenName)) {
                 throw new IllegalArgumentException(
                         String.format(
-                                "newGroup: the group '%s' has had a group '%s' already; choose"
-                                        + " another name or leave it out: a name can be given once,"
-                                        + " even if the group that has it was destroyed",
+                                "newGroup: the group '%s' already had a sub-group '%s'; choose"
+                                    + " another name or none (a name can be used once, even if the"
+                                    + " sub-group was destroyed)",
                                 name, givenName));
             }
             return subGroupCount++;
@@ -232,7 +232,7 @@ final class GroupState {
         }
     }
 
-    /** Frees what libraries have kept, when nothing of the group runs any more. */
+    /** Closes the attachments of libraries, after all operations of the group have ended. */
     private void closeAttachments() {
         List<AutoCloseable> kept;
         synchronized (attachments) {
@@ -243,19 +243,23 @@ final class GroupState {
             return;
         }
         Disposal.run(
-                "what is attached to group '" + name + "'",
+                "the attachments of group '" + name + "'",
                 () -> {
                     for (AutoCloseable attachment : kept) {
                         try {
                             attachment.close();
                         } catch (Exception e) {
-                            logger.warn("{} of group '{}' cannot be freed", attachment, name, e);
+                            logger.warn(
+                                    "cannot close attachment {} of group '{}'",
+                                    attachment,
+                                    name,
+                                    e);
                         }
                     }
                 });
     }
 
-    /** Keeps the group from being freed as a forgotten one. */
+    /** Keeps the group reachable, so that the Cleaner does not free it before it is destroyed. */
     void keep(Lifeline lifeline) {
         kept = lifeline;
         if (destroyed) {
@@ -264,17 +268,16 @@ final class GroupState {
     }
 
     /**
-     * Destroys the group, which nobody has done and nobody can use any more. Where there is no
-     * memory even for that, nobody else would try again.
+     * Destroys the group after it became unreachable. Retries when memory has run out, because
+     * nothing else would free the group.
      */
     void abandoned() {
         for (int attempt = 1; attempt <= ABANDONED_ATTEMPTS; attempt++) {
             try {
-                if (destroy() && isNews(trace.job() + "/" + name)) {
+                if (destroy() && isFirstWarning(trace.job() + "/" + name)) {
                     logger.warn(
-                            "group '{}' of backend '{}' was forgotten without destroy() and has"
-                                    + " been freed now, here on rank {}; until then it held threads"
-                                    + " and memory",
+                            "group '{}' of backend '{}' was never destroyed; the garbage collector"
+                                + " has freed its threads and memory on rank {}; call destroy()",
                             name,
                             backend.name(),
                             rank);
@@ -284,27 +287,27 @@ final class GroupState {
                 try {
                     Thread.sleep(ABANDONED_PAUSE_MILLIS);
                 } catch (InterruptedException | OutOfMemoryError again) {
-                    // The thread is the Cleaner's, which nobody interrupts.
+                    // Try again; nothing interrupts the Cleaner's thread.
                 }
             } catch (RuntimeException | Error e) {
-                logger.warn("group '{}', which was forgotten, cannot be freed", name, e);
+                logger.warn("cannot free group '{}', which was never destroyed", name, e);
                 return;
             }
         }
     }
 
-    private static boolean isNews(String group) {
-        synchronized (TOLD) {
-            return TOLD.add(group);
+    private static boolean isFirstWarning(String group) {
+        synchronized (WARNED) {
+            return WARNED.add(group);
         }
     }
 
-    /** Destroys the group; returns false if that was done before. */
+    /** Destroys the group; returns false if it already was destroyed. */
     boolean destroy() {
         List<GroupState> ending = new ArrayList<>();
         try {
             endCalls(ending);
-            // All ranks know by now what this one has not called, of any of these groups.
+            // The other ranks now know the last call of this rank in each of these groups.
             for (int i = ending.size() - 1; i >= 0; i--) {
                 ending.get(i).backend.drain();
             }
@@ -314,17 +317,19 @@ final class GroupState {
         return !ending.isEmpty();
     }
 
-    /** Ends calls here and on sub-groups; adds those on which this call did so, parents first. */
+    /**
+     * Ends calls on this group and its sub-groups; adds those it ended to a list, parents first.
+     */
     private void endCalls(List<GroupState> ending) {
         if (!destroyed && unusable == null) {
-            backend.stopWaiting(); // A call that waits for other ranks holds the lock.
+            backend.stopWaiting(); // A call that waits for other ranks holds issueLock.
         }
         List<GroupState> dependent;
         synchronized (issueLock) {
             if (destroyed || unusable != null) {
                 return;
             }
-            // If memory has run out for this, nothing is destroyed; what is, will be freed.
+            // Allocate before changing state, so that an OutOfMemoryError leaves the group intact.
             dependent = List.copyOf(subGroups);
             ending.add(this);
             destroyed = true;
@@ -336,8 +341,8 @@ final class GroupState {
     }
 
     /**
-     * Frees groups, sub-groups before their parents. Each is freed, also if another cannot be:
-     * nobody gets a second chance. It takes no memory, of which there may be none.
+     * Frees groups, sub-groups before their parents. An exception from one does not keep the others
+     * from being freed. Allocates nothing, because memory may have run out.
      */
     private static void freeAll(List<GroupState> ending, int last) {
         if (last >= 0) {

@@ -6,14 +6,14 @@ package org.djlx.collectives;
 
 import java.time.Duration;
 
-/** Waits for works on the host, whatever a backend's options say of {@link Work#await()}. */
+/** Blocks the host until a work has ended, also with {@code optBlockingWait(false)}. */
 final class HostWait {
 
     private static final Duration ENDLESS = Duration.ofSeconds(Long.MAX_VALUE);
 
     private HostWait() {}
 
-    /** Waits until the operation has ended; its own timeout ends it. */
+    /** Blocks until the operation has ended; its own timeout bounds the wait. */
     static void await(Work work) {
         work.await(ENDLESS);
     }

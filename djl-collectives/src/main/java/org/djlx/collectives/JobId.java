@@ -12,8 +12,8 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * A name that all ranks of a group have and no other job, by which flight records are told apart:
- * the groups of most jobs have the same names.
+ * A job identifier, the same on all ranks of a group and unique per job. It distinguishes flight
+ * records of different jobs, whose groups often have equal names.
  */
 final class JobId {
 
@@ -24,8 +24,8 @@ final class JobId {
     private JobId() {}
 
     /**
-     * Agrees with the other ranks without waiting for them: the first to come chooses, the last one
-     * deletes what this took in the store.
+     * Returns the identifier, without waiting for other ranks: the first rank sets it in the store,
+     * the last one deletes the keys.
      */
     static String agreeOn(GroupContext context) {
         String own = UUID.randomUUID().toString();
@@ -39,8 +39,8 @@ final class JobId {
             }
             return new String(chosen, StandardCharsets.UTF_8);
         } catch (RuntimeException e) {
-            // Whether the group comes about is for the backend to say.
-            logger.debug("group '{}' has no job's id in common", context.name(), e);
+            // Not fatal here: if the store is lost, creating the backend reports it.
+            logger.debug("group '{}': the store has no common job identifier", context.name(), e);
             return own;
         }
     }

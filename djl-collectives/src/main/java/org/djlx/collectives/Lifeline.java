@@ -7,28 +7,30 @@ package org.djlx.collectives;
 import java.lang.ref.Cleaner;
 
 /**
- * What all who can use a group on one rank refer to: its handles, those of its sub-groups, and its
- * operations until they have ended. When nobody does any more and the group was not destroyed, it
- * is freed. So nothing that lives as long as the group, such as its threads, what is registered for
- * it and what is attached to it, may refer to this, nor to a {@link ProcessGroup}; all that these
- * need is the {@link GroupState}.
+ * Reachable from everything that can use a group on one rank: its handles, the handles of its
+ * sub-groups, and its running operations. When it becomes unreachable and the group has not been
+ * destroyed, a {@link Cleaner} destroys the group.
+ *
+ * <p>Invariant: objects that live as long as the group, such as its threads, registrations and
+ * attachments, must not refer to a Lifeline or a {@link ProcessGroup}. They refer to {@link
+ * GroupState}.
  */
-public final class Lifeline {
+final class Lifeline {
 
-    // One thread for all groups, named for who looks at what waits while a group is freed.
+    // One thread for all groups; its name explains it in a thread dump.
     private static final Cleaner CLEANER =
             Cleaner.create(cleaner -> new Thread(cleaner, "forgotten-groups"));
 
     private final GroupState state;
 
-    @SuppressWarnings("unused") // It is there to be referred to.
+    @SuppressWarnings("unused") // Only keeps the parent reachable.
     private final Lifeline parent;
 
     /**
      * Creates the lifeline of a group.
      *
-     * @param state what is destroyed
-     * @param parent that of the group that this one is part of, which must outlive it; or null
+     * @param state the group to destroy
+     * @param parent the lifeline of the parent group, which must outlive this one; or null
      */
     Lifeline(GroupState state, Lifeline parent) {
         this.state = state;
@@ -36,8 +38,8 @@ public final class Lifeline {
         CLEANER.register(this, state::abandoned);
     }
 
-    /** Makes the group itself refer to this: it stays until it is destroyed. */
-    public void keep() {
+    /** Keeps the group reachable until it is destroyed. */
+    void keep() {
         state.keep(this);
     }
 }

@@ -11,20 +11,22 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.stream.IntStream;
+import org.djlx.collectives.internal.host.Durations;
 import org.djlx.collectives.spi.OpType;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * A barrier made of messages, so that rank 0 learns who is missing. The others send it an empty
- * message; it answers those it has heard from with the list of the missing. The tags carry the
- * barrier's number: what a late rank sends is not taken for its next barrier.
+ * A barrier made of messages, so that rank 0 learns which ranks are missing. Every other rank sends
+ * rank 0 an empty message. Rank 0 answers the ranks that reported with the list of missing ranks.
+ * The tags contain the barrier's number, so that a late message does not count for the next
+ * barrier.
  */
 final class MonitoredBarrier {
 
-    // What rank 0 tells of each rank; 0 of those that have come.
+    // The state of a rank in rank 0's answer; 0 for a rank that has reported.
     private static final byte LATE = 1;
-    private static final byte GONE = 2; // It has died, has left, or the group is broken.
+    private static final byte GONE = 2; // It has died or left, or the group is broken.
 
     private final ProcessGroup group;
     private final int number;
@@ -50,7 +52,7 @@ final class MonitoredBarrier {
         }
     }
 
-    // Two negative tags for each barrier; after 2³⁰ barriers they come again.
+    // Two negative tags per barrier; they repeat after 2³⁰ barriers.
     private int arrivalTag() {
         return -1 - 2 * (number & (1 << 30) - 1);
     }
@@ -97,7 +99,7 @@ final class MonitoredBarrier {
                 try {
                     answers.add(group.issueMessage(OpType.SEND, answer, peer, answerTag()));
                 } catch (CollectiveException e) {
-                    break; // The group is broken, which that rank knows by itself.
+                    break; // The group is broken; that rank sees it too.
                 }
             }
         }
@@ -105,7 +107,7 @@ final class MonitoredBarrier {
             try {
                 HostWait.await(work);
             } catch (CollectiveException e) {
-                // That rank knows by itself that its barrier failed; it was not missing here.
+                // That rank's barrier fails by itself; it did report here.
                 continue;
             }
         }
@@ -115,26 +117,26 @@ final class MonitoredBarrier {
         NDArray answer = Torch.empty(manager, new Shape(group.worldSize()), ScalarType.INT8);
         try {
             HostWait.await(group.issueMessage(OpType.SEND, nothing(), 0, arrivalTag()));
-            // Rank 0 has begun by now, so it answers after one timeout at the latest.
-            Duration patience = group.timeout().multipliedBy(2);
+            // Rank 0 has started its barrier by now, so it answers within one timeout.
+            Duration timeout = group.timeout().multipliedBy(2);
             HostWait.await(
-                    group.withTimeout(patience).issueMessage(OpType.RECV, answer, 0, answerTag()));
+                    group.withTimeout(timeout).issueMessage(OpType.RECV, answer, 0, answerTag()));
         } catch (CollectiveTimeoutException e) {
             throw new CollectiveTimeoutException(
                     String.format(
                             "monitoredBarrier of group '%s' failed on rank %d: rank 0 did not"
                                     + " answer within %s",
-                            group.name(), group.rank(), group.timeout()),
+                            group.name(), group.rank(), Durations.text(group.timeout())),
                     List.of(0),
                     e);
         }
         byte[] states = answer.toByteArray();
-        if (!ranksThatAre(states, LATE, GONE).isEmpty()) {
+        if (!ranksWith(states, LATE, GONE).isEmpty()) {
             throw failure(states);
         }
     }
 
-    private static List<Integer> ranksThatAre(byte[] states, byte one, byte other) {
+    private static List<Integer> ranksWith(byte[] states, byte one, byte other) {
         return IntStream.range(0, states.length)
                 .filter(peer -> states[peer] == one || states[peer] == other)
                 .boxed()
@@ -142,8 +144,8 @@ final class MonitoredBarrier {
     }
 
     private CollectiveTimeoutException failure(byte[] states) {
-        List<Integer> missing = ranksThatAre(states, LATE, GONE);
-        List<Integer> gone = ranksThatAre(states, GONE, GONE);
+        List<Integer> missing = ranksWith(states, LATE, GONE);
+        List<Integer> gone = ranksWith(states, GONE, GONE);
         return new CollectiveTimeoutException(
                 String.format(
                         "monitoredBarrier of group '%s' failed: ranks %s of %d did not reach it%s",
@@ -151,8 +153,8 @@ final class MonitoredBarrier {
                         missing,
                         group.worldSize(),
                         gone.isEmpty()
-                                ? " within " + group.timeout()
-                                : "; ranks " + gone + " take no part any more"),
+                                ? " within " + Durations.text(group.timeout())
+                                : "; ranks " + gone + " have left, died or failed"),
                 missing);
     }
 }

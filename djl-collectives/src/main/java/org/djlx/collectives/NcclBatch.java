@@ -4,14 +4,13 @@
  */
 package org.djlx.collectives;
 
+import org.djlx.collectives.internal.gpu.Batch;
 import org.djlx.collectives.internal.host.Required;
-import org.djlx.collectives.internal.nccl.Batch;
 
 /**
- * Operations of {@code nccl} groups that one thread issues and NCCL starts together: the way for
- * one thread to drive all GPUs, issuing each operation for one rank after the other. A group's
- * collectives run in the order of the calls, as they do without a batch; sends and receives go on
- * at the same time.
+ * Issues operations of {@code nccl} groups as one NCCL group call ({@code ncclGroupStart}, {@code
+ * ncclGroupEnd}). So one thread can drive all GPUs, issuing each operation for one rank after the
+ * other.
  *
  * <pre>{@code
  * List<Work> works = new ArrayList<>();
@@ -24,25 +23,30 @@ import org.djlx.collectives.internal.nccl.Batch;
  * works.forEach(Work::await);
  * }</pre>
  *
- * <p>Works can be waited for when the batch has ended. Batches may be nested; the outermost counts.
- *
- * <p>All-reduces that {@code cuda_p2p} does by kernels take their turn in a batch. Operators on P2P
- * buffers ({@link ProcessGroup#execute}) are no part of it: they are enqueued at once, behind what
- * was called before the batch, but before what the batch has yet to start. Groups whose calls are
- * {@linkplain NcclOptions.Builder#optVerify verified} by {@code cuda_p2p} need a thread for each
- * rank, as each call waits for those of the other ranks.
+ * <ul>
+ *   <li>Collectives of a group run in the order of the calls, as without a batch. Sends and
+ *       receives run concurrently.
+ *   <li>Wait for works only after the batch has ended.
+ *   <li>Batches may be nested; the outermost one counts.
+ *   <li>All-reduces that {@code cuda_p2p} runs as kernels keep their position in the batch.
+ *   <li>Operators on P2P buffers ({@link ProcessGroup#execute}) are not part of the batch. They are
+ *       enqueued at once: after the calls before the batch, and before the operations that the
+ *       batch has not started yet.
+ *   <li>{@code cuda_p2p} groups with {@linkplain NcclOptions.Builder#optVerify verified} calls need
+ *       one thread per rank, because each call blocks until the other ranks have made theirs.
+ * </ul>
  */
 public final class NcclBatch {
 
     private NcclBatch() {}
 
     /**
-     * Runs calls as a batch.
+     * Runs calls as a batch. If {@code calls} throws, the exception is passed on, the operations
+     * issued in this batch are not started, and their groups are broken, because other ranks may
+     * have started theirs.
      *
-     * @param calls issue operations, of any ranks and groups of this JVM; they must not wait. What
-     *     they throw is passed on; what they have issued in this batch until then is not started,
-     *     and breaks its groups, as other ranks may have started theirs
-     * @throws CollectiveException if the operations cannot be started, which breaks their groups
+     * @param calls issues operations of any ranks and groups of this JVM; must not wait for works
+     * @throws CollectiveException if NCCL cannot start the operations; their groups are then broken
      */
     public static void run(Runnable calls) {
         Batch.run(Required.argument("NcclBatch.run: calls", calls));

@@ -12,10 +12,13 @@ import org.djlx.collectives.internal.host.Required;
 import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.nativeops.nccl.NcclConfig;
 
-/** Options of the {@code nccl} backend. All but the devices must be the same on all ranks. */
+/**
+ * Options of the {@code nccl} backend. All options except the devices must be the same on all
+ * ranks.
+ */
 public final class NcclOptions extends BackendOptions {
 
-    private static final int MAX_CTAS = 32; // what NCCL takes
+    private static final int MAX_CTAS = 32; // NCCL's limit
     private static final int MAX_CLUSTER = 8;
 
     private final boolean highPriorityStream;
@@ -66,31 +69,28 @@ public final class NcclOptions extends BackendOptions {
                 && builder.maxCtas != null
                 && builder.minCtas > builder.maxCtas) {
             throw new IllegalArgumentException(
-                    "minCtas is "
-                            + builder.minCtas
-                            + " and must not be more than maxCtas, which is "
-                            + builder.maxCtas);
+                    "minCtas " + builder.minCtas + " must not exceed maxCtas " + builder.maxCtas);
         }
         for (Device device : builder.devices) {
             if (!device.isGpu()) {
-                throw new IllegalArgumentException("NCCL needs GPUs, not " + device);
+                throw new IllegalArgumentException("NCCL needs GPU devices, but got " + device);
             }
         }
         if (Set.copyOf(builder.devices).size() < builder.devices.size()) {
             throw new IllegalArgumentException(
-                    "each rank needs a GPU of its own: " + builder.devices);
+                    "devices must be distinct, one GPU per rank, but are " + builder.devices);
         }
     }
 
     private static void checkRange(String option, Integer value, int least, int greatest) {
         if (value != null && (value < least || value > greatest)) {
             throw new IllegalArgumentException(
-                    option + " must be from " + least + " to " + greatest + ", not " + value);
+                    option + " must be " + least + " to " + greatest + ", but is " + value);
         }
     }
 
     /**
-     * Tells whether operations run on a stream of high priority.
+     * Returns whether operations run on a high-priority stream.
      *
      * @return true if they do
      */
@@ -99,7 +99,7 @@ public final class NcclOptions extends BackendOptions {
     }
 
     /**
-     * Tells whether waiting for a work blocks the host.
+     * Returns whether waiting for a work blocks the host.
      *
      * @return true if it does
      */
@@ -108,7 +108,7 @@ public final class NcclOptions extends BackendOptions {
     }
 
     /**
-     * Tells whether calls are compared across ranks before they run.
+     * Returns whether calls are compared across ranks before they run.
      *
      * @return true if they are
      */
@@ -117,18 +117,18 @@ public final class NcclOptions extends BackendOptions {
     }
 
     /**
-     * Returns how NCCL is to work.
+     * Returns the NCCL configuration of communicators.
      *
-     * @return the configuration of communicators
+     * @return the configuration
      */
     public NcclConfig config() {
         return config;
     }
 
     /**
-     * Returns the GPUs that were given.
+     * Returns the GPUs set with {@link Builder#optDevices}.
      *
-     * @return one for this rank, one for each rank in their order, or none
+     * @return the GPU of this rank, or the GPUs of all ranks in rank order, or an empty list
      */
     public List<Device> devices() {
         return devices;
@@ -160,11 +160,11 @@ public final class NcclOptions extends BackendOptions {
         private Builder() {}
 
         /**
-         * Sets how long an operation may take. Then the group breaks, and what is under way is
-         * ended on the GPU before works fail, which may take 10 seconds more: ending it frees
-         * memory, for which CUDA may wait for what other groups have under way. If the GPU has not
-         * stopped by then, works fail all the same, and the memory of their tensors is kept until
-         * the process ends, as the GPU may still write there.
+         * Sets how long an operation may take. After the timeout the group is broken: running
+         * operations are aborted on the GPU, then their works fail. This can take 10 s more,
+         * because NCCL frees memory and CUDA may wait for other groups' operations. If the GPU has
+         * not stopped by then, the works fail anyway, and the memory of their tensors is kept until
+         * the process ends, because the GPU may still write to it.
          *
          * @param timeout the timeout; 30 minutes unless set
          * @return this builder
@@ -175,9 +175,9 @@ public final class NcclOptions extends BackendOptions {
         }
 
         /**
-         * Sets after how long a wait the log warns of an operation that waits for other ranks.
+         * Sets after how long the log warns of an operation that still waits for other ranks.
          *
-         * @param warnAfter the time; 60 seconds unless set
+         * @param warnAfter the time; 60 s unless set
          * @return this builder
          * @see BackendOptions#warnAfter
          */
@@ -187,9 +187,9 @@ public final class NcclOptions extends BackendOptions {
         }
 
         /**
-         * Sets whether operations run on a stream of high priority.
+         * Sets whether operations run on a high-priority stream.
          *
-         * @param high true if they do; false unless set
+         * @param high true for high priority; false unless set
          * @return this builder
          */
         public Builder optHighPriorityStream(boolean high) {
@@ -198,11 +198,10 @@ public final class NcclOptions extends BackendOptions {
         }
 
         /**
-         * Sets what {@link org.djlx.collectives.Work#await()} does: block the host until the
-         * operation has ended, or only the calling thread's current stream, as {@link
-         * org.djlx.collectives.Work#blockCurrentStream()} does. The latter is c10d's default, and
-         * an operation that fails later then shows in later calls. A barrier always blocks the
-         * host, as in c10d.
+         * Sets whether {@link Work#await()} blocks the host until the operation has ended.
+         * Otherwise it blocks only the calling thread's current stream, as {@link
+         * Work#blockCurrentStream()} does. That is c10d's default; a failure then shows only in
+         * later calls. As in c10d, a barrier always blocks the host.
          *
          * @param blocking true to block the host; true unless set
          * @return this builder
@@ -213,12 +212,17 @@ public final class NcclOptions extends BackendOptions {
         }
 
         /**
-         * Sets whether each call is compared with those of the other ranks before it runs, through
-         * the store: calls that do not fit fail on all ranks, and a timeout names who is missing.
-         * For finding errors: a call then costs the host a round trip to the store. The counterpart
-         * of c10d's {@code TORCH_DISTRIBUTED_DEBUG=DETAIL}. A call that is recorded into a CUDA
-         * graph, which {@code nccl} refuses at once, is not compared: ranks that do not record it
-         * wait for its rank until the timeout. {@code cuda_p2p} compares that as well.
+         * Sets whether the ranks compare each call through the store before it runs; the
+         * counterpart of c10d's {@code TORCH_DISTRIBUTED_DEBUG=DETAIL}. For debugging: a call then
+         * costs the host a round trip to the store.
+         *
+         * <ul>
+         *   <li>Calls that do not match fail on all ranks, and the group stays usable.
+         *   <li>A timeout names the missing ranks.
+         *   <li>{@code nccl} does not compare a call that is recorded into a CUDA graph, which it
+         *       rejects at once. Ranks that do not record the call wait for that rank until the
+         *       timeout. {@code cuda_p2p} compares it.
+         * </ul>
          *
          * @param compare true to compare; false unless set
          * @return this builder
@@ -229,7 +233,7 @@ public final class NcclOptions extends BackendOptions {
         }
 
         /**
-         * Sets the least number of thread blocks for a collective.
+         * Sets the minimum number of thread blocks (CTAs) of a collective.
          *
          * @param count the number, 1 to 32; NCCL's choice unless set
          * @return this builder
@@ -240,7 +244,7 @@ public final class NcclOptions extends BackendOptions {
         }
 
         /**
-         * Sets the greatest number of thread blocks for a collective.
+         * Sets the maximum number of thread blocks (CTAs) of a collective.
          *
          * @param count the number, 1 to 32; NCCL's choice unless set
          * @return this builder
@@ -251,7 +255,7 @@ public final class NcclOptions extends BackendOptions {
         }
 
         /**
-         * Sets the size of the clusters of thread blocks.
+         * Sets the thread block cluster size.
          *
          * @param size the size, 0 to 8; NCCL's choice unless set
          * @return this builder
@@ -262,9 +266,9 @@ public final class NcclOptions extends BackendOptions {
         }
 
         /**
-         * Sets whether groups that are split off share NCCL's resources with their parent.
+         * Sets whether sub-groups share NCCL's resources with their parent ({@code splitShare}).
          *
-         * @param share true if they do; NCCL's choice unless set
+         * @param share true to share; NCCL's choice unless set
          * @return this builder
          */
         public Builder optSplitShare(boolean share) {
@@ -273,12 +277,14 @@ public final class NcclOptions extends BackendOptions {
         }
 
         /**
-         * Sets the GPU of this rank, or those of all ranks in their order. The communicator is then
-         * created with the group; otherwise with its first operation, on the GPU that the
-         * environment variable {@code LOCAL_RANK} of this rank's process names, or that has the
-         * rank's number.
+         * Sets the GPU of this rank, or the GPUs of all ranks in rank order. The communicator is
+         * then created with the group.
          *
-         * @param devices the GPUs
+         * <p>Unless set, the communicator is created with the first operation, on GPU {@code
+         * LOCAL_RANK} (environment variable) or, if that is not set, on the GPU with the number of
+         * the rank.
+         *
+         * @param devices one GPU, or one per rank; all distinct
          * @return this builder
          */
         public Builder optDevices(Device... devices) {

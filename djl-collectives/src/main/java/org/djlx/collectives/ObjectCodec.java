@@ -37,23 +37,23 @@ import java.util.UUID;
 import java.util.stream.Stream;
 
 /**
- * Objects as bytes, by Java serialisation. Reading makes instances of given classes only, and is
- * bounded by the number of bytes that are read: arrays by what these could fill, nesting by {@link
- * #MAX_DEPTH}. Thread-safe.
+ * Converts objects to bytes and back by Java serialisation. Reading creates instances of allowed
+ * classes only. The memory it takes is bounded by the number of bytes read, and the nesting by
+ * {@link #MAX_DEPTH}. Thread-safe.
  */
 final class ObjectCodec {
 
     /**
-     * How deep objects may be nested. Reading recurses; and sets within sets, of which a few
-     * hundred bytes can hold many levels, take a time that doubles with each.
+     * The maximum nesting depth. Reading recurses, and the time to read sets nested in sets doubles
+     * with each level.
      */
     static final int MAX_DEPTH = 32;
 
-    // Tables of maps are sparse: each entry, which takes more than one byte, has up to 8 places.
-    private static final int PLACES_PER_BYTE = 8;
+    // Hash tables are sparse: an entry takes more than one byte and up to 8 array elements.
+    private static final int ELEMENTS_PER_BYTE = 8;
     private static final int SMALL_TABLES = 1024;
 
-    /** Values and collections of the JDK, with what their serial forms are made of. */
+    /** JDK values and collections, and the classes of their serialised forms. */
     private static final Set<String> COMMON = common();
 
     private static final String DATES = "java.time";
@@ -74,8 +74,8 @@ final class ObjectCodec {
     private static Set<String> common() {
         Stream<Class<?>> classes =
                 Stream.of(
-                        Object.class, // Arrays of it.
-                        Map.Entry.class, // As well.
+                        Object.class, // for arrays
+                        Map.Entry.class, // for arrays
                         Number.class,
                         Enum.class,
                         Boolean.class,
@@ -106,7 +106,7 @@ final class ObjectCodec {
                         AbstractMap.SimpleImmutableEntry.class);
         Stream<String> hidden =
                 Stream.of(
-                        // What the JDK writes in their stead, and what it makes of that.
+                        // Serialisation proxies, and the classes they are read as.
                         "java.util.CollSer",
                         "java.util.ImmutableCollections$ListN",
                         "java.util.ImmutableCollections$List12",
@@ -133,10 +133,10 @@ final class ObjectCodec {
     }
 
     /**
-     * Writes an object, if others can read it: what they would refuse is refused here.
+     * Serialises an object, and rejects it here if other ranks could not read it.
      *
-     * @param maxBytes how many bytes it may take; more are not collected
-     * @throws IOException if it takes more, is not serialisable, or would not be read
+     * @param maxBytes the maximum size in bytes; writing stops there
+     * @throws IOException if the object is larger, not serialisable, or not allowed
      */
     byte[] write(Object object, int maxBytes) throws IOException, ClassNotFoundException {
         BoundedOutput bytes = new BoundedOutput(maxBytes);
@@ -157,8 +157,9 @@ final class ObjectCodec {
     /**
      * Reads an object.
      *
-     * @param bytes what was written, and anything behind it
-     * @throws IOException if there is no object, or something in it is not allowed
+     * @param bytes the serialised object; trailing bytes are ignored
+     * @throws IOException if the bytes are not a serialised object, or contain a class that is not
+     *     allowed
      */
     Object read(byte[] bytes) throws IOException, ClassNotFoundException {
         Filter filter = new Filter(bytes.length);
@@ -202,12 +203,14 @@ final class ObjectCodec {
         private void check(int more) {
             if (more > maxBytes - size()) {
                 throw new TooLargeException(
-                        "it takes more than " + maxBytes + " bytes; see withMaxBytes");
+                        "the object takes more than "
+                                + maxBytes
+                                + " bytes; raise the limit with withMaxBytes");
             }
         }
     }
 
-    /** Ends the writing of an object; no {@link IOException}, which the stream would write too. */
+    /** Stops serialisation. Not an {@link IOException}, because the stream would write that too. */
     private static final class TooLargeException extends RuntimeException {
 
         private static final long serialVersionUID = 1L;
@@ -217,7 +220,7 @@ final class ObjectCodec {
         }
     }
 
-    /** Reads instances of the very classes that were given, whichever loader they are of. */
+    /** Resolves the given classes to themselves, whichever class loader they have. */
     private final class FilteredInput extends ObjectInputStream {
 
         FilteredInput(InputStream in, ObjectInputFilter filter) throws IOException {
@@ -233,26 +236,27 @@ final class ObjectCodec {
         }
     }
 
-    /** Decides about one stream. */
+    /** Accepts or rejects the classes and sizes of one stream. */
     private final class Filter implements ObjectInputFilter {
 
-        private final long maxPlaces;
-        private long places;
-        private String refusal; // why, if something was refused
+        private final long maxElements;
+        private long elements; // of all arrays so far
+        private String refusal; // why something was rejected, or null
 
         Filter(int bytes) {
-            maxPlaces = (long) PLACES_PER_BYTE * bytes + SMALL_TABLES;
+            maxElements = (long) ELEMENTS_PER_BYTE * bytes + SMALL_TABLES;
         }
 
         @Override
         public Status checkInput(FilterInfo info) {
             if (info.depth() > MAX_DEPTH) {
-                return refuse("it is nested more than " + MAX_DEPTH + " deep");
+                return refuse("the object is nested more than " + MAX_DEPTH + " levels deep");
             }
             if (info.arrayLength() >= 0) {
-                places += info.arrayLength();
-                if (places > maxPlaces) {
-                    return refuse("its arrays are longer than what it has in bytes");
+                elements += info.arrayLength();
+                if (elements > maxElements) {
+                    return refuse(
+                            "the arrays have more elements than the serialised bytes can hold");
                 }
             }
             Class<?> type = info.serialClass();
@@ -267,8 +271,8 @@ final class ObjectCodec {
             }
             return refuse(
                     type.getName()
-                            + " is not among the classes that are allowed; pass it to the"
-                            + " constructor of ObjectCollectives");
+                            + " is not an allowed class; pass it to the constructor of"
+                            + " ObjectCollectives");
         }
 
         private Status refuse(String why) {

@@ -15,7 +15,6 @@ import java.util.Arrays;
 import java.util.Collections;
 import java.util.List;
 import java.util.stream.IntStream;
-import org.djlx.collectives.ProcessGroup.Variant;
 import org.djlx.collectives.internal.host.Required;
 import org.djlx.collectives.spi.Backend;
 import org.djlx.collectives.spi.OpType;
@@ -24,8 +23,9 @@ import org.djlx.nativeops.torch.Torch;
 
 /**
  * Collectives on Java objects, on any backend; the counterpart of c10d's {@code all_gather_object},
- * {@code broadcast_object_list}, {@code gather_object} and {@code scatter_object_list}. They are
- * for what is small and rare, such as settings and metrics, and block until the objects are there.
+ * {@code broadcast_object_list}, {@code gather_object} and {@code scatter_object_list}. For small,
+ * infrequent objects such as settings and metrics. All methods block until the objects have
+ * arrived.
  *
  * <pre>{@code
  * record Settings(double rate, List<String> files) implements Serializable {}
@@ -35,36 +35,41 @@ import org.djlx.nativeops.torch.Torch;
  * List<Map<String, Double>> metrics = objects.allGatherObject(Map.of("loss", loss));
  * }</pre>
  *
- * <p>Objects go by Java serialisation. What is read is filtered: only the classes given to the
- * constructor, with their superclasses and arrays of them, and the JDK's common values and
- * collections: boxed numbers, strings, arrays, big numbers, dates of {@code java.time}, UUIDs,
- * lists, sets, maps and queues of {@code java.util}. Objects are nested at most {@value
- * ObjectCodec#MAX_DEPTH} deep. What is returned is a copy always, also of a rank's own object; null
- * is an object like others.
+ * <p>Serialisation:
  *
- * <p>Ranks first tell each other the sizes. If the object of a rank cannot be serialised, is of a
- * class that is not allowed, or takes more bytes than some rank takes, the call fails on all ranks
- * with a {@link CollectiveException} that names that rank and says why; none of the objects is
- * sent, and the group stays usable. A rank whose own classes differ, so that it cannot read what
- * another has sent, fails alone.
+ * <ul>
+ *   <li>Objects are sent by Java serialisation. Null is a valid object.
+ *   <li>A filter accepts only the classes given to the constructor, their superclasses and arrays,
+ *       and common JDK classes: boxed numbers, strings, arrays, big numbers, {@code java.time},
+ *       UUIDs, and lists, sets, maps and queues of {@code java.util}.
+ *   <li>Objects may be nested {@value ObjectCodec#MAX_DEPTH} levels deep.
+ *   <li>Results are always copies, also of a rank's own object.
+ * </ul>
  *
- * <p>All ranks of the group call the same operations in the same order, as they call those of
- * {@link ProcessGroup}, whose timeout bounds each; {@link ProcessGroup#withTimeout} gives a view
- * with another. The objects' types are not compared: a rank that passes another class than the
- * others makes a {@link ClassCastException} where they use it. An instance is as thread-safe as its
- * group.
+ * <p>Calls and errors:
+ *
+ * <ul>
+ *   <li>All ranks of the group call the same operations in the same order, as for {@link
+ *       ProcessGroup}. Its timeout bounds each operation; {@link ProcessGroup#withTimeout} gives a
+ *       view with another.
+ *   <li>The ranks first exchange sizes. If a rank's object cannot be serialised, has a class that
+ *       is not allowed, or exceeds the {@linkplain #withMaxBytes limit} of a rank, the call fails
+ *       on all ranks with a {@link CollectiveException} that names the rank and the reason. No
+ *       object is sent, and the group stays usable.
+ *   <li>A rank whose own class version cannot read a received object fails alone.
+ *   <li>Object types are not compared. A rank that passes another class than the others causes a
+ *       {@link ClassCastException} where the object is used.
+ *   <li>An instance is as thread-safe as its group.
+ * </ul>
  */
 public final class ObjectCollectives {
 
-    /** How many bytes an object may take, unless told otherwise: 64 MiB. */
+    /** The default limit of the serialised size of an object: 64 MiB. */
     public static final int DEFAULT_MAX_BYTES = 64 << 20;
 
     private static final OpType ALL_GATHER = new OpType("allGatherObject");
-    public static final OpType BROADCAST = new OpType("broadcastObject");
-    public static final OpType GATHER = new OpType("gatherObject");
-    public static final OpType SCATTER = new OpType("scatterObjectList");
 
-    // What a rank tells of its objects: the bytes of the largest, or -1 and why not; its limit.
+    // A rank's header: int size of its largest object, or -1 on failure; int limit; failure reason.
     private static final int NOTE_BYTES = 256;
     private static final int REASON = 2 * Integer.BYTES;
 
@@ -73,11 +78,11 @@ public final class ObjectCollectives {
     private final int maxBytes;
 
     /**
-     * Creates object collectives of a group.
+     * Creates object collectives on a group.
      *
-     * @param group the group; it stays the caller's to destroy
-     * @param allowed the classes of which there may be instances in objects, beside the JDK's
-     *     common ones; the same on all ranks
+     * @param group the group; the caller still owns and destroys it
+     * @param allowed the classes that objects may contain in addition to common JDK classes; the
+     *     same on all ranks
      */
     public ObjectCollectives(ProcessGroup group, Class<?>... allowed) {
         this(
@@ -101,16 +106,16 @@ public final class ObjectCollectives {
     }
 
     /**
-     * Returns the same with another limit. All-gather takes memory for world size times the largest
-     * object that there is, on every rank, gather and scatter on the root.
+     * Returns object collectives with another size limit. All-gather allocates world size times the
+     * largest object on every rank; gather and scatter do so on the root.
      *
-     * @param maxBytes how many bytes an object may take when it is serialised, at least 1; the
-     *     smallest limit of all ranks holds
+     * @param maxBytes the maximum serialised size of an object in bytes, at least 1; the smallest
+     *     limit of all ranks applies
      * @return collectives of the same group and classes
      */
     public ObjectCollectives withMaxBytes(int maxBytes) {
         if (maxBytes < 1) {
-            throw new IllegalArgumentException("maxBytes must be at least 1, not " + maxBytes);
+            throw new IllegalArgumentException("maxBytes must be at least 1, but is " + maxBytes);
         }
         return new ObjectCollectives(group, codec, maxBytes);
     }
@@ -119,10 +124,10 @@ public final class ObjectCollectives {
      * Gathers the objects of all ranks on every rank.
      *
      * @param object this rank's object, or null
-     * @param <T> what all ranks pass
-     * @return the objects, in the order of the group's ranks; cannot be modified
-     * @throws CollectiveException if the object of a rank cannot be sent, on all ranks; if it
-     *     cannot be read here; if the ranks do not come together
+     * @param <T> the type of the objects
+     * @return the objects, in rank order; unmodifiable
+     * @throws CollectiveException on all ranks, if a rank's object cannot be sent; on this rank, if
+     *     it cannot read an object; if not all ranks call in time
      */
     public <T> List<T> allGatherObject(T object) {
         group.state().checkUsable();
@@ -136,24 +141,23 @@ public final class ObjectCollectives {
     }
 
     /**
-     * Sends an object from one rank to all others.
+     * Sends an object from one rank to all other ranks.
      *
-     * @param object on the root, the object, or null; of no meaning elsewhere
-     * @param root the rank that sends: a rank of this group, also of a sub-group, while c10d counts
-     *     the whole job's
-     * @param <T> what the root passes
+     * @param object on the root, the object or null; ignored on other ranks
+     * @param root the rank of the group that sends
+     * @param <T> the type of the object
      * @return the object
      * @throws CollectiveException as {@link #allGatherObject}
      */
     public <T> T broadcastObject(T object, int root) {
-        checkRoot(BROADCAST, root);
+        checkRoot(OpType.BROADCAST_OBJECT, root);
         boolean sends = group.rank() == root;
         Packed own = sends ? pack(Collections.singletonList(object)) : Packed.NOTHING;
-        int size = agree(BROADCAST, root, own);
+        int size = agree(OpType.BROADCAST_OBJECT, root, own);
         try (NDManager manager = manager()) {
             NDArray tensor = sends ? own.tensor(manager, 0, size) : empty(manager, size, 1).get(0);
             HostWait.await(group.broadcast(tensor, root));
-            return unpack(BROADCAST, root, tensor);
+            return unpack(OpType.BROADCAST_OBJECT, root, tensor);
         }
     }
 
@@ -161,41 +165,38 @@ public final class ObjectCollectives {
      * Gathers the objects of all ranks on one rank.
      *
      * @param object this rank's object, or null
-     * @param root the rank that gets them: a rank of this group, also of a sub-group, while c10d
-     *     counts the whole job's
-     * @param <T> what all ranks pass
-     * @return on the root, the objects in the order of the group's ranks; elsewhere, an empty list.
-     *     Cannot be modified
+     * @param root the rank of the group that gets the objects
+     * @param <T> the type of the objects
+     * @return on the root, the objects in rank order; on other ranks, an empty list; unmodifiable
      * @throws CollectiveException as {@link #allGatherObject}
      */
     public <T> List<T> gatherObject(T object, int root) {
-        checkRoot(GATHER, root);
+        checkRoot(OpType.GATHER_OBJECT, root);
         Packed own = pack(Collections.singletonList(object));
-        int size = agree(GATHER, root, own);
+        int size = agree(OpType.GATHER_OBJECT, root, own);
         try (NDManager manager = manager()) {
             boolean receives = group.rank() == root;
             List<NDArray> all = receives ? empty(manager, size, group.worldSize()) : null;
             HostWait.await(group.gather(all, own.tensor(manager, 0, size), root));
-            return receives ? unpackAll(GATHER, all) : List.of();
+            return receives ? unpackAll(OpType.GATHER_OBJECT, all) : List.of();
         }
     }
 
     /**
-     * Sends an object from one rank to each rank.
+     * Distributes a list of objects from one rank, one object to each rank.
      *
-     * @param objects on the root, an object for each rank of the group, null among them or not; of
-     *     no meaning elsewhere. A list of another size fails as an object does that cannot be sent
-     * @param root the rank that sends: a rank of this group, also of a sub-group, while c10d counts
-     *     the whole job's
-     * @param <T> what the root passes
+     * @param objects on the root, one object or null per rank, in rank order; ignored on other
+     *     ranks. A list of another size fails on all ranks
+     * @param root the rank of the group that sends
+     * @param <T> the type of the objects
      * @return this rank's object
      * @throws CollectiveException as {@link #allGatherObject}
      */
     public <T> T scatterObjectList(List<? extends T> objects, int root) {
-        checkRoot(SCATTER, root);
+        checkRoot(OpType.SCATTER_OBJECT_LIST, root);
         boolean sends = group.rank() == root;
         Packed own = sends ? packForAll(objects) : Packed.NOTHING;
-        int size = agree(SCATTER, root, own);
+        int size = agree(OpType.SCATTER_OBJECT_LIST, root, own);
         try (NDManager manager = manager()) {
             List<NDArray> inputs = null;
             if (sends) {
@@ -206,7 +207,7 @@ public final class ObjectCollectives {
             }
             NDArray output = empty(manager, size, 1).get(0);
             HostWait.await(group.scatter(output, inputs, root));
-            return unpack(SCATTER, root, output);
+            return unpack(OpType.SCATTER_OBJECT_LIST, root, output);
         }
     }
 
@@ -217,22 +218,22 @@ public final class ObjectCollectives {
     }
 
     /**
-     * What a rank has to send.
+     * The serialised objects that a rank sends.
      *
      * @param objects the bytes of each object
-     * @param failure why there is none, or null
+     * @param failure why serialisation failed, or null
      */
     private record Packed(List<byte[]> objects, Throwable failure) {
 
         static final Packed NOTHING = new Packed(List.of(), null);
 
-        /** The bytes of an object, and room for those of the largest. */
+        /** Returns the bytes of an object, padded to the size of the largest. */
         NDArray tensor(NDManager manager, int index, int size) {
             return manager.create(Arrays.copyOf(objects.get(index), size));
         }
     }
 
-    /** Whatever goes wrong here, the other ranks are told of it. */
+    /** Serialises objects. Any failure is kept and sent to the other ranks. */
     private Packed pack(List<?> objects) {
         try {
             List<byte[]> packed = new ArrayList<>();
@@ -251,7 +252,8 @@ public final class ObjectCollectives {
                     List.of(),
                     new InvalidObjectException(
                             String.format(
-                                    "the list must have an object for each of the %d ranks; it %s",
+                                    "the list must have one object for each of the %d ranks, but"
+                                            + " %s",
                                     group.worldSize(),
                                     objects == null ? "is null" : "has " + objects.size())));
         }
@@ -259,10 +261,10 @@ public final class ObjectCollectives {
     }
 
     /**
-     * Tells the ranks what each of them is about to send.
+     * Exchanges the sizes of the objects.
      *
-     * @return how many bytes the largest object has
-     * @throws CollectiveException on all ranks, if there is one that cannot be sent
+     * @return the size of the largest object in bytes
+     * @throws CollectiveException on all ranks, if an object cannot be sent
      */
     private int agree(OpType type, int root, Packed own) {
         ByteBuffer note = ByteBuffer.allocate(NOTE_BYTES);
@@ -277,8 +279,7 @@ public final class ObjectCollectives {
             Shape shape = new Shape((long) group.worldSize() * NOTE_BYTES);
             NDArray all = Torch.empty(manager, shape, ScalarType.INT8);
             HostWait.await(
-                    group.allGatherIntoTensor(
-                            new Variant(type, root), all, manager.create(note.array())));
+                    group.allGatherIntoTensor(type, root, all, manager.create(note.array())));
             notes = ByteBuffer.wrap(all.toByteArray());
         }
         return largest(type, notes, own.failure());
@@ -306,16 +307,16 @@ public final class ObjectCollectives {
             if (size > limit) {
                 failures.add(
                         String.format(
-                                "rank %d: it takes %d bytes, of which rank %d takes %d at most; see"
-                                        + " withMaxBytes",
+                                "rank %d: the object has %d bytes, but rank %d accepts at most %d;"
+                                        + " raise it with withMaxBytes",
                                 rank, size, strictest, limit));
             }
         }
         if (!failures.isEmpty()) {
             throw new CollectiveException(
                     String.format(
-                            "%s of group '%s' failed on all %d ranks, as an object cannot be sent:"
-                                    + " %s",
+                            "%s of group '%s' failed on all %d ranks because an object cannot be"
+                                    + " sent: %s",
                             type, group.name(), group.worldSize(), String.join("; ", failures)),
                     ownFailure);
         }
@@ -327,7 +328,7 @@ public final class ObjectCollectives {
             boolean own = failure instanceof InvalidObjectException;
             return String.valueOf(own ? failure.getMessage() : failure);
         } catch (RuntimeException e) {
-            return failure.getClass().getName(); // It cannot even say what it is.
+            return failure.getClass().getName(); // Its toString() failed.
         }
     }
 
@@ -358,11 +359,11 @@ public final class ObjectCollectives {
         return Collections.unmodifiableList(objects);
     }
 
-    @SuppressWarnings("unchecked") // What the ranks pass is up to them.
+    @SuppressWarnings("unchecked") // Object types are not compared, see the class comment.
     private <T> T unpack(OpType type, int source, NDArray tensor) {
         try {
             return (T) codec.read(tensor.toByteArray());
-        } catch (Exception | LinkageError e) { // A class that another version of misses here.
+        } catch (Exception | LinkageError e) { // LinkageError: a class of another version.
             throw new CollectiveException(
                     String.format(
                             "%s of group '%s': rank %d cannot read the object of rank %d: %s",

@@ -16,7 +16,7 @@ import org.djlx.collectives.spi.Operation.Agreed;
 import org.djlx.nativeops.torch.TensorInfo;
 import org.djlx.nativeops.torch.Torch;
 
-/** Checks what a rank passes to the operations of its group, before anything is sent. */
+/** Checks the arguments of a rank's operations, before anything is sent. */
 final class OperationChecks {
 
     private final Backend backend;
@@ -37,21 +37,21 @@ final class OperationChecks {
         return Arrays.stream(sizes).reduce(1, Math::multiplyExact);
     }
 
-    /** Checks that a list, and all that is in it, is there. */
+    /** Checks that a list is not null and contains no null. */
     static void present(Object operation, String role, List<?> list) {
-        // A list that holds no null may refuse to be asked for one.
+        // Not contains(null), which immutable lists reject.
         if (list == null || list.stream().anyMatch(Objects::isNull)) {
             throw new IllegalArgumentException(
                     operation + ": " + role + (list == null ? " is null" : " contains null"));
         }
     }
 
-    /** Checks that the backend can move a tensor, and returns what is known of it then. */
+    /** Checks that the backend can move a tensor; returns its type, shape and address. */
     TensorInfo moved(OpType type, String role, NDArray tensor) {
         return tensor(type, role, tensor, null);
     }
 
-    /** Checks that the backend can reduce a tensor, and returns what is known of it then. */
+    /** Checks that the backend can reduce a tensor; returns its type, shape and address. */
     TensorInfo reduced(OpType type, String role, NDArray tensor, ReduceOp op) {
         if (op == null) {
             throw new IllegalArgumentException(type + ": op is null");
@@ -66,14 +66,14 @@ final class OperationChecks {
         TensorInfo info;
         try {
             info = Torch.info(tensor);
-        } catch (IllegalArgumentException e) { // Such as a closed one.
+        } catch (IllegalArgumentException e) { // For example a closed tensor.
             throw new IllegalArgumentException(type + ": " + role + ": " + e.getMessage(), e);
         }
         backend.check(type, tensor, info.type(), op);
         return info;
     }
 
-    /** Checks that each element of a tensor that is to be written has a place of its own. */
+    /** Checks that the elements of an output tensor do not share memory. */
     void written(OpType type, String role, TensorInfo tensor) {
         long[] sizes = tensor.sizes();
         long[] strides = tensor.strides();
@@ -81,9 +81,8 @@ final class OperationChecks {
             if (sizes[i] > 1 && strides[i] == 0) {
                 throw new IllegalArgumentException(
                         String.format(
-                                "%s: %s %s is broadcast along dimension %d, where all its elements"
-                                        + " are one in memory, and cannot be written; pass a"
-                                        + " duplicate",
+                                "%s: %s of shape %s cannot be an output: dimension %d is broadcast"
+                                    + " (stride 0), so its elements share memory; pass a duplicate",
                                 type, role, Arrays.toString(sizes), i));
             }
         }
@@ -97,9 +96,9 @@ final class OperationChecks {
         if (peer < 0 || peer >= worldSize) {
             throw new IllegalArgumentException(
                     String.format(
-                            "%s: %s %d lies outside a group of %d ranks; it is a rank of the"
-                                    + " group that is called, which groupRank() finds",
-                            type, role, peer, worldSize));
+                            "%s: %s %d is out of range: the group has ranks 0 to %d; translate"
+                                    + " global ranks with groupRank()",
+                            type, role, peer, worldSize - 1));
         }
     }
 
@@ -107,25 +106,24 @@ final class OperationChecks {
         inGroup(type, role, peer);
         if (peer == rank) {
             throw new IllegalArgumentException(
-                    String.format(
-                            "%s: %s %d is this rank itself; a message goes to another",
-                            type, role, peer));
+                    String.format("%s: %s %d is this rank; pass another rank", type, role, peer));
         }
     }
 
     void anyPeer(OpType type) {
         if (worldSize == 1) {
-            throw new IllegalArgumentException(type + ": there is no other rank in the group");
+            throw new IllegalArgumentException(
+                    type + ": the group has one rank; a message needs two");
         }
     }
 
     void tag(OpType type, int tag) {
         if (tag < 0) {
-            throw new IllegalArgumentException(type + ": the tag is negative: " + tag);
+            throw new IllegalArgumentException(type + ": tag must be at least 0, but is " + tag);
         }
     }
 
-    /** Checks a list with a tensor for each rank, each as {@code like}. */
+    /** Checks a list of one tensor per rank, each of the type and shape of {@code like}. */
     List<TensorInfo> alike(
             OpType type, String role, List<NDArray> tensors, TensorInfo like, ReduceOp op) {
         onePerRank(type, role, tensors);
@@ -136,9 +134,10 @@ final class OperationChecks {
             if (!Arrays.equals(info.sizes(), like.sizes())) {
                 throw new IllegalArgumentException(
                         String.format(
-                                "%s: the shapes of %s must be %s, not %s",
+                                "%s: %s[%d] must have shape %s, but has %s",
                                 type,
                                 role,
+                                infos.size(),
                                 Arrays.toString(like.sizes()),
                                 Arrays.toString(info.sizes())));
             }
@@ -151,8 +150,11 @@ final class OperationChecks {
         if (tensors == null || tensors.size() != worldSize) {
             throw new IllegalArgumentException(
                     String.format(
-                            "%s: %s must hold one tensor for each of the %d ranks, not %s",
-                            type, role, worldSize, tensors == null ? "null" : tensors.size()));
+                            "%s: %s must have one tensor for each of the %d ranks, but %s",
+                            type,
+                            role,
+                            worldSize,
+                            tensors == null ? "is null" : "has " + tensors.size()));
         }
     }
 
@@ -165,16 +167,16 @@ final class OperationChecks {
         if (tensors != null && !tensors.isEmpty()) {
             throw new IllegalArgumentException(
                     String.format(
-                            "%s: %s are for the root, rank %d; pass null on rank %d",
+                            "%s: only the root passes %s, which is rank %d; pass null on rank %d",
                             type, role, root, rank));
         }
         return List.of();
     }
 
     /**
-     * Checks lists with a tensor for each rank of any shape, all of one type.
+     * Checks lists of one tensor per rank, of any shape and one element type.
      *
-     * @return what is known of the first input
+     * @return type, shape and address of the first input
      */
     TensorInfo exchanged(OpType type, List<NDArray> outputs, List<NDArray> inputs) {
         onePerRank(type, "outputs", outputs);
@@ -191,8 +193,9 @@ final class OperationChecks {
         if (in.get(rank).count() != out.get(rank).count()) {
             throw new IllegalArgumentException(
                     String.format(
-                            "%s: inputs has %d elements for this rank, outputs %d",
-                            type, in.get(rank).count(), out.get(rank).count()));
+                            "%s: inputs[%d] has %d elements, but outputs[%d] has %d; a rank sends"
+                                    + " itself equal numbers",
+                            type, rank, in.get(rank).count(), rank, out.get(rank).count()));
         }
         for (int i = 0; i < worldSize; i++) {
             for (int j = 0; j < worldSize; j++) {
@@ -202,14 +205,14 @@ final class OperationChecks {
         return in.get(0);
     }
 
-    /** Checks a tensor that holds a part for each rank. */
+    /** Checks that a tensor holds one part per rank. */
     void whole(OpType type, String wholeRole, TensorInfo whole, String partRole, TensorInfo part) {
         sameType(type, wholeRole, whole, part);
         if (whole.count() != worldSize * part.count()) {
             throw new IllegalArgumentException(
                     String.format(
-                            "%s: %s %s must have %d (the world size) times as many elements as %s"
-                                    + " %s",
+                            "%s: %s of shape %s must have %d (the world size) times as many"
+                                    + " elements as %s of shape %s",
                             type,
                             wholeRole,
                             Arrays.toString(whole.sizes()),
@@ -224,15 +227,15 @@ final class OperationChecks {
         long[] sizes = tensor.sizes();
         if (sizes.length == 0) {
             throw new IllegalArgumentException(
-                    type + ": " + role + " must have a first dimension to split");
+                    type + ": " + role + " is a scalar; pass at least one dimension to split");
         }
         long[] rows = splits;
         if (rows == null) {
             if (sizes[0] % worldSize != 0) {
                 throw new IllegalArgumentException(
                         String.format(
-                                "%s: the first dimension of %s %s is not divisible by the world"
-                                        + " size %d; give split sizes",
+                                "%s: the first dimension of %s of shape %s is not divisible by the"
+                                        + " world size %d; pass split sizes",
                                 type, role, Arrays.toString(sizes), worldSize));
             }
             rows = new long[worldSize];
@@ -243,15 +246,15 @@ final class OperationChecks {
                 || Arrays.stream(rows).sum() != sizes[0]) {
             throw new IllegalArgumentException(
                     String.format(
-                            "%s: the splits of %s must be %d numbers, none negative, that add up"
-                                    + " to its first dimension, %d, not %s",
+                            "%s: the splits of %s must be %d non-negative numbers that add up to"
+                                    + " the first dimension, %d, but are %s",
                             type, role, worldSize, sizes[0], Arrays.toString(rows)));
         }
         long rowSize = count(Arrays.copyOfRange(sizes, 1, sizes.length));
         return Arrays.stream(rows).map(split -> split * rowSize).toArray();
     }
 
-    /** Returns the shape of a row, on which all ranks agree in an exchange with splits. */
+    /** Returns the shape of a row, on which all ranks must agree in an all-to-all with splits. */
     static long[] rowShape(OpType type, TensorInfo output, TensorInfo input) {
         long[] in = input.sizes();
         long[] row = Arrays.copyOfRange(in, 1, in.length);
@@ -259,8 +262,8 @@ final class OperationChecks {
         if (!Arrays.equals(row, Arrays.copyOfRange(out, 1, out.length))) {
             throw new IllegalArgumentException(
                     String.format(
-                            "%s: output %s and input %s must be the same in all dimensions but the"
-                                    + " first",
+                            "%s: output of shape %s and input of shape %s must have equal"
+                                    + " dimensions except the first",
                             type, Arrays.toString(out), Arrays.toString(in)));
         }
         return row;
@@ -269,20 +272,20 @@ final class OperationChecks {
     void sameType(OpType type, String role, TensorInfo tensor, TensorInfo like) {
         if (tensor.type() != like.type()) {
             throw new IllegalArgumentException(
-                    type + ": " + role + " must be " + like.type() + ", not " + tensor.type());
+                    type + ": " + role + " must be " + like.type() + ", but is " + tensor.type());
         }
     }
 
     /**
-     * Checks that a tensor that is written shares no memory with one that is read, except as the
-     * part of one that is for this rank, in its place.
+     * Checks that an input and an output share no memory, unless one is this rank's part of the
+     * other.
      *
      * @param part the tensor that may be this rank's part of {@code whole}
-     * @param place where in {@code whole} that is, in elements; -1 if it may not be
+     * @param place the offset of that part in {@code whole}, in elements; -1 if none is allowed
      */
     void overlap(OpType type, TensorInfo whole, TensorInfo part, long place) {
         if (!whole.isContiguous() || !part.isContiguous()) {
-            return; // Copied before the operation and after it.
+            return; // Non-contiguous tensors are copied before and after the operation.
         }
         int itemSize = whole.type().itemSize();
         long wholeBegin = whole.address();
@@ -295,14 +298,15 @@ final class OperationChecks {
         if (!apart && !empty && !inPlace) {
             throw new IllegalArgumentException(
                     type
-                            + ": the input and the output overlap"
+                            + ": input and output overlap in memory"
                             + (place < 0
-                                    ? ", which they must not"
-                                    : " other than in this rank's own place"));
+                                    ? "; pass separate tensors"
+                                    : " but not exactly in this rank's part; pass that part or"
+                                            + " separate tensors"));
         }
     }
 
-    /** Checks that tensors that are written do not overlap; of strided ones that is not known. */
+    /** Checks that contiguous outputs do not overlap; others are not checked. */
     static void apart(OpType type, String role, List<TensorInfo> written) {
         List<TensorInfo> sorted = new ArrayList<>(written);
         sorted.removeIf(info -> info.byteSize() == 0 || !info.isContiguous());
@@ -313,8 +317,8 @@ final class OperationChecks {
             if (one.address() + one.byteSize() > next.address()) {
                 throw new IllegalArgumentException(
                         String.format(
-                                "%s: two of the %s overlap in memory, of shapes %s and %s, and both"
-                                        + " are written; pass each once",
+                                "%s: two of the %s, of shapes %s and %s, overlap in memory; pass"
+                                        + " separate tensors",
                                 type,
                                 role,
                                 Arrays.toString(one.sizes()),

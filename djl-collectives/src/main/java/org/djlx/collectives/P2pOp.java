@@ -9,37 +9,38 @@ import org.djlx.collectives.p2p.P2pBuffers;
 import org.djlx.collectives.spi.OpType;
 
 /**
- * A send or a receive in a batch; the counterpart of {@code torch.distributed.P2POp}. P2P is c10d's
- * word for messages here; elsewhere in this library it is the memory of other ranks, as in {@link
+ * A send or receive in a batch; the counterpart of {@code torch.distributed.P2POp}. Here P2P is
+ * c10d's word for messages; elsewhere in this library it means access to peer memory, as in {@link
  * P2pBuffers}.
  *
  * @param type {@link OpType#SEND}, {@link OpType#RECV} or {@link OpType#RECV_ANY_SOURCE}
- * @param tensor what to send, or where the message goes
- * @param peer the other rank, one of the group that is called; -1 for any
- * @param tag the message's tag
+ * @param tensor the tensor to send, or to receive into
+ * @param peer the other rank, a rank of the group that is called; -1 for any source
+ * @param tag the message's tag; not negative
  * @see ProcessGroup#batchIsendIrecv
  */
 public record P2pOp(OpType type, NDArray tensor, int peer, int tag) {
 
     /**
-     * Checks the type; the rest is checked when the batch is issued.
+     * Checks the type. The group checks the other components when the batch is issued.
      *
      * @param type {@link OpType#SEND}, {@link OpType#RECV} or {@link OpType#RECV_ANY_SOURCE}
-     * @param tensor what to send, or where the message goes
-     * @param peer the other rank, one of the group that is called; -1 for any
-     * @param tag the message's tag
+     * @param tensor the tensor to send, or to receive into
+     * @param peer the other rank, a rank of the group that is called; -1 for any source
+     * @param tag the message's tag; not negative
      */
     public P2pOp {
         if (type == null || !type.isPointToPoint()) {
-            throw new IllegalArgumentException("a batch consists of sends and receives: " + type);
+            throw new IllegalArgumentException(
+                    "the type must be send, recv or recvAnySource, but is " + type);
         }
     }
 
     /**
      * Returns a send; see {@link ProcessGroup#send}.
      *
-     * @param tensor what to send
-     * @param destination the rank to send it to, one of the group that is called
+     * @param tensor the tensor to send
+     * @param destination the receiving rank of the group that is called
      * @param tag the message's tag
      * @return the operation
      */
@@ -50,8 +51,8 @@ public record P2pOp(OpType type, NDArray tensor, int peer, int tag) {
     /**
      * Returns a receive; see {@link ProcessGroup#recv}.
      *
-     * @param tensor where the message goes
-     * @param source the rank that sends it, one of the group that is called
+     * @param tensor the tensor to receive into
+     * @param source the sending rank of the group that is called
      * @param tag the message's tag
      * @return the operation
      */
@@ -60,9 +61,9 @@ public record P2pOp(OpType type, NDArray tensor, int peer, int tag) {
     }
 
     /**
-     * Returns a receive from whichever rank sends first; see {@link ProcessGroup#recvAnySource}.
+     * Returns a receive from any rank; see {@link ProcessGroup#recvAnySource}.
      *
-     * @param tensor where the message goes
+     * @param tensor the tensor to receive into
      * @param tag the message's tag
      * @return the operation
      */

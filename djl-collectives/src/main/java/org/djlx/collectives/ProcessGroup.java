@@ -26,71 +26,105 @@ import org.djlx.nativeops.torch.TensorInfo;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * One rank's handle on a group of ranks that communicate; the counterpart of {@code
- * torch.distributed.ProcessGroup}.
- *
- * <p>Every rank of the group calls the same operations in the same order, with tensors of the same
- * element type, and of the same shape where a method says so. An operation returns at once with a
- * {@link Work}; the operations of a group run one after the other in the order of the calls, those
- * of different groups do not wait for each other. On GPUs an operation begins when the caller's
- * current stream has done what it was given before, and that stream goes on meanwhile: wait for the
- * work, by {@link Work#await()} or {@link Work#blockCurrentStream()}, before what uses a result is
- * enqueued. Only what {@link #execute} enqueues takes its turn on the current stream itself, and
- * all-reduces {@linkplain #allReduce(NDArray, ReduceOp, boolean) that are waited for}, see {@link
- * CudaP2pOptions}. Tensors are PyTorch arrays on the device of the group's backend and need not be
- * contiguous. Autograd does not see the operations; {@link
- * org.djlx.collectives.gradient.DifferentiableCollectives} has some through which gradients flow.
+ * One rank's handle on a group of communicating ranks; the counterpart of {@code
+ * torch.distributed.ProcessGroup}. {@link ProcessGroups} creates it.
  *
  * <pre>{@code
  * Work work = group.allReduce(gradient, ReduceOp.AVG); // returns at once
- * work.await(); // throws what went wrong, naming operation, group and ranks
- * }</pre>
+ * work.await(); // throws if the operation failed, naming operation, group and ranks
  *
- * <p>Groups of some of the ranks number them anew; roots are ranks of the group that is called:
- *
- * <pre>{@code
  * ProcessGroup half = group.split(group.rank() % 2, group.rank());
- * half.broadcast(weights, 0).await(); // from the first rank of the half
+ * half.broadcast(weights, 0).await(); // from rank 0 of the half
  * half.destroy();
  * }</pre>
  *
- * <p>{@linkplain #send Messages} between two ranks are apart from that: only those two call, and
- * messages wait neither for the group's other operations nor those for them. On GPUs a message
- * waits for what the caller's current stream has been given, which is an operation before it only
- * if that stream has been told to wait for its work, or runs it as {@link #execute} does. The first
- * message between two ranks sets up a communicator of their own, for which NCCL may wait until
- * collectives of its own that are under way have ended.
- *
- * <p>An output must not share memory with an input, unless it is the same tensor or the one is this
- * rank's part of the other, in its place: all-gather from a slice of the output and reduce-scatter
- * into a slice of the input work in place, without a copy of that part.
- *
- * <p>A wrong argument throws {@link IllegalArgumentException} before anything is sent. A rank that
- * does not arrive within the timeout makes the others fail with a {@link
- * CollectiveTimeoutException}; from then on the group is broken: destroy it and create another.
- * Calls that do not fit together across ranks fail on every rank with a {@link CollectiveException}
- * that names what each called; mostly it is a {@link CollectiveMismatchException}. Whether the
- * group then stays usable depends on when the backend compares:
+ * <h2>Calls and order</h2>
  *
  * <ul>
- *   <li>{@code shm}: before anything is changed; the group stays usable.
- *   <li>{@code nccl}: only if its options {@linkplain NcclOptions.Builder#optVerify verify}, and
- *       then as {@code shm}. Otherwise calls that differ hang until the timeout, or give wrong
- *       results. The same holds of the messages and the sizes of all-to-alls of {@code cuda_p2p}.
- *   <li>{@code cuda_p2p}: behind the calls, as hosts do not wait for each other; the group breaks.
- *       If its options for NCCL verify, as {@code shm}. Where there is no P2P memory, as {@code
- *       nccl}.
+ *   <li>Every rank of the group must call the same collectives in the same order.
+ *   <li>A call checks its arguments, returns a {@link Work} at once and runs asynchronously.
+ *   <li>Operations of one group run in the order of the calls. Operations of different groups do
+ *       not wait for each other.
+ *   <li>{@linkplain #send Messages} are exempt: only sender and receiver call, and messages and
+ *       collectives do not wait for each other.
+ *   <li>Roots and peers are ranks of this group. c10d uses ranks of the whole job instead; {@link
+ *       #groupRank} translates.
  * </ul>
  *
- * <p>Methods are thread-safe, but if several threads issue operations on one group it is up to them
- * that the order is the same on all ranks.
+ * <h2>Tensors</h2>
+ *
+ * <ul>
+ *   <li>Tensors are PyTorch arrays on the {@linkplain #device() device} of the group. They need not
+ *       be contiguous.
+ *   <li>All ranks pass the same element type, and the same shape where a method says so.
+ *   <li>An output must not share memory with an input, with two exceptions: it is the same tensor,
+ *       or one is this rank's part of the other. So all-gather from a slice of the output and
+ *       reduce-scatter into a slice of the input run in place, without a copy of that part.
+ *   <li>Do not read or write a tensor before its work has completed; see {@link Work}.
+ *   <li>Autograd does not record the operations. {@link
+ *       org.djlx.collectives.gradient.DifferentiableCollectives} has collectives with gradients.
+ * </ul>
+ *
+ * <h2>Streams (GPU)</h2>
+ *
+ * <ul>
+ *   <li>An operation starts after the work that the caller's current stream holds at the time of
+ *       the call.
+ *   <li>The current stream does not wait for the operation. Call {@link Work#await()} or {@link
+ *       Work#blockCurrentStream()} before you enqueue work that uses a result.
+ *   <li>Exceptions: {@link #execute} and, with {@code cuda_p2p}, {@link #allReduce(NDArray,
+ *       ReduceOp, boolean) allReduce(…, false)} can run on the current stream itself; see {@link
+ *       CudaP2pOptions}.
+ *   <li>A message waits for the current stream only. It follows an earlier collective only if that
+ *       stream waits for the collective's work.
+ *   <li>The first message between two ranks creates a communicator for the pair. NCCL may delay
+ *       this until its running collectives have ended.
+ * </ul>
+ *
+ * <h2>Errors</h2>
+ *
+ * <ul>
+ *   <li>A wrong argument throws {@link IllegalArgumentException} before anything is sent.
+ *   <li>If a rank does not arrive within the {@linkplain #timeout() timeout}, the other ranks get a
+ *       {@link CollectiveTimeoutException} that names it. The group is then broken: destroy it and
+ *       create a new one.
+ *   <li>If the calls of the ranks do not match, every rank gets a {@link CollectiveException} that
+ *       lists each rank's call, mostly a {@link CollectiveMismatchException}. The table says when
+ *       the backend compares calls.
+ * </ul>
+ *
+ * <table>
+ * <caption>Comparison of calls</caption>
+ * <tr><th>backend</th><th>calls are compared</th><th>group after a mismatch</th></tr>
+ * <tr><td>{@code shm}</td><td>before any tensor changes</td><td>usable</td></tr>
+ * <tr>
+ *   <td>{@code nccl}</td>
+ *   <td>never: a mismatch hangs until the timeout or gives wrong results</td>
+ *   <td>broken</td>
+ * </tr>
+ * <tr>
+ *   <td>{@code cuda_p2p}</td>
+ *   <td>after the call, asynchronously; messages and all-to-all sizes are not compared</td>
+ *   <td>broken</td>
+ * </tr>
+ * <tr><td>{@code cuda_p2p} without P2P memory</td><td>as {@code nccl}</td><td>broken</td></tr>
+ * <tr>
+ *   <td>{@code nccl} or {@code cuda_p2p} with {@link NcclOptions.Builder#optVerify}</td>
+ *   <td>before the operation runs</td>
+ *   <td>usable</td>
+ * </tr>
+ * </table>
+ *
+ * <h2>Threads</h2>
+ *
+ * <p>Methods are thread-safe. If several threads issue operations on one group, they must ensure
+ * that all ranks issue them in the same order.
  */
 public final class ProcessGroup implements AutoCloseable {
 
-    private static final Variant PLAIN_ALL_REDUCE = new Variant(OpType.ALL_REDUCE);
-
     private final GroupState state;
-    private final Lifeline lifeline; // null if this rank is not a member
+    private final Lifeline lifeline; // null on a rank that is not a member
+    private final Runnable keeper; // lifeline::keep
     private final Backend backend;
     private final OperationChecks checks;
     private final Duration timeout;
@@ -114,12 +148,13 @@ public final class ProcessGroup implements AutoCloseable {
     private ProcessGroup(GroupState state, Lifeline lifeline, Duration timeout) {
         this.state = state;
         this.lifeline = lifeline;
+        this.keeper = lifeline == null ? null : lifeline::keep;
         this.backend = state.backend();
         this.checks = new OperationChecks(backend, state.rank(), state.worldSize());
         this.timeout = timeout;
     }
 
-    /** Creates this rank's handle on a group of some ranks of another. */
+    /** Creates this rank's handle on a sub-group. */
     static ProcessGroup part(
             ProcessGroup parent, GroupContext context, Backend backend, List<Integer> ranks) {
         GroupState whole = parent.state;
@@ -133,12 +168,12 @@ public final class ProcessGroup implements AutoCloseable {
             return group;
         } finally {
             if (!done) {
-                backend.close(); // Memory has run out; nobody else knows of it.
+                backend.close(); // Out of memory: no handle exists that could close it.
             }
         }
     }
 
-    /** Creates the handle that a rank gets of a group that it is not in. */
+    /** Creates the handle for a rank that is not a member of the new group. */
     static ProcessGroup nonMember(String name, List<Integer> ranks, ProcessGroup parent) {
         return new ProcessGroup(
                 new GroupState(name, ranks, parent.state, parent.toString()),
@@ -166,79 +201,79 @@ public final class ProcessGroup implements AutoCloseable {
     }
 
     /**
-     * Returns who the ranks of this group are in the group that was initialised, from which it was
-     * made in one step or several; the counterpart of {@code
-     * torch.distributed.get_process_group_ranks}. Roots and peers of operations are ranks of this
-     * group, unlike c10d's: {@link #globalRank} and {@link #groupRank} translate. A rank of one
-     * group is found in any other by way of the global ranks: {@code
+     * Returns the global ranks of this group's members; the counterpart of {@code
+     * torch.distributed.get_process_group_ranks}. A global rank is a rank of the initial group that
+     * {@link ProcessGroups} created.
+     *
+     * <p>To find a rank of this group in another group, go through its global rank: {@code
      * other.groupRank(group.globalRank(rank))}.
      *
-     * @return the global rank of each rank of this group, in the order of the ranks
+     * @return the global ranks, indexed by rank of this group
      */
     public List<Integer> ranks() {
         return state.ranks();
     }
 
     /**
-     * Returns who the ranks of this group are in the group of which {@link #newGroup} or {@link
-     * #split} made it.
+     * Returns the parent ranks of this group's members. The parent is the group on which {@link
+     * #newGroup} or {@link #split} was called.
      *
-     * @return the rank there of each rank of this group, in the order of the ranks; in a group that
-     *     was initialised, the ranks themselves
+     * @return the parent ranks, indexed by rank of this group; for an initial group, its own ranks
      */
     public List<Integer> parentRanks() {
         return state.parentRanks();
     }
 
     /**
-     * Translates a rank of this group.
+     * Translates a rank of this group to a global rank.
      *
-     * @param groupRank the rank, from 0
-     * @return its rank in the group that was initialised
-     * @throws IllegalArgumentException if there is no such rank
+     * @param groupRank the rank in this group, from 0
+     * @return its rank in the initial group
+     * @throws IllegalArgumentException if the rank is out of range
      */
     public int globalRank(int groupRank) {
         if (groupRank < 0 || groupRank >= worldSize()) {
             throw new IllegalArgumentException(
                     String.format(
-                            "rank %d lies outside of the group '%s' of %d ranks",
-                            groupRank, name(), worldSize()));
+                            "rank %d is out of range: the group '%s' has ranks 0 to %d",
+                            groupRank, name(), worldSize() - 1));
         }
         return ranks().get(groupRank);
     }
 
     /**
-     * Translates a rank of the group that was initialised.
+     * Translates a global rank to a rank of this group.
      *
-     * @param globalRank the rank there
+     * @param globalRank the rank in the initial group
      * @return its rank in this group
-     * @throws IllegalArgumentException if it is not in this group
+     * @throws IllegalArgumentException if that rank is not a member of this group
      */
     public int groupRank(int globalRank) {
         int rank = ranks().indexOf(globalRank);
         if (rank < 0) {
             throw new IllegalArgumentException(
                     String.format(
-                            "the global rank %d is not in the group '%s', whose ranks are %s",
+                            "global rank %d is not a member of group '%s'; its global ranks are %s",
                             globalRank, name(), ranks()));
         }
         return rank;
     }
 
     /**
-     * Tells whether this rank is in the group. The handle of a rank that is not, as {@link
-     * #newGroup} returns it, knows the group's name and ranks and nothing else: every operation
-     * throws {@link IllegalStateException}, and {@link #destroy} does nothing. The counterpart of
-     * {@code torch.distributed.GroupMember.NON_GROUP_MEMBER}.
+     * Returns whether this rank is a member of the group. {@link #newGroup} and {@link #split}
+     * return a non-member handle, the counterpart of {@code
+     * torch.distributed.GroupMember.NON_GROUP_MEMBER}, on ranks that are not. A non-member handle
+     * has the group's name and ranks only: every operation throws {@link IllegalStateException},
+     * and {@link #destroy} is a no-op.
      *
-     * @return whether it is
+     * @return true if this rank is a member
      */
     public boolean isMember() {
         return rank() >= 0;
     }
 
     /**
-     * Returns the group's name. No two groups created from one group have the same.
+     * Returns the group's name. It is unique among the groups derived from one initial group.
      *
      * @return the name, the same on all ranks
      */
@@ -247,7 +282,7 @@ public final class ProcessGroup implements AutoCloseable {
     }
 
     /**
-     * Returns the device that the group's tensors must be on.
+     * Returns the device on which the group's tensors must be.
      *
      * @return the device
      */
@@ -265,7 +300,8 @@ public final class ProcessGroup implements AutoCloseable {
     }
 
     /**
-     * Returns the record of this rank's last operations; also after the group was destroyed.
+     * Returns the flight recorder: this rank's last operations. It also works after {@link
+     * #destroy}.
      *
      * @return the recorder
      * @throws IllegalStateException if this rank is not a member of the group
@@ -275,7 +311,7 @@ public final class ProcessGroup implements AutoCloseable {
     }
 
     /**
-     * Returns how long operations wait for other ranks.
+     * Returns how long an operation waits for other ranks.
      *
      * @return the timeout
      */
@@ -284,12 +320,14 @@ public final class ProcessGroup implements AutoCloseable {
     }
 
     /**
-     * Returns a view of this group whose operations have another timeout: the way to give a single
-     * call one of its own. It is the same group, also to {@link #destroy}. With {@code shm} the
-     * time of an operation counts from when it begins to run, which it does after those issued
-     * before it, each with its own timeout; that of a message counts from the call.
+     * Returns a view of this group with another timeout, for example for a single call: {@code
+     * group.withTimeout(Duration.ofSeconds(5)).barrier()}. The view is the same group: destroying
+     * it destroys the group.
      *
-     * @param timeout how long the view's operations wait for other ranks
+     * <p>With {@code shm} a collective's timeout counts from its start, which is after the end of
+     * the operations before it; a message's timeout counts from the call.
+     *
+     * @param timeout how long the view's operations wait for other ranks; positive
      * @return the view
      */
     public ProcessGroup withTimeout(Duration timeout) {
@@ -297,9 +335,9 @@ public final class ProcessGroup implements AutoCloseable {
     }
 
     /**
-     * Tells whether the ranks can write into each other's memory.
+     * Returns whether the ranks can write to each other's memory.
      *
-     * @return whether there are {@link #p2pBuffers()}; the same on all ranks
+     * @return true if {@link #p2pBuffers()} is present; the same on all ranks
      */
     public boolean isP2pAvailable() {
         return p2pBuffers().isPresent();
@@ -308,7 +346,7 @@ public final class ProcessGroup implements AutoCloseable {
     /**
      * Returns the group's symmetric memory.
      *
-     * @return the buffers; empty if the group has none, which is then so on all ranks
+     * @return the buffers; empty on all ranks if the group has none
      */
     public Optional<P2pBuffers> p2pBuffers() {
         state.checkUsable();
@@ -316,15 +354,17 @@ public final class ProcessGroup implements AutoCloseable {
     }
 
     /**
-     * Returns what a library keeps for this group on this rank, such as plans of its operations:
-     * made when it is first asked for, and closed when the group has been destroyed and nothing of
-     * it runs any more. Views of the group have the same. It must not refer to the group: a group
-     * that was forgotten would not be freed.
+     * Returns an object that a library attaches to this group on this rank, such as a cache of its
+     * plans. The first call creates it; all views of the group share it. It is closed after the
+     * group has been destroyed and all its operations have ended.
      *
-     * @param type the class of what is kept, of which there is one
-     * @param maker makes it; must not use the group
+     * <p>The object must not refer to the group, because a group that is still referenced is never
+     * freed as unused; see {@link #destroy}.
+     *
+     * @param type the class of the object; at most one object per class
+     * @param maker creates the object; must not use the group
      * @param <T> the class
-     * @return what is kept
+     * @return the object
      * @throws IllegalStateException if the group has been destroyed
      */
     public <T extends AutoCloseable> T attachment(Class<T> type, Supplier<T> maker) {
@@ -334,32 +374,46 @@ public final class ProcessGroup implements AutoCloseable {
     }
 
     /**
-     * Reduces a tensor over all ranks; every rank gets the result, the same to the bit.
+     * Reduces a tensor over all ranks, in place. Every rank gets the same bits.
      *
-     * @param tensor this rank's contribution, replaced by the result; the same shape on all ranks
-     * @param op how to reduce
+     * @param tensor this rank's contribution, overwritten with the result; the same shape on all
+     *     ranks
+     * @param op the reduction
      * @return the work
+     * @throws IllegalArgumentException if the tensor is null, closed, on another device, broadcast
+     *     ({@code stride 0}), or of an element type for which the backend does not have the
+     *     reduction
      */
     public Work allReduce(NDArray tensor, ReduceOp op) {
-        return allReduce(PLAIN_ALL_REDUCE, tensor, op);
+        return issue(
+                OpType.ALL_REDUCE,
+                reduced(tensor, op),
+                op,
+                0,
+                operation -> backend.allReduce(operation, tensor, op));
     }
 
     /**
-     * Reduces a tensor over all ranks, as {@link #allReduce(NDArray, ReduceOp)}; with {@code
-     * asyncOp=false}, c10d's default, the caller goes on behind it and needs no work: on the CPU
-     * the call returns when the tensor has the result, on GPUs what follows on the current stream
-     * finds it there. So {@code cuda_p2p} can reduce on the current stream itself, which takes the
-     * host half as many calls of the driver.
+     * Reduces a tensor over all ranks, in place; with {@code asyncOp=false}, c10d's default, the
+     * call is ordered with the code after it:
      *
-     * @param tensor this rank's contribution, replaced by the result; the same shape on all ranks
-     * @param op how to reduce
-     * @param asyncOp whether the caller waits for the work itself; ranks may differ in this
-     * @return the work; with {@code asyncOp=false} only to learn later whether the operation failed
-     *     on the GPU
-     * @throws CollectiveException with {@code asyncOp=false}, if the operation has failed, on GPUs
-     *     if that is known already
-     * @throws IllegalStateException with {@code asyncOp=false} on GPUs in a batch, whose operations
-     *     begin when it ends; before anything is sent
+     * <ul>
+     *   <li>On the CPU, the call returns when the tensor holds the result.
+     *   <li>On a GPU, work enqueued later on the current stream sees the result. {@code cuda_p2p}
+     *       can then reduce on the current stream itself, with half as many driver calls on the
+     *       host.
+     * </ul>
+     *
+     * @param tensor this rank's contribution, overwritten with the result; the same shape on all
+     *     ranks
+     * @param op the reduction
+     * @param asyncOp true if the caller waits for the work itself; ranks may pass different values
+     * @return the work; with {@code asyncOp=false} only needed to learn whether the operation
+     *     failed later on the GPU
+     * @throws CollectiveException with {@code asyncOp=false}: if the operation has failed (on a
+     *     GPU, if the failure is already known)
+     * @throws IllegalStateException with {@code asyncOp=false} on a GPU inside an {@link
+     *     NcclBatch}, because its operations start only when the batch ends; nothing is sent
      */
     public Work allReduce(NDArray tensor, ReduceOp op, boolean asyncOp) {
         if (asyncOp) {
@@ -389,37 +443,14 @@ public final class ProcessGroup implements AutoCloseable {
     }
 
     /**
-     * What is special about an operation that another is made of.
+     * Reduces a tensor over all ranks to one rank. The result has the bits of {@link #allReduce}.
      *
-     * @param type its name
-     * @param index a number on which all ranks must agree
-     */
-    record Variant(OpType type, int index) {
-
-        Variant(OpType type) {
-            this(type, 0);
-        }
-    }
-
-    Work allReduce(Variant variant, NDArray tensor, ReduceOp op) {
-        return issue(
-                variant.type(),
-                reduced(tensor, op),
-                op,
-                variant.index(),
-                operation -> backend.allReduce(operation, tensor, op));
-    }
-
-    /**
-     * Reduces a tensor over all ranks; one rank gets the result, with the bits of {@link
-     * #allReduce}.
-     *
-     * @param tensor this rank's contribution, replaced by the result on the root and unchanged
-     *     elsewhere; the same shape on all ranks
-     * @param root the rank that gets the result: a rank of this group, also of a sub-group, while
-     *     c10d counts the whole job's
-     * @param op how to reduce
+     * @param tensor this rank's contribution; overwritten with the result on the root, unchanged on
+     *     other ranks; the same shape on all ranks
+     * @param root the rank of this group that gets the result
+     * @param op the reduction
      * @return the work
+     * @throws IllegalArgumentException if the root is out of range, or as {@link #allReduce}
      */
     public Work reduce(NDArray tensor, int root, ReduceOp op) {
         state.checkUsable();
@@ -437,12 +468,12 @@ public final class ProcessGroup implements AutoCloseable {
     }
 
     /**
-     * Sends a tensor from one rank to all others.
+     * Copies a tensor from one rank to all other ranks.
      *
-     * @param tensor what to send on the root; elsewhere, where it goes; the same shape on all ranks
-     * @param root the rank that sends: a rank of this group, also of a sub-group, while c10d counts
-     *     the whole job's
+     * @param tensor the input on the root, the output on other ranks; the same shape on all ranks
+     * @param root the rank of this group that sends
      * @return the work
+     * @throws IllegalArgumentException if the root is out of range or the tensor is unusable
      */
     public Work broadcast(NDArray tensor, int root) {
         state.checkUsable();
@@ -462,7 +493,7 @@ public final class ProcessGroup implements AutoCloseable {
     /**
      * Gathers the tensors of all ranks on every rank.
      *
-     * @param outputs where the tensors go, one for each rank, each of the input's shape
+     * @param outputs one output per rank, in rank order, each of the input's shape
      * @param input this rank's tensor; the same shape on all ranks
      * @return the work
      */
@@ -480,25 +511,26 @@ public final class ProcessGroup implements AutoCloseable {
     }
 
     /**
-     * Gathers the tensors of all ranks into one tensor on every rank, in rank order: concatenated
-     * along the first dimension, or stacked.
+     * Gathers the tensors of all ranks into one tensor on every rank, in rank order. For inputs of
+     * shape {@code (n, k)} the output is {@code (W·n, k)}, concatenated, or {@code (W, n, k)},
+     * stacked, where W is the world size.
      *
-     * @param output where the tensors go; world size times as many elements as the input
+     * @param output the gathered tensor, with W times as many elements as the input
      * @param input this rank's tensor; the same shape on all ranks
      * @return the work
      */
     public Work allGatherIntoTensor(NDArray output, NDArray input) {
-        return allGatherIntoTensor(new Variant(OpType.ALL_GATHER_INTO_TENSOR), output, input);
+        return allGatherIntoTensor(OpType.ALL_GATHER_INTO_TENSOR, 0, output, input);
     }
 
     /**
-     * Checks the arguments of {@link #allGatherIntoTensor}, for an operation of one's own that does
-     * the same.
+     * Checks arguments as {@link #allGatherIntoTensor} does, for a library operation with the same
+     * contract that runs by {@link #execute}.
      *
-     * @param output where the tensors would go
-     * @param input this rank's tensor
-     * @return what is known of the input
-     * @throws IllegalArgumentException if one is wrong
+     * @param output the output
+     * @param input this rank's input
+     * @return type, shape and address of the input
+     * @throws IllegalArgumentException if an argument is wrong
      */
     public TensorInfo checkAllGather(NDArray output, NDArray input) {
         OpType type = OpType.ALL_GATHER_INTO_TENSOR;
@@ -511,25 +543,24 @@ public final class ProcessGroup implements AutoCloseable {
         return in;
     }
 
-    Work allGatherIntoTensor(Variant variant, NDArray output, NDArray input) {
-        TensorInfo in = checkAllGather(output, input);
+    /** All-gathers for an operation with its own name; all ranks must pass the same index. */
+    Work allGatherIntoTensor(OpType type, int index, NDArray output, NDArray input) {
         return issue(
-                variant.type(),
-                in,
+                type,
+                checkAllGather(output, input),
                 null,
-                variant.index(),
+                index,
                 operation -> backend.allGather(operation, List.of(output), input));
     }
 
     /**
      * Gathers the tensors of all ranks on one rank.
      *
-     * @param outputs on the root, where the tensors go, one for each rank, each of the input's
-     *     shape; null elsewhere
+     * @param outputs on the root, one output per rank, in rank order, each of the input's shape;
+     *     null or empty on other ranks
      * @param input this rank's tensor; the same shape on all ranks
-     * @param root the rank that gets them: a rank of this group, also of a sub-group, while c10d
-     *     counts the whole job's
-     * @return the work, whose result are the outputs
+     * @param root the rank of this group that gets the tensors
+     * @return the work; its result is the list of outputs
      */
     public Work gather(List<NDArray> outputs, NDArray input, int root) {
         OpType type = OpType.GATHER;
@@ -547,12 +578,12 @@ public final class ProcessGroup implements AutoCloseable {
     }
 
     /**
-     * Sends a tensor from one rank to each rank.
+     * Distributes a list of tensors from one rank, one tensor to each rank.
      *
-     * @param output where this rank's tensor goes; the same shape on all ranks
-     * @param inputs on the root, a tensor for each rank, each of the output's shape; null elsewhere
-     * @param root the rank that sends: a rank of this group, also of a sub-group, while c10d counts
-     *     the whole job's
+     * @param output this rank's tensor; the same shape on all ranks
+     * @param inputs on the root, one tensor per rank, in rank order, each of the output's shape;
+     *     null or empty on other ranks
+     * @param root the rank of this group that sends
      * @return the work
      */
     public Work scatter(NDArray output, List<NDArray> inputs, int root) {
@@ -575,11 +606,11 @@ public final class ProcessGroup implements AutoCloseable {
     }
 
     /**
-     * Reduces a list of tensors over all ranks; every rank gets the one at its own place.
+     * Reduces lists of tensors over all ranks; rank r gets the reduction of all {@code inputs[r]}.
      *
-     * @param output where the result goes; the same shape on all ranks
-     * @param inputs a tensor for each rank, each of the output's shape
-     * @param op how to reduce
+     * @param output this rank's result; the same shape on all ranks
+     * @param inputs one tensor per rank, in rank order, each of the output's shape
+     * @param op the reduction
      * @return the work
      */
     public Work reduceScatter(NDArray output, List<NDArray> inputs, ReduceOp op) {
@@ -602,26 +633,32 @@ public final class ProcessGroup implements AutoCloseable {
 
     /**
      * Reduces a tensor over all ranks and scatters the result along its first dimension, in rank
-     * order.
+     * order. For inputs of shape {@code (W·n, k)} rank r gets rows {@code r·n} to {@code (r+1)·n -
+     * 1}, where W is the world size.
      *
-     * @param output where this rank's part goes; the same shape on all ranks
-     * @param input the whole tensor; world size times as many elements as the output
-     * @param op how to reduce
+     * @param output this rank's part of the result; the same shape on all ranks
+     * @param input this rank's contribution, with W times as many elements as the output
+     * @param op the reduction
      * @return the work
      */
     public Work reduceScatterTensor(NDArray output, NDArray input, ReduceOp op) {
-        return reduceScatterTensor(new Variant(OpType.REDUCE_SCATTER_TENSOR), output, input, op);
+        return issue(
+                OpType.REDUCE_SCATTER_TENSOR,
+                checkReduceScatter(output, input, op),
+                op,
+                0,
+                operation -> backend.reduceScatter(operation, output, List.of(input), op));
     }
 
     /**
-     * Checks the arguments of {@link #reduceScatterTensor}, for an operation of one's own that does
-     * the same.
+     * Checks arguments as {@link #reduceScatterTensor} does, for a library operation with the same
+     * contract that runs by {@link #execute}.
      *
-     * @param output where this rank's part would go
-     * @param input the whole tensor
-     * @param op how to reduce
-     * @return what is known of the output
-     * @throws IllegalArgumentException if one is wrong
+     * @param output this rank's part of the result
+     * @param input this rank's contribution
+     * @param op the reduction
+     * @return type, shape and address of the output
+     * @throws IllegalArgumentException if an argument is wrong
      */
     public TensorInfo checkReduceScatter(NDArray output, NDArray input, ReduceOp op) {
         OpType type = OpType.REDUCE_SCATTER_TENSOR;
@@ -634,22 +671,13 @@ public final class ProcessGroup implements AutoCloseable {
         return out;
     }
 
-    Work reduceScatterTensor(Variant variant, NDArray output, NDArray input, ReduceOp op) {
-        TensorInfo out = checkReduceScatter(output, input, op);
-        return issue(
-                variant.type(),
-                out,
-                op,
-                variant.index(),
-                operation -> backend.reduceScatter(operation, output, List.of(input), op));
-    }
-
     /**
-     * Sends a tensor from every rank to every rank. What one rank has for another must have as many
-     * elements as that expects; apart from that, all tensors may be of different shapes.
+     * Sends one tensor from every rank to every rank. {@code inputs[q]} on rank r and {@code
+     * outputs[r]} on rank q must have equal numbers of elements; otherwise shapes are free.
      *
-     * @param outputs where the tensors go, one from each rank
-     * @param inputs a tensor for each rank; all of the same element type
+     * @param outputs one output per source rank, in rank order
+     * @param inputs one input per destination rank, in rank order; inputs and outputs all have the
+     *     same element type
      * @return the work
      */
     public Work allToAll(List<NDArray> outputs, List<NDArray> inputs) {
@@ -665,12 +693,11 @@ public final class ProcessGroup implements AutoCloseable {
     }
 
     /**
-     * Sends a part of a tensor from every rank to every rank, all parts being of the same size.
+     * Sends an equal part of a tensor from every rank to every rank. The first dimensions of input
+     * and output must be divisible by the world size.
      *
-     * @param output where the parts from all ranks go, one after the other along the first
-     *     dimension, in rank order
-     * @param input the parts for all ranks, in rank order; its first dimension, like that of the
-     *     output, is divisible by the world size
+     * @param output the parts from all ranks, concatenated along the first dimension in rank order
+     * @param input the parts for all ranks, concatenated along the first dimension in rank order
      * @return the work
      */
     public Work allToAllSingle(NDArray output, NDArray input) {
@@ -678,16 +705,18 @@ public final class ProcessGroup implements AutoCloseable {
     }
 
     /**
-     * Sends a part of a tensor from every rank to every rank. The split that one rank has for
-     * another must equal the split that the other has from it; if not, the call fails on all ranks
-     * and nothing is changed (by NCCL, only if it verifies).
+     * Sends a part of a tensor from every rank to every rank. {@code inputSplits[q]} on rank r must
+     * equal {@code outputSplits[r]} on rank q. {@code shm} checks this before any tensor changes
+     * and fails on all ranks; NCCL checks it only with {@link NcclOptions.Builder#optVerify}.
      *
-     * @param output where the parts from all ranks go, one after the other along the first
-     *     dimension, in rank order
-     * @param input the parts for all ranks, in rank order
-     * @param outputSplits how many rows of the output come from each rank; null for equal parts
-     * @param inputSplits how many rows of the input go to each rank; null for equal parts
+     * @param output the parts from all ranks, concatenated along the first dimension in rank order
+     * @param input the parts for all ranks, concatenated along the first dimension in rank order;
+     *     equal to the output in element type and in all dimensions but the first
+     * @param outputSplits the number of rows that come from each rank; null for equal parts
+     * @param inputSplits the number of rows that go to each rank; null for equal parts
      * @return the work
+     * @throws IllegalArgumentException if splits are negative, do not add up to the first
+     *     dimension, or if this rank's splits for itself differ
      */
     public Work allToAllSingle(
             NDArray output, NDArray input, long[] outputSplits, long[] inputSplits) {
@@ -703,9 +732,14 @@ public final class ProcessGroup implements AutoCloseable {
         if (outputCounts[rank()] != inputCounts[rank()]) {
             throw new IllegalArgumentException(
                     String.format(
-                            "%s: the input has %d elements for this rank, %d, itself, the output"
-                                    + " has room for %d",
-                            type, inputCounts[rank()], rank(), outputCounts[rank()]));
+                            "%s: rank %d sends itself %d elements, but its output takes %d; make"
+                                    + " inputSplits[%d] and outputSplits[%d] equal",
+                            type,
+                            rank(),
+                            inputCounts[rank()],
+                            outputCounts[rank()],
+                            rank(),
+                            rank()));
         }
         checks.overlap(type, out, in, -1);
         return issue(
@@ -717,37 +751,41 @@ public final class ProcessGroup implements AutoCloseable {
     }
 
     /**
-     * Sends a message to one rank, which {@linkplain #recv receives} it. Like c10d's {@code isend}:
-     * it goes on by itself. The work ends when the whole message has been handed over, which the
-     * other rank must have asked for.
+     * Sends a message to one rank, asynchronously; the counterpart of {@code
+     * torch.distributed.isend}. The receiver calls {@link #recv} or {@link #recvAnySource}. The
+     * work completes when the whole message has been handed over, so only after the receiver has
+     * called.
      *
-     * <p>Messages of the same tag between the same ranks arrive in the order in which they were
-     * sent; those of different tags, or to different ranks, do not wait for each other. If the
-     * receiver expects another element type or number of elements, both calls fail with a {@link
-     * CollectiveMismatchException}. A message that nobody asks for in time fails and is withdrawn:
-     * the group stays usable.
+     * <ul>
+     *   <li>Messages with the same tag between the same two ranks arrive in the order of the sends.
+     *       Messages with different tags or destinations do not wait for each other.
+     *   <li>If the receiver expects another element type or number of elements, both calls fail
+     *       with a {@link CollectiveMismatchException}.
+     *   <li>A message without a matching receive fails at the timeout and is withdrawn; the group
+     *       stays usable.
+     * </ul>
      *
-     * <p>NCCL has no tags: it matches the messages from one rank to another in their order, and
-     * compares them only if it verifies. A late one breaks the messages of its direction between
-     * these two ranks; the rest of the group stays usable.
+     * <p>NCCL differs: it ignores tags, matches the messages of a pair in call order, and compares
+     * them only with {@link NcclOptions.Builder#optVerify}. A message that times out breaks this
+     * direction between the two ranks; the rest of the group stays usable.
      *
-     * @param tensor what to send
-     * @param destination the rank to send it to, not this one: a rank of this group, also of a
-     *     sub-group, while c10d counts the whole job's
-     * @param tag what tells messages between two ranks apart; not negative
+     * @param tensor the tensor to send
+     * @param destination the receiving rank of this group; not this rank
+     * @param tag distinguishes messages between two ranks; not negative
      * @return the work
+     * @throws IllegalArgumentException if the destination or the tag is out of range
      */
     public Work send(NDArray tensor, int destination, int tag) {
         return message(P2pOp.send(tensor, destination, tag));
     }
 
     /**
-     * Receives a message from one rank. Like c10d's {@code irecv}: it goes on by itself.
+     * Receives a message from one rank, asynchronously; the counterpart of {@code
+     * torch.distributed.irecv}.
      *
-     * @param tensor where the message goes; of the element type and number of elements of what is
-     *     sent
-     * @param source the rank that sends, not this one: a rank of this group, also of a sub-group,
-     *     while c10d counts the whole job's
+     * @param tensor receives the message; its element type and number of elements must equal the
+     *     sender's
+     * @param source the sending rank of this group; not this rank
      * @param tag the message's tag; not negative
      * @return the work
      * @see #send
@@ -757,11 +795,12 @@ public final class ProcessGroup implements AutoCloseable {
     }
 
     /**
-     * Receives a message from whichever rank sends one first.
+     * Receives a message from any rank: the first one that arrives with this tag.
      *
-     * @param tensor where the message goes
+     * @param tensor receives the message
      * @param tag the message's tag; not negative
-     * @return the work, which tells the {@linkplain Work#sourceRank() source}
+     * @return the work; {@link Work#sourceRank()} returns the sender
+     * @throws UnsupportedOperationException if the backend is {@code nccl} or {@code cuda_p2p}
      * @see #send
      */
     public Work recvAnySource(NDArray tensor, int tag) {
@@ -773,12 +812,11 @@ public final class ProcessGroup implements AutoCloseable {
     }
 
     /**
-     * Issues sends and receives that go on at the same time, none waiting for another; the
-     * counterpart of {@code torch.distributed.batch_isend_irecv}. All are checked before any is
-     * issued.
+     * Issues sends and receives that run concurrently; the counterpart of {@code
+     * torch.distributed.batch_isend_irecv}. All are checked before the first is issued.
      *
      * @param ops the sends and receives
-     * @return their works, in the same order
+     * @return the works, in the order of {@code ops}
      */
     public List<Work> batchIsendIrecv(List<P2pOp> ops) {
         OperationChecks.present("batchIsendIrecv", "ops", ops);
@@ -817,7 +855,7 @@ public final class ProcessGroup implements AutoCloseable {
         return info;
     }
 
-    /** Issues a message of the group's own, whose tag is negative. */
+    /** Issues a group-internal message; its tag is negative. */
     Work issueMessage(OpType type, NDArray tensor, int peer, int tag) {
         return issueMessage(type, tensor, Torch.info(tensor), peer, tag);
     }
@@ -835,7 +873,7 @@ public final class ProcessGroup implements AutoCloseable {
     }
 
     /**
-     * Completes when all ranks have called it.
+     * Synchronises all ranks. The returned work completes once every rank has called barrier().
      *
      * @return the work
      */
@@ -846,19 +884,19 @@ public final class ProcessGroup implements AutoCloseable {
     }
 
     /**
-     * Waits until all ranks have called it, or finds out who has not; the counterpart of {@code
-     * torch.distributed.monitored_barrier}. It is made of messages: rank 0 hears from all others
-     * within the timeout, then tells them how it ended. It does not wait for operations under way,
-     * and the group stays usable, whatever the outcome.
+     * Blocks until all ranks have called it, and otherwise names the missing ranks; the counterpart
+     * of {@code torch.distributed.monitored_barrier}. It does not wait for running operations, and
+     * the group stays usable whatever the outcome.
      *
-     * <p>Rank 0 and all ranks that have reached it in time throw the same exception. A rank that
-     * comes later than that does not hear from rank 0: its own call times out, naming rank 0.
+     * <p>It consists of messages: every rank reports to rank 0, and rank 0 answers with the
+     * outcome. Rank 0 and all ranks that reported in time throw the same exception. A rank that
+     * reports later gets no answer; its own call times out and names rank 0.
      *
-     * @param timeout how long to wait for the other ranks
-     * @param waitAllRanks whether rank 0 waits the whole timeout and names all ranks that are
-     *     missing; if false, it ends with the first that it finds to be
-     * @throws CollectiveTimeoutException if ranks are missing, with those; on a rank that rank 0
-     *     does not answer, with rank 0
+     * @param timeout how long rank 0 waits for the other ranks
+     * @param waitAllRanks true: rank 0 waits for the whole timeout and names all missing ranks;
+     *     false: it stops at the first missing rank
+     * @throws CollectiveTimeoutException if ranks are missing; {@link
+     *     CollectiveTimeoutException#missingRanks()} lists them, or rank 0 if it did not answer
      */
     public void monitoredBarrier(Duration timeout, boolean waitAllRanks) {
         state.checkUsable();
@@ -866,12 +904,12 @@ public final class ProcessGroup implements AutoCloseable {
     }
 
     /**
-     * All-reduces several tensors as one operation for each element type.
+     * All-reduces several tensors, as one operation per element type or one batch.
      *
-     * @param tensors contributions, replaced by the results; the same shapes on all ranks. They do
-     *     not overlap in memory
-     * @param op how to reduce
-     * @return the work
+     * @param tensors this rank's contributions, overwritten with the results; the same types and
+     *     shapes in the same order on all ranks; must not overlap in memory
+     * @param op the reduction
+     * @return one work for all tensors
      * @throws IllegalArgumentException as {@link #allReduce}, and if tensors overlap
      * @see #allReduce
      */
@@ -889,12 +927,13 @@ public final class ProcessGroup implements AutoCloseable {
     }
 
     /**
-     * All-gathers several tensors as one operation for each element type.
+     * All-gathers several tensors, as one operation per element type or one batch.
      *
-     * @param outputs for each input, the tensor into which those of all ranks go. None overlaps
-     *     another's input or output in memory; an input may be this rank's part of its own
-     * @param inputs this rank's tensors; the same shapes on all ranks
-     * @return the work
+     * @param outputs one gathered tensor per input; must not overlap in memory with another output
+     *     or another input
+     * @param inputs this rank's tensors; the same types and shapes in the same order on all ranks;
+     *     an input may be this rank's part of its output
+     * @return one work for all tensors
      * @see #allGatherIntoTensor
      */
     public Work allGatherCoalesced(List<NDArray> outputs, List<NDArray> inputs) {
@@ -909,13 +948,13 @@ public final class ProcessGroup implements AutoCloseable {
     }
 
     /**
-     * Reduce-scatters several tensors as one operation for each element type.
+     * Reduce-scatters several tensors, as one operation per element type or one batch.
      *
-     * @param outputs where this rank's parts go; the same shapes on all ranks. None overlaps
-     *     another's input or output in memory
-     * @param inputs for each output, the whole tensor
-     * @param op how to reduce
-     * @return the work
+     * @param outputs this rank's parts of the results; the same types and shapes in the same order
+     *     on all ranks; must not overlap in memory with another output or another input
+     * @param inputs one contribution per output
+     * @param op the reduction
+     * @return one work for all tensors
      * @throws IllegalArgumentException as {@link #reduceScatterTensor}, and if outputs overlap
      * @see #reduceScatterTensor
      */
@@ -937,28 +976,35 @@ public final class ProcessGroup implements AutoCloseable {
         if (outputs.size() != inputs.size()) {
             throw new IllegalArgumentException(
                     String.format(
-                            "%s: there must be as many outputs as inputs, not %d and %d",
+                            "%s: got %d outputs and %d inputs; pass one output per input",
                             type, outputs.size(), inputs.size()));
         }
     }
 
     /**
-     * Runs code as one operation of the group, in its turn among the others: the way for a library
-     * to add operations that use {@link #p2pBuffers()}. The code must itself call {@link
-     * P2pBuffers#awaitAgreement} before it uses what other ranks sent, and must not issue
-     * operations on the group. If it throws, the group is broken; except that {@code shm} stays
-     * usable after a {@link CollectiveMismatchException}, which all ranks get.
+     * Runs code as one operation of the group, in call order. Libraries add their own operations on
+     * {@link #p2pBuffers()} this way.
      *
-     * @param type the kind of operation
-     * @param agreed what all ranks must agree on
+     * <ul>
+     *   <li>The code must call {@link P2pBuffers#awaitAgreement} before it uses data from other
+     *       ranks.
+     *   <li>It must not issue operations on the group.
+     *   <li>If it throws, the group is broken. Exception: {@code shm} stays usable after a {@link
+     *       CollectiveMismatchException}, which all ranks get.
+     * </ul>
+     *
+     * @param type the kind of operation, for messages and traces
+     * @param agreed the arguments on which all ranks must agree
      * @param body the code; runs once, on this thread or another
      * @return the work
-     * @throws UnsupportedOperationException if the backend can not
+     * @throws UnsupportedOperationException if the backend does not run library operations
      */
     public Work execute(OpType type, Agreed agreed, Consumer<Operation> body) {
         if (type == null || agreed == null || body == null) {
             throw new IllegalArgumentException(
-                    "execute: the type (" + type + "), what is agreed on, or the body is null");
+                    String.format(
+                            "execute: null argument: type %s, agreed %s, body %s",
+                            type, agreed, body));
         }
         return issue(
                 type,
@@ -967,33 +1013,35 @@ public final class ProcessGroup implements AutoCloseable {
     }
 
     /**
-     * Creates a group of some of this group's ranks, named after this group; see {@link
-     * #newGroup(List, String)}.
+     * Creates a sub-group with a generated name; see {@link #newGroup(List, String)}.
      *
-     * @param ranks ranks of this group
-     * @return the group
+     * @param ranks ranks of this group, each once
+     * @return the group; a non-member handle on other ranks
      */
     public ProcessGroup newGroup(List<Integer> ranks) {
         return SubGroups.newGroup(this, ranks, null);
     }
 
     /**
-     * Creates a group of some of this group's ranks. All ranks of this group call it, also those
-     * that will not be members, with the same arguments, as they call an operation. Ranks of the
-     * new group are in the order of the ranks here, however they are given. It has the same backend
-     * and options and is independent of this group, except that {@linkplain #destroy destroying}
-     * this group destroys it too.
+     * Creates a sub-group; the counterpart of {@code torch.distributed.new_group}.
+     *
+     * <ul>
+     *   <li>All ranks of this group call it with the same arguments, non-members included.
+     *   <li>Members keep the order that they have in this group, whatever the order of {@code
+     *       ranks}.
+     *   <li>The sub-group has the backend, options and timeout of this group. {@linkplain #destroy
+     *       Destroying} this group destroys it too; otherwise the two are independent.
+     * </ul>
      *
      * @param ranks ranks of this group, each once
-     * @param name what the group is called within this group: its {@linkplain #name full name} is
-     *     this group's, a dot, and this. Without a dot, not a number, and given once in the life of
-     *     this group, even if the group that has it was destroyed
-     * @return the group; on a rank that is not among them, a handle that is no {@linkplain
-     *     #isMember member}
-     * @throws IllegalArgumentException if a rank or the name is wrong; on all ranks if this group
-     *     has given the name before
-     * @throws CollectiveException if the ranks do not agree or come together; one that is not there
-     *     in time is named by its rank in this group
+     * @param name the name within this group; the {@linkplain #name full name} is this group's
+     *     name, a dot, and this name. It contains no dot, is not a number, and can be used once per
+     *     parent group, even if the sub-group has been destroyed
+     * @return the group; a {@linkplain #isMember non-member} handle on other ranks
+     * @throws IllegalArgumentException if a rank or the name is invalid; on all ranks if the name
+     *     was used before
+     * @throws CollectiveException if the ranks pass different arguments, or do not all call in
+     *     time; missing ranks are named by their rank in this group
      */
     public ProcessGroup newGroup(List<Integer> ranks, String name) {
         if (name == null) {
@@ -1003,18 +1051,36 @@ public final class ProcessGroup implements AutoCloseable {
     }
 
     /**
-     * Divides this group into groups of ranks that pass the same color. All ranks of this group
-     * call it, as they call an operation. Apart from that, see {@link #newGroup(List, String)}.
+     * Splits this group into disjoint sub-groups, one per color; the counterpart of {@code
+     * MPI_Comm_split}. All ranks of this group call it. Otherwise as {@link #newGroup(List,
+     * String)}.
      *
-     * @param color which group this rank is to be in; negative for none
-     * @param key the ranks of a new group are in the order of their keys, and with equal keys in
-     *     the order of the ranks here
-     * @return the group with that color; with a negative color, a handle that is no {@linkplain
-     *     #isMember member}
-     * @throws CollectiveException if the ranks do not come together
+     * @param color the sub-group of this rank; negative for none
+     * @param key orders the ranks of a sub-group; ranks with equal keys keep the order of this
+     *     group
+     * @return the sub-group of that color; a {@linkplain #isMember non-member} handle if the color
+     *     is negative
+     * @throws CollectiveException if not all ranks call in time
      */
     public ProcessGroup split(int color, int key) {
         return SubGroups.split(this, color, key);
+    }
+
+    /**
+     * Creates a sub-group of all ranks with another backend; the counterpart of {@code
+     * torch.distributed.new_group(backend=…)}. All ranks of this group call it. Destroying this
+     * group destroys it too.
+     *
+     * @param backend the backend of the new group
+     * @param options the options of the new group
+     * @return the new group, with the ranks of this group
+     * @throws IllegalArgumentException if the backend is unknown or does not take the options
+     * @throws CollectiveException if not all ranks call in time
+     */
+    public ProcessGroup newGroup(String backend, BackendOptions options) {
+        Required.argument("newGroup: backend", backend);
+        Required.argument("newGroup: options", options);
+        return SubGroups.newGroup(this, backend, options);
     }
 
     GroupState state() {
@@ -1022,38 +1088,43 @@ public final class ProcessGroup implements AutoCloseable {
     }
 
     /**
-     * Leaves the group: everything the group holds is freed, sub-groups of it are destroyed as
-     * well, and further calls throw {@link IllegalStateException}. Idempotent.
+     * Leaves the group: frees its resources and destroys its sub-groups. Later calls throw {@link
+     * IllegalStateException}. Idempotent.
      *
-     * <p>What becomes of operations under way depends on whether their results may be in use:
+     * <p>Running operations:
      *
      * <ul>
-     *   <li>On GPUs a stream may have been told to wait for them. So this call first waits until
-     *       they have ended. Those that other ranks do not call fail, as they do at any time: after
-     *       their timeout, when such a rank has died or, with {@code cuda_p2p} and except for
-     *       messages, when it has destroyed the group. If the thread is interrupted it does not
-     *       wait, and they fail; results that a stream waits for are then worthless. It does not
-     *       wait for graphs: wait for the streams to which they were launched before.
-     *   <li>With {@code shm} only the host can wait for them. Those that nobody has waited for fail
-     *       at once, with an error that says why.
+     *   <li><b>GPU:</b> a stream may wait for their results, so this call waits until they have
+     *       ended. An operation that another rank has not called fails: at its timeout, when that
+     *       rank dies, or (with {@code cuda_p2p}, except messages) when that rank destroys the
+     *       group.
+     *   <li>If the calling thread is interrupted, this call does not wait; the operations fail, and
+     *       streams that wait for them get invalid results.
+     *   <li>This call does not wait for CUDA graphs. First synchronise the streams on which they
+     *       were launched.
+     *   <li><b>{@code shm}:</b> only the host can wait for results. Operations that no thread waits
+     *       for fail at once with an error that says why.
      * </ul>
      *
-     * <p>Memory of GPUs that other ranks have mapped is freed when these have left, too, and when
-     * their GPUs have come to the end of what they run: maybe after this call has returned.
+     * <p>GPU memory that other ranks have mapped is freed once those ranks have left and their GPUs
+     * are idle, possibly after this call has returned.
      *
-     * <p>A group that was forgotten is destroyed after some time, and the log says so, once for a
-     * group. That is a net, and depends on when the JVM collects garbage. A group is forgotten when
-     * nothing refers to a handle on it any more, to a view or to a sub-group, and no operation of
-     * it is under way on this rank: what was issued ends first, whether or not somebody keeps the
-     * {@link Work}. What was taken from the group, such as its {@linkplain #p2pBuffers() buffers}
-     * and arrays in them, does not count. One of whose operations went into a CUDA graph is never
-     * forgotten.
+     * <p>A group that is garbage without having been destroyed is destroyed later, and the log
+     * warns once. Do not rely on it, because it depends on the garbage collector. Details:
+     *
+     * <ul>
+     *   <li>A group is garbage when nothing refers to a handle, a view or a sub-group of it, and
+     *       none of its operations is running on this rank.
+     *   <li>A {@link Work}, the {@linkplain #p2pBuffers() buffers} and arrays in them do not keep
+     *       the group.
+     *   <li>A group with an operation in a CUDA graph is never freed this way.
+     * </ul>
      */
     public void destroy() {
         state.destroy();
     }
 
-    /** The same as {@link #destroy()}. */
+    /** Calls {@link #destroy()}. */
     @Override
     public void close() {
         destroy();
@@ -1072,8 +1143,8 @@ public final class ProcessGroup implements AutoCloseable {
                 + ")";
     }
 
-    /** Issues an operation on whose tensor all ranks agree. */
-    private Work issue(
+    /** Issues an operation with a tensor on whose type and shape all ranks must agree. */
+    Work issue(
             OpType type,
             TensorInfo tensor,
             ReduceOp op,
@@ -1086,7 +1157,7 @@ public final class ProcessGroup implements AutoCloseable {
         return issue(type, agreed, null, 0, call);
     }
 
-    /** Issues an operation; the only way to the backend's operations. */
+    /** Issues an operation: every backend operation goes through here. */
     private Work issue(
             OpType type,
             Agreed agreed,
@@ -1097,14 +1168,14 @@ public final class ProcessGroup implements AutoCloseable {
             state.checkUsable();
             Operation operation = state.nextOperation(type, timeout, agreed, tag);
             operation.setTensor(tensor);
-            operation.setGroup(lifeline);
+            operation.setKeeper(keeper);
             operation.setTrace(state.trace().scheduled(operation));
             try {
                 Work work = call.apply(operation);
                 state.issued(operation);
                 return work;
             } catch (CollectiveMismatchException e) {
-                // The ranks have called it, though it cannot be enqueued.
+                // All ranks have called it, so its sequence number is used although it cannot run.
                 state.issued(operation);
                 operation.ended(e);
                 throw e;

@@ -22,8 +22,16 @@ import org.djlx.collectives.store.TcpStore;
 /**
  * Creates process groups; the counterpart of {@code torch.distributed.init_process_group}.
  *
- * <p>Ranks are processes ({@link #init(String)}) or threads of one JVM ({@link #local(int)}),
- * behind the same {@link ProcessGroup}.
+ * <ul>
+ *   <li>{@link #init(String)}: each rank is a process, started by {@code torchrun} or a compatible
+ *       launcher.
+ *   <li>{@link #init(String, Store, String, int, int, BackendOptions)}: ranks meet in a {@link
+ *       Store} of yours.
+ *   <li>{@link #local(int)}: each rank is a thread of this JVM; {@link #run} starts the threads.
+ * </ul>
+ *
+ * <p>All return the same {@link ProcessGroup}. {@link ProcessGroup#destroy() Destroy} each handle
+ * when done.
  *
  * <pre>{@code
  * List<ProcessGroup> groups = ProcessGroups.local(4);
@@ -45,22 +53,26 @@ public final class ProcessGroups {
     private static final String DEFAULT_NAME = "default";
     private static final BackendOptions DEFAULTS =
             new BackendOptions(BackendOptions.DEFAULT_TIMEOUT);
-    // How long rank 0 waits in destroy for ranks that do not do the same.
-    private static final Duration STORE_PATIENCE = Duration.ofSeconds(5);
-    // How long threads that are ranks go on after one has failed: those that wait for it in an
-    // operation learn of it at once, and say more about it than those that are interrupted.
+    // How long destroy() on rank 0 waits for the other ranks to close their store connections.
+    private static final Duration STORE_CLOSE_TIMEOUT = Duration.ofSeconds(5);
+    // How long the other rank threads may run after one has failed. Ranks that wait for it in an
+    // operation fail at once with a more precise error than an interrupt would give.
     private static final Duration GRACE = Duration.ofSeconds(10);
-    // All ranks create their groups in the same order, so these are the same on all ranks and keep
-    // one group apart from a later one: its keys in the same store, or its server on the same port.
+    // Group numbers. All ranks create their groups in the same order, so a group has the same
+    // number
+    // on all ranks. The number separates the keys of successive groups in one store, and their
+    // servers on one port.
     private static final AtomicInteger INITS = new AtomicInteger();
     private static final AtomicInteger LOCALS = new AtomicInteger();
 
     private ProcessGroups() {}
 
     /**
-     * Creates this process's rank of a group from the environment that {@code torchrun} sets.
+     * Creates this process's handle on a group, from the environment variables of {@code torchrun},
+     * with default options.
      *
-     * @param backend the backend, such as {@code shm}
+     * @param backend the backend: {@code shm}, {@code nccl}, {@code cuda_p2p} or one of a third
+     *     party
      * @return the group
      * @see #init(String, BackendOptions)
      */
@@ -69,38 +81,43 @@ public final class ProcessGroups {
     }
 
     /**
-     * Creates this process's rank of a group from the environment that {@code torchrun} sets:
-     * {@code RANK}, {@code WORLD_SIZE}, {@code MASTER_ADDR} and {@code MASTER_PORT}. Rank 0 serves
-     * the store there, unless {@code TORCHELASTIC_USE_AGENT_STORE} is {@code True} and the launcher
-     * does. The store lives as long as the group: on rank 0, {@code destroy} waits some seconds for
-     * the other ranks to destroy theirs. Then all may call this again.
+     * Creates this process's handle on a group, from the environment variables of {@code torchrun}:
+     * {@code RANK}, {@code WORLD_SIZE}, {@code MASTER_ADDR} and {@code MASTER_PORT}. Blocks until
+     * all ranks have called it.
      *
-     * @param backend the backend, such as {@code shm}
-     * @param options the backend's options
+     * <p>Rank 0 serves the store at that address. If {@code TORCHELASTIC_USE_AGENT_STORE} is {@code
+     * True}, the launcher serves it instead. On rank 0, {@code destroy} stops the server; it first
+     * waits up to 5 s for the other ranks to destroy the group. Then all ranks may call this method
+     * again.
+     *
+     * @param backend the backend: {@code shm}, {@code nccl}, {@code cuda_p2p} or one of a third
+     *     party
+     * @param options the backend's options, such as {@link ShmOptions}
      * @return the group
-     * @throws IllegalArgumentException if the environment is incomplete or there is no such backend
-     * @throws CollectiveException if the ranks do not come together
+     * @throws IllegalArgumentException if a variable is missing or invalid, or the backend is
+     *     unknown
+     * @throws CollectiveException if not all ranks call it within the timeout
      */
     public static ProcessGroup init(String backend, BackendOptions options) {
         return init(backend, options, System.getenv(), INITS.getAndIncrement());
     }
 
     /**
-     * Creates a rank of the group with a number, the same on all ranks, that is never used again.
+     * Creates this process's handle on the group with a given number. The number is the same on all
+     * ranks and never reused.
      *
-     * <p>The servers of groups that follow each other have one port, and the ranks are not equally
-     * fast. None is caught between two servers:
+     * <p>Successive groups run their store servers on the same port, while ranks run at different
+     * speeds. Two rules make every rank use the server of its own group:
      *
      * <ul>
-     *   <li>A rank that is ahead of rank 0 finds the server of the group before. It knows by the
-     *       number that this is not its own, leaves, and comes back until it is. The one it finds
-     *       then does not go away under it: rank 0 stops it in {@code destroy}, or when it fails,
-     *       and no rank has the group before all have come.
-     *   <li>A rank that is behind rank 0 may still need the server when rank 0 destroys the group,
-     *       which stops it when the others have closed their connections. Each has one from here to
-     *       its {@code destroy}, or to its end if it dies; one that goes on without rank 0 is not
-     *       waited for long. Ranks that look whether this is the next group's server hold it up no
-     *       longer than that takes.
+     *   <li>A rank that is ahead of rank 0 may connect to the previous group's server. It sees
+     *       another number, disconnects and retries until the number matches. A matching server
+     *       stays up until rank 0 destroys the group or fails to create it, and no rank has the
+     *       group before all have connected.
+     *   <li>A rank that is behind rank 0 may still need the server when rank 0 destroys the group.
+     *       Rank 0 therefore stops it only after the others have closed their connections, at most
+     *       {@link #STORE_CLOSE_TIMEOUT} later. A rank closes its connection when it destroys the
+     *       group or dies. Ranks that only check the number do not delay this.
      * </ul>
      */
     static ProcessGroup init(
@@ -123,7 +140,7 @@ public final class ProcessGroups {
                         .optMark(agentStore ? null : name)
                         .optTimeout(options.timeout())
                         .build();
-        Runnable leave = () -> store.closeAfterOthers(STORE_PATIENCE);
+        Runnable leave = () -> store.closeAfterOthers(STORE_CLOSE_TIMEOUT);
         try {
             PrefixStore own = new PrefixStore(agentStore ? attempt(env) + "/" + name : name, store);
             return create(
@@ -131,33 +148,36 @@ public final class ProcessGroups {
                     new GroupContext(DEFAULT_NAME, rank, worldSize, own, options, null),
                     leave);
         } catch (RuntimeException e) {
-            // The others are to find out what went wrong, not that the store is gone.
+            // Keep the server up for the other ranks, so that they report the cause and not a
+            // lost store connection.
             leave.run();
             throw e;
         }
     }
 
     /**
-     * The launcher's store outlives the workers: when it starts them again, what they set before is
-     * still there and must not be taken for theirs. PyTorch's workers use the same prefix.
+     * Returns the key prefix of this start of the workers. The launcher's store outlives the
+     * workers, so keys of an earlier start must not be read after a restart. PyTorch's workers use
+     * the same prefix.
      */
     private static String attempt(Map<String, String> env) {
         return "/worker/attempt_" + env.getOrDefault("TORCHELASTIC_RESTART_COUNT", "0");
     }
 
     /**
-     * Creates this rank of a group whose ranks meet in a store.
+     * Creates this rank's handle on a group whose ranks meet in a store. Blocks until all ranks
+     * have called it.
      *
-     * @param backend the backend, such as {@code shm}
-     * @param store the store; it stays the caller's and must outlive the group. A name can be used
-     *     once in a store
-     * @param name the group's name
-     * @param rank this rank
+     * @param backend the backend: {@code shm}, {@code nccl}, {@code cuda_p2p} or one of a third
+     *     party
+     * @param store the store; the caller owns it and must keep it open until the group is destroyed
+     * @param name the group's name, the same on all ranks; usable once per store
+     * @param rank this rank, from 0
      * @param worldSize the number of ranks
-     * @param options the backend's options
+     * @param options the backend's options, such as {@link ShmOptions}
      * @return the group
-     * @throws IllegalArgumentException if there is no such backend
-     * @throws CollectiveException if the ranks do not come together
+     * @throws IllegalArgumentException if the rank is out of range or the backend is unknown
+     * @throws CollectiveException if not all ranks call it within the timeout
      */
     public static ProcessGroup init(
             String backend,
@@ -168,7 +188,7 @@ public final class ProcessGroups {
             BackendOptions options) {
         if (name == null || store == null) {
             throw new IllegalArgumentException(
-                    "init: the " + (name == null ? "name" : "store") + " of a group is null");
+                    "init: the group's " + (name == null ? "name" : "store") + " is null");
         }
         PrefixStore own = new PrefixStore(escaped(name), store);
         return create(
@@ -177,17 +197,17 @@ public final class ProcessGroups {
 
     private static void checkOptions(BackendOptions options) {
         if (options == null) {
-            throw new IllegalArgumentException("the options of a group must not be null");
+            throw new IllegalArgumentException("the group's options are null");
         }
     }
 
-    /** A name in which no slash ends the group's own keys; the keys of sub-groups have one. */
+    /** Escapes slashes, which separate the key prefixes of a group and its sub-groups. */
     private static String escaped(String name) {
         return name.replace("%", "%25").replace("/", "%2F");
     }
 
     static ProcessGroup create(String backend, GroupContext context, Runnable onDestroy) {
-        String job = JobId.agreeOn(context); // Before the backend: when all are there, it is gone.
+        String job = JobId.agreeOn(context); // First: the last rank deletes its keys.
         List<Integer> ranks = IntStream.range(0, context.worldSize()).boxed().toList();
         Backend made = Backends.get(backend).create(context);
         boolean done = false;
@@ -197,16 +217,18 @@ public final class ProcessGroups {
             return group;
         } finally {
             if (!done) {
-                made.close(); // Memory has run out; nobody else knows of it.
+                made.close(); // Out of memory: no handle exists that could close it.
             }
         }
     }
 
     /**
-     * Creates a group whose ranks are threads of this JVM, with backend {@code shm}.
+     * Creates a group whose ranks are threads of this JVM, with backend {@code shm} and default
+     * options.
      *
      * @param worldSize the number of ranks
-     * @return the ranks' handles, in rank order; each to be used by a thread of its own
+     * @return one handle per rank, in rank order; use each on its own thread
+     * @see #run
      */
     public static List<ProcessGroup> local(int worldSize) {
         return local("shm", worldSize, DEFAULTS);
@@ -215,19 +237,24 @@ public final class ProcessGroups {
     /**
      * Creates a group whose ranks are threads of this JVM.
      *
-     * @param backend the backend, such as {@code shm}
+     * @param backend the backend: {@code shm}, {@code nccl}, {@code cuda_p2p} or one of a third
+     *     party
      * @param worldSize the number of ranks
-     * @param options the backend's options
-     * @return the ranks' handles, in rank order; each to be used by a thread of its own
+     * @param options the backend's options, such as {@link ShmOptions}
+     * @return one handle per rank, in rank order; use each on its own thread
+     * @throws IllegalArgumentException if the world size is out of range or the backend is unknown
+     * @throws CollectiveException if a rank cannot create its handle; the other handles are
+     *     destroyed
+     * @see #run
      */
     public static List<ProcessGroup> local(String backend, int worldSize, BackendOptions options) {
         GroupContext.checkRank(0, worldSize);
         Backends.get(backend);
         checkOptions(options);
         String name = "local" + LOCALS.getAndIncrement();
-        // It holds nothing but heap memory, which goes with the last group that uses it.
+        // Never closed: it holds only heap memory and is collected with the last group.
         Store store = new HashStore();
-        // Made before, so that no group is lost when memory runs out.
+        // Allocated first, so that running out of memory later loses no handle.
         ProcessGroup[] created = new ProcessGroup[worldSize];
         try {
             return RankThreads.run(
@@ -252,25 +279,28 @@ public final class ProcessGroups {
                 group.destroy();
             }
         } catch (RuntimeException | Error e) {
-            if (e != failure) { // When memory runs out, it may be the same object.
+            if (e != failure) { // An OutOfMemoryError can be the same preallocated object.
                 failure.addSuppressed(e);
             }
         }
     }
 
     /**
-     * Runs code on a thread for each rank of a local group and waits for all.
+     * Runs code on one thread per rank of a local group, and waits for all threads.
      *
-     * @param <T> what the code returns
+     * <p>If a rank throws, its handle is destroyed, so that the other ranks' operations fail
+     * instead of waiting for it. A rank that is blocked elsewhere is interrupted after 10 s. This
+     * method waits for all threads in any case.
+     *
+     * @param <T> the result of the code
      * @param groups the handles of all ranks, as {@link #local(int)} returns them
      * @param body the code for one rank
-     * @return what each rank returned, in rank order
-     * @throws CollectiveException if it failed on any rank: it names the rank that failed first,
-     *     with what it threw as the cause and the others suppressed. If that was a {@link
-     *     CollectiveTimeoutException} or a {@link CollectiveMismatchException}, so is this. When a
-     *     rank fails, its handle is destroyed, so that the others do not wait for it; those that
-     *     wait for something else are interrupted after 10 seconds, and waited for
-     * @throws IllegalArgumentException if there is no group, one is missing, or there is no code
+     * @return the results, in rank order
+     * @throws CollectiveException if a rank threw: names the rank that failed first, with its
+     *     exception as the cause and the exceptions of other ranks as suppressed. It is a {@link
+     *     CollectiveTimeoutException} or a {@link CollectiveMismatchException} if the cause is
+     * @throws IllegalArgumentException if {@code groups} is empty or contains null, or {@code body}
+     *     is null
      */
     public static <T> List<T> run(List<ProcessGroup> groups, RankBody<T> body) {
         return run(groups, body, GRACE);
@@ -279,7 +309,7 @@ public final class ProcessGroups {
     static <T> List<T> run(List<ProcessGroup> groups, RankBody<T> body, Duration grace) {
         if (groups == null || groups.isEmpty() || groups.stream().anyMatch(Objects::isNull)) {
             throw new IllegalArgumentException(
-                    "run: groups must hold the handles of all ranks, not " + groups);
+                    "run: groups must contain one handle per rank, without null, but is " + groups);
         }
         if (body == null) {
             throw new IllegalArgumentException("run: body is null");
@@ -301,15 +331,15 @@ public final class ProcessGroups {
     }
 
     /**
-     * What one rank does.
+     * The code that {@link #run} runs on each rank.
      *
-     * @param <T> what it returns
+     * @param <T> the result
      */
     @FunctionalInterface
     public interface RankBody<T> {
 
         /**
-         * Runs on the rank's thread.
+         * Runs one rank; called on the rank's thread.
          *
          * @param group the rank's handle
          * @return the rank's result
@@ -325,7 +355,7 @@ public final class ProcessGroups {
                     "the environment variable "
                             + name
                             + " is not set; start the ranks with torchrun or samples/run.sh launch,"
-                            + " which set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT");
+                            + " or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT yourself");
         }
         return value.trim();
     }
@@ -336,7 +366,12 @@ public final class ProcessGroups {
             return Integer.parseInt(value);
         } catch (NumberFormatException e) {
             throw new IllegalArgumentException(
-                    "the environment variable " + name + " is not a number: " + value, e);
+                    "the environment variable "
+                            + name
+                            + " must be an integer, but is '"
+                            + value
+                            + "'",
+                    e);
         }
     }
 }

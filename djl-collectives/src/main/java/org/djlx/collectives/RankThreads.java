@@ -12,10 +12,10 @@ import java.util.List;
 import java.util.concurrent.TimeUnit;
 
 /**
- * Threads that are the ranks of a group: runs code on each and waits for all. When one fails, the
- * others have a grace period to find out by themselves, and are interrupted then.
+ * Runs code on one thread per rank and waits for all threads. When a rank fails, the others have a
+ * grace period to notice by themselves; then they are interrupted.
  *
- * @param <T> what the code returns
+ * @param <T> the result of the code
  */
 final class RankThreads<T> {
 
@@ -24,9 +24,9 @@ final class RankThreads<T> {
 
     // Guarded by this.
     private final List<T> results;
-    private final Throwable[] thrown; // by each rank; null if it has not failed
-    private final RuntimeException[] thrownThen; // when its failure was handled
-    private final int[] order; // the ranks that failed, the first one first
+    private final Throwable[] thrown; // by rank; null if the rank has not failed
+    private final RuntimeException[] thrownByHandler; // by rank, from Body.failed
+    private final int[] order; // failed ranks, in order of failure
     private int failedRanks;
     private int running;
 
@@ -36,16 +36,16 @@ final class RankThreads<T> {
         running = worldSize;
         results = new ArrayList<>(Collections.nCopies(worldSize, null));
         thrown = new Throwable[worldSize];
-        thrownThen = new RuntimeException[worldSize];
+        thrownByHandler = new RuntimeException[worldSize];
         order = new int[worldSize];
     }
 
-    /** What a rank does. */
+    /** The code of a rank. */
     interface Body<T> {
 
         T run(int rank) throws Throwable;
 
-        /** Runs on the thread of a rank that has failed, once its failure is known as such. */
+        /** Called on the thread of a rank that has failed, after the failure has been recorded. */
         default void failed(int rank) {}
     }
 
@@ -53,10 +53,10 @@ final class RankThreads<T> {
      * Runs code for each rank.
      *
      * @param worldSize the number of ranks
-     * @param grace how long ranks run on, uninterrupted, after one has failed
+     * @param grace how long the other ranks may run after one has failed, before the interrupt
      * @param body the code
-     * @return what each rank returned
-     * @throws CollectiveException if a rank failed: the first failure, the others suppressed
+     * @return the results, in rank order
+     * @throws CollectiveException if a rank failed: the first failure, with the others suppressed
      */
     static <T> List<T> run(int worldSize, Duration grace, Body<T> body) {
         return new RankThreads<>(worldSize, grace, body).run();
@@ -85,7 +85,7 @@ final class RankThreads<T> {
         }
     }
 
-    /** Ranks for which there is no thread have failed; those that run find out, as ever. */
+    /** Starts the threads. If a thread cannot be created, its rank and all later ones fail. */
     private void start(List<Thread> threads) {
         for (int rank = 0; rank < threads.size(); rank++) {
             try {
@@ -101,7 +101,7 @@ final class RankThreads<T> {
         }
     }
 
-    /** Takes no memory, of which there may be none. */
+    /** Records a failure. Allocates nothing, because memory may have run out. */
     private synchronized void fail(int rank, Throwable failure) {
         thrown[rank] = failure;
         order[failedRanks++] = rank;
@@ -114,12 +114,12 @@ final class RankThreads<T> {
             synchronized (this) {
                 results.set(rank, result);
             }
-        } catch (Throwable t) { // Errors as well: a library that cannot be loaded is one.
-            fail(rank, t); // Before the others can fail for it.
+        } catch (Throwable t) { // Includes errors, such as UnsatisfiedLinkError.
+            fail(rank, t); // First, so that follow-up failures of other ranks come later.
             try {
                 body.failed(rank);
             } catch (RuntimeException e) {
-                thrownThen[rank] = e;
+                thrownByHandler[rank] = e;
             }
         } finally {
             synchronized (this) {
@@ -131,16 +131,17 @@ final class RankThreads<T> {
 
     private CollectiveException failure(int rank) {
         CollectiveException failure = failure(rank, thrown[rank]);
-        if (thrownThen[rank] != null) {
-            failure.addSuppressed(thrownThen[rank]);
+        if (thrownByHandler[rank] != null) {
+            failure.addSuppressed(thrownByHandler[rank]);
         }
         return failure;
     }
 
-    /** Says which rank has failed; what callers want to catch stays what it is. */
+    /** Wraps a failure to name the rank; keeps the exception types that callers catch. */
     private static CollectiveException failure(int rank, Throwable t) {
-        boolean speaks = t instanceof CollectiveException || t instanceof UncheckedIOException;
-        String text = speaks ? t.getMessage() : t.toString();
+        boolean isDescriptive =
+                t instanceof CollectiveException || t instanceof UncheckedIOException;
+        String text = isDescriptive ? t.getMessage() : t.toString();
         String message = "rank " + rank + " failed: " + text;
         if (t instanceof CollectiveTimeoutException timeout) {
             return new CollectiveTimeoutException(message, timeout.missingRanks(), timeout);
@@ -154,7 +155,7 @@ final class RankThreads<T> {
         return new CollectiveException(message, t);
     }
 
-    /** Waits for all ranks, and tells whether this thread was interrupted meanwhile. */
+    /** Waits for all ranks; returns whether this thread was interrupted meanwhile. */
     private boolean await(List<Thread> threads) {
         boolean interrupted = false;
         boolean failed = false;
@@ -178,11 +179,11 @@ final class RankThreads<T> {
                         TimeUnit.NANOSECONDS.timedWait(this, left + 1);
                         continue;
                     }
-                    failed = false; // One that goes on all the same is interrupted again.
+                    failed = false; // Interrupt again after another grace period.
                 }
                 threads.forEach(Thread::interrupt);
             } catch (InterruptedException e) {
-                // The ranks notice, give up, and are waited for all the same.
+                // Interrupt the ranks, then keep waiting for them.
                 interrupted = true;
                 threads.forEach(Thread::interrupt);
             }

@@ -6,21 +6,24 @@ package org.djlx.collectives;
 
 import java.util.List;
 import java.util.Objects;
-import org.djlx.collectives.internal.host.Required;
 import org.djlx.nativeops.torch.ScalarType;
 
 /**
- * How the tensors of all ranks are combined, element by element; the counterpart of {@code
- * torch.distributed.ReduceOp}.
+ * An element-wise reduction over the ranks; the counterpart of {@code torch.distributed.ReduceOp}.
  *
- * <p>What this project reduces itself (all of {@code shm}, and what {@code cuda_p2p} does not leave
- * to NCCL) is reduced in rank order, 16-bit floating-point types in float32 and rounded once, other
- * types in their own precision. The order of NCCL depends on the size and on how the GPUs are
- * linked, and it may round 16-bit types after every rank.
+ * <p>Numerics:
+ *
+ * <ul>
+ *   <li>{@code shm}, and {@code cuda_p2p} where it does not use NCCL: in rank order; 16-bit
+ *       floating-point types are accumulated in float32 and rounded once, other types in their own
+ *       precision. The same inputs give the same bits in every run.
+ *   <li>NCCL: the order depends on the size and the GPU topology, and 16-bit types may be rounded
+ *       after every rank.
+ * </ul>
  */
 public final class ReduceOp {
 
-    /** The operators, without what parametrises them. */
+    /** The reductions without their parameters. */
     public enum Kind {
         /** See {@link ReduceOp#SUM}. */
         SUM,
@@ -39,31 +42,54 @@ public final class ReduceOp {
         /** See {@link ReduceOp#BXOR}. */
         BXOR,
         /** See {@link ReduceOp#premulSum}. */
-        PREMUL_SUM
+        PREMUL_SUM;
+
+        /**
+         * Returns whether this kind of reduction is defined for an element type.
+         *
+         * @param type the element type
+         * @return true if it is defined
+         */
+        public boolean isDefinedFor(ScalarType type) {
+            switch (this) {
+                case AVG:
+                case PREMUL_SUM:
+                    return type.isFloatingPoint();
+                case BAND:
+                case BOR:
+                case BXOR:
+                    return type.isInteger() || type == ScalarType.BOOL;
+                case MIN:
+                case MAX:
+                    return type.isFloatingPoint() || type.isInteger() || type == ScalarType.BOOL;
+                default:
+                    return true;
+            }
+        }
     }
 
-    /** The sum; integers wrap around, booleans are or-ed. */
+    /** The sum. Integers wrap around; for booleans, logical or. */
     public static final ReduceOp SUM = new ReduceOp(Kind.SUM, 1);
 
-    /** The sum divided by the number of ranks; floating-point types only. */
+    /** The mean: the sum divided by the world size. Floating-point types only. */
     public static final ReduceOp AVG = new ReduceOp(Kind.AVG, 1);
 
-    /** The product; integers wrap around, booleans are and-ed. */
+    /** The product. Integers wrap around; for booleans, logical and. */
     public static final ReduceOp PRODUCT = new ReduceOp(Kind.PRODUCT, 1);
 
-    /** The smallest value; NaN if any is NaN. */
+    /** The minimum; NaN if any value is NaN. */
     public static final ReduceOp MIN = new ReduceOp(Kind.MIN, 1);
 
-    /** The largest value; NaN if any is NaN. */
+    /** The maximum; NaN if any value is NaN. */
     public static final ReduceOp MAX = new ReduceOp(Kind.MAX, 1);
 
-    /** The bits that all have; integers and booleans only. */
+    /** Bitwise and. Integers and booleans only. */
     public static final ReduceOp BAND = new ReduceOp(Kind.BAND, 1);
 
-    /** The bits that any has; integers and booleans only. */
+    /** Bitwise or. Integers and booleans only. */
     public static final ReduceOp BOR = new ReduceOp(Kind.BOR, 1);
 
-    /** The bits that an odd number of ranks has; integers and booleans only. */
+    /** Bitwise exclusive or. Integers and booleans only. */
     public static final ReduceOp BXOR = new ReduceOp(Kind.BXOR, 1);
 
     private static final List<ReduceOp> CONSTANTS =
@@ -78,19 +104,19 @@ public final class ReduceOp {
     }
 
     /**
-     * Returns the sum of the contributions, each multiplied by a number first; floating-point types
-     * only. The factor is rounded to the precision in which the sum is accumulated, and so is each
-     * product.
+     * Returns a reduction that multiplies each contribution by a factor and sums the products.
+     * Floating-point types only. The factor and each product are rounded to the precision of the
+     * accumulation.
      *
      * @param factor the factor; the same on all ranks
-     * @return the reduce op
+     * @return the reduction
      */
     public static ReduceOp premulSum(double factor) {
         return new ReduceOp(Kind.PREMUL_SUM, factor);
     }
 
     /**
-     * Returns the reduce ops that take no parameter.
+     * Returns the reductions without a parameter.
      *
      * @return the constants of this class
      */
@@ -99,7 +125,7 @@ public final class ReduceOp {
     }
 
     /**
-     * Returns the operator.
+     * Returns the kind of reduction.
      *
      * @return the kind
      */
@@ -108,46 +134,23 @@ public final class ReduceOp {
     }
 
     /**
-     * Returns what contributions are multiplied by.
+     * Returns the factor of {@link #premulSum}.
      *
-     * @return the factor of {@link #premulSum}; 1 with other reduce ops
+     * @return the factor; 1 for other reductions
      */
     public double factor() {
         return factor;
     }
 
     /**
-     * Tells whether the operator has a meaning for an element type. A backend may support less.
+     * Returns whether the reduction is defined for an element type. A backend may support fewer
+     * types.
      *
      * @param type the element type
-     * @return whether it is defined
+     * @return true if it is defined
      */
     public boolean isDefinedFor(ScalarType type) {
-        return isDefined(kind, type);
-    }
-
-    /**
-     * Tells whether a kind of reduction is defined for elements of a type.
-     *
-     * @param kind the kind
-     * @param type the element type
-     * @return whether it is defined
-     */
-    public static boolean isDefined(Kind kind, ScalarType type) {
-        switch (Required.argument("kind", kind)) {
-            case AVG:
-            case PREMUL_SUM:
-                return type.isFloatingPoint();
-            case BAND:
-            case BOR:
-            case BXOR:
-                return type.isInteger() || type == ScalarType.BOOL;
-            case MIN:
-            case MAX:
-                return type.isFloatingPoint() || type.isInteger() || type == ScalarType.BOOL;
-            default:
-                return true;
-        }
+        return kind.isDefinedFor(type);
     }
 
     @Override
@@ -163,7 +166,7 @@ public final class ReduceOp {
     }
 
     /**
-     * Returns the operator and its factor.
+     * Returns the kind and, if it has one, the factor.
      *
      * @return a text such as {@code SUM} or {@code PREMUL_SUM(0.5)}
      */

@@ -8,13 +8,13 @@ import java.time.Duration;
 import org.djlx.collectives.internal.host.Required;
 import org.djlx.collectives.spi.BackendOptions;
 
-/** Options of the {@code shm} backend. All ranks of a group must be given the same. */
+/** Options of the {@code shm} backend. They must be the same on all ranks of a group. */
 public final class ShmOptions extends BackendOptions {
 
-    /** The size of a rank's P2P buffer unless told otherwise: 64 MiB. */
+    /** The default size of a rank's P2P buffer: 64 MiB. */
     public static final long DEFAULT_BUFFER_SIZE = 64L << 20;
 
-    /** The size of a rank's staging half unless told otherwise: 1 MiB. */
+    /** The default size of one half of a rank's staging buffer: 1 MiB. */
     public static final long DEFAULT_CHUNK_SIZE = 1L << 20;
 
     private final long bufferSize;
@@ -47,7 +47,7 @@ public final class ShmOptions extends BackendOptions {
     }
 
     /**
-     * Returns how much of a tensor a rank exposes to the others at once.
+     * Returns the chunk size: how much of a tensor a rank stages for the other ranks at once.
      *
      * @return the size in bytes
      */
@@ -87,9 +87,9 @@ public final class ShmOptions extends BackendOptions {
         }
 
         /**
-         * Sets after how long a wait the log warns of an operation that waits for other ranks.
+         * Sets after how long the log warns of an operation that still waits for other ranks.
          *
-         * @param warnAfter the time; 60 seconds unless set
+         * @param warnAfter the time; 60 s unless set
          * @return this builder
          * @see BackendOptions#warnAfter
          */
@@ -99,45 +99,49 @@ public final class ShmOptions extends BackendOptions {
         }
 
         /**
-         * Sets the size of each rank's P2P buffer. Pages take up room from their first use on.
+         * Sets the size of each rank's P2P buffer. A page uses memory from its first access on.
          *
-         * @param bytes the size in bytes; 0 for none
+         * @param bytes the size in bytes; 0 for no buffer; 64 MiB unless set
          * @return this builder
          */
         public Builder optBufferSize(long bytes) {
-            if (bytes < 0) {
-                throw new IllegalArgumentException("the buffer size is negative: " + bytes);
-            }
-            this.bufferSize = bytes;
+            this.bufferSize = requireSize("buffer", bytes);
             return this;
         }
 
         /**
          * Sets the size of each rank's P2P heap, from which {@link
-         * org.djlx.collectives.p2p.P2pAllocator} gives out arrays. Pages take up room from their
-         * first use on.
+         * org.djlx.collectives.p2p.P2pAllocator} allocates arrays. A page uses memory from its
+         * first access on.
          *
-         * @param bytes the size in bytes; 0, none, unless set
+         * @param bytes the size in bytes; 0 (no heap) unless set
          * @return this builder
          */
         public Builder optHeapSize(long bytes) {
-            if (bytes < 0) {
-                throw new IllegalArgumentException("the heap size is negative: " + bytes);
-            }
-            this.heapSize = bytes;
+            this.heapSize = requireSize("heap", bytes);
             return this;
         }
 
+        private static long requireSize(String what, long bytes) {
+            if (bytes < 0) {
+                throw new IllegalArgumentException(
+                        "the " + what + " size must be at least 0 bytes, but is " + bytes);
+            }
+            return bytes;
+        }
+
         /**
-         * Sets how much of a tensor a rank exposes to the others at once.
+         * Sets the chunk size: how much of a tensor a rank stages for the other ranks at once. Each
+         * rank has two chunks of staging memory.
          *
-         * @param bytes the size in bytes; a multiple of 4096
+         * @param bytes the size in bytes, a positive multiple of 4096; 1 MiB unless set
          * @return this builder
          */
         public Builder optChunkSize(long bytes) {
             if (bytes <= 0 || bytes % 4096 != 0) {
                 throw new IllegalArgumentException(
-                        "the chunk size must be a positive multiple of 4096 bytes: " + bytes);
+                        "the chunk size must be a positive multiple of 4096 bytes, but is "
+                                + bytes);
             }
             this.chunkSize = bytes;
             return this;

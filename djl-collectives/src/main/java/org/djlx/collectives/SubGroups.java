@@ -14,8 +14,6 @@ import java.util.List;
 import java.util.Objects;
 import java.util.function.Function;
 import java.util.stream.IntStream;
-import org.djlx.collectives.ProcessGroup.Variant;
-import org.djlx.collectives.internal.host.Required;
 import org.djlx.collectives.spi.Backend;
 import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.collectives.spi.Backends;
@@ -27,15 +25,19 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * Creates groups of some ranks of a group. All ranks first tell each other what they want, by an
- * operation of the group, so that all know the members, a call that differs is an error on all of
- * them, and nobody waits for a rank that is gone. Then the members meet in the group's store, under
- * a number that is the same on all ranks, and the others wait until they have.
+ * Creates sub-groups, in two steps:
+ *
+ * <ol>
+ *   <li>All ranks of the parent exchange their arguments by an operation of the parent. A mismatch
+ *       is then an error on all ranks, and a dead rank fails the operation.
+ *   <li>The members meet in the parent's store, under a number that is the same on all ranks. The
+ *       other ranks wait until they have met.
+ * </ol>
  */
-public final class SubGroups {
+final class SubGroups {
 
-    private static final Variant NEW_GROUP = new Variant(new OpType("newGroup"));
-    private static final Variant SPLIT = new Variant(new OpType("split"));
+    private static final OpType NEW_GROUP = new OpType("newGroup");
+    private static final OpType SPLIT = new OpType("split");
     private static final int MAX_NAME = 200;
 
     private SubGroups() {}
@@ -50,9 +52,9 @@ public final class SubGroups {
             if (!Arrays.equals(call, other)) {
                 throw new CollectiveMismatchException(
                         String.format(
-                                "the ranks of group '%s' do not create the same group: rank %d"
-                                        + " called %s, rank %d called %s; all ranks must pass the"
-                                        + " same",
+                                "the ranks of group '%s' do not create the same sub-group: rank %d"
+                                    + " called %s, rank %d called %s; pass the same arguments on"
+                                    + " all ranks",
                                 parent.name(),
                                 parent.rank(),
                                 describe(parent, call),
@@ -68,8 +70,9 @@ public final class SubGroups {
     }
 
     /**
-     * A group's full name is that of its parent, a dot, and its own: a number, or two, unless it is
-     * given. So no two groups that come from one have the same, whoever created them.
+     * Checks a user's name for a sub-group. A full name is the parent's name, a dot, and the given
+     * name or a generated one, which consists of numbers and dots. Given names without dots that
+     * are not numbers keep full names unique.
      */
     private static void checkName(String givenName) {
         if (givenName == null) {
@@ -77,37 +80,43 @@ public final class SubGroups {
         }
         if (givenName.getBytes(StandardCharsets.UTF_8).length > MAX_NAME) {
             throw new IllegalArgumentException(
-                    "newGroup: the name has more than " + MAX_NAME + " bytes: " + givenName);
+                    "newGroup: the name must have at most "
+                            + MAX_NAME
+                            + " bytes in UTF-8: "
+                            + givenName);
         }
         if (givenName.indexOf('.') >= 0 || givenName.chars().allMatch(Character::isDigit)) {
             throw new IllegalArgumentException(
-                    "newGroup: the name must have no dot and must not be a number or empty, as in"
-                            + " the names of groups that are given none: '"
+                    "newGroup: the name must not be empty, a number, or contain a dot, which"
+                            + " generated names use, but is '"
                             + givenName
                             + "'");
         }
     }
 
-    /** Which ranks are members, a byte each, and the name. */
+    /** Encodes the arguments: one byte per rank, 1 for members, then the name. */
     private static byte[] encode(ProcessGroup parent, List<Integer> ranks, String name) {
         if (ranks == null || ranks.stream().anyMatch(Objects::isNull)) {
-            throw new IllegalArgumentException("newGroup: ranks is or contains null: " + ranks);
+            throw new IllegalArgumentException(
+                    "newGroup: ranks must not be null or contain null: " + ranks);
         }
         int worldSize = parent.worldSize();
         byte[] utf8 = name.getBytes(StandardCharsets.UTF_8);
         if (ranks.isEmpty()) {
-            throw new IllegalArgumentException("newGroup: a group has one rank at least");
+            throw new IllegalArgumentException("newGroup: ranks is empty; pass at least one rank");
         }
         byte[] call = new byte[worldSize + MAX_NAME];
         for (int rank : ranks) {
             if (rank < 0 || rank >= worldSize) {
                 throw new IllegalArgumentException(
                         String.format(
-                                "newGroup: rank %d lies outside the group '%s' of %d ranks",
-                                rank, parent.name(), worldSize));
+                                "newGroup: rank %d is out of range: the group '%s' has ranks 0 to"
+                                        + " %d",
+                                rank, parent.name(), worldSize - 1));
             }
             if (call[rank] != 0) {
-                throw new IllegalArgumentException("newGroup: a rank is given twice: " + ranks);
+                throw new IllegalArgumentException(
+                        "newGroup: ranks must be distinct, but are " + ranks);
             }
             call[rank] = 1;
         }
@@ -142,7 +151,7 @@ public final class SubGroups {
                             manager,
                             new Shape((long) parent.worldSize() * call.length),
                             ScalarType.INT8);
-            HostWait.await(parent.allGatherIntoTensor(NEW_GROUP, calls, manager.create(call)));
+            HostWait.await(parent.allGatherIntoTensor(NEW_GROUP, 0, calls, manager.create(call)));
             return calls.toByteArray();
         }
     }
@@ -157,7 +166,7 @@ public final class SubGroups {
         try (NDManager manager = manager(parent)) {
             NDArray all = Torch.empty(manager, new Shape(parent.worldSize(), 2), ScalarType.INT32);
             NDArray own = manager.create(new int[] {color, key});
-            HostWait.await(parent.allGatherIntoTensor(SPLIT, all, own));
+            HostWait.await(parent.allGatherIntoTensor(SPLIT, 0, all, own));
             calls = all.toIntArray();
         }
         int number = parent.state().nextSubGroup(null);
@@ -187,12 +196,9 @@ public final class SubGroups {
                 });
     }
 
-    /**
-     * Creates a group of all ranks of a group, with another backend, and with options of its own.
-     * All ranks call it, as they call an operation.
-     */
-    public static ProcessGroup beside(ProcessGroup parent, String backend, BackendOptions options) {
-        GroupContext whole = Required.argument("parent", parent).state().context();
+    static ProcessGroup newGroup(ProcessGroup parent, String backend, BackendOptions options) {
+        parent.state().checkUsable();
+        GroupContext whole = parent.state().context();
         List<Integer> all = IntStream.range(0, parent.worldSize()).boxed().toList();
         int number = parent.state().nextSubGroup(null);
         Store store = new PrefixStore("group" + number, whole.store());
@@ -208,11 +214,12 @@ public final class SubGroups {
     }
 
     /**
-     * Ends when all ranks have done their part: until then none may leave this group, whose store
-     * the members meet in. A rank that fails takes part as well, so that the others do not wait.
+     * Creates a rank's part of a sub-group and waits until all ranks of the parent have done so.
+     * Until then no rank may leave the parent, in whose store the members meet. A rank that fails
+     * still calls the barrier, so that the others do not wait for it.
      *
-     * @param part does a rank's part; given an operation that all ranks begin before, which fails
-     *     if one leaves instead: what waits for it in a store would not know
+     * @param part creates this rank's part. Its argument is a barrier that all ranks begin first;
+     *     the barrier fails if a rank leaves instead, which a wait in the store could not detect
      */
     private static ProcessGroup together(ProcessGroup parent, Function<Work, ProcessGroup> part) {
         Work begun = parent.barrier();
@@ -258,7 +265,7 @@ public final class SubGroups {
         return ProcessGroup.part(parent, context, join(parent, context, members, color), ranks);
     }
 
-    /** Creates the backend; who is missing is told in ranks of the group that the caller knows. */
+    /** Creates the backend; a timeout names missing ranks by their rank in the parent. */
     private static Backend join(
             ProcessGroup parent, GroupContext context, List<Integer> members, int color) {
         Backend backend = parent.state().backend();
@@ -274,7 +281,7 @@ public final class SubGroups {
                             + parent.name()
                             + "': ranks "
                             + missing
-                            + " of that group did not come: "
+                            + " of that group did not join: "
                             + e.getMessage(),
                     missing,
                     e);

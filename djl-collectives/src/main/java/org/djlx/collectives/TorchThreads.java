@@ -70,7 +70,11 @@ public final class TorchThreads {
                 PROPERTY);
     }
 
-    /** Chooses for a program that may not have chosen itself; its own choice stays. */
+    /**
+     * Calls {@link #choose} unless the program has already called it.
+     *
+     * @param ranksHere the ranks that this process runs
+     */
     public static synchronized void chooseFirst(int ranksHere) {
         if (chosen == 0) {
             choose(ranksHere);
@@ -81,7 +85,7 @@ public final class TorchThreads {
         try {
             return Math.max(1, Integer.parseInt(System.getenv("LOCAL_WORLD_SIZE")));
         } catch (NumberFormatException e) {
-            return 1; // Not set, or the job's error to report.
+            return 1; // Not set, or invalid, which the launcher reports.
         }
     }
 }

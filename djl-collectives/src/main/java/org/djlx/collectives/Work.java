@@ -11,26 +11,35 @@ import java.util.Optional;
 import java.util.concurrent.CompletionStage;
 
 /**
- * An operation that was issued on a {@link ProcessGroup}; the counterpart of {@code
- * torch.distributed.Work}.
+ * An operation issued on a {@link ProcessGroup}; the counterpart of {@code torch.distributed.Work}.
  *
- * <p>The operation goes on by itself, whether or not somebody waits for it. Until it is completed
- * its tensors must not be read or written; they may be closed, but not what they are slices or
- * reshapes of. All methods are thread-safe.
+ * <pre>{@code
+ * Work work = group.allReduce(gradient, ReduceOp.SUM);
+ * computeSomethingElse();
+ * work.await(); // the gradient now holds the sum
+ * }</pre>
+ *
+ * <ul>
+ *   <li>The operation runs whether or not a thread waits for it, and keeps its tensors and its
+ *       group alive.
+ *   <li>Until it has completed, do not read or write its tensors. You may close them, but not an
+ *       array of which they are a slice or a reshape.
+ *   <li>All methods are thread-safe.
+ * </ul>
  */
 public interface Work {
 
     /**
-     * Tells whether the operation has ended, well or not.
+     * Returns whether the operation has ended, successfully or not.
      *
-     * @return true if it has
+     * @return true if it has ended
      */
     boolean isCompleted();
 
     /**
-     * Tells whether the operation has ended well.
+     * Returns whether the operation has ended successfully.
      *
-     * @return true if it has
+     * @return true if it has succeeded
      */
     default boolean isSuccess() {
         return isCompleted() && exception().isEmpty();
@@ -39,59 +48,63 @@ public interface Work {
     /**
      * Returns why the operation failed.
      *
-     * @return the reason; empty while the operation is under way and if it ended well
+     * @return the exception; empty while the operation is running and after it has succeeded
      */
     Optional<Throwable> exception();
 
     /**
-     * Waits until the operation has ended; the group's timeout bounds the wait. On GPUs it is the
-     * current stream that waits ({@link #blockCurrentStream()}) and not the host, as by default in
-     * c10d, if the options say so ({@link NcclOptions.Builder#optBlockingWait}).
+     * Blocks until the operation has ended, at most for the timeout of its group.
      *
-     * <p>On the CPU the waiting thread may run the operation itself. If it is interrupted then, the
-     * operation fails and the group is broken, on all ranks: a rank that takes part too late to be
-     * waited for may get its result, and fails with the next operation.
+     * <ul>
+     *   <li>On a GPU with {@link NcclOptions.Builder#optBlockingWait optBlockingWait(false)},
+     *       c10d's default, only the current stream waits, as with {@link #blockCurrentStream()}.
+     *   <li>On the CPU the calling thread may run the operation itself. An interrupt then fails the
+     *       operation and breaks the group on all ranks. A rank that joins the operation later may
+     *       still get its result; its next operation fails.
+     * </ul>
      *
-     * @throws CollectiveException if the operation failed; on GPUs, if that is known already
+     * @throws CollectiveException if the operation failed; on a GPU only if the failure is already
+     *     known
      */
     void await();
 
     /**
-     * Waits until the operation has ended.
+     * Blocks until the operation has ended, at most for a given time.
      *
-     * @param timeout how long to wait; when it expires the operation goes on
-     * @throws CollectiveTimeoutException if the operation is still under way then
+     * @param timeout how long to wait; the operation continues to run when it expires
+     * @throws CollectiveTimeoutException if the operation has not ended by then
      * @throws CollectiveException if the operation failed
      */
     void await(Duration timeout);
 
     /**
-     * Makes what the calling thread queues on its current stream from now on wait for the
-     * operation, without blocking the thread. On the CPU, where there are no streams, it does
-     * nothing: {@link #await()}.
+     * Makes the calling thread's current stream wait for the operation, without blocking the
+     * thread. Work enqueued on that stream afterwards sees the result. On the CPU it is a no-op;
+     * use {@link #await()} there.
      */
     default void blockCurrentStream() {}
 
     /**
-     * Returns where a message came from.
+     * Returns the rank that sent a received message.
      *
-     * @return the rank of the group that sent it
-     * @throws IllegalStateException unless this is a receive that has ended well
+     * @return the source rank within the group
+     * @throws IllegalStateException if this is not a receive, or it has not succeeded yet
      */
     default int sourceRank() {
         throw new IllegalStateException(this + " has not received a message");
     }
 
     /**
-     * Returns the operation's output tensors, which are the caller's own arrays.
+     * Returns the operation's output tensors: the caller's own arrays, not copies. They hold the
+     * result once the operation has completed.
      *
-     * @return the arrays
+     * @return the outputs
      */
     List<NDArray> result();
 
     /**
-     * Returns a view on the operation for asynchronous composition. It fails with the operation's
-     * exception. Dependent actions must not block: they may run on the thread that executes the
+     * Returns a stage for asynchronous composition. It fails with the operation's exception.
+     * Dependent actions must not block, because they may run on the thread that executes the
      * group's operations.
      *
      * @return a stage that completes with {@link #result()}

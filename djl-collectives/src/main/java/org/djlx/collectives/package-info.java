@@ -3,46 +3,55 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 /* Package-private:
- * CoalescedWork     its work
- * Coalescing        a collective on several tensors
- * GroupState        what all handles on a group share on one rank
- * HostWait          waits on the host
- * JobId             tells jobs apart whose groups have the same names
- * MonitoredBarrier  a barrier that says who is missing
- * ObjectCodec       objects as bytes
- * OperationChecks   checks arguments before anything is sent
- * RankThreads       threads that are the ranks of a group
+ * CoalescedWork     one work for several operations
+ * Coalescing        runs a collective on several tensors
+ * GroupState        state of a group on one rank, shared by its handles
+ * HostWait          blocks the host until a work has ended
+ * JobId             identifier that separates the flight records of jobs
+ * Lifeline          frees a group that is garbage but was not destroyed
+ * MonitoredBarrier  barrier that names missing ranks
+ * ObjectCodec       Java serialisation with a filter
+ * OperationChecks   argument checks
+ * RankThreads       one thread per rank
+ * SubGroups         creates sub-groups
  */
 /**
  * Process groups over NDArrays with pluggable backends: the counterpart of {@code
  * torch.distributed}. Start with {@link org.djlx.collectives.ProcessGroups}.
  *
- * <p>The rooms {@code spi}, {@code store}, {@code p2p} and {@code pool} belong to this public API;
- * packages below {@code internal} may change at any time.
+ * <p>The packages {@code spi}, {@code store}, {@code p2p} and {@code pool} are public API too.
+ * Packages below {@code internal} may change at any time.
+ *
+ * <p>Groups and operations:
+ *
+ * <ul>
+ *   <li>{@link org.djlx.collectives.ProcessGroups} - creates groups, of processes or of threads of
+ *       one JVM
+ *   <li>{@link org.djlx.collectives.ProcessGroup} - one rank's handle on a group; has the
+ *       collectives
+ *   <li>{@link org.djlx.collectives.Work} - a running operation
+ *   <li>{@link org.djlx.collectives.ReduceOp} - a reduction, such as SUM
+ *   <li>{@link org.djlx.collectives.P2pOp} - a send or receive in a batch
+ *   <li>{@link org.djlx.collectives.ObjectCollectives} - collectives on Java objects
+ * </ul>
+ *
+ * <p>Options and settings:
+ *
+ * <ul>
+ *   <li>{@link org.djlx.collectives.ShmOptions} - options of backend {@code shm} (CPU)
+ *   <li>{@link org.djlx.collectives.NcclOptions} - options of backend {@code nccl} (GPU)
+ *   <li>{@link org.djlx.collectives.CudaP2pOptions} - options of backend {@code cuda_p2p} (GPU)
+ *   <li>{@link org.djlx.collectives.NcclBatch} - issues operations as one NCCL group call
+ *   <li>{@link org.djlx.collectives.TorchThreads} - sets libtorch's thread count of a CPU rank
+ * </ul>
+ *
+ * <p>Exceptions:
  *
  * <ul>
  *   <li>{@link org.djlx.collectives.CollectiveException} - an operation failed
- *   <li>{@link org.djlx.collectives.CollectiveMismatchException} - because ranks called different
- *       things
- *   <li>{@link org.djlx.collectives.CollectiveTimeoutException} - because ranks did not arrive in
- *       time
- *   <li>{@link org.djlx.collectives.CudaP2pOptions} - of that whose GPUs write into each other's
- *       memory
- *   <li>{@link org.djlx.collectives.Lifeline} - what keeps that from being closed
- *   <li>{@link org.djlx.collectives.NcclBatch} - calls of NCCL as one
- *   <li>{@link org.djlx.collectives.NcclOptions} - of that for GPUs by NCCL
- *   <li>{@link org.djlx.collectives.ObjectCollectives} - collectives on Java objects instead of
- *       tensors
- *   <li>{@link org.djlx.collectives.P2pOp} - a message of a batch
- *   <li>{@link org.djlx.collectives.ProcessGroup} - one rank's handle on a group, with the
- *       collectives
- *   <li>{@link org.djlx.collectives.ProcessGroups} - starts groups: from the environment, or for
- *       threads of this JVM
- *   <li>{@link org.djlx.collectives.ReduceOp} - how elements are reduced
- *   <li>{@link org.djlx.collectives.ShmOptions} - options of the backend for CPUs
- *   <li>{@link org.djlx.collectives.SubGroups} - creates groups of some ranks
- *   <li>{@link org.djlx.collectives.TorchThreads} - chooses libtorch's threads of a CPU rank
- *   <li>{@link org.djlx.collectives.Work} - what its operations return
+ *   <li>{@link org.djlx.collectives.CollectiveMismatchException} - the calls of the ranks do not
+ *       match
+ *   <li>{@link org.djlx.collectives.CollectiveTimeoutException} - ranks did not arrive in time
  * </ul>
  */
 package org.djlx.collectives;

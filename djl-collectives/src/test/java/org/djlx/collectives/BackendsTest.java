@@ -29,7 +29,7 @@ import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.function.Executable;
 
-/** The registry of backends, and what a backend gets and may leave out. */
+/** The registry of backends, and the optional methods of a backend. */
 @Timeout(60)
 class BackendsTest {
 
@@ -159,7 +159,9 @@ class BackendsTest {
         assertEnvironment(options, Map.of(), "RANK is not set");
         assertEnvironment(options, Map.of("RANK", "0"), "WORLD_SIZE is not set");
         assertEnvironment(
-                options, Map.of("RANK", "zero", "WORLD_SIZE", "1"), "RANK is not a number: zero");
+                options,
+                Map.of("RANK", "zero", "WORLD_SIZE", "1"),
+                "RANK must be an integer, but is 'zero'");
         assertEnvironment(
                 options, Map.of("RANK", "0", "WORLD_SIZE", "1"), "MASTER_ADDR is not set");
         Map<String, String> complete =
@@ -168,7 +170,7 @@ class BackendsTest {
                         "WORLD_SIZE", "2",
                         "MASTER_ADDR", "localhost",
                         "MASTER_PORT", "29500");
-        assertEnvironment(options, complete, "rank 3 lies outside a group of 2 ranks");
+        assertEnvironment(options, complete, "rank 3 is out of range: the group has ranks 0 to 1");
     }
 
     private static void assertEnvironment(

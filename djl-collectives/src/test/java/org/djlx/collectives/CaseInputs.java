@@ -22,7 +22,7 @@ import java.util.stream.Stream;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
-/** What ranks put into the cases, known to all of them, and what must come out. */
+/** Inputs of the cases, the same on all ranks, and their expected results. */
 public final class CaseInputs {
 
     static final List<ScalarType> REDUCED =
@@ -52,7 +52,7 @@ public final class CaseInputs {
     /** None, one, odd, and more than fits into a staging half of the test's groups. */
     static final int[] COUNTS = {0, 1, 7, 1000, 100_003};
 
-    /** What an input depends on. */
+    /** The parameters of an input. */
     private record Input(ScalarType type, Shape shape, long seed) {}
 
     private static final int KEPT = 16;
@@ -77,9 +77,9 @@ public final class CaseInputs {
     }
 
     /**
-     * The elements of all ranks' inputs, as {@code [rank][element]}; to be read only. Ranks that
-     * are threads share them: each makes its own first, and takes what others make, since what
-     * tests compute of 8 ranks for each of 8 would be most of what they do.
+     * Returns the elements of all ranks' inputs, as {@code [rank][element]}; do not modify. Ranks
+     * that are threads share them: each creates its own and reads those of the others. Otherwise 8
+     * ranks would create the inputs of 8 ranks each.
      */
     static double[][] inputs(
             ProcessGroup group, NDManager manager, ScalarType type, Shape shape, int salt) {
@@ -112,7 +112,7 @@ public final class CaseInputs {
         }
     }
 
-    /** Compares a result with double precision, and to the bit with what the contract defines. */
+    /** Compares a result with double precision, and bit for bit with the contract's definition. */
     public static void assertReduced(
             double[][] inputs, int from, NDArray result, ReduceOp op, ScalarType type) {
         double[] actual = TestArrays.values(result);
@@ -148,7 +148,7 @@ public final class CaseInputs {
         }
     }
 
-    /** Half a unit of the subnormal numbers: what rounding costs near zero. */
+    /** Half a unit of the subnormal numbers: the rounding error near zero. */
     private static double smallest(ScalarType type) {
         return switch (type) {
             case FLOAT64 -> Double.MIN_VALUE;

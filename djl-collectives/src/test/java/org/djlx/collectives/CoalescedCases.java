@@ -95,7 +95,7 @@ final class CoalescedCases {
                             : Torch.empty(manager, whole, TYPES.get(i)));
         }
         Work work = group.allGatherCoalesced(outputs, inputs);
-        // What is closed while the operation is under way stays alive until its end.
+        // Tensors closed while the operation is running stay alive until its end.
         inputs.forEach(NDArray::close);
         work.await(Duration.ofMinutes(1));
         for (int i = 0; i < TYPES.size(); i++) {

@@ -53,7 +53,7 @@ class CoalescedWorkTest {
         }
     }
 
-    /** The thread that ends an operation has still to tell the one who waits for several. */
+    /** The operation has ended, but its thread has not completed the coalesced work yet. */
     @ParameterizedTest
     @ValueSource(booleans = {false, true})
     void whoHasWaitedFindsTheFailure(boolean withTimeout) {

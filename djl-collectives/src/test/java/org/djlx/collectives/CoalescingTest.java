@@ -15,7 +15,7 @@ import java.util.List;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 
-/** What coalesced operations agree on. */
+/** The agreed arguments of coalesced operations. */
 @Timeout(60)
 class CoalescingTest {
 

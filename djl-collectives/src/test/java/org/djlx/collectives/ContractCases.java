@@ -9,8 +9,9 @@ import java.util.LinkedHashMap;
 import java.util.Map;
 
 /**
- * What every backend must do: each case is the code of one rank, run on all ranks of a group at the
- * same time, as threads or as processes. Inputs have fixed seeds, so each rank knows those of all.
+ * The contract of all backends. Each case is the code of one rank and runs on all ranks of a group
+ * concurrently, as threads or processes. Inputs have fixed seeds, so each rank knows the inputs of
+ * all ranks.
  */
 public final class ContractCases {
 

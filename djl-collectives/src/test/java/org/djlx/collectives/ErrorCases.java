@@ -42,7 +42,7 @@ final class ErrorCases {
         return cases;
     }
 
-    /** What has several elements in one place can be sent, but not be written. */
+    /** A broadcast tensor can be sent, but not be an output. */
     private static void broadcastOutputs(ProcessGroup group, NDManager manager) {
         int n = group.worldSize();
         int next = (group.rank() + 1) % n;
@@ -51,11 +51,11 @@ final class ErrorCases {
         List<NDArray> list = Collections.nCopies(n, tensor.duplicate());
         List<NDArray> wideList = Collections.nCopies(n, wide);
         ReduceOp sum = ReduceOp.SUM;
-        assertRejected(() -> group.allReduce(wide, sum), "tensor [");
+        assertRejected(() -> group.allReduce(wide, sum), "tensor of shape [");
         assertRejected(() -> group.reduce(wide, group.rank(), sum), "duplicate");
-        assertRejected(() -> group.allGather(wideList, tensor), "outputs [");
+        assertRejected(() -> group.allGather(wideList, tensor), "outputs of shape [");
         assertRejected(() -> group.gather(wideList, tensor, group.rank()), "duplicate");
-        assertRejected(() -> group.scatter(wide, list, group.rank()), "output [");
+        assertRejected(() -> group.scatter(wide, list, group.rank()), "output of shape [");
         assertRejected(() -> group.reduceScatter(wide, list, sum), "duplicate");
         assertRejected(() -> group.allToAll(wideList, list), "duplicate");
         assertRejected(() -> group.allToAllSingle(wide, tensor), "duplicate");
@@ -126,7 +126,7 @@ final class ErrorCases {
         assertRejected(() -> group.allReduce(null, ReduceOp.SUM), "tensor is null");
         assertRejected(() -> group.allReduce(tensor, null), "op is null");
         assertRejected(() -> group.allReduce(null, ReduceOp.SUM, false), "tensor is null");
-        assertRejected(() -> group.newGroup(null), "ranks is or contains null");
+        assertRejected(() -> group.newGroup(null), "ranks must not be null");
         assertRejected(() -> group.newGroup(List.of(0), null), "name is null");
         List<NDArray> holes = Collections.nCopies(group.worldSize(), null);
         assertRejected(() -> group.allGather(holes, tensor), "outputs[0] is null");
@@ -155,8 +155,8 @@ final class ErrorCases {
         if (n > 1) {
             int other = (group.rank() + 1) % n;
             List<NDArray> all = empty(manager, ScalarType.FLOAT32, new Shape(2, 3), n);
-            assertRejected(() -> group.gather(all, tensor, other), "for the root");
-            assertRejected(() -> group.scatter(tensor, all, other), "for the root");
+            assertRejected(() -> group.gather(all, tensor, other), "only the root passes");
+            assertRejected(() -> group.scatter(tensor, all, other), "only the root passes");
             assertRejected(
                     () ->
                             group.allToAllSingle(
@@ -178,7 +178,7 @@ final class ErrorCases {
                 () ->
                         group.allToAllSingle(
                                 manager.ones(new Shape(n, 2)), manager.ones(new Shape(n))),
-                "all dimensions but the first");
+                "equal dimensions except the first");
         assertRejected(() -> group.allToAll(List.of(), List.of()), "one tensor for each");
         assertRejected(() -> group.withTimeout(Duration.ZERO), "positive");
         NDArray eight = Torch.empty(manager, new Shape(3), ScalarType.FLOAT8_E5M2);
@@ -201,7 +201,7 @@ final class ErrorCases {
         NDArray output = manager.zeros(new Shape(2L * n));
         assertMismatch(
                 () -> group.allToAllSingle(output, input, fitting, splits).await(),
-                "rank 0 has 12 bytes for rank 1, which expects 8",
+                "rank 0 sends 12 bytes to rank 1, which expects 8",
                 "allToAllSingle(float32");
         assertArrayEquals(new double[2 * n], TestArrays.values(output));
         NDArray even = manager.ones(new Shape(2L * n));

@@ -28,7 +28,7 @@ import org.djlx.collectives.spi.OpType;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.collectives.spi.Operation.Agreed;
 
-/** Forgets groups, in a JVM of its own, and looks what stays. */
+/** Drops groups without destroying them, in a separate JVM, and checks what is left. */
 final class ForgottenGroupsMain {
 
     private static final int GROUPS = 100;
@@ -38,7 +38,7 @@ final class ForgottenGroupsMain {
 
     private ForgottenGroupsMain() {}
 
-    /** What is attached to a group. */
+    /** An attachment of a group. */
     private static final class Attached implements AutoCloseable {
 
         static final AtomicInteger OPEN = new AtomicInteger();
@@ -53,7 +53,7 @@ final class ForgottenGroupsMain {
         }
     }
 
-    /** What groups hold in this process. */
+    /** The resources that groups hold in this process. */
     private record Held(long threads, long mappings, long beans, int attachments) {
 
         static Held now() {
@@ -196,7 +196,7 @@ final class ForgottenGroupsMain {
         collectUntil(() -> freed.get() == null);
     }
 
-    /** Drops a handle, and gives the JVM time to do what it does then. */
+    /** Drops a handle, and gives the JVM time to collect it. */
     private static void forget(List<ProcessGroup> groups, int rank) {
         WeakReference<ProcessGroup> handle = new WeakReference<>(groups.set(rank, null));
         collectUntil(() -> handle.get() == null);

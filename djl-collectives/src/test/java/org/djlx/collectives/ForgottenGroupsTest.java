@@ -7,10 +7,12 @@ package org.djlx.collectives;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 
 import java.util.regex.Pattern;
+import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 
-/** Groups that nobody destroys. */
+/** Groups that are never destroyed. */
+@Tag("slow")
 class ForgottenGroupsTest {
 
     @Test
@@ -20,7 +22,7 @@ class ForgottenGroupsTest {
             jvm.awaitSuccess();
             String output = jvm.output(0);
             for (int number = 0; number < 100; number++) {
-                Pattern told = Pattern.compile("group 'local" + number + "' .*was forgotten");
+                Pattern told = Pattern.compile("group 'local" + number + "' .*was never destroyed");
                 assertEquals(1, told.matcher(output).results().count(), output);
             }
         }

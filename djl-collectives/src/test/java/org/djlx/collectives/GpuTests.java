@@ -8,7 +8,7 @@ import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.junit.jupiter.api.Assumptions;
 
-/** What tests on GPUs need. */
+/** Utilities for tests on GPUs. */
 public final class GpuTests {
 
     private GpuTests() {}

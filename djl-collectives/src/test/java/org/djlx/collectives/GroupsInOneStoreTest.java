@@ -29,7 +29,7 @@ import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 
-/** Groups that share a store are kept apart, and what was not kept apart is found out. */
+/** Groups that share a store do not interfere, and a clash of names is detected. */
 @Timeout(60)
 class GroupsInOneStoreTest {
 
@@ -147,8 +147,8 @@ class GroupsInOneStoreTest {
         FutureTask<?> first = start(() -> exchange(context("g", 0, 2), "k"));
         // This one also waits for a rank 2 that will never come.
         FutureTask<?> second = start(() -> exchange(context("g", 1, 3), "k"));
-        assertMismatch(first, "'g'", "has 3 ranks", "has 2;");
-        assertMismatch(second, "'g'", "has 2 ranks", "has 3;");
+        assertMismatch(first, "'g'", "world size 3, this rank 2;");
+        assertMismatch(second, "'g'", "world size 2, this rank 3;");
     }
 
     @Test
@@ -185,6 +185,6 @@ class GroupsInOneStoreTest {
         GroupContext one =
                 new GroupContext(
                         "g", 0, 1, afterSet(() -> store.set("k/0", others)), OPTIONS, null);
-        assertMismatch(start(() -> exchange(one, "k")), "rank 0, too");
+        assertMismatch(start(() -> exchange(one, "k")), "already has rank 0");
     }
 }

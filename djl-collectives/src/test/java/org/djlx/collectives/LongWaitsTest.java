@@ -20,7 +20,7 @@ import org.djlx.collectives.store.HashStore;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 
-/** What the log tells of ranks that wait; the late rank comes when it has. */
+/** Warnings for long waits; the late rank arrives after the warning. */
 @Timeout(60)
 class LongWaitsTest {
 
@@ -32,7 +32,7 @@ class LongWaitsTest {
         void run(ProcessGroup group, NDArray tensor, TestLog log) throws Exception;
     }
 
-    /** Runs ranks whose first operation is one that rank 0 waits in; the log tells that once. */
+    /** Runs ranks; rank 0 waits in the first operation, for which the log must warn once. */
     private static void runAndExpectOne(int ranks, RankBody body) {
         List<ProcessGroup> groups = ProcessGroups.local("shm", ranks, OPTIONS);
         try (TestLog log = new TestLog(LongWaits.class)) {
@@ -62,7 +62,7 @@ class LongWaitsTest {
                         assertTrue(message.startsWith(call.formatted(group.name())), message);
                         assertTrue(
                                 message.contains(": still waiting for ranks 1, 2 after"), message);
-                        assertTrue(message.endsWith("gives up after PT30M"), message);
+                        assertTrue(message.endsWith("times out after 30 min"), message);
                     }
                     group.allReduce(tensor, ReduceOp.SUM).await();
                 });

@@ -74,7 +74,7 @@ final class MovementCases {
         assertArrayEquals(sent, TestArrays.values(strided));
     }
 
-    /** libtorch conjugates when it must: what is in memory is the conjugate until then. */
+    /** libtorch conjugates lazily: until then the memory holds the unconjugated values. */
     private static void conjugated(ProcessGroup group, NDManager manager) {
         int n = group.worldSize();
         NDArray own = manager.create(new float[] {1, 2, 3, group.rank() + 1}, new Shape(2, 2));
@@ -201,7 +201,9 @@ final class MovementCases {
         }
     }
 
-    /** What rank {@code from} has for rank {@code to}, different for each pair. */
+    /**
+     * The number of elements from rank {@code from} to rank {@code to}, different for each pair.
+     */
     private static NDArray message(
             NDManager manager, ScalarType type, Shape shape, int from, int to) {
         return TestArrays.random(manager, type, shape, 31L * from + 1000L * to + 7);

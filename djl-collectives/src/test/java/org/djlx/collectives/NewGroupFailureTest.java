@@ -21,18 +21,19 @@ import java.util.List;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.FutureTask;
 import java.util.function.BiFunction;
-import org.djlx.collectives.ProcessGroup.Variant;
 import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.collectives.spi.GroupContext;
 import org.djlx.collectives.spi.OpType;
 import org.djlx.collectives.store.HashStore;
 import org.djlx.collectives.store.Store;
 import org.djlx.collectives.store.StoreThatEnds;
+import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 
 /** A rank that dies, or does not come, while a sub-group is created. */
 @Timeout(120)
+@Tag("slow")
 class NewGroupFailureTest {
 
     private static final BackendOptions TEN_SECONDS = new BackendOptions(Duration.ofSeconds(10));
@@ -60,7 +61,7 @@ class NewGroupFailureTest {
         }
     }
 
-    /** As when memory runs out: what the others wait for in the memory then never comes. */
+    /** As when memory runs out: the rank never arrives in the shared memory. */
     @Test
     void aRankThatFailsBehindTheStoreIsNotWaitedFor() throws Exception {
         Runnable fail =
@@ -83,7 +84,7 @@ class NewGroupFailureTest {
         }
     }
 
-    /** Rank 1 takes part in what comes before the store, and then destroys the group. */
+    /** Rank 1 takes part until the exchange through the store, then destroys the group. */
     @Test
     void whoLeavesInTheMiddleIsNotWaitedFor() throws Exception {
         List<ProcessGroup> groups = ProcessGroups.local("shm", 2, TEN_SECONDS);
@@ -118,11 +119,11 @@ class NewGroupFailureTest {
         try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
             NDArray all = manager.zeros(new Shape(2, 2), DataType.INT32);
             NDArray own = manager.create(new int[] {0, 0});
-            group.allGatherIntoTensor(new Variant(new OpType("split")), all, own).await();
+            group.allGatherIntoTensor(new OpType("split"), 0, all, own).await();
         }
     }
 
-    /** Rank 2 of the group is rank 1 of the part, which nobody knows who has called newGroup. */
+    /** Rank 2 of the group is rank 1 of the sub-group; errors must name its rank in the group. */
     @Test
     void aTimeoutNamesTheRanksThatTheCallerKnows() throws Exception {
         BackendOptions options = new BackendOptions(Duration.ofMillis(500));
@@ -134,7 +135,8 @@ class NewGroupFailureTest {
                                             new GroupContext("g", self, 3, store, options, null);
                                     ProcessGroup group =
                                             ProcessGroups.create("shm", whole, () -> {});
-                                    // Rank 2 lies about the store, and so meets nobody.
+                                    // Rank 2 passes wrong arguments, and so never meets the others
+                                    // in the store.
                                     return group.newGroup(List.of(0, 2));
                                 });
         try (Store store = new HashStore();

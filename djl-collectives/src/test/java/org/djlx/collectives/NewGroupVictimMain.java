@@ -16,9 +16,9 @@ import org.djlx.collectives.spi.Support;
 import org.djlx.collectives.store.StoreThatEnds;
 
 /**
- * One rank of {@link NewGroupFailureTest}: rank 2 dies while it creates a sub-group. The argument
- * is a key of the store: it dies when it is about to tell, by what this key begins, that it has
- * read what the others say there; or, without one, before it says anything.
+ * One rank of {@link NewGroupFailureTest}: rank 2 dies while it creates a sub-group. With an
+ * argument, it dies just before it announces, under a store key with this prefix, that it has read
+ * the values of the others; without one, before it sets any value.
  */
 public final class NewGroupVictimMain {
 

@@ -24,8 +24,8 @@ import java.util.function.Supplier;
 import java.util.stream.Stream;
 
 /**
- * Passes null for each reference that public methods and constructors of a package take, one at a
- * time, with what fits for the others.
+ * Passes null for each reference parameter of the public methods and constructors of a package, one
+ * at a time, with samples for the other parameters.
  */
 public final class NullArguments {
 
@@ -36,7 +36,7 @@ public final class NullArguments {
     private final TreeSet<String> unused = new TreeSet<>();
     private int calls;
 
-    /** Creates it, with samples of what is not this project's. */
+    /** Creates an instance with samples of common types. */
     public NullArguments() {
         sample(String.class, () -> "text");
         sample(int.class, () -> 0);
@@ -48,7 +48,7 @@ public final class NullArguments {
     }
 
     /**
-     * Says what to pass, or to call methods on.
+     * Sets the sample of a type, used as an argument and as a receiver.
      *
      * @param type the type, as declared
      * @param maker makes one, each time it is needed
@@ -81,7 +81,7 @@ public final class NullArguments {
     /**
      * Calls all that is public in the package of a class.
      *
-     * @return what ended otherwise than it should
+     * @return the calls with an unexpected outcome
      */
     public List<String> check(Class<?> inPackage) {
         for (Class<?> type : publicClasses(inPackage)) {

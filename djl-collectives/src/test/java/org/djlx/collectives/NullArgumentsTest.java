@@ -213,7 +213,7 @@ class NullArgumentsTest {
                 "nulls", 0, 1, store, new BackendOptions(Duration.ofMillis(10)), null);
     }
 
-    /** What is attached. */
+    /** An attachment. */
     private static final class Kept implements AutoCloseable {
 
         @Override

@@ -43,7 +43,7 @@ final class ObjectCases {
         return cases;
     }
 
-    /** What a rank sends; its size differs between ranks. */
+    /** The object that a rank sends; its size differs between ranks. */
     private record Shard(int rank, List<String> files) implements Serializable {
 
         private static final long serialVersionUID = 1L;
@@ -75,7 +75,7 @@ final class ObjectCases {
         }
     }
 
-    /** What a rank can be unable to link when it is read there. */
+    /** A class that can fail to link on a rank that reads it. */
     private static final class Linked implements Serializable {
 
         private static final long serialVersionUID = 1L;
@@ -154,7 +154,7 @@ final class ObjectCases {
                 group,
                 () -> objects.allGatherObject(isOdd ? Shard.of(1) : "fine"),
                 odd,
-                Shard.class.getName() + " is not among the classes that are allowed");
+                Shard.class.getName() + " is not an allowed class");
         assertRefused(
                 group,
                 () -> objects.allGatherObject(isOdd ? new Failing() : "fine"),
@@ -183,12 +183,12 @@ final class ObjectCases {
                 group,
                 () -> objects.scatterObjectList(isOdd ? List.of() : null, odd),
                 odd,
-                "an object for each of the " + group.worldSize() + " ranks; it has 0");
+                "one object for each of the " + group.worldSize() + " ranks, but has 0");
         assertRefused(
                 group,
                 () -> objects.scatterObjectList(null, odd),
                 odd,
-                "an object for each of the " + group.worldSize() + " ranks; it is null");
+                "one object for each of the " + group.worldSize() + " ranks, but is null");
         // The ranks are in step.
         assertEquals(group.ranks(), objects.allGatherObject(group.rank()));
     }
@@ -215,12 +215,14 @@ final class ObjectCases {
                 group,
                 () -> other.allGatherObject(isOdd == (group.worldSize() == 1) ? fits : null),
                 0,
-                group.worldSize() == 1 ? "more than 500 bytes" : "rank " + odd + " takes 500");
+                group.worldSize() == 1
+                        ? "more than 500 bytes"
+                        : "rank " + odd + " accepts at most 500");
         assertEquals(group.ranks(), other.allGatherObject(group.rank()));
         assertThrows(IllegalArgumentException.class, () -> objects.withMaxBytes(0));
     }
 
-    /** A rank whose classes lack what those of the others have fails alone. */
+    /** A rank that lacks a class of the others fails alone. */
     private static void objectsOfOtherClasses(ProcessGroup group, NDManager manager) {
         ObjectCollectives objects = new ObjectCollectives(group, Linked.class);
         boolean isOdd = group.rank() == 1;
@@ -265,7 +267,7 @@ final class ObjectCases {
                             () -> objects.gatherObject(1, root),
                             () -> objects.scatterObjectList(List.of(), root))) {
                 String message = assertThrows(IllegalArgumentException.class, call).getMessage();
-                assertTrue(message.contains("root " + root + " lies outside"), message);
+                assertTrue(message.contains("root " + root + " is out of range"), message);
             }
         }
     }
@@ -306,7 +308,7 @@ final class ObjectCases {
         assertTrue(message.contains("'" + group.name() + "'"), message);
         assertTrue(message.contains("rank " + rank + ": "), message);
         assertTrue(message.contains(reason), message);
-        if (group.rank() == rank && !message.contains("takes 500")) {
+        if (group.rank() == rank && !message.contains("at most 500")) {
             assertNotNull(e.getCause());
         }
     }

@@ -278,7 +278,7 @@ final class PointToPointCases {
         }
         ProcessGroup hasty = group.withTimeout(Duration.ofMillis(30));
         if (group.rank() == 0) {
-            // Nobody sends before the barrier.
+            // No rank sends before the barrier.
             CollectiveTimeoutException e =
                     assertThrows(
                             CollectiveTimeoutException.class,
@@ -290,7 +290,7 @@ final class PointToPointCases {
                             CollectiveTimeoutException.class,
                             () -> hasty.recvAnySource(number(manager, 0), 0).await());
             assertEquals(n - 1, any.missingRanks().size());
-            // Nobody receives it: it is taken back.
+            // No rank receives it: it is withdrawn.
             CollectiveTimeoutException unsent =
                     assertThrows(
                             CollectiveTimeoutException.class,
@@ -311,7 +311,7 @@ final class PointToPointCases {
     private static void wrongMessages(ProcessGroup group, NDManager manager) {
         int n = group.worldSize();
         NDArray tensor = number(manager, 0);
-        assertRejected(() -> group.send(tensor, group.rank(), 0), "this rank itself");
+        assertRejected(() -> group.send(tensor, group.rank(), 0), "is this rank");
         assertRejected(() -> group.recv(tensor, n, 0), "source " + n);
         assertRejected(() -> group.send(null, 0, 0), "null");
         if (n == 1) {
@@ -321,7 +321,7 @@ final class PointToPointCases {
         int other = (group.rank() + 1) % n;
         assertRejected(() -> group.send(tensor, other, -1), "tag");
         assertRejected(() -> new P2pOp(OpType.BROADCAST, tensor, 0, 0), "broadcast");
-        // The first is not sent as the second is wrong: nobody receives it.
+        // The first is not sent because the second is invalid, and no rank receives it.
         List<P2pOp> half = List.of(P2pOp.send(tensor, other, 0), P2pOp.recv(tensor, -1, 0));
         assertRejected(() -> group.batchIsendIrecv(half), "source -1");
     }

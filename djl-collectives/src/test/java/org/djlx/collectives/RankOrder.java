@@ -15,7 +15,7 @@ final class RankOrder {
 
     private RankOrder() {}
 
-    /** The result in double precision, and what may be added to it for a result to be right. */
+    /** The result in double precision, and the tolerance of a correct result. */
     static double exact(double[] parts, ReduceOp op) {
         double result = parts[0] * op.factor();
         for (int i = 1; i < parts.length; i++) {

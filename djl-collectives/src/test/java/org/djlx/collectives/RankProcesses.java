@@ -19,12 +19,12 @@ import org.djlx.collectives.store.Store;
 import org.djlx.collectives.store.TcpStore;
 
 /**
- * Starts JVMs that are the ranks of a group, with the environment of torchrun and a store in this
- * JVM, and collects what they print. Closing it ends what still runs.
+ * Starts one JVM per rank, with torchrun's environment variables and a store in this JVM, and
+ * collects their output. Closing it ends running JVMs.
  */
 public final class RankProcesses implements AutoCloseable {
 
-    /** What the build gives JVMs that tests start. */
+    /** The build's arguments for JVMs that tests start. */
     private static final List<String> JVM_ARGUMENTS =
             Arrays.stream(System.getProperty("test.started.jvm.args", "").split(" "))
                     .filter(argument -> !argument.isEmpty())
@@ -49,7 +49,7 @@ public final class RankProcesses implements AutoCloseable {
      * Starts the ranks.
      *
      * @param worldSize how many
-     * @param environment what a rank has in its environment besides what is set anyway
+     * @param environment additional environment variables of a rank
      * @param mainClass the class whose main method they run
      * @param arguments its arguments
      */
@@ -110,9 +110,7 @@ public final class RankProcesses implements AutoCloseable {
         return codes;
     }
 
-    /**
-     * Waits until all ranks have ended; fails with what the first printed that did not end well.
-     */
+    /** Waits until all ranks have ended; fails with the output of the first failed rank. */
     public void awaitSuccess() throws InterruptedException {
         List<Integer> codes = await();
         for (int rank = 0; rank < codes.size(); rank++) {
@@ -123,7 +121,7 @@ public final class RankProcesses implements AutoCloseable {
         }
     }
 
-    /** What a rank has printed until now. */
+    /** Returns the output of a rank so far. */
     public String output(int rank) {
         try {
             return Files.readString(outputs.get(rank), StandardCharsets.UTF_8);

@@ -11,9 +11,8 @@ import java.util.concurrent.FutureTask;
 import java.util.function.Supplier;
 
 /**
- * What all ranks of a test would compute alike. Of those that are threads of this process the first
- * one that asks computes it, and the others wait for it: 8 ranks that make the inputs of all 8 do
- * so 64 times otherwise.
+ * Results that all ranks of a test need. If ranks are threads, the first one computes a result and
+ * the others wait for it. Otherwise 8 ranks would create the inputs of all 8 ranks 64 times.
  */
 public final class RankShared {
 
@@ -24,13 +23,13 @@ public final class RankShared {
     private RankShared() {}
 
     /**
-     * Computes something, unless it is among the latest few that were computed.
+     * Returns a result, computed unless it is among the latest few results.
      *
-     * @param key what it depends on
+     * @param key all parameters of the result
      * @param compute makes it, on the calling thread; its result is not changed
-     * @return the result, the same for all who ask with an equal key
+     * @return the result, the same object for all calls with an equal key
      */
-    @SuppressWarnings("unchecked") // A key says what it is of.
+    @SuppressWarnings("unchecked") // The key determines the type.
     public static <T> T get(Object key, Supplier<T> compute) {
         FutureTask<?> task;
         synchronized (LATEST) {

@@ -195,7 +195,7 @@ final class ReductionCases {
                 NDArray slice = input.get(rows * group.rank() + ":" + rows * (group.rank() + 1));
                 group.reduceScatterTensor(slice, input, op).await();
                 assertReduced(all, group.rank() * rows, slice, op, type);
-                // What is for the others is as it was.
+                // The parts for other ranks are unchanged.
                 double[] after = TestArrays.values(input);
                 for (int i = 0; i < after.length; i++) {
                     if (i / rows != group.rank()) {

@@ -12,8 +12,8 @@ import java.util.ArrayList;
 import java.util.List;
 
 /**
- * Hands connections on to a server of this host. When told to, it ends them and all new ones, or
- * keeps new ones waiting.
+ * Forwards connections to a server on this host. On request, it closes current and new connections,
+ * or delays new ones.
  */
 public final class RefusingProxy implements AutoCloseable {
 

@@ -25,7 +25,7 @@ import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.function.Executable;
 
-/** Ranks that are threads: how one's failure ends the others, and what the caller learns. */
+/** Ranks as threads: the failure of one rank ends the others and reaches the caller. */
 @Timeout(60)
 class RunTest {
 
@@ -117,7 +117,7 @@ class RunTest {
         assertNamed("body", () -> ProcessGroups.run(groups, null));
         assertNamed("options", () -> ProcessGroups.local("shm", 1, null));
         assertNamed("backend", () -> ProcessGroups.local(null, 1, groupOptions()));
-        assertNamed("backend", () -> Backends.register(null, null));
+        assertNamed("register", () -> Backends.register(null, null));
         assertNamed("timeout", () -> new BackendOptions(null));
         HashStore store = new HashStore();
         assertNamed("name", () -> ProcessGroups.init("shm", store, null, 0, 1, groupOptions()));

@@ -26,7 +26,7 @@ import org.djlx.collectives.spi.Support;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
-/** A backend does what it declares, with every element type there is, and refuses the rest. */
+/** A backend supports what it declares, for every element type, and rejects the rest. */
 final class SupportCases {
 
     private SupportCases() {}

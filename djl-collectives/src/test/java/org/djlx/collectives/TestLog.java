@@ -12,7 +12,7 @@ import org.apache.logging.log4j.core.Logger;
 import org.apache.logging.log4j.core.appender.AbstractAppender;
 import org.apache.logging.log4j.core.config.Property;
 
-/** What a class logs while this is open. */
+/** Captures the log of a class while open. */
 public final class TestLog implements AutoCloseable {
 
     private final Logger logger;

@@ -10,7 +10,7 @@ import org.djlx.collectives.spi.OpType;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.collectives.spi.OperationTrace;
 
-/** Operations without a group, for the tests of who is told how they go. */
+/** Operations without a group, for tests of traces. */
 public final class TestOperations {
 
     private TestOperations() {}

@@ -47,7 +47,7 @@ final class WorkCases {
         return cases;
     }
 
-    /** Whoever wants to wait for ever passes a duration that no number of nanoseconds holds. */
+    /** A wait without limit: a duration beyond the range of nanoseconds in a long. */
     private static void waitsWithoutEnd(ProcessGroup group, NDManager manager) {
         Duration forever = ChronoUnit.FOREVER.getDuration();
         ProcessGroup patient = group.withTimeout(forever);
@@ -77,9 +77,8 @@ final class WorkCases {
     }
 
     private static void barrier(ProcessGroup group, NDManager manager) {
-        // No rank leaves a barrier before the last has reached it: each finds the rounds of all
-        // others, told by a side channel of the test, at most one apart. Here the side channel is
-        // the order of operations itself: a barrier between two reductions must not mix them.
+        // No rank leaves a barrier before the last one has reached it. So the round of every rank,
+        // read by a reduction after the barrier, is the same.
         for (int round = 0; round < 50; round++) {
             group.barrier().await();
             NDArray tensor = TestArrays.of(manager, ScalarType.INT32, new Shape(1), round);
@@ -109,8 +108,9 @@ final class WorkCases {
     }
 
     /**
-     * All-reduces that nobody waits for take their turn with what the caller computes, and with
-     * others that it waits for; ranks need not call them alike. What is lost would be missing.
+     * Asynchronous all-reduces keep their order relative to the caller's computations and to
+     * synchronous ones; ranks may mix the two forms differently. A lost operation would show in the
+     * result.
      */
     private static void inOrder(ProcessGroup group, NDManager manager) {
         int rounds = 30;
@@ -143,7 +143,7 @@ final class WorkCases {
         assertSame(columns, work.result().get(0));
     }
 
-    /** An operation on what the one before writes, in all forms; nobody waits in between. */
+    /** An operation on the output of the previous one, without a wait in between. */
     private static void oneAfterTheOther(ProcessGroup group, NDManager manager) {
         int n = group.worldSize();
         for (boolean strided : new boolean[] {false, true}) {
@@ -195,7 +195,7 @@ final class WorkCases {
         assertArrayEquals(new double[] {n, 2 * n}, TestArrays.values(tensor));
         work.blockCurrentStream();
         assertThrows(IllegalStateException.class, work::sourceRank);
-        // Nobody waits: it is done all the same.
+        // Completes without a waiting thread.
         Work background = group.allReduce(tensor, ReduceOp.MAX);
         while (!background.isCompleted()) {
             Thread.onSpinWait();

@@ -274,8 +274,8 @@ class FusedOpsErrorsTest {
                                 () ->
                                         FusedOps.matmulReduceScatter(
                                                 b.mul(2), a, ReduceOp.SUM, 0, group),
-                                "matmulReduceScatter: A requires a gradient, which would be lost:"
-                                        + " call it within GradientScope.open()");
+                                "matmulReduceScatter: A requires a gradient, which would be lost"
+                                        + " outside of a GradientScope");
                         NDArray fixed = b.stopGradient();
                         NDArray out =
                                 FusedOps.allGatherMatmul(a, List.of(fixed), 0, group)

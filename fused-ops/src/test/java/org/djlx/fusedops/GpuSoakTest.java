@@ -17,6 +17,7 @@ import java.util.Random;
 import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.function.Consumer;
+import java.util.stream.Stream;
 import org.djlx.collectives.CudaP2pOptions;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
@@ -34,15 +35,19 @@ import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 
 /**
- * Random collectives and fused operators on GPUs, compared with Java and DJL in float64, with ranks
- * as threads; and ranks as processes, one of which is killed at a random moment.
+ * On GPUs: random collectives and fused operators against plain Java and DJL in float64, with ranks
+ * that are threads; and ranks that are processes, of which one is killed at a random moment. Each
+ * round has a random number of ranks.
  */
 @Tag("gpu")
 @Tag("soak")
 class GpuSoakTest {
 
     private static final int TIMES = 10;
-    private static final int BATCHES = 3; // of so many calls, for each path
+    private static final int MANY_RANKS = 8; // that share a GPU, at most
+    private static final int BATCHES = 3; // of cases, for each path
+    private static final int CASES = 40; // of a batch
+    private static final int CALLS = 2; // of a case in a row
     private static final int TIMES_FORCED = 3; // of each operator, by each path
     private static final int TIMES_LAUNCHES = 100; // of each operator on FUSED
     private static final List<Path> FORCED = List.of(Path.PIPELINED, Path.GATHERED, Path.FUSED);
@@ -54,7 +59,7 @@ class GpuSoakTest {
         worldSize = P2pRanks.require();
     }
 
-    /** Each round forces each possible path in turn, and also lets the model choose. */
+    /** Each round takes each path in turn where it is possible, and lets the model choose. */
     @Test
     void randomShapes() throws InterruptedException {
         P2pRanks.requireNccl(); // Some of the calls take its way.
@@ -81,7 +86,8 @@ class GpuSoakTest {
     }
 
     private void round(Soak soak, Random random, Set<Path> possible) {
-        List<ProcessGroup> groups = ProcessGroups.local("cuda_p2p", worldSize, options(random));
+        int ranks = ranks(soak, random, worldSize);
+        List<ProcessGroup> groups = ProcessGroups.local("cuda_p2p", ranks, options(random));
         try {
             long programs = random.nextLong();
             run(
@@ -102,7 +108,19 @@ class GpuSoakTest {
         }
     }
 
-    /** Forces a path on all ranks, which are threads of this process. */
+    /** How many ranks a round has, from two on. */
+    private static int ranks(Soak soak, Random random, int most) {
+        int ranks = 2 + random.nextInt(most - 1);
+        soak.add("rounds of " + ranks + " ranks", 1);
+        return ranks;
+    }
+
+    /** How many ranks that are threads a round may have. */
+    private int mostThreads() {
+        return P2pRanks.isShared() ? MANY_RANKS : worldSize;
+    }
+
+    /** For all ranks alike, which are threads of this process. */
     @SuppressWarnings("try") // the scope is not named in the body
     private static void forced(Path path, Runnable body) {
         try (FusedOps.Scope scope = path == null ? () -> {} : FusedOps.force(path)) {
@@ -110,7 +128,7 @@ class GpuSoakTest {
         }
     }
 
-    /** Counts the calls of rank 0; all ranks make the same calls. */
+    /** Adds up what ranks have called alike, once. */
     private static void count(Soak soak, ProcessGroup group, Map<String, Long> calls) {
         if (group.rank() == 0) {
             calls.forEach(soak::add);
@@ -126,7 +144,7 @@ class GpuSoakTest {
                 });
     }
 
-    /** Returns the paths that are possible in a group and can be forced. */
+    /** Which of those that are forced a group has, for some operators. */
     private static Set<Path> paths(ProcessGroup group) {
         Set<Path> paths = EnumSet.noneOf(Path.class);
         if (group.isP2pAvailable()) {
@@ -142,9 +160,7 @@ class GpuSoakTest {
         return paths;
     }
 
-    /**
-     * Returns random options: calls compared before or behind operations, large and small buffers.
-     */
+    /** Sometimes calls are compared before they run, sometimes buffers are too small for many. */
     private static CudaP2pOptions options(Random random) {
         CudaP2pOptions.Builder options =
                 random.nextBoolean() ? P2pRanks.options() : P2pRanks.verifiedOptions();
@@ -153,7 +169,7 @@ class GpuSoakTest {
                 .build();
     }
 
-    /** Starts with operators that are possible on every path, even with the smallest buffers. */
+    /** Begins with operators that every path can do, with the smallest buffers. */
     private static void operators(Soak soak, ProcessGroup group, long seed) {
         ScalarType type = ScalarType.BFLOAT16;
         new FusedCase(type, new Shape(16, 64), List.of(64), 0, false, seed)
@@ -164,7 +180,7 @@ class GpuSoakTest {
         count(soak, group, RandomOperators.ofAll(group, seed).run(TIMES_FORCED));
     }
 
-    /** Runs if ranks share a GPU, too. */
+    /** Also where ranks share a GPU. */
     @Test
     @SuppressWarnings("try") // the scope is not named in the body
     void fused() throws InterruptedException {
@@ -172,64 +188,72 @@ class GpuSoakTest {
         Soak.run(
                 "fused path on GPUs",
                 soak -> {
-                    List<ProcessGroup> groups =
-                            ProcessGroups.local(
-                                    "cuda_p2p",
-                                    worldSize,
-                                    P2pRanks.options().optBufferSize(64 << 20).build());
+                    CudaP2pOptions options = P2pRanks.options().optBufferSize(64 << 20).build();
                     try (FusedOps.Scope scope = FusedOps.force(Path.FUSED);
                             UsageCounter usage = FusedOps.countUsage()) {
                         while (soak.nextRound()) {
-                            long seed = soak.roundSeed();
-                            run(groups, group -> fusedCalls(soak, group, seed));
+                            Random random = new Random(soak.roundSeed());
+                            int ranks = ranks(soak, random, mostThreads());
+                            List<ProcessGroup> groups =
+                                    ProcessGroups.local("cuda_p2p", ranks, options);
+                            try {
+                                long seed = random.nextLong();
+                                run(groups, group -> fusedCalls(soak, group, seed));
+                            } finally {
+                                groups.forEach(ProcessGroup::destroy);
+                            }
                         }
                         usage.choices()
                                 .keySet()
                                 .forEach(each -> assertEquals(Path.FUSED, each.path()));
                         soak.add("calls of all ranks", usage.fused());
-                    } finally {
-                        groups.forEach(ProcessGroup::destroy);
                     }
                 });
     }
 
     /**
-     * Two to eight ranks, which may share a GPU. Each round takes another number of ranks, forces
-     * each path in turn, and mixes operators and all-reduces of random sizes.
+     * Two to eight ranks, also where they share a GPU: each round takes another number of ranks,
+     * forces each path in turn, lets the model choose, and mixes operators and all-reduces of
+     * random sizes.
      */
     @Test
     void manyRanks() throws InterruptedException {
         Soak.run(
                 "random numbers of ranks on GPUs",
                 soak -> {
-                    while (soak.nextRound()) {
-                        Random random = new Random(soak.roundSeed());
-                        int ranks = 2 + random.nextInt(7);
-                        soak.add("rounds of " + ranks + " ranks", 1);
-                        List<ProcessGroup> groups = ManyRanksGpuTest.groups(ranks);
-                        try {
-                            manyRanks(soak, groups, random);
-                        } finally {
-                            groups.forEach(ProcessGroup::destroy);
+                    try (ExactRanks exact = new ExactRanks();
+                            UsageCounter usage = FusedOps.countUsage()) {
+                        while (soak.nextRound()) {
+                            Random random = new Random(soak.roundSeed());
+                            int ranks = ranks(soak, random, mostThreads());
+                            List<ProcessGroup> groups = ExactRanks.groups(ranks);
+                            try {
+                                manyRanks(soak, exact, groups, random);
+                            } finally {
+                                groups.forEach(ProcessGroup::destroy);
+                            }
+                        }
+                        for (Path path : Path.values()) {
+                            soak.add("calls of all ranks by " + path, usage.calls(path));
                         }
                     }
-                    for (ExactCase.Kind kind : ExactCase.Kind.values()) {
-                        soak.requireAll(List.of(kind));
-                    }
+                    soak.requireAll(List.of(ExactCase.Kind.values()));
                 });
     }
 
-    private static void manyRanks(Soak soak, List<ProcessGroup> groups, Random random) {
+    private static void manyRanks(
+            Soak soak, ExactRanks exact, List<ProcessGroup> groups, Random random) {
         List<Path> forced = new ArrayList<>(FORCED);
+        forced.add(null);
         Collections.shuffle(forced, random);
         for (Path path : forced) {
             for (int batch = 0; batch < BATCHES; batch++) {
-                List<ExactCase> cases = new ArrayList<>();
-                for (int i = 0; i < TIMES; i++) {
-                    cases.add(ExactCase.random(random));
-                }
-                ManyRanksGpuTest.run(groups, path, cases, 1);
+                List<ExactCase> cases =
+                        Stream.generate(() -> ExactCase.random(random)).limit(CASES).toList();
+                exact.run(groups, path, cases, CALLS);
                 cases.forEach(one -> soak.add(one.kind().toString(), 1));
+                soak.progress(
+                        String.format("%d ranks, path %s, %d cases", groups.size(), path, CASES));
             }
         }
     }
@@ -245,19 +269,20 @@ class GpuSoakTest {
                 soak -> {
                     while (soak.nextRound()) {
                         Random random = new Random(soak.roundSeed());
+                        int ranks = ranks(soak, random, worldSize);
                         switch (random.nextInt(4)) {
-                            case 0 -> kill(random, CudaP2pVictimMain.class, "during");
-                            case 1 -> kill(random, CudaP2pVictimMain.class, "between");
-                            case 2 -> kill(random, FusedVictimMain.class);
-                            default -> kill(random, FusedVictimMain.class, "FUSED");
+                            case 0 -> kill(ranks, random, CudaP2pVictimMain.class, "during");
+                            case 1 -> kill(ranks, random, CudaP2pVictimMain.class, "between");
+                            case 2 -> kill(ranks, random, FusedVictimMain.class);
+                            default -> kill(ranks, random, FusedVictimMain.class, "FUSED");
                         }
                         soak.add("kills", 1);
                     }
                 });
     }
 
-    private void kill(Random random, Class<?> main, String... arguments)
+    private static void kill(int ranks, Random random, Class<?> main, String... arguments)
             throws InterruptedException {
-        Survivors.check(worldSize, random.nextLong(), main, arguments);
+        Survivors.check(ranks, random.nextLong(), main, arguments);
     }
 }

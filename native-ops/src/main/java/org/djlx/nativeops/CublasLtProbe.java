@@ -7,7 +7,7 @@ package org.djlx.nativeops;
 import org.bytedeco.cuda.global.cublas;
 import org.bytedeco.javacpp.Loader;
 
-/** Loads the part of JavaCPP's CUDA presets that is for cuBLASLt. */
+/** Loads JavaCPP's presets for cuBLASLt. */
 final class CublasLtProbe {
 
     private CublasLtProbe() {}
@@ -23,13 +23,13 @@ final class CublasLtProbe {
             throw LoadedLibraries.linkError(
                     "JavaCPP's presets for cuBLAS do not load ("
                             + e.getMessage()
-                            + "); they need libcublas and libcublasLt of CUDA's major version,"
-                            + " which libtorch brings, or in a folder of LD_LIBRARY_PATH",
+                            + "); put libcublas and libcublasLt of the presets' CUDA major version"
+                            + " into a folder of LD_LIBRARY_PATH; libtorch ships them",
                     e);
         }
     }
 
-    /** A class of its own, so that nothing of the presets is touched before it is wanted. */
+    /** A class of its own, so that the presets are not loaded before they are needed. */
     private static final class Presets {
 
         static void load() {

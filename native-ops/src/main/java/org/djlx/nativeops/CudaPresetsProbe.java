@@ -12,7 +12,7 @@ import org.bytedeco.cuda.global.cudart;
 import org.bytedeco.javacpp.BytePointer;
 import org.bytedeco.javacpp.Loader;
 
-/** Loads JavaCPP's CUDA presets, once the driver is known to work. */
+/** Loads JavaCPP's CUDA presets if the driver works. */
 final class CudaPresetsProbe {
 
     private CudaPresetsProbe() {}
@@ -34,44 +34,45 @@ final class CudaPresetsProbe {
             throw LoadedLibraries.linkError(
                     "JavaCPP's CUDA presets do not load ("
                             + e.getMessage()
-                            + "); they need the jars with the classifier linux-x86_64 of"
-                            + " org.bytedeco:cuda and org.bytedeco:javacpp, and CUDA's run-time"
-                            + " library of their major version (libcudart.so.12 or"
-                            + " libcudart.so.13) in a folder of LD_LIBRARY_PATH",
+                            + "); add the jars of org.bytedeco:cuda and org.bytedeco:javacpp with"
+                            + " the classifier linux-x86_64 to the class path, and CUDA's run-time"
+                            + " library of the same major version (libcudart.so.12 or"
+                            + " libcudart.so.13) to a folder of LD_LIBRARY_PATH",
                     e);
         }
     }
 
-    /** A class of its own, so that nothing of the presets is touched before it is wanted. */
+    /** A class of its own, so that the presets are not loaded before they are needed. */
     private static final class Presets {
 
         private static final String MEMORY_LIMIT = "org.bytedeco.javacpp.maxphysicalbytes";
 
         static void load() {
-            // Unless told, JavaCPP lets the process have four times the Java heap, and throws
-            // OutOfMemoryError beyond. libtorch, whose memory that is, has its own limits.
+            // By default JavaCPP throws OutOfMemoryError if the process uses more than four times
+            // the Java heap. Most of that memory is libtorch's, which has its own limits.
             if (System.getProperty(MEMORY_LIMIT) == null) {
                 System.setProperty(MEMORY_LIMIT, "0");
             }
             locked(
                     () -> {
                         Loader.load(cudart.class);
-                        // From JavaCPP's own library, which is in a jar of its own.
+                        // Loads JavaCPP's own library, which is in a separate jar.
                         new BytePointer(1L).close();
                     });
         }
     }
 
     /**
-     * Runs what loads a library of JavaCPP, which it copies into a cache when first used. Where two
-     * processes do so at once, one can map a file that the other is writing, and die with SIGBUS.
+     * Loads a library of JavaCPP under a file lock. JavaCPP copies libraries into a cache on first
+     * use. Without the lock, a process could map a file that another one is still writing, and die
+     * with SIGBUS.
      */
     static synchronized void locked(Runnable load) {
         try {
             Path lock = Loader.getCacheDir().toPath().resolve("org.djlx.nativeops.lock");
             try (FileChannel file =
                     FileChannel.open(lock, StandardOpenOption.CREATE, StandardOpenOption.WRITE)) {
-                // Held until the file is closed.
+                // Released when the file is closed.
                 file.lock();
                 load.run();
             }

@@ -7,14 +7,18 @@ package org.djlx.nativeops;
 import com.sun.jna.ptr.IntByReference;
 import com.sun.jna.ptr.PointerByReference;
 
-/** Asks the CUDA driver, if there is one, whether it works and how many GPUs it shows. */
+/** Probes the CUDA driver: whether it works, and how many GPUs it shows. */
 public final class CudaProbe {
 
     private static volatile int deviceCount;
 
     private CudaProbe() {}
 
-    /** Returns how many GPUs this process can use; 0 before a successful {@link #run}. */
+    /**
+     * Returns how many GPUs this process can use.
+     *
+     * @return the number of GPUs; 0 unless {@link NativeLibrary#CUDA} has been found available
+     */
     public static int deviceCount() {
         return deviceCount;
     }

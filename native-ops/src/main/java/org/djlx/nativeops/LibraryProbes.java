@@ -8,8 +8,8 @@ import ai.djl.engine.Engine;
 import com.sun.jna.ptr.IntByReference;
 
 /**
- * How each {@link NativeLibrary} is found and tried. A probe returns if the library works and
- * throws an error that says what was looked for, what was found, and what to do, if not.
+ * The probes of each {@link NativeLibrary}. A probe returns if the library works. Otherwise it
+ * throws an error that says what it looked for, what it found, and what to do.
  */
 public final class LibraryProbes {
 
@@ -18,7 +18,7 @@ public final class LibraryProbes {
     static void libtorch() {
         try {
             if (Engine.getEngine("PyTorch") == null) {
-                throw new UnsatisfiedLinkError("DJL knows no engine named PyTorch");
+                throw new UnsatisfiedLinkError("DJL has no engine named PyTorch");
             }
         } catch (RuntimeException | LinkageError e) {
             throw LoadedLibraries.linkError(
@@ -29,12 +29,12 @@ public final class LibraryProbes {
                     e);
         }
         try {
-            // By name, because the package torch builds on this one.
+            // By name, because the package torch depends on this one.
             Class.forName("org.djlx.nativeops.torch.AotiTorch");
         } catch (LinkageError | ClassNotFoundException e) {
             Throwable cause = e.getCause() == null ? e : e.getCause();
             throw LoadedLibraries.linkError(
-                    "the libtorch that DJL loaded lacks functions of the stable C interface ("
+                    "the libtorch that DJL loaded lacks functions of the stable C ABI ("
                             + cause.getMessage()
                             + "); use libtorch 2.7.1 or later",
                     cause);
@@ -64,10 +64,16 @@ public final class LibraryProbes {
     static void nvml() {
         com.sun.jna.NativeLibrary nvml = openNvml();
         require(nvml, "nvmlInit_v2", nvml.getFunction("nvmlInit_v2").invokeInt(new Object[0]));
-        // Reference-counted: who uses NVML initialises it again.
+        // NVML counts references: its users initialise it again.
         require(nvml, "nvmlShutdown", nvml.getFunction("nvmlShutdown").invokeInt(new Object[0]));
     }
 
+    /**
+     * Opens NVRTC.
+     *
+     * @return the library
+     * @throws UnsatisfiedLinkError if it is not found
+     */
     public static com.sun.jna.NativeLibrary openNvrtc() {
         return open(
                 "NVRTC",
@@ -78,11 +84,25 @@ public final class LibraryProbes {
                 "libnvrtc.so");
     }
 
+    /**
+     * Opens NVML.
+     *
+     * @return the library
+     * @throws UnsatisfiedLinkError if it is not found
+     */
     public static com.sun.jna.NativeLibrary openNvml() {
-        return open("NVML", "install NVIDIA's driver, which it is a part of", "libnvidia-ml.so.1");
+        return open("NVML", "install NVIDIA's driver, which contains it", "libnvidia-ml.so.1");
     }
 
-    /** Opens the first of several files that the dynamic loader finds. */
+    /**
+     * Opens the first of several files that the dynamic loader finds.
+     *
+     * @param what the name of the library in messages
+     * @param remedy what to do if it is not found
+     * @param fileNames the names of the files, in order of preference
+     * @return the library
+     * @throws UnsatisfiedLinkError if no file is found
+     */
     public static com.sun.jna.NativeLibrary open(String what, String remedy, String... fileNames) {
         UnsatisfiedLinkError last = null;
         for (String fileName : fileNames) {

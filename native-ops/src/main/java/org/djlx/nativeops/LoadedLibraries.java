@@ -11,7 +11,7 @@ import java.nio.charset.StandardCharsets;
 import java.util.List;
 import java.util.stream.Collectors;
 
-/** Finds libraries that this process has loaded, however and from wherever it did. */
+/** Finds libraries that this process has loaded by any means. */
 public final class LoadedLibraries {
 
     private static final String MAPS = "/proc/self/maps";
@@ -19,15 +19,17 @@ public final class LoadedLibraries {
     private LoadedLibraries() {}
 
     /**
-     * Returns the path of a loaded library. Opening that path again yields the library itself; its
-     * bare name could yield another copy that is on the search path.
+     * Returns the path of a loaded library. Opening this path returns the same library; opening the
+     * bare file name could load another copy from the search path.
      *
+     * @param fileName the file name
+     * @return the path
      * @throws UnsatisfiedLinkError if it is not loaded, or loaded from several files
      */
     public static String find(String fileName) {
         List<String> paths;
-        // ISO 8859-1 because a path need not be valid UTF-8, and must not make this fail. By a
-        // stream because channels, which Files.lines reads by, fail when a thread is interrupted.
+        // ISO 8859-1, because paths may be invalid UTF-8. Not Files.lines, because it reads with a
+        // channel, which fails if the thread is interrupted.
         try (BufferedReader maps =
                 new BufferedReader(new FileReader(MAPS, StandardCharsets.ISO_8859_1))) {
             paths =
@@ -37,7 +39,7 @@ public final class LoadedLibraries {
                             .distinct()
                             .collect(Collectors.toList());
         } catch (IOException e) {
-            throw linkError("cannot look for " + fileName + " in " + MAPS, e);
+            throw linkError("cannot read " + MAPS + " to find " + fileName, e);
         }
         if (paths.isEmpty()) {
             throw new UnsatisfiedLinkError(fileName + " is not loaded in this process");

@@ -7,8 +7,7 @@ package org.djlx.nativeops;
 import org.djlx.nativeops.host.CallingThread;
 
 /**
- * How often a thread has called native code through this package, for finding out what an operation
- * costs the host.
+ * Counts of a thread's native calls, to measure the host overhead of operations.
  *
  * @param driver calls of the CUDA driver
  * @param other calls of libtorch, cuBLASLt and NCCL
@@ -16,27 +15,17 @@ import org.djlx.nativeops.host.CallingThread;
 public record NativeCalls(long driver, long other) {
 
     /**
-     * Returns what the calling thread has called since it started.
+     * Returns the counts of the calling thread since its start.
      *
-     * @return the numbers of calls
+     * @return the counts
      */
     public static NativeCalls ofThread() {
         CallingThread thread = CallingThread.get();
         return new NativeCalls(thread.driverCalls, thread.otherCalls);
     }
 
-    /** Notes a call of the calling thread that does not go to the driver. */
+    /** Counts a call of the calling thread to a library other than the driver. */
     public static void countOther() {
         CallingThread.get().otherCalls++;
-    }
-
-    /**
-     * Returns the calls since an earlier time.
-     *
-     * @param earlier what {@link #ofThread} returned then, on the same thread
-     * @return the difference
-     */
-    public NativeCalls since(NativeCalls earlier) {
-        return new NativeCalls(driver - earlier.driver, other - earlier.other);
     }
 }

@@ -5,21 +5,20 @@
 package org.djlx.nativeops;
 
 /**
- * The native libraries that this project can use. Each is looked for when first asked about, and
- * the answer is kept for the life of the process. Safe for use by several threads.
+ * The native libraries that this project can use. Each is probed on first use of its methods; the
+ * result is kept for the life of the process. Thread-safe.
  */
 public enum NativeLibrary {
-    /** libtorch, as loaded by DJL's PyTorch engine; asking about it loads that engine. */
+    /** libtorch, as loaded by DJL's PyTorch engine. Probing it loads that engine. */
     LIBTORCH(LibraryProbes::libtorch),
     /** The CUDA driver, initialised, with at least one GPU. */
     CUDA(CudaProbe::run),
     /**
-     * JavaCPP's CUDA presets, through which the {@code Cuda} classes of this package call the
-     * driver; {@link #CUDA} is available where they are. Of CUDA 12 or 13, as the user's class path
-     * has it.
+     * JavaCPP's CUDA presets, with which {@link org.djlx.nativeops.cuda} calls the driver: of CUDA
+     * 12 or 13, whichever is on the class path. Available only if {@link #CUDA} is.
      */
     CUDA_PRESETS(CudaPresetsProbe::run),
-    /** cuBLASLt, of the same version, through the same presets. */
+    /** cuBLASLt, of the presets' CUDA version. */
     CUBLASLT(CublasLtProbe::run),
     /** NCCL 2. */
     NCCL(LibraryProbes::nccl),
@@ -37,19 +36,19 @@ public enum NativeLibrary {
     }
 
     /**
-     * Tells whether the library can be used. Never throws.
+     * Tells whether the library is available. Never throws.
      *
-     * @return whether it can be used
+     * @return whether it is available
      */
     public boolean isAvailable() {
         return unavailabilityCause() == null;
     }
 
     /**
-     * Returns why the library cannot be used: what was looked for, what was found, what to do.
-     * Never throws.
+     * Returns why the library is not available: what the probe looked for, what it found, and what
+     * to do. Never throws.
      *
-     * @return the cause, or null if the library can be used
+     * @return the cause, or null if the library is available
      */
     public Throwable unavailabilityCause() {
         if (!probed) {
@@ -59,10 +58,10 @@ public enum NativeLibrary {
     }
 
     /**
-     * Does nothing if the library can be used.
+     * Throws if the library is not available.
      *
-     * @throws UnsatisfiedLinkError if it cannot, with the reason in its message and the {@link
-     *     #unavailabilityCause()} as its cause
+     * @throws UnsatisfiedLinkError if the library is not available; its message has the reason, and
+     *     its cause is the {@link #unavailabilityCause()}
      */
     public void ensureAvailability() {
         Throwable cause = unavailabilityCause();
@@ -76,7 +75,8 @@ public enum NativeLibrary {
         if (probed) {
             return;
         }
-        // What reads files by channels would fail in an interrupted thread, and that for good.
+        // In an interrupted thread, reading files with channels fails, and the result would be
+        // kept.
         boolean interrupted = Thread.interrupted();
         try {
             probe.run();

@@ -12,7 +12,7 @@ import java.nio.charset.StandardCharsets;
 import java.util.LinkedHashMap;
 import java.util.Map;
 
-/** The versions of the native libraries that this process uses, for the records of measurements. */
+/** The versions of the native libraries in this process, for reports of measurements. */
 public final class NativeVersions {
 
     private static final int DRIVER_VERSION_BYTES = 80;
@@ -20,10 +20,10 @@ public final class NativeVersions {
     private NativeVersions() {}
 
     /**
-     * Asks the libraries. What is not there is left out; libtorch is loaded if it is not yet.
+     * Asks the libraries for their versions. Loads libtorch.
      *
-     * @return the versions of {@code libtorch}, and where there are GPUs of NVIDIA's {@code
-     *     driver}, of {@code cuda} as the driver offers it, and of {@code nccl}
+     * @return the versions of {@code libtorch}, NVIDIA's {@code driver}, the {@code cuda} version
+     *     that the driver supports, and {@code nccl}; without those that are not available
      */
     public static Map<String, String> query() {
         Map<String, String> versions = new LinkedHashMap<>();
@@ -46,7 +46,7 @@ public final class NativeVersions {
         return versions;
     }
 
-    /** Not DJL's word for it: it says what was configured, and that may be another version. */
+    /** Asks libtorch itself, because DJL's version is the configured one, which may differ. */
     private static String libtorch() {
         Function version;
         try {
@@ -54,13 +54,13 @@ public final class NativeVersions {
                     com.sun.jna.NativeLibrary.getInstance(LoadedLibraries.find("libtorch_cpu.so"))
                             .getFunction("aoti_torch_abi_version");
         } catch (UnsatisfiedLinkError e) {
-            // libtorch before 2.9 does not tell.
+            // libtorch before 2.9 does not have the function.
             return Engine.getEngine("PyTorch").getVersion() + " as DJL is configured";
         }
         return libtorchVersion((Long) version.invoke(Long.class, new Object[0]));
     }
 
-    /** The major, minor and patch numbers are the upper three bytes. */
+    /** Formats an ABI version, whose upper three bytes are major, minor and patch. */
     static String libtorchVersion(long abiVersion) {
         return (abiVersion >>> 56)
                 + "."

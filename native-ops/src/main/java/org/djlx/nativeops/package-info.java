@@ -3,23 +3,23 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 /* Package-private:
- * CublasLtProbe     loads its part of the presets
- * CudaPresetsProbe  whether JavaCPP's presets do
+ * CublasLtProbe     loads JavaCPP's presets for cuBLASLt
+ * CudaPresetsProbe  loads JavaCPP's CUDA presets
  */
 /**
- * Which native libraries this machine has, why one is missing, and how often they are called. The
- * rooms below wrap one library each; nothing here needs a GPU to load.
+ * Which native libraries are available, and why one is not. Each of the packages below wraps one
+ * library. Nothing here requires a GPU.
  *
- * <p>A wrong argument is an {@link java.lang.IllegalArgumentException}; a failure inside a native
+ * <p>A wrong argument is an {@link java.lang.IllegalArgumentException}; a failure in a native
  * library is an {@link ai.djl.engine.EngineException}.
  *
  * <ul>
- *   <li>{@link org.djlx.nativeops.CudaProbe} - whether the driver works
- *   <li>{@link org.djlx.nativeops.LibraryProbes} - how each is found and tried
- *   <li>{@link org.djlx.nativeops.LoadedLibraries} - those that the process has loaded already
- *   <li>{@link org.djlx.nativeops.NativeCalls} - how often a thread has called them
- *   <li>{@link org.djlx.nativeops.NativeLibrary} - which there are and, of those that are not, why
- *   <li>{@link org.djlx.nativeops.NativeVersions} - which versions of them are in use
+ *   <li>{@link org.djlx.nativeops.CudaProbe} - probes the CUDA driver
+ *   <li>{@link org.djlx.nativeops.LibraryProbes} - probes the other libraries
+ *   <li>{@link org.djlx.nativeops.LoadedLibraries} - finds libraries that the process has loaded
+ *   <li>{@link org.djlx.nativeops.NativeCalls} - counts a thread's native calls
+ *   <li>{@link org.djlx.nativeops.NativeLibrary} - the libraries, and whether each is available
+ *   <li>{@link org.djlx.nativeops.NativeVersions} - the versions of the libraries
  * </ul>
  */
 package org.djlx.nativeops;

@@ -1,5 +1,7 @@
-// How elements of each type are read, summed in float32, and written. No header of the CUDA toolkit is needed, so
-// that NVRTC alone compiles it.
+// Element types, 16-byte packs of elements, warp sums and programmatic dependent launch.
+//
+// Elements are read as float32, computed in float32 and rounded once when they are stored. Includes no header of the CUDA
+// toolkit, so NVRTC alone compiles it.
 #pragma once
 
 typedef unsigned short u16;
@@ -27,8 +29,8 @@ struct Float16 {
   }
 };
 
-// Before compute capability 8.0 no instruction rounds to bfloat16: kernels for it are left out, and the host asks which
-// there are. When nvcc compiles for the host, it wants to see all.
+// GPUs before compute capability 8.0 have no instruction that rounds to bfloat16: their modules have no bfloat16 kernels, and
+// the host looks up which kernels exist. The host pass of nvcc needs all declarations.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
 #define HAS_BFLOAT16
 struct Bfloat16 {
@@ -43,16 +45,16 @@ struct Bfloat16 {
 };
 #endif
 
-// Programmatic dependent launch. A kernel that is launched so begins when all blocks of the one before have let it, or have
-// ended; it must not touch what that one, or any before, writes or reads, until it has awaited them. Without such launches
-// both do nothing.
-__device__ __forceinline__ void let_others_begin() {
+// Programmatic dependent launch. A dependent kernel starts once every block of the primary kernel has called
+// launch_dependents() or ended. It must not access memory that the primary, or any kernel before, reads or writes until
+// wait_for_primary() has returned. Both are no-ops without such a launch.
+__device__ __forceinline__ void launch_dependents() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
-__device__ __forceinline__ void await_others() {
+__device__ __forceinline__ void wait_for_primary() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
@@ -60,50 +62,59 @@ __device__ __forceinline__ void await_others() {
 
 const int WARP = 32;
 
-// The sum over the lanes of a warp, the same bits to all.
-__device__ __forceinline__ float sum_of_warp(float value) {
+// Sums a value over the lanes of a warp. All lanes get the same bits.
+__device__ __forceinline__ float warp_sum(float value) {
 #pragma unroll
   for (int distance = WARP / 2; distance > 0; distance /= 2) value += __shfl_xor_sync(~0u, value, distance);
   return value;
 }
 
-// Sums are mostly not divided, and a division takes longer than the rest of an element.
-__device__ __forceinline__ float divided(float sum, float divisor) { return divisor == 1 ? sum : sum / divisor; }
+// Skips the division by 1: it takes longer than the rest of an element.
+__device__ __forceinline__ float divide(float sum, float divisor) { return divisor == 1 ? sum : sum / divisor; }
 
-// 16 bytes of elements: what a thread moves at once.
+// 16 bytes of elements: the widest access of a thread.
 template <typename T>
 union Pack {
   static const int COUNT = 16 / sizeof(typename T::Bits);
-  uint4 all;
+  uint4 vector;
   typename T::Bits elements[COUNT];
 };
 
-// The sum of packs, in float32; add() in rank order, then the result with one rounding.
+__device__ __forceinline__ uint4 zeros() { return make_uint4(0, 0, 0, 0); }
+
+// How many packs hold `count` elements.
 template <typename T>
-struct Sum {
+__device__ __forceinline__ u64 pack_count(u64 count) {
+  return (count + Pack<T>::COUNT - 1) / Pack<T>::COUNT;
+}
+
+// The elements of a pack in float32. Sums: set() to the pack of rank 0, add() the packs of the other ranks in rank order, then
+// rounded().
+template <typename T>
+struct FloatPack {
   float values[Pack<T>::COUNT];
 
   __device__ void set(const uint4& first) {
     Pack<T> pack;
-    pack.all = first;
+    pack.vector = first;
 #pragma unroll
     for (int i = 0; i < Pack<T>::COUNT; i++) values[i] = T::load(pack.elements[i]);
   }
   __device__ void add(const uint4& next) {
     Pack<T> pack;
-    pack.all = next;
+    pack.vector = next;
 #pragma unroll
     for (int i = 0; i < Pack<T>::COUNT; i++) values[i] += T::load(pack.elements[i]);
   }
-  __device__ uint4 result(float divisor) const {
+  __device__ uint4 rounded(float divisor) const {
     Pack<T> pack;
 #pragma unroll
-    for (int i = 0; i < Pack<T>::COUNT; i++) pack.elements[i] = T::store(divided(values[i], divisor));
-    return pack.all;
+    for (int i = 0; i < Pack<T>::COUNT; i++) pack.elements[i] = T::store(divide(values[i], divisor));
+    return pack.vector;
   }
 };
 
-// Reads pack `i` of a tensor of `count` elements at any alignment; what lies behind the end reads as 0.
+// Loads pack `i` of a tensor of `count` elements at any alignment. Elements past the end read as 0.
 template <typename T>
 __device__ uint4 load_pack(const typename T::Bits* tensor, u64 count, u64 i) {
   u64 begin = i * Pack<T>::COUNT;
@@ -111,9 +122,10 @@ __device__ uint4 load_pack(const typename T::Bits* tensor, u64 count, u64 i) {
   Pack<T> pack;
 #pragma unroll
   for (int k = 0; k < Pack<T>::COUNT; k++) pack.elements[k] = begin + k < count ? tensor[begin + k] : 0;
-  return pack.all;
+  return pack.vector;
 }
 
+// Stores pack `i` of a tensor of `count` elements at any alignment. Elements past the end are not stored.
 template <typename T>
 __device__ void store_pack(typename T::Bits* tensor, u64 count, u64 i, const uint4& value) {
   u64 begin = i * Pack<T>::COUNT;
@@ -122,7 +134,7 @@ __device__ void store_pack(typename T::Bits* tensor, u64 count, u64 i, const uin
     return;
   }
   Pack<T> pack;
-  pack.all = value;
+  pack.vector = value;
 #pragma unroll
   for (int k = 0; k < Pack<T>::COUNT; k++)
     if (begin + k < count) tensor[begin + k] = pack.elements[k];

@@ -1,10 +1,10 @@
-// Instructions of Hopper GPUs (sm_90a) that C++ has no words for: barriers in shared memory that count bytes, copies by
-// the bulk copy engine (TMA), and matrix products of a warp group. See the PTX ISA on mbarrier, cp.async.bulk, wgmma.
+// PTX of Hopper GPUs (sm_90a) without a C++ counterpart: mbarriers in shared memory, bulk copies (TMA) and matrix products of a
+// warp group. See the PTX ISA: mbarrier, cp.async.bulk, wgmma.
 #pragma once
 
 #include "element.cuh"
 
-// What cuTensorMapEncodeTiled makes: where a tensor is, its shape and strides, and the box that a copy moves.
+// A CUtensorMap made by cuTensorMapEncodeTiled: a tensor's address, shape and strides, and the box that one copy moves.
 struct alignas(64) TensorMap {
   u64 opaque[16];
 };
@@ -20,11 +20,11 @@ struct Barrier {
   __device__ __forceinline__ void arrive() {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(this)) : "memory");
   }
-  // Arrives, and lets the phase end only when so many more bytes have been copied.
+  // Arrives, and adds `bytes` to the transaction count: the phase ends only after these bytes have been copied.
   __device__ __forceinline__ void arrive_expecting(u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(this)), "r"(bytes) : "memory");
   }
-  // Waits for the end of a phase: the first has parity 0. Parity 1 of a new barrier counts as ended.
+  // Waits for the end of the phase of a parity. The first phase has parity 0; a wait for parity 1 of a new barrier returns at once.
   __device__ __forceinline__ void wait(u32 parity) {
     asm volatile(
         "{\n .reg .pred done;\n AGAIN:\n mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n @done bra DONE;\n"
@@ -34,10 +34,11 @@ struct Barrier {
 
 __device__ __forceinline__ void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
-// Orders ordinary accesses to memory, also those by others that were acquired, before copies by the engine, and back.
+// Proxy fences: order ordinary memory accesses, acquired ones of peers included, with TMA copies, in both directions.
 __device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
 __device__ __forceinline__ void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// TMA copies of a box between a tensor and shared memory. x is the innermost coordinate.
 __device__ __forceinline__ void load_box(void* to, const TensorMap& map, Barrier& loaded, int x, int y) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(shared_address(to)),
@@ -60,7 +61,7 @@ __device__ __forceinline__ void store_box(const TensorMap& map, const void* from
                "r"(shared_address(from)), "r"(x), "r"(y), "r"(z)
                : "memory");
 }
-// Copies bytes that follow each other; addresses and size are multiples of 16.
+// TMA copies of contiguous bytes; addresses and size are multiples of 16.
 __device__ __forceinline__ void load_bytes(void* to, const void* from, u32 bytes, Barrier& loaded) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(to)),
                "l"(from), "r"(bytes), "r"(shared_address(&loaded))
@@ -70,7 +71,8 @@ __device__ __forceinline__ void store_bytes(void* to, const void* from, u32 byte
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(shared_address(from)), "r"(bytes)
                : "memory");
 }
-// Stores form groups. Waits until at most N groups of this thread are still to be read from shared memory; or written.
+// A thread's TMA stores form bulk groups. wait_stores_read waits until all but the last N groups have been read from shared memory;
+// wait_stores_written, until all are visible in memory.
 __device__ __forceinline__ void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 template <int N>
 __device__ __forceinline__ void wait_stores_read() {
@@ -78,6 +80,7 @@ __device__ __forceinline__ void wait_stores_read() {
 }
 __device__ __forceinline__ void wait_stores_written() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
+// Moves registers between the warp groups of a block (setmaxnreg).
 template <int REGISTERS>
 __device__ __forceinline__ void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
@@ -87,8 +90,8 @@ __device__ __forceinline__ void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
 
-// Describes a matrix in shared memory for wgmma, in the layout that TMA writes with a swizzle of 128 bytes. `leading` and
-// `stride` are the distances between its blocks of 8 rows of 128 bytes, in bytes; see "matrix descriptor" in the PTX ISA.
+// The wgmma descriptor of a matrix in shared memory in the 128-byte swizzled layout of TMA. `leading` and `stride` are the leading
+// and stride byte offsets between its cores of 8 rows of 128 bytes; see "matrix descriptor" in the PTX ISA.
 __device__ __forceinline__ u64 matrix(u32 address, u32 leading, u32 stride) {
   return (u64)((address & 0x3ffff) >> 4) | (u64)(leading >> 4) << 16 | (u64)(stride >> 4) << 32 | 1ull << 62;
 }
@@ -100,8 +103,8 @@ __device__ __forceinline__ void wait_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 
-// The sum of a 64 x 16 matrix A times a 16 x N matrix B, both in shared memory, and d (or nothing), in float32.
-// K_MAJOR: whether B's columns, not its rows, lie together.
+// d = A B + (sum ? d : 0) in float32, for a 64 x 16 matrix A and a 16 x N matrix B in shared memory.
+// K_MAJOR: the columns of B are contiguous; otherwise its rows are.
 #define D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define D16(i) D4(i), D4(i + 4), D4(i + 8), D4(i + 12)
 #define D32(i) D16(i), D16(i + 16)
@@ -138,7 +141,7 @@ PRODUCTS(Bfloat16, "bf16")
 #undef D16
 #undef D32
 
-// Two elements of 16 bits in a word, the first in its lower half.
+// Rounds two floats to 16 bits and packs them into a word, the first in the lower half.
 __device__ __forceinline__ u32 pack(Float16, float first, float second) {
   u32 both;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(second), "f"(first));
@@ -150,8 +153,8 @@ __device__ __forceinline__ u32 pack(Bfloat16, float first, float second) {
   return both;
 }
 
-// Four 8 x 8 matrices of 16-bit elements, between shared memory and a warp. Lane i gives the address of row i % 8 of matrix
-// i / 8, 16 bytes; it holds columns 2 * (i % 4) and the next one of row i / 4 of each, as the sums of wgmma lie.
+// Moves four 8 x 8 matrices of 16-bit elements between shared memory and a warp (stmatrix, ldmatrix). Lane i passes the address of
+// row i % 8 of matrix i / 8. It holds columns 2 (i % 4) and 2 (i % 4) + 1 of row i / 4 of each matrix: the layout of wgmma's sums.
 __device__ __forceinline__ void store_matrices(u32 address, u32 a, u32 b, u32 c, u32 d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d)
                : "memory");

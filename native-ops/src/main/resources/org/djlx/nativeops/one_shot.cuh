@@ -1,11 +1,22 @@
-// A rank's region, which its peers write into, for the kernels that use it one after the other: what it begins with, the
-// halves of its data, and the count of launches; all_reduce.cu says how it is divided. Then the data of one-shot kernels,
-// which tells of itself that it has arrived.
+// The region of a rank that its peers write to, and low-latency pushes into it: the data itself is the signal.
 //
-// Invariant: while a kernel waits for a peer, everything that the peer has enqueued before its own kernel can still start. On a
-// GPU of its own a rank's stream guarantees that. Where ranks share a GPU, waiting blocks may take the SMs that a peer's matmul
-// needs: cuBLAS launches clusters of eight blocks that fill an SM each, and such a cluster starts only when eight SMs of one GPC
-// are free at once. So the kernels of all ranks but one take at most half of the SMs together (P2p.waitingBlocks).
+// Region: | Control | … | half 0 | half 1 |. A half holds one slot per peer; launches alternate between the halves by epoch.
+// all_reduce.cu describes the layout of each algorithm.
+//
+// Low-latency pushes (Lamport; also in TensorRT-LLM and FlashInfer): an idle slot holds EMPTY words. A peer stores 16-byte packs
+// that contain no EMPTY word; the owner polls its own memory until no word of a pack is EMPTY, reads the pack and stores EMPTY
+// back. No barrier, no flag, no clearing pass.
+//
+// Invariants
+// - A half is free when it is written again: its last readers were the kernels of two launches before, and a peer pushes the data
+//   of the launch between only after its own kernel of that earlier launch has ended.
+// - While a kernel waits for a peer, everything that the peer has enqueued before its own kernel can still start. A rank with a GPU
+//   of its own has that from stream order. Where ranks share a GPU, waiting blocks may occupy SMs that a peer's matmul needs: cuBLAS
+//   launches clusters of eight blocks, each of which fills an SM, and a cluster starts only when eight SMs of one GPC are free.
+//   Therefore the kernels of all ranks but one use at most half of the SMs together (P2p.waitingBlocks).
+//   The limit holds for every kernel that waits: one-shot, two-shot, mesh and direct all-reduce, gathered.cu, all-reduce +
+//   RMSNorm, fused matmul. One exception is left, in graphs: all-reduce + RMSNorm launches dependents before it waits, and the
+//   blocks of the dependent kernel, which the limit does not count, keep their SMs until the wait ends.
 #pragma once
 
 #include "element.cuh"
@@ -13,25 +24,26 @@
 
 const int MAX_BLOCKS = 64;
 const int PHASES = 2;
-const int TOLD = 3;
+const int TENSOR_WORDS = 3;
 
-// At the beginning of a rank's region. The flags are raised by others.
+// The beginning of a rank's region. Peers write flags and tensors.
 struct Control {
   u32 flags[PHASES][MAX_BLOCKS][MAX_RANKS];
-  u32 epoch;      // launches that have ended
-  u32 ended;      // blocks of this launch that have ended
-  u64 told[MAX_RANKS][TOLD];  // by each of the others, where they read and write each other's tensors
+  u32 epoch;         // of the last launch that has ended
+  u32 blocks_ended;  // of the current launch
+  u64 tensors[MAX_RANKS][TENSOR_WORDS];  // address and size of each peer's tensor, for direct all-reduces
 };
 
 struct Peers {
-  char* region[MAX_RANKS];  // of each rank, as this GPU addresses it; null if it is not linked
+  char* region[MAX_RANKS];  // of each rank, as mapped on this GPU; null if it is not linked
 };
 
+// Kernel argument. Java: OneShotSlots.launch, AllReduceKernels.
 struct Launch {
   Peers peers;
   Status* status;
   u64 timeout;     // ns
-  u64 begin;       // of the halves, from the beginning of a region
+  u64 begin;       // offset of half 0 in a region
   u64 half_bytes;
   u64 slot_bytes;
   u64 rank;
@@ -39,45 +51,45 @@ struct Launch {
 
 __device__ Control* control(const Launch& launch, u32 rank) { return (Control*)launch.peers.region[rank]; }
 
-// This launch's half of a rank's data.
-__device__ char* half_of(const Launch& launch, u32 rank, u32 epoch) {
+// The half of a rank's region that this launch uses.
+__device__ char* half_address(const Launch& launch, u32 rank, u32 epoch) {
   return launch.peers.region[rank] + launch.begin + (epoch & 1) * launch.half_bytes;
 }
 
 __device__ uint4* slot(const Launch& launch, u32 rank, u32 epoch, u32 source) {
-  return (uint4*)(half_of(launch, rank, epoch) + source * launch.slot_bytes);
+  return (uint4*)(half_address(launch, rank, epoch) + source * launch.slot_bytes);
 }
 
-// Epochs are not 0, which words have that nobody has raised; halves are used in turn when they begin anew, too.
+// The slot of `source` on `rank` where a rank has no slot for itself.
+__device__ uint4* peer_slot(const Launch& launch, u32 rank, u32 epoch, u32 source) {
+  return slot(launch, rank, epoch, source < rank ? source : source - 1);
+}
+
+// Epoch 0 means "never signalled". On wrap-around skip to 2, so that the halves still alternate.
 __device__ u32 begin_epoch(const Launch& launch) {
   u32 epoch = *(volatile u32*)&control(launch, launch.rank)->epoch + 1;
   return epoch == 0 ? 2 : epoch;
 }
 
-// The last block to end counts the launch, for the next one: all have read the epoch. There is nothing to fence, and a fence
-// would wait for what is on its way to the peers, which takes as long as the rest of a small all-reduce.
+// The last block to end stores the epoch for the next launch; all blocks have read it before. No fence: there is nothing to order,
+// and a fence would wait for the stores to the peers, which takes as long as the rest of a small all-reduce.
 __device__ void end_epoch(const Launch& launch, u32 epoch) {
   __syncthreads();
   if (threadIdx.x == 0) {
     Control* own = control(launch, launch.rank);
-    if (gridDim.x == 1 || atomicAdd(&own->ended, 1) == gridDim.x - 1) {
-      own->ended = 0;
+    if (gridDim.x == 1 || atomicAdd(&own->blocks_ended, 1) == gridDim.x - 1) {
+      own->blocks_ended = 0;
       *(volatile u32*)&own->epoch = epoch;
     }
   }
 }
 
-// In one-shot, where a rank has no slot for itself.
-__device__ uint4* slot_of_other(const Launch& launch, u32 rank, u32 epoch, u32 source) {
-  return slot(launch, rank, epoch, source < rank ? source : source - 1);
-}
-
-__device__ __forceinline__ void put(uint4* to, const uint4& value) {
+__device__ __forceinline__ void store_relaxed(uint4* to, const uint4& value) {
   asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w)
                : "memory");
 }
 
-__device__ __forceinline__ uint4 get(const uint4* from) {
+__device__ __forceinline__ uint4 load_relaxed(const uint4* from) {
   uint4 value;
   asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
@@ -86,27 +98,28 @@ __device__ __forceinline__ uint4 get(const uint4* from) {
   return value;
 }
 
-// A word that is not there yet: a NaN that nobody sends.
-const u32 ABSENT = 0xffffffff;
+// A word that has not arrived: a NaN in every element type, never sent.
+const u32 EMPTY = 0xffffffff;
 
-// Another NaN instead; sums have one NaN only.
-__device__ __forceinline__ u32 present(u32 word) { return word == ABSENT ? 0x7fffffff : word; }
+// Replaces EMPTY words by another NaN before they are sent. Sums contain no EMPTY word: the hardware makes one NaN only.
+__device__ __forceinline__ u32 without_empty(u32 word) { return word == EMPTY ? 0x7fffffff : word; }
 
-__device__ __forceinline__ uint4 present(const uint4& value) {
-  return make_uint4(present(value.x), present(value.y), present(value.z), present(value.w));
+__device__ __forceinline__ uint4 without_empty(const uint4& value) {
+  return make_uint4(without_empty(value.x), without_empty(value.y), without_empty(value.z), without_empty(value.w));
 }
 
-__device__ __forceinline__ bool is_present(const uint4& value) {
-  return value.x != ABSENT && value.y != ABSENT && value.z != ABSENT && value.w != ABSENT;
+__device__ __forceinline__ bool has_arrived(const uint4& value) {
+  return value.x != EMPTY && value.y != EMPTY && value.z != EMPTY && value.w != EMPTY;
 }
 
-// Waits until a peer has put its data, and returns it; returns false if it does not come.
-__device__ __forceinline__ bool await_data(const Launch& launch, const uint4* from, u32 peer, uint4& value) {
-  if (is_present(value)) return true;
-  u64 begin = now();
-  for (u32 i = 1; !is_present(value); i++) {
-    value = get(from);
-    if (i % 1024 == 0 && (launch.status->stop != 0 || now() - begin > launch.timeout)) {
+// Polls a pack until the peer's data has arrived. `value` is the pack as last loaded, and the result. Returns false on timeout or
+// stop.
+__device__ __forceinline__ bool wait_data(const Launch& launch, const uint4* from, u32 peer, uint4& value) {
+  if (has_arrived(value)) return true;
+  u64 begin = global_time();
+  for (u32 i = 1; !has_arrived(value); i++) {
+    value = load_relaxed(from);
+    if (i % 1024 == 0 && (launch.status->stop != 0 || global_time() - begin > launch.timeout)) {
       launch.status->missing = 1 + peer;
       __threadfence_system();
       return false;
@@ -115,42 +128,41 @@ __device__ __forceinline__ bool await_data(const Launch& launch, const uint4* fr
   return true;
 }
 
-#ifdef RANKS  // by kernels that are compiled for a number of ranks
+#ifdef RANKS  // kernels compiled for a fixed world size
 
-// The rank that is some steps behind this one, in a ring: so that not all send to the same one first.
-__device__ __forceinline__ u32 other(const Launch& launch, u32 step) {
+// The peer at a distance in ring order. Ranks start with different peers, so they do not all send to the same one first.
+__device__ __forceinline__ u32 ring_peer(const Launch& launch, u32 step) {
   u32 peer = launch.rank + step;
   return peer < RANKS ? peer : peer - RANKS;
 }
 
-// Reads what all others put at `i` of their slots, as far as it is there.
-__device__ __forceinline__ void get_all(const Launch& launch, u32 epoch, u64 i, uint4 (&arrived)[RANKS]) {
+// Loads pack `i` of all peers' slots, whether or not it has arrived: all loads are in flight before the first wait.
+__device__ __forceinline__ void load_arrived(const Launch& launch, u32 epoch, u64 i, uint4 (&arrived)[RANKS]) {
 #pragma unroll
   for (u32 peer = 0; peer < RANKS; peer++) {
-    if (peer != launch.rank) arrived[peer] = get(slot_of_other(launch, launch.rank, epoch, peer) + i);
+    if (peer != launch.rank) arrived[peer] = load_relaxed(peer_slot(launch, launch.rank, epoch, peer) + i);
   }
 }
 
-// Waits until a peer has put its data at `i` of its slot, returns it, and leaves the slot as it was; returns false if it does
-// not come.
-__device__ __forceinline__ bool take(const Launch& launch, u32 epoch, u64 i, u32 peer, uint4& value) {
-  uint4* from = slot_of_other(launch, launch.rank, epoch, peer) + i;
-  bool good = await_data(launch, from, peer, value);
-  *from = make_uint4(ABSENT, ABSENT, ABSENT, ABSENT);
+// Waits for pack `i` of a peer's slot, returns it in `value` and empties the slot. Returns false on timeout or stop.
+__device__ __forceinline__ bool take_pack(const Launch& launch, u32 epoch, u64 i, u32 peer, uint4& value) {
+  uint4* from = peer_slot(launch, launch.rank, epoch, peer) + i;
+  bool good = wait_data(launch, from, peer, value);
+  *from = make_uint4(EMPTY, EMPTY, EMPTY, EMPTY);
   return good;
 }
 
-// Sums a pack of this rank's with those of all others at `i`, in rank order. Returns false if one did not come.
+// Sums this rank's pack and pack `i` of all peers' slots, in rank order. Returns false on timeout or stop.
 template <typename T>
-__device__ __forceinline__ bool take_sum(const Launch& launch, u32 epoch, u64 i, const uint4& own, Sum<T>& sum) {
+__device__ __forceinline__ bool take_sum(const Launch& launch, u32 epoch, u64 i, const uint4& own, FloatPack<T>& sum) {
   uint4 arrived[RANKS];
-  get_all(launch, epoch, i, arrived);
+  load_arrived(launch, epoch, i, arrived);
   bool good = true;
 #pragma unroll
   for (u32 peer = 0; peer < RANKS; peer++) {
     uint4 part = own;
     if (peer != launch.rank) {
-      good = good && take(launch, epoch, i, peer, arrived[peer]);
+      good = good && take_pack(launch, epoch, i, peer, arrived[peer]);
       part = arrived[peer];
     }
     if (peer == 0) {

@@ -1,56 +1,59 @@
-// How GPUs tell each other that data has arrived: words that only grow, raised by one and awaited by another. What was
-// written before a word is raised (release) is visible to who has seen it raised (acquire).
+// Signals between GPUs: 32-bit words in peer-mapped memory, set by one rank and polled by another.
 //
-// Words are raised to the epoch of an operation, which each rank counts in its own memory: so a graph can be replayed, and
-// operations that are called may come between replays. A rank enters an operation by telling the others its epoch: from then
-// on it reads nothing of what they wrote in an operation before, and they may write what belongs to this one.
+// A word holds the epoch of the last operation that the signalling rank has reached; epochs only grow. signal() releases: what the
+// rank wrote before is visible to a peer that sees the epoch (acquire).
 //
-// Nothing waits for ever: a wait ends after its timeout, or when the host sets `stop`, and then tells the host who was
-// missing.
+// Invariants
+// - Each rank counts its operations in its own memory, so CUDA graphs replay, also between eager operations.
+// - A rank enters an operation by signalling its epoch to the peers. From then on it reads nothing that they wrote in an earlier
+//   operation, and they may write the data of this one.
+// - No wait is unbounded: it ends after its timeout, or when the host sets `stop`, and reports the missing rank to the host.
 #pragma once
 
 #include "element.cuh"
 
 const int MAX_RANKS = 8;
 
-// Pinned memory of the host, which reads and writes it while kernels run.
+// Pinned host memory, accessed by both sides while kernels run.
 struct Status {
-  volatile u32 stop;     // written by the host
-  volatile u32 missing;  // 1 + a rank that did not arrive; 0 if all did
+  volatile u32 stop;     // set by the host to end all waits
+  volatile u32 missing;  // 1 + a rank that did not arrive; 0: none
 };
 
-__device__ inline u64 now() {
+// In ns; the same clock on all SMs.
+__device__ inline u64 global_time() {
   u64 time;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time));
   return time;
 }
 
-__device__ inline void raise(u32* word, u32 epoch) {
+__device__ inline void signal(u32* word, u32 epoch) {
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(word), "r"(epoch) : "memory");
 }
 
-__device__ inline bool raised(const u32* word, u32 epoch) {
+// Returns whether a word has reached an epoch.
+__device__ inline bool is_signalled(const u32* word, u32 epoch) {
   u32 value;
   asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
-  // Nobody is further ahead than an operation or two. What lies behind by half of all epochs, as a word that nobody has
-  // raised for hours may, is not ahead; nor is one that nobody has raised yet.
+  // A peer is ahead by one or two operations at most. A larger difference is a word from before a wrap-around; 0 means never
+  // signalled.
   return value != 0 && value - epoch < 16;
 }
 
-// The epoch of the operation behind those that a rank has counted.
+// The epoch after the last one that a rank has counted. Skips 0.
 __device__ inline u32 next_epoch(const u32* count) {
   u32 epoch = *(const volatile u32*)count + 1;
   return epoch == 0 ? 1 : epoch;
 }
 
-// Waits until a peer has raised a word to an epoch, or beyond; at most `timeout` ns. Returns whether it has.
-__device__ inline bool wait(const u32* word, u32 epoch, Status* status, u64 timeout, u32 peer) {
-  if (raised(word, epoch)) return true;
-  u64 begin = now();
+// Waits until a peer has signalled an epoch or a later one, at most `timeout` ns. Returns false if it has not.
+__device__ inline bool wait_signal(const u32* word, u32 epoch, Status* status, u64 timeout, u32 peer) {
+  if (is_signalled(word, epoch)) return true;
+  u64 begin = global_time();
   for (u32 i = 1;; i++) {
-    if (raised(word, epoch)) return true;
-    // The host's memory is slow to read.
-    if (i % 1024 == 0 && (status->stop != 0 || now() - begin > timeout)) {
+    if (is_signalled(word, epoch)) return true;
+    // Reading host memory is slow: check it and the clock now and then.
+    if (i % 1024 == 0 && (status->stop != 0 || global_time() - begin > timeout)) {
       status->missing = 1 + peer;
       __threadfence_system();
       return false;

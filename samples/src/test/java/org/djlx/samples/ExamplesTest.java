@@ -4,6 +4,8 @@
  */
 package org.djlx.samples;
 
+import static java.nio.charset.StandardCharsets.UTF_8;
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertTrue;
@@ -32,8 +34,10 @@ import ai.djl.training.tracker.Tracker;
 import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.Optional;
 import java.util.regex.MatchResult;
 import java.util.regex.Pattern;
 import java.util.stream.Stream;
@@ -41,11 +45,29 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
+import org.djlx.collectives.checkpoint.CheckpointManager;
+import org.djlx.collectives.checkpoint.TrainingProgress;
 import org.djlx.collectives.gradient.GradientScope;
+import org.djlx.collectives.p2p.P2pBuffers;
+import org.djlx.collectives.pool.RankPool;
+import org.djlx.collectives.pool.RankWorker;
+import org.djlx.collectives.pool.RequestCodec;
+import org.djlx.collectives.spi.OpType;
+import org.djlx.collectives.spi.Operation;
+import org.djlx.collectives.train.DistributedSampler;
+import org.djlx.collectives.train.GradientReduction;
+import org.djlx.collectives.train.GradientSynchronizer;
 import org.djlx.fusedops.FusedOps;
 import org.djlx.fusedops.GatheredMatmul;
+import org.djlx.fusedops.llm.GeneratedPiece;
+import org.djlx.fusedops.llm.Generation;
+import org.djlx.fusedops.llm.GenerationRequest;
+import org.djlx.fusedops.llm.TextGenerator;
+import org.djlx.fusedops.llm.engine.LlamaGenerator;
+import org.djlx.nativeops.torch.Torch;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.MethodSource;
 
@@ -59,28 +81,46 @@ class ExamplesTest {
     private static final Path ROOT = Path.of("..");
     private static final Pattern JAVADOC =
             Pattern.compile("<pre>\\{@code\\n(.*?)\\* \\}</pre>", Pattern.DOTALL);
+    private static final Pattern OVERVIEW =
+            Pattern.compile("<pre>\\{@code\\n(.*?)\\}</pre>", Pattern.DOTALL);
     private static final Pattern MARKDOWN = Pattern.compile("```java\\n(.*?)```", Pattern.DOTALL);
 
     static Stream<String> documents() throws IOException {
-        Path collectives = Path.of("djl-collectives/src/main/java/org/djlx/collectives");
         List<String> examples =
                 Stream.of(
-                                find(collectives.resolve("ProcessGroup.java"), JAVADOC, 2),
-                                find(collectives.resolve("ProcessGroups.java"), JAVADOC, 1),
-                                find(
-                                        Path.of(
-                                                "fused-ops/src/main/java/org/djlx/fusedops/FusedOps.java"),
-                                        JAVADOC,
-                                        1),
-                                find(collectives.resolve("engine/P2pEngine.java"), JAVADOC, 1),
-                                find(
-                                        collectives.resolve("gradient/GradientScope.java"),
-                                        JAVADOC,
-                                        1),
-                                find(Path.of("README.md"), MARKDOWN, 4))
+                                find(source("ProcessGroup"), JAVADOC, 2),
+                                find(source("ProcessGroups"), JAVADOC, 1),
+                                find(source("RankPool"), JAVADOC, 2),
+                                find(source("P2pBuffers"), JAVADOC, 1),
+                                find(source("P2pEngine"), JAVADOC, 1),
+                                find(source("GradientScope"), JAVADOC, 1),
+                                find(source("GradientSynchronizer"), JAVADOC, 1),
+                                find(source("CheckpointManager"), JAVADOC, 1),
+                                find(source("FusedOps"), JAVADOC, 1),
+                                find(source("TextGenerator"), JAVADOC, 1),
+                                find(source("LlamaGenerator"), JAVADOC, 1),
+                                find(Path.of("docs/overview.html"), OVERVIEW, 1),
+                                find(Path.of("docs/getting-started.md"), MARKDOWN, 2),
+                                find(Path.of("docs/process-groups.md"), MARKDOWN, 2),
+                                find(Path.of("docs/fused-operators.md"), MARKDOWN, 2),
+                                find(Path.of("docs/training.md"), MARKDOWN, 1),
+                                find(Path.of("docs/text-generation.md"), MARKDOWN, 1))
                         .flatMap(List::stream)
                         .toList();
         return examples.stream();
+    }
+
+    /** Returns the source of a class, whatever its package. */
+    private static Path source(String name) throws IOException {
+        for (String module : List.of("djl-collectives", "fused-ops")) {
+            try (Stream<Path> files = Files.walk(ROOT.resolve(module).resolve("src/main/java"))) {
+                Optional<Path> found = files.filter(f -> f.endsWith(name + ".java")).findFirst();
+                if (found.isPresent()) {
+                    return ROOT.relativize(found.get());
+                }
+            }
+        }
+        throw new IllegalArgumentException("no source of " + name);
     }
 
     private static List<String> find(Path file, Pattern pattern, int count) throws IOException {
@@ -101,6 +141,26 @@ class ExamplesTest {
             assertFalse(code.isEmpty(), example);
             assertTrue(squeeze(here).contains(code), () -> "no such code here:\n" + paragraph);
         }
+    }
+
+    /** The README's program, and what it says that the program prints. */
+    @Test
+    void theProgramOfTheReadmeRunsAsPrinted(@TempDir Path dir) throws Exception {
+        Path readme = Path.of("README.md");
+        List<String> programs = find(readme, MARKDOWN, 1);
+        assertEquals(1, programs.size());
+        Path file = Files.writeString(dir.resolve("Mlp.java"), programs.get(0));
+        List<String> command =
+                List.of(
+                        Path.of(System.getProperty("java.home"), "bin", "java").toString(),
+                        "-cp",
+                        System.getProperty("java.class.path"),
+                        file.toString());
+        Process process = new ProcessBuilder(command).redirectErrorStream(true).start();
+        String output = new String(process.getInputStream().readAllBytes(), UTF_8);
+        assertEquals(0, process.waitFor(), output);
+        String printed = find(readme, Pattern.compile("# prints (\\[.*])"), 1).get(0);
+        assertTrue(output.lines().anyMatch(printed::equals), output);
     }
 
     private static String squeeze(String code) {
@@ -280,6 +340,158 @@ class ExamplesTest {
             NDArray hidden = Activation.gelu(up.outputs().get(0));
             NDArray y = FusedOps.matmulReduceScatter(hidden, w2, ReduceOp.SUM, 0, group);
             scope.backward(loss(y));
+        }
+    }
+
+    /** What the generator writes with random weights means nothing; that it writes is enough. */
+    @Test
+    void text(@TempDir Path dir) throws Exception {
+        Path directory = dir.resolve("tiny");
+        assertEquals(
+                0,
+                Main.commandLine()
+                        .execute("serve-model", "--text", "../README.md", directory.toString()));
+        try (TextGenerator generator =
+                LlamaGenerator.builder().setDirectory(directory).optRanks(2).build()) {
+            Generation generation =
+                    generator.submit(
+                            GenerationRequest.builder()
+                                    .setPrompt("Once")
+                                    .optMaxNewTokens(20)
+                                    .build());
+            generation
+                    .await(Duration.ofMinutes(1))
+                    .forEach(piece -> System.out.print(piece.text()));
+        }
+        try (TextGenerator generator = LlamaGenerator.builder().setDirectory(directory).build()) {
+            pieces(generator);
+        }
+    }
+
+    private static void pieces(TextGenerator generator) throws Exception {
+        Generation generation =
+                generator.submit(
+                        GenerationRequest.builder().setPrompt("Once").optMaxNewTokens(20).build());
+        GeneratedPiece piece;
+        while ((piece = generation.next(Duration.ofSeconds(10))) != null) {
+            System.out.print(piece.text());
+        }
+    }
+
+    /** A rank's quarter of the sum of a request's numbers. */
+    private record MlpPart(ProcessGroup group) implements RankWorker<float[], float[]> {
+
+        @Override
+        public float[] serve(float[] request) {
+            try (NDManager manager = NDManager.newBaseManager(group.device())) {
+                NDArray part = manager.create(request).mul(manager.create(group.rank()));
+                group.allReduce(part, ReduceOp.SUM).await();
+                return part.toFloatArray();
+            }
+        }
+    }
+
+    @Test
+    void pools() throws Exception {
+        float[] input = {1, 2};
+        RankPool<float[], float[]> pool =
+                RankPool.start("mlp", ProcessGroups.local(4), group -> new MlpPart(group));
+        float[] output = pool.submit(input).get();
+        pool.close();
+        assertArrayEquals(new float[] {6, 12}, output);
+    }
+
+    /** Runs in processes that a launcher has started. */
+    static void poolOfProcesses(RequestCodec<float[]> codec, float[] input) throws Exception {
+        ProcessGroup group = ProcessGroups.init("shm");
+        try (RankPool<float[], float[]> pool =
+                RankPool.join("mlp", group, codec, own -> new MlpPart(own))) {
+            if (group.rank() == 0) {
+                float[] output = pool.submit(input).get();
+            }
+        }
+    }
+
+    @Test
+    void buffers() {
+        List<ProcessGroup> groups = ProcessGroups.local(3);
+        ProcessGroups.run(
+                groups,
+                group -> {
+                    try (NDManager manager = NDManager.newBaseManager(group.device())) {
+                        for (int i = 1; i <= 3; i++) {
+                            NDArray array = manager.full(new Shape(2), (float) group.rank());
+                            shift(group, manager, array).await();
+                            assertEquals((group.rank() + 2) % 3, array.getFloat(0));
+                        }
+                    }
+                    return null;
+                });
+        groups.forEach(ProcessGroup::destroy);
+    }
+
+    private static Work shift(ProcessGroup group, NDManager manager, NDArray array) {
+        P2pBuffers buffers = group.p2pBuffers().orElseThrow();
+        int ranks = group.worldSize();
+        return group.execute(
+                new OpType("shift"),
+                new Operation.Agreed(Torch.scalarType(array), array.getShape().getShape(), null, 0),
+                operation -> {
+                    buffers.intraNodeBarrier(operation);
+                    int epoch = buffers.epoch(operation);
+                    long half = epoch % 2 == 0 ? 0 : buffers.bufferSize() / 2;
+                    int next = (group.rank() + 1) % ranks;
+                    Torch.copy(view(buffers, manager, next, array, half), array);
+                    for (int peer = 0; peer < ranks; peer++) {
+                        buffers.putSignal(peer, 0, epoch);
+                    }
+                    for (int peer = 0; peer < ranks; peer++) {
+                        buffers.waitSignal(operation, peer, 0, epoch);
+                    }
+                    Torch.copy(array, view(buffers, manager, group.rank(), array, half));
+                });
+    }
+
+    private static NDArray view(
+            P2pBuffers buffers, NDManager manager, int rank, NDArray array, long offset) {
+        return buffers.p2pBuffer(manager, rank, array.getShape(), Torch.scalarType(array), offset);
+    }
+
+    /** Runs in processes that a launcher has started. */
+    static void synchronizer(
+            ProcessGroup group,
+            Model model,
+            DefaultTrainingConfig config,
+            Shape shape,
+            int epochs,
+            Dataset dataset)
+            throws Exception {
+        config.addTrainingListeners(new GradientSynchronizer(group, GradientReduction.MEAN));
+        try (Trainer trainer = model.newTrainer(config)) {
+            trainer.initialize(shape);
+            GradientSynchronizer.broadcastParameters(model.getBlock(), group);
+            EasyTrain.fit(trainer, epochs, dataset, null);
+        }
+    }
+
+    /** The tests of checkpoints run it. */
+    static void checkpoints(
+            Path directory,
+            Model model,
+            DefaultTrainingConfig config,
+            Shape shape,
+            int epochs,
+            Dataset dataset)
+            throws Exception {
+        DistributedSampler sampler = DistributedSampler.builder().setBatchSize(32).build();
+        CheckpointManager checkpoints =
+                CheckpointManager.builder().setDirectory(directory).optEvery(1000).build();
+        config.addTrainingListeners(checkpoints);
+        try (Trainer trainer = model.newTrainer(config)) {
+            trainer.initialize(shape);
+            TrainingProgress done = checkpoints.restore(trainer);
+            sampler.setEpoch(done.epoch(), done.batch());
+            EasyTrain.fit(trainer, epochs - (int) done.epoch(), dataset, null);
         }
     }
 

@@ -13,6 +13,7 @@ import java.io.StringWriter;
 import java.nio.file.Path;
 import java.util.List;
 import org.djlx.samples.launch.RankProbe;
+import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
@@ -22,6 +23,7 @@ import picocli.CommandLine;
 import picocli.CommandLine.Command;
 
 @Timeout(120)
+@Tag("slow")
 class MainTest {
 
     private final StringWriter out = new StringWriter();

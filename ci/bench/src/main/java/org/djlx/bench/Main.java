@@ -20,7 +20,7 @@ import picocli.CommandLine.Command;
             BenchCompareCommand.class,
             CoalescedBenchCommand.class,
             GpuBenchCommand.class,
-            BenchChartCommand.class,
+            PagesCommand.class,
             BlockBenchCommand.class,
             TrainBenchCommand.class,
             DecodeBenchCommand.class,

@@ -20,7 +20,9 @@
  * GpuBenchRow - the results of an operation at one size
  * GpuBenchResults - the rows of all cases, with PyTorch's times
  * GpuBenchTable - the rows as text
- * GpuBenchCharts - the rows as charts
+ * ResultsPages - the figures of README.md and docs
+ * ResultsSection - one file of ci/results as Markdown
+ * SpeedUpChart - a bar chart as SVG
  * SideBySide - measures several contenders in turns
  * Contender - one way to do an operation
  * CallTimes - the cost of a call
@@ -54,7 +56,8 @@
  *       collectives beside separate ones
  *   <li>{@link org.djlx.bench.GpuBenchCommand} - {@code bench-gpu}: all-reduce and fused operators
  *       on GPUs
- *   <li>{@link org.djlx.bench.BenchChartCommand} - {@code bench-chart}: charts of {@code bench-gpu}
+ *   <li>{@link org.djlx.bench.PagesCommand} - {@code pages}: tables and charts of README.md and
+ *       docs
  *   <li>{@link org.djlx.bench.BlockBenchCommand} - {@code bench-block}: a tensor-parallel
  *       transformer block
  *   <li>{@link org.djlx.bench.TrainBenchCommand} - {@code bench-train}: data-parallel training

@@ -29,9 +29,8 @@ import org.djlx.nativeops.torch.TensorInfo;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * Named arrays and strings in a file of the <a
- * href="https://github.com/huggingface/safetensors">safetensors</a> format, which others read too,
- * with a checksum over all of it:
+ * A checkpoint on disk: named arrays and strings in <a
+ * href="https://github.com/huggingface/safetensors">safetensors</a> format, with a checksum:
  *
  * <pre>
  * 8 bytes   length of the header, little-endian
@@ -39,12 +38,12 @@ import org.djlx.nativeops.torch.Torch;
  * data      the arrays, one after the other
  * </pre>
  *
- * <p>The checksum is of the whole file with eight zeros in its place. A file gets its name when it
- * is complete and on disk, so that nobody finds half of one.
+ * <p>The checksum covers the whole file, with eight zeros in place of the checksum itself. A file
+ * is written under a temporary name and renamed when it is complete and on disk.
  */
 final class CheckpointFile implements AutoCloseable {
 
-    /** How the name of a file ends that is not complete. It begins with a dot. */
+    /** The suffix of an incomplete file, whose name also begins with a dot. */
     static final String TEMPORARY = ".incomplete";
 
     private static final String BEGINNING = "{\"__metadata__\":{\"crc32c\":\"";
@@ -60,7 +59,7 @@ final class CheckpointFile implements AutoCloseable {
         channel = FileChannel.open(path, StandardOpenOption.READ);
     }
 
-    /** Describes an array that is to be written. */
+    /** Returns the name, type and shape of an array to be written. */
     static TensorSpec describe(String name, NDArray array) throws IOException {
         TensorInfo info = Torch.info(array);
         try {
@@ -71,9 +70,9 @@ final class CheckpointFile implements AutoCloseable {
     }
 
     /**
-     * Writes a file, or leaves what has its name as it is.
+     * Writes a file. On failure an existing file of that name stays as it is.
      *
-     * @param manager a manager of arrays that are needed meanwhile
+     * @param manager parent of the managers of temporary arrays
      */
     static void write(
             Path path, Map<String, String> metadata, Map<String, NDArray> arrays, NDManager manager)
@@ -132,7 +131,7 @@ final class CheckpointFile implements AutoCloseable {
         }
     }
 
-    /** Has a directory's list of names on disk. */
+    /** Forces a directory's entries to disk. */
     private static void forceNames(Path directory) throws IOException {
         try (FileChannel names = FileChannel.open(directory, StandardOpenOption.READ)) {
             names.force(true);
@@ -140,9 +139,9 @@ final class CheckpointFile implements AutoCloseable {
     }
 
     /**
-     * Opens a file and checks all of it.
+     * Opens a file and verifies its checksum.
      *
-     * @throws IOException if it is not one of ours, or not as it was written
+     * @throws IOException if it is not a checkpoint of this class, or is damaged
      */
     static CheckpointFile open(Path path) throws IOException {
         CheckpointFile file = new CheckpointFile(path);
@@ -172,7 +171,7 @@ final class CheckpointFile implements AutoCloseable {
         }
         long data = length.capacity() + headerSize;
         if (data > size) {
-            throw damaged("has " + size + " bytes, and a header of " + headerSize);
+            throw damaged("has " + size + " bytes, but its header alone has " + headerSize);
         }
         ByteBuffer json = ByteBuffer.allocate((int) headerSize);
         readFully(json, length.capacity());
@@ -195,41 +194,43 @@ final class CheckpointFile implements AutoCloseable {
         }
         String found = String.format("%08x", crc.getValue());
         if (!found.equals(checksum)) {
-            throw damaged("has the checksum " + found + ", and was written with " + checksum);
+            throw damaged("has checksum " + found + ", but was written with checksum " + checksum);
         }
         json.put(BEGINNING.length(), checksum.getBytes(StandardCharsets.UTF_8));
         try {
             header = SafetensorsHeader.parse(json.array(), size - data);
         } catch (IOException e) {
             throw new IOException(
-                    path + " has a header that this program has not written: " + e.getMessage(), e);
+                    path + " has a header that CheckpointManager did not write: " + e.getMessage(),
+                    e);
         }
     }
 
     private IOException foreign() {
-        return new IOException(path + " is not a checkpoint that this program has written");
+        return new IOException(path + " is not a checkpoint written by CheckpointManager");
     }
 
     private IOException damaged(String what) {
         return new IOException(
                 String.format(
-                        "%s is truncated or damaged: it %s; delete it to go on from the one before",
+                        "%s is truncated or damaged: it %s; delete it to resume from the previous"
+                                + " checkpoint",
                         path, what));
     }
 
-    /** Fills a buffer from a position on. It is then to be read. */
+    /** Fills a buffer from a position in the file, then flips it. */
     private void readFully(ByteBuffer buffer, long position) throws IOException {
         for (long at = position; buffer.hasRemaining(); ) {
             int count = channel.read(buffer, at);
             if (count < 0) {
-                throw new EOFException(path + " ends while it is read");
+                throw new EOFException(path + " was truncated while it was read");
             }
             at += count;
         }
         buffer.flip();
     }
 
-    /** Returns the checksum as it is in the file: eight hexadecimal digits. */
+    /** Returns the checksum as stored in the file: eight hexadecimal digits. */
     String checksum() {
         return checksum;
     }
@@ -238,12 +239,12 @@ final class CheckpointFile implements AutoCloseable {
         return header.metadata();
     }
 
-    /** Returns what arrays there are, in the order in which they were written. */
+    /** Returns the arrays by name, in the order in which they were written. */
     Map<String, SafetensorsHeader.Stored> tensors() {
         return header.stored();
     }
 
-    /** Fills an array of the same type and shape. */
+    /** Reads an array into one of the same type and shape. */
     void read(String name, NDArray array) throws IOException {
         long[] position = {tensors().get(name).offset()};
         try (NDManager temporary = array.getManager().newSubManager(array.getDevice())) {

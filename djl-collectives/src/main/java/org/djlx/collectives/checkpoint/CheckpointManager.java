@@ -36,9 +36,9 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * Saves the state of a job, so that one that was ended goes on from there: parameters, what the
- * optimizer keeps, and how far the job has come. On CPUs and with the same number of ranks it then
- * has the same losses, to the bit, as one that was never ended.
+ * Saves and restores the state of a training job: parameters, optimizer state and progress. On CPUs
+ * with the same number of ranks, a resumed job has the same losses, to the bit, as one that was not
+ * interrupted.
  *
  * <pre>{@code
  * DistributedSampler sampler = DistributedSampler.builder().setBatchSize(32).build();
@@ -53,20 +53,25 @@ import org.slf4j.LoggerFactory;
  * }
  * }</pre>
  *
- * <p>As a listener it counts the batches of {@code EasyTrain} and saves after each so many; a loop
- * of one's own calls {@link #save}. The trainer is one of the engine {@code PyTorch-P2P}. If its
- * ranks are processes all of them save and restore alike: rank 0 writes, all read, from a directory
- * that they share, and if one fails, all do. Trainers of different parts of a model, as with tensor
- * parallelism, have a directory each and name the group of all ranks ({@link Builder#optGroup}), so
- * that all go on from one step.
+ * <p>As a training listener it counts the batches of {@code EasyTrain} and saves every {@link
+ * Builder#optEvery} steps; a training loop of your own calls {@link #save}. The trainer must belong
+ * to the engine {@code PyTorch-P2P}.
  *
- * <p>A checkpoint is a file {@code checkpoint-STEP.safetensors}, with parameters as {@code
- * model.NAME}, the optimizer's arrays as {@code optimizer.KIND.NAME}, and a checksum. It has its
- * name when it is complete and on disk; only the newest are kept.
+ * <ul>
+ *   <li><b>Processes</b>: all of them call save and restore. Rank 0 writes, all read from a shared
+ *       directory, and if one fails, all fail.
+ *   <li><b>Tensor parallelism</b>: each part of the model has its own directory, and all parts name
+ *       the group of all ranks ({@link Builder#optGroup}). They resume from the newest step that
+ *       every part has.
+ *   <li><b>Files</b>: {@code checkpoint-STEP.safetensors}, with parameters as {@code model.NAME},
+ *       optimizer arrays as {@code optimizer.FIELD.NAME}, and a checksum. A file gets its name when
+ *       it is complete and on disk. Only the newest are kept.
+ *   <li><b>Not saved</b>: the state of random generators, so dropout draws other numbers than
+ *       without the interruption; learning-rate trackers (DJL's follow from the number of updates);
+ *       statistics, such as those of batch normalisation, of ranks other than 0.
+ * </ul>
  *
- * <p>Not saved: random numbers, so that dropout draws others than it would have; learning-rate
- * trackers, of which DJL's follow from the number of updates; and statistics, such as those of
- * batch normalisation, of other ranks than the first. Not thread-safe.
+ * <p>Not thread-safe.
  */
 public final class CheckpointManager extends TrainingListenerAdapter {
 
@@ -81,9 +86,9 @@ public final class CheckpointManager extends TrainingListenerAdapter {
     private final Path directory;
     private final int keep;
     private final long every;
-    private final ProcessGroup group; // null for that of the trainer
+    private final ProcessGroup group; // null to use the trainer's
     private TrainingProgress progress = TrainingProgress.START;
-    private long saved = -1; // the step
+    private long saved = -1; // the step of the last checkpoint
 
     private CheckpointManager(Builder builder) {
         directory = builder.directory.toAbsolutePath();
@@ -93,15 +98,15 @@ public final class CheckpointManager extends TrainingListenerAdapter {
     }
 
     /**
-     * Saves a job's state, between steps.
+     * Saves the state of a job. Call it between steps, on all ranks.
      *
      * @param trainer the trainer
-     * @param progress how far the job has come; the same on all ranks
-     * @throws IOException on all ranks if it cannot be written, or the directory has a checkpoint
-     *     of a later step, which would be taken for the newest
+     * @param progress the job's progress; the same on all ranks
+     * @throws IOException on all ranks if the file cannot be written, or the directory has a
+     *     checkpoint of a later step, which restore would choose
      * @throws IllegalArgumentException if the trainer is of another engine
-     * @throws IllegalStateException if its model is not initialised, or its optimizer, one that is
-     *     not DJL's, keeps what cannot be saved
+     * @throws IllegalStateException if the model is not initialised, or the optimizer has state
+     *     that cannot be saved
      */
     public void save(Trainer trainer, TrainingProgress progress) throws IOException {
         if (progress == null) {
@@ -118,25 +123,25 @@ public final class CheckpointManager extends TrainingListenerAdapter {
                     return progress.toString();
                 });
         if (own.process() == 0) {
-            deleteOld(); // Not before all parts of the model have the new one.
+            deleteOld(); // After all parts of the model have written the new one.
         }
         this.progress = progress;
         saved = progress.step();
     }
 
     /**
-     * Gives a trainer the newest state that was saved, if there is one. Where parts of a model have
-     * checkpoints of later steps, those are deleted: not all parts have them.
+     * Restores the newest checkpoint, if there is one. Call it on all ranks. If only some parts of
+     * a divided model have checkpoints of later steps, these are deleted.
      *
      * @param trainer the trainer, after {@code initialize}
-     * @return how far the job had come; {@link TrainingProgress#START} if nothing was saved, and
-     *     the trainer is left as it is
-     * @throws IOException on all ranks if the file cannot be read, is damaged or is none of this
-     *     class, the model or the optimizer is another, or parts of a model have checkpoints of
-     *     different steps alone; the trainer is then left as it is
+     * @return the saved progress; {@link TrainingProgress#START} if there is no checkpoint, in
+     *     which case the trainer is unchanged
+     * @throws IOException on all ranks, with the trainer unchanged, if the file cannot be read, is
+     *     damaged, was not written by this class, belongs to another model or optimizer, or the
+     *     parts of a divided model have no step in common
      * @throws IllegalArgumentException if the trainer is of another engine
-     * @throws IllegalStateException if its model is not initialised, or its optimizer, one that is
-     *     not DJL's, keeps what cannot be saved
+     * @throws IllegalStateException if the model is not initialised, or the optimizer has state
+     *     that cannot be restored
      */
     public TrainingProgress restore(Trainer trainer) throws IOException {
         DataParallelTrainer own = own(trainer, "restore");
@@ -159,7 +164,7 @@ public final class CheckpointManager extends TrainingListenerAdapter {
                     own.group(),
                     "restore",
                     () -> path.getFileName() + " with checksum " + opened[0].checksum());
-            own.zeroGradients(); // What a pass has left belongs to other parameters.
+            own.zeroGradients(); // Gradients of an earlier pass belong to the former parameters.
             apply(opened[0], own);
             if (own.process() == 0) {
                 deleteAfter(newest);
@@ -181,24 +186,24 @@ public final class CheckpointManager extends TrainingListenerAdapter {
         }
         throw new IllegalArgumentException(
                 String.format(
-                        "%s: the trainer must be one of a model of the engine %s, not %s",
+                        "%s: the trainer must belong to a model of the engine %s, but is %s",
                         call, P2pEngine.NAME, trainer));
     }
 
-    /** Returns the ranks that save and restore together; null for one alone. */
+    /** Returns the group of ranks that save and restore together; null if there is one rank. */
     private ProcessGroup group(DataParallelTrainer trainer) {
         return group == null ? trainer.group() : group;
     }
 
-    /** Returns the newest step of which all parts have a checkpoint; null if none has any. */
+    /** Returns the newest step that all parts have; null if no part has a checkpoint. */
     private Long newestOfAll(DataParallelTrainer trainer) throws IOException {
-        List<String> said =
+        List<String> lists =
                 Agreement.exchange(
                         group(trainer),
                         "restore",
                         () -> trainer.process() == 0 ? new Gson().toJson(steps()) : null);
         List<Set<Long>> steps =
-                said.stream()
+                lists.stream()
                         .filter(Objects::nonNull)
                         .map(list -> new Gson().fromJson(list, new TypeToken<Set<Long>>() {}))
                         .toList();
@@ -207,9 +212,8 @@ public final class CheckpointManager extends TrainingListenerAdapter {
         if (ofAll.isEmpty() && steps.stream().anyMatch(some -> !some.isEmpty())) {
             throw new IOException(
                     String.format(
-                            "restore: there is no step of which all parts of the model have a"
-                                    + " checkpoint; %s is the directory of one; they have the steps"
-                                    + " %s",
+                            "restore: the parts of the model have no checkpoint of the same step;"
+                                    + " this part's directory is %s; the parts' steps are %s",
                             directory, steps));
         }
         return ofAll.stream().max(Long::compare).orElse(null);
@@ -219,7 +223,7 @@ public final class CheckpointManager extends TrainingListenerAdapter {
         return "checkpoint-" + step + ".safetensors";
     }
 
-    /** Returns the steps of which there are checkpoints, in their order. */
+    /** Returns the steps of all checkpoints in the directory, in ascending order. */
     private List<Long> steps() throws IOException {
         if (!Files.isDirectory(directory)) {
             return List.of();
@@ -243,8 +247,8 @@ public final class CheckpointManager extends TrainingListenerAdapter {
         if (!steps().isEmpty() && newest() > progress.step()) {
             throw new IOException(
                     String.format(
-                            "%s has a checkpoint of step %d already, and step %d is to be saved;"
-                                    + " restore from it, delete it, or take another directory",
+                            "%s already has a checkpoint of step %d, which is later than step %d;"
+                                    + " restore it, delete it, or choose another directory",
                             directory, newest(), progress.step()));
         }
         Replica first = trainer.replicas().get(0);
@@ -275,7 +279,7 @@ public final class CheckpointManager extends TrainingListenerAdapter {
                 directory.resolve(name(progress.step())), metadata, arrays, trainer.getManager());
     }
 
-    /** Deletes those of steps that are going to come again, as not all parts have them. */
+    /** Deletes checkpoints of later steps, which the resumed job will write again. */
     private void deleteAfter(long step) throws IOException {
         for (Long other : steps()) {
             if (other > step) {
@@ -290,7 +294,7 @@ public final class CheckpointManager extends TrainingListenerAdapter {
             for (Long step : steps.subList(0, Math.max(0, steps.size() - keep))) {
                 Files.deleteIfExists(directory.resolve(name(step)));
             }
-            // Of a process that was ended while it wrote.
+            // Left by a process that was killed while writing.
             for (Path file : files.filter(CheckpointManager::isIncomplete).toList()) {
                 Files.deleteIfExists(file);
             }
@@ -308,14 +312,15 @@ public final class CheckpointManager extends TrainingListenerAdapter {
             throws IOException {
         Map<String, String> metadata = file.metadata();
         if (!FORMAT.equals(metadata.get("format"))) {
-            throw new IOException(path + " has the format " + metadata.get("format"));
+            throw new IOException(
+                    path + " has format " + metadata.get("format") + "; supported is " + FORMAT);
         }
         OptimizerState state = new OptimizerState(trainer.optimizer());
         String optimizer = trainer.optimizer().getClass().getName();
         if (!optimizer.equals(metadata.get("optimizer"))) {
             throw new IOException(
                     String.format(
-                            "%s was written with the optimizer %s, and the trainer has %s",
+                            "%s was written with the optimizer %s, but the trainer has %s",
                             path, metadata.get("optimizer"), optimizer));
         }
         Map<String, String> saved = new LinkedHashMap<>();
@@ -332,19 +337,19 @@ public final class CheckpointManager extends TrainingListenerAdapter {
             if (!expected.equals(found)) {
                 throw new IOException(
                         String.format(
-                                "%s does not fit the model, whose parameter '%s' is %s: there it"
-                                        + " is %s",
+                                "%s does not fit the model: the parameter '%s' is %s in the model"
+                                        + " but %s in the file",
                                 path, own.name(), expected, found == null ? "missing" : found));
             }
         }
         if (!saved.isEmpty()) {
             throw new IOException(
-                    path + " does not fit the model, which has no parameters " + saved.keySet());
+                    path + " does not fit the model: it has no parameters " + saved.keySet());
         }
         for (String name : file.tensors().keySet()) {
             if (name.startsWith(OPTIMIZER) && !state.hasSlot(slot(name))) {
                 throw new IOException(
-                        path + " has '" + name + "', which " + optimizer + " does not keep");
+                        path + " has '" + name + "', for which " + optimizer + " has no field");
             }
         }
     }
@@ -353,7 +358,7 @@ public final class CheckpointManager extends TrainingListenerAdapter {
         return spec.dtype() + " of shape " + spec.shape();
     }
 
-    /** Returns which of an optimizer's kinds of arrays one is of. */
+    /** Returns the optimizer's field that a stored array belongs to. */
     private static String slot(String name) {
         return name.substring(OPTIMIZER.length()).split("\\.", 2)[0];
     }
@@ -393,11 +398,11 @@ public final class CheckpointManager extends TrainingListenerAdapter {
         TensorSpec spec = file.tensors().get(name).spec();
         NDArray array = Torch.empty(manager, spec.shape(), spec.type());
         file.read(name, array);
-        array.detach(); // The optimizer's own belong to nobody either.
+        array.detach(); // The optimizer owns its state.
         return array;
     }
 
-    /** Saves, if it is time, what the batches before this one, whose step follows, have made. */
+    /** Saves if due. DJL calls this before the step of the batch, so that step is not included. */
     @Override
     public void onTrainingBatch(Trainer trainer, BatchData batchData) {
         saveIfDue(trainer);
@@ -405,7 +410,7 @@ public final class CheckpointManager extends TrainingListenerAdapter {
                 new TrainingProgress(progress.step() + 1, progress.epoch(), progress.batch() + 1);
     }
 
-    /** Saves, if it is time, at the end of an epoch. */
+    /** Saves if due, at the end of an epoch. */
     @Override
     public void onEpoch(Trainer trainer) {
         progress = new TrainingProgress(progress.step(), progress.epoch() + 1, 0);
@@ -420,7 +425,7 @@ public final class CheckpointManager extends TrainingListenerAdapter {
         try {
             save(trainer, progress);
         } catch (IOException e) {
-            throw new UncheckedIOException("the checkpoint of step " + step + " is not saved", e);
+            throw new UncheckedIOException("the checkpoint of step " + step + " was not saved", e);
         }
     }
 
@@ -444,9 +449,9 @@ public final class CheckpointManager extends TrainingListenerAdapter {
         private Builder() {}
 
         /**
-         * Sets where checkpoints are.
+         * Sets the directory of the checkpoints.
          *
-         * @param directory the directory of one job, the same on all ranks; made when it is needed
+         * @param directory one job's directory, the same on all ranks; created when needed
          * @return this builder
          */
         public Builder setDirectory(Path directory) {
@@ -455,10 +460,9 @@ public final class CheckpointManager extends TrainingListenerAdapter {
         }
 
         /**
-         * Sets how many checkpoints are kept.
+         * Sets how many checkpoints are kept. Older ones are deleted after a new one is written.
          *
-         * @param count the number, 1 or more; 3 unless set. Older ones are deleted when a new one
-         *     is there
+         * @param count the number, 1 or more; the default is 3
          * @return this builder
          */
         public Builder optKeep(int count) {
@@ -467,9 +471,9 @@ public final class CheckpointManager extends TrainingListenerAdapter {
         }
 
         /**
-         * Sets how often a listener saves.
+         * Sets how often the training listener saves.
          *
-         * @param steps after each so many steps of all; 0, which it is unless set, for never
+         * @param steps the number of steps between checkpoints; 0, the default, for never
          * @return this builder
          */
         public Builder optEvery(long steps) {
@@ -478,11 +482,11 @@ public final class CheckpointManager extends TrainingListenerAdapter {
         }
 
         /**
-         * Sets who saves and restores together, where that is more than the group of the trainer:
-         * the ranks of all parts of a model, each of which has a directory of its own. They go on
-         * from the newest step of which all parts have a checkpoint.
+         * Sets the group of ranks that save and restore together, if it is larger than the
+         * trainer's: the ranks of all parts of a divided model, where each part has its own
+         * directory. They resume from the newest step that every part has.
          *
-         * @param group this rank's handle, which stays the caller's
+         * @param group this rank's handle; the caller keeps owning it
          * @return this builder
          */
         public Builder optGroup(ProcessGroup group) {
@@ -504,8 +508,8 @@ public final class CheckpointManager extends TrainingListenerAdapter {
             if (keep < 1 || every < 0) {
                 throw new IllegalArgumentException(
                         String.format(
-                                "CheckpointManager: %d checkpoints are to be kept, and one is to be"
-                                        + " saved after each %d steps",
+                                "CheckpointManager: optKeep %d or optEvery %d is out of range:"
+                                        + " optKeep is 1 or more, optEvery 0 or more",
                                 keep, every));
             }
             return new CheckpointManager(this);

@@ -5,30 +5,31 @@
 package org.djlx.collectives.checkpoint;
 
 /**
- * How far a job has come.
+ * The progress of a training job.
  *
- * @param step how many times the parameters were updated
- * @param epoch how many times all of the dataset was gone through
- * @param batch how many batches of the epoch under way were trained on
+ * @param step the number of updates of the parameters
+ * @param epoch the number of complete epochs
+ * @param batch the number of batches trained on in the current epoch
  */
 public record TrainingProgress(long step, long epoch, long batch) {
 
-    /** Nothing is done yet. */
+    /** The progress of a job that has not begun. */
     public static final TrainingProgress START = new TrainingProgress(0, 0, 0);
 
     /**
-     * Creates a progress.
+     * Checks the numbers.
      *
-     * @param step how many times the parameters were updated
-     * @param epoch how many times all of the dataset was gone through
-     * @param batch how many batches of the epoch under way were trained on
+     * @param step the number of updates of the parameters
+     * @param epoch the number of complete epochs
+     * @param batch the number of batches trained on in the current epoch
      * @throws IllegalArgumentException if a number is less than 0
      */
     public TrainingProgress {
         if (step < 0 || epoch < 0 || batch < 0) {
             throw new IllegalArgumentException(
                     String.format(
-                            "step %d, epoch %d or batch %d is less than 0", step, epoch, batch));
+                            "step %d, epoch %d or batch %d is out of range: all are 0 or more",
+                            step, epoch, batch));
         }
     }
 }

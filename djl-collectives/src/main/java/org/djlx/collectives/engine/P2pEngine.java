@@ -20,8 +20,8 @@ import org.djlx.collectives.train.GradientReduction;
 import org.djlx.nativeops.NativeLibrary;
 
 /**
- * DJL's PyTorch engine, whose models are trained on several ranks: {@code PyTorch-P2P}. A program
- * names it and changes in nothing else:
+ * The engine {@code PyTorch-P2P}: DJL's PyTorch engine with models that are trained, or loaded, on
+ * several ranks. A program only names the engine:
  *
  * <pre>{@code
  * try (Model model = Model.newInstance("mlp", "PyTorch-P2P")) {
@@ -34,73 +34,86 @@ import org.djlx.nativeops.NativeLibrary;
  * }</pre>
  *
  * <p>{@code Criteria.optEngine("PyTorch-P2P")} and {@code -Dai.djl.default_engine=PyTorch-P2P} name
- * it too. It is never the default just by being there. Arrays are those of the engine {@code
- * PyTorch}, whose name their managers give.
+ * it too. It never becomes the default engine on its own. Arrays are arrays of the engine {@code
+ * PyTorch}, and their managers return that name.
  *
- * <p>Which ranks there are:
+ * <h2>Ranks</h2>
  *
  * <ul>
- *   <li><b>GPUs of this JVM</b>: a rank for each of the devices of the {@code TrainingConfig},
- *       which are all GPUs unless it names some.
- *   <li><b>CPU ranks in this JVM</b>: DJL knows one CPU device, so their number is said apart, by
- *       the system property {@code org.djlx.ranks} or {@link DataParallelConfig#optRanks}. One
- *       unless given. {@link TorchThreads} gives each rank its share of the cores.
+ *   <li><b>GPUs of this JVM</b>: one rank per device of the {@code TrainingConfig}, by default all
+ *       GPUs.
+ *   <li><b>CPU ranks of this JVM</b>: DJL knows one CPU device, so the system property {@code
+ *       org.djlx.ranks} or {@link DataParallelConfig#optRanks} sets their number; the default is 1.
+ *       {@link TorchThreads} gives each rank its share of the cores.
  *   <li><b>Processes</b>: one rank each, if {@code RANK} and {@code WORLD_SIZE} are set, as {@code
- *       samples/run.sh launch} and torchrun do. On GPUs each takes the one that {@code LOCAL_RANK}
- *       names.
+ *       samples/run.sh launch} and torchrun do. On GPUs each process uses the GPU that {@code
+ *       LOCAL_RANK} names.
  * </ul>
  *
- * <p>The ranks of a JVM share a batch and its loss. Each has a copy of the parameters and a thread.
- * {@code trainer.forward} divides the batch among them, along its first dimension, and puts their
- * predictions together on the first device, so that the program computes its loss and its metrics
- * as if there were one device, and gets the same values. The backward pass goes back to the ranks,
- * and {@code trainer.step} adds their gradients up in buckets by a process group and updates each
- * rank's parameters. Where the block is a {@code SequentialBlock}, also of such, buckets of later
- * blocks are reduced while the backward pass of earlier ones still runs; the gradients of any other
- * block are all reduced in the step. So the number of ranks does not change the gradients: unlike
- * with DJL's own engines, where each device has a loss of its own and what it adds up is larger by
- * the number of devices where that is a mean. On GPUs DJL's {@code Sgd}, {@code Adam} and {@code
- * AdamW} update a parameter of float32 by one kernel, with the same results; other optimizers, and
- * other types, as they do without this engine. A float32 parameter has no gradient behind a step,
- * unless an array from {@code getGradient()} is still open, which then has zeros; asked for it, DJL
- * makes zeros each time, to be closed as all that it returns.
+ * <h2>Several ranks in one JVM</h2>
  *
- * <p>Between the backward pass and the step, and with several ranks in this JVM, {@code
- * getGradient()} shows what rank 0 has: its part, or for gradients that have been reduced already
- * the sum. The ranks would not know of a change: gradients are clipped by the optimizer ({@code
- * optClipGrad}), and penalties are part of the loss. The step refuses gradients that were changed
- * or added to since, where it can tell: of buckets that were not reduced yet, as the first layers'
- * never are. Processes have a part each, and are not checked: what one changes there changes the
- * sum, and of gradients that have been reduced already its own alone, so that parameters differ,
- * which shows when the trainer is closed. For the same reason parameters are the trainer's from the
- * first step until it is closed: what the program writes to them before, such as initial weights,
- * all ranks of its JVM take, what it writes meanwhile, rank 0 has alone; what it loads or sets in
- * their place stays when the trainer is closed, and is what a new one begins with.
+ * <p>The ranks share each batch and its loss. Each rank has a thread and a copy of the parameters.
  *
- * <p>Processes have a batch and a loss each; {@link DistributedSampler} divides a dataset among
- * them. {@link GradientReduction} says how their gradients become one: added up, unless {@code
- * MEAN} is asked for, which several ranks of one JVM refuse. All call {@code Model.save}, and only
- * rank 0 writes the file; only there DJL's listeners hear of the job that write logs: {@code
- * LoggingTrainingListener}, {@code TimeMeasureTrainingListener} and {@code MemoryTrainingListener}.
- * Where the parameters themselves are divided among ranks, by {@link DividedBlock}s, that is one
- * rank of all: the first of those that share a model, and of those that share batches. The ranks
- * that share the model with it send it their parts in {@code Model.save}, and return when the file
- * is written, or fail when it cannot be.
+ * <ul>
+ *   <li>{@code trainer.forward} divides the batch along its first dimension and concatenates the
+ *       ranks' predictions on the first device. Loss and metrics are computed there, with the same
+ *       values as on one device.
+ *   <li>{@code trainer.step} sums the ranks' gradients in buckets and updates each rank's
+ *       parameters. In a {@code SequentialBlock}, nested ones included, the buckets of later blocks
+ *       are reduced while the backward pass of earlier blocks runs. Other blocks are reduced in the
+ *       step.
+ *   <li>The gradients do not depend on the number of ranks. With DJL's own engines each device has
+ *       its own loss, so the sum over devices of a mean loss grows with their number.
+ *   <li>Between backward pass and step {@code getGradient()} returns rank 0's gradient: its part,
+ *       or the sum if the bucket was reduced already. Changes to it would not reach the other
+ *       ranks, and the step refuses them where it can detect them. Clip with the optimizer ({@code
+ *       optClipGrad}) and put penalties into the loss.
+ *   <li>From the first step until it is closed, the trainer owns the parameters. Values written
+ *       before the first step, such as initial weights, are copied to all ranks. Values written
+ *       later change rank 0 only. Arrays that replace a parameter's array stay when the trainer is
+ *       closed.
+ *   <li>All ranks share the optimizer, under different parameter ids, and call it at the same time.
+ *       A learning rate per parameter ({@code FixedPerVarTracker}) therefore needs processes. If
+ *       another trainer used the optimizer before, the state of DJL's optimizers is copied from the
+ *       first rank to all others. Give each trainer a new instance of your own optimizers.
+ *   <li>Dropout and other random operators draw from one generator per JVM, in no fixed order.
+ * </ul>
  *
- * <p>Parameters are sent from rank 0 to all others when the trainer is initialised, or, if the
- * model is, before the first forward pass, and compared then, and when the trainer is closed.
- * Statistics such as those of batch normalisation stay each rank's own; rank 0's are those of the
- * model. What draws random numbers, such as dropout, takes them from one generator for all ranks of
- * a JVM, in no fixed order. Ranks of a JVM share the optimizer and call it at once, each with names
- * of its own for parameters: learning rates by parameter ({@code FixedPerVarTracker}) take
- * processes. A trainer that is given an optimizer which another has used gives all ranks what DJL's
- * own optimizers keep for the first; what an optimizer of your own keeps stays as it is, by those
- * names, and a rank that the other trainer did not have begins with none: give each trainer a new
- * one.
+ * <h2>Processes</h2>
  *
- * <p>Models whose directory a {@link ParallelModelLoader} knows, such as Llamas, are divided among
- * ranks when they are loaded, and take an {@link ai.djl.modality.Input} and return an {@link
- * ai.djl.modality.Output}. Those that work on arrays also take and return an {@link
+ * <p>Each process has its own batches and loss; {@link DistributedSampler} divides a dataset among
+ * them.
+ *
+ * <ul>
+ *   <li>{@link GradientReduction} sets how gradients are reduced: {@code SUM} by default, or {@code
+ *       MEAN}, as PyTorch's DDP does.
+ *   <li>All processes call {@code Model.save}; only rank 0 writes the file. Only rank 0 calls DJL's
+ *       {@code LoggingTrainingListener}, {@code TimeMeasureTrainingListener} and {@code
+ *       MemoryTrainingListener}.
+ *   <li>If the block's parameters are divided among ranks ({@link DividedBlock}), rank 0 of both
+ *       groups saves and logs. The other ranks of the divided block send their parts in {@code
+ *       Model.save}; they return after the file is written, and fail if it cannot be.
+ *   <li>Changed gradients are not detected: they change the sum, or, in a bucket that was reduced
+ *       already, one process alone. Then parameters differ, which {@code trainer.close()} reports.
+ * </ul>
+ *
+ * <h2>Parameters</h2>
+ *
+ * <p>Rank 0's parameters are broadcast when the trainer is initialised, or before the first forward
+ * pass if the model already is. They are compared then, and again when the trainer is closed.
+ * Statistics, such as those of batch normalisation, stay different on each rank; the model gets
+ * rank 0's.
+ *
+ * <p>On GPUs, DJL's {@code Sgd}, {@code Adam} and {@code AdamW} update a float32 parameter by one
+ * kernel, with the same result. After a step a float32 parameter has no gradient array unless one
+ * from {@code getGradient()} is still open, which is then zero; later calls of {@code
+ * getGradient()} return new zeros, which the caller closes.
+ *
+ * <h2>Loading</h2>
+ *
+ * <p>A model directory that a {@link ParallelModelLoader} knows, such as a Llama's, is divided
+ * among ranks when it is loaded. Such a model takes an {@link ai.djl.modality.Input} and returns an
+ * {@link ai.djl.modality.Output}; models on arrays also take and return an {@link
  * ai.djl.ndarray.NDList}.
  */
 public final class P2pEngine extends Engine {
@@ -108,7 +121,7 @@ public final class P2pEngine extends Engine {
     /** The engine's name. */
     public static final String NAME = "PyTorch-P2P";
 
-    // DJL takes the engine with the least, and only one below this.
+    // DJL prefers the engine with the lowest rank; this one never is.
     static final int RANK = Integer.MAX_VALUE;
 
     private final Engine pytorch;
@@ -133,9 +146,9 @@ public final class P2pEngine extends Engine {
     }
 
     /**
-     * Returns libtorch's version and the backends that can be used here.
+     * Returns libtorch's version and the available backends.
      *
-     * @return such as {@code libtorch 2.7.1, backends shm}
+     * @return for example {@code libtorch 2.7.1, backends shm}
      */
     @Override
     public String getVersion() {
@@ -152,9 +165,10 @@ public final class P2pEngine extends Engine {
     }
 
     /**
-     * Returns the device that is taken where none is named.
+     * Returns the default device.
      *
      * @return on GPUs the one that {@code LOCAL_RANK} names, if it is set; otherwise PyTorch's
+     *     default
      */
     @Override
     public Device defaultDevice() {
@@ -178,14 +192,14 @@ public final class P2pEngine extends Engine {
     @Override
     public Model newModel(String name, Device device) {
         Device where = device == null ? defaultDevice() : device;
-        // Of several devices, the first has what is not divided.
+        // Of several devices, the first holds what is not divided.
         Device first = where.getDevices().get(0);
         if (first.isGpu() && first.getDeviceId() >= getGpuCount()) {
             throw new IllegalArgumentException(
                     String.format(
-                            "newModel: there is no %s for the model '%s': libtorch can use %d GPUs;"
-                                    + " name another device, or see that NVIDIA's driver and a"
-                                    + " libtorch for GPUs are there",
+                            "newModel: %s of the model '%s' is out of range: libtorch sees %d GPUs;"
+                                    + " choose another device, or install NVIDIA's driver and a"
+                                    + " libtorch for GPUs",
                             first, name, getGpuCount()));
         }
         return new P2pModel(pytorch.newModel(name, first), device);

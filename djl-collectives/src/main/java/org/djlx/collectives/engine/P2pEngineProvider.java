@@ -8,7 +8,7 @@ import ai.djl.engine.Engine;
 import ai.djl.engine.EngineProvider;
 import org.djlx.collectives.TorchThreads;
 
-/** Finds {@link P2pEngine}, through {@link java.util.ServiceLoader}. */
+/** Provides {@link P2pEngine} to DJL through {@link java.util.ServiceLoader}. */
 public final class P2pEngineProvider implements EngineProvider {
 
     private static final class Holder {

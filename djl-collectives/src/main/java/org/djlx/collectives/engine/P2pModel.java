@@ -46,13 +46,13 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * A model of the PyTorch engine, but for its trainer, and for models that are divided among ranks,
- * which {@link ParallelModelLoader}s load. Of several processes, the first saves it; with {@link
- * DividedBlock}s, the first of those that share its parameters, which collect them.
+ * A model of the engine PyTorch-P2P. It delegates to a model of the PyTorch engine, except for its
+ * trainer, for saving (rank 0 writes), and for models that a {@link ParallelModelLoader} divides
+ * among ranks.
  */
 final class P2pModel implements Model {
 
-    // By which DJL Serving knows whether a model has failed.
+    // DJL Serving reads this property to find out whether a model has failed.
     private static final String FAILED = "failed";
     private static final String LOAD_ON_DEVICES = "load_on_devices";
     private static final Pattern ONE_MODEL = Pattern.compile("cpu|gpu\\d+(\\+gpu\\d+)*");
@@ -60,10 +60,10 @@ final class P2pModel implements Model {
     private static final Logger LOG = LoggerFactory.getLogger(P2pModel.class);
 
     private final Model model;
-    private final Device device; // or several; null if the user has named none
-    private volatile int process; // this one's rank among those that train the model
-    private volatile ParallelModel parallel; // null if it is not divided
-    private volatile Path directory; // of that
+    private final Device device; // may be several; null if the user named none
+    private volatile int process; // this process's data-parallel rank
+    private volatile ParallelModel parallel; // null if the model is not divided among ranks
+    private volatile Path directory; // of the parallel model
 
     P2pModel(Model model, Device device) {
         this.model = model;
@@ -75,7 +75,7 @@ final class P2pModel implements Model {
         Block block = getBlock();
         if (block == null) {
             throw new IllegalStateException(
-                    "newTrainer: the model '" + getName() + "' has no block; set it before");
+                    "newTrainer: the model '" + getName() + "' has no block; call setBlock first");
         }
         for (Pair<Initializer, Predicate<Parameter>> pair : config.getInitializers()) {
             if (pair.getKey() != null && pair.getValue() != null) {
@@ -90,12 +90,12 @@ final class P2pModel implements Model {
     @Override
     public void save(Path modelPath, String newModelName) throws IOException {
         if (process > 0) {
-            LOG.info("Process {} leaves it to the first to save {}.", process, newModelName);
+            LOG.info("Rank {} does not save {}: rank 0 does.", process, newModelName);
             return;
         }
         ProcessGroup parts = DividedBlock.groupOf(getBlock());
         boolean first = parts == null || parts.rank() == 0;
-        // What fails most often fails on all ranks before any waits for another's part.
+        // The most frequent failure first, so that all ranks fail before any waits for a part.
         Agreement.run(
                 parts,
                 "save",
@@ -106,12 +106,13 @@ final class P2pModel implements Model {
                     return null;
                 });
         if (!first) {
-            // If the first fails meanwhile, this does too, as the first does not send its parts: in
-            // the same way, so that callers who go on behind it do so on all ranks.
+            // If the first rank fails meanwhile, this call fails too. Both throw IOException, so
+            // that
+            // callers behave alike on all ranks.
             try {
                 getBlock().saveParameters(new DataOutputStream(OutputStream.nullOutputStream()));
             } catch (CollectiveException e) {
-                throw new IOException("save: another rank that shares the model has failed", e);
+                throw new IOException("save: another rank of the divided block failed", e);
             }
         }
         Agreement.run(
@@ -125,7 +126,9 @@ final class P2pModel implements Model {
                 });
     }
 
-    /** Leaves no file that is not whole, which would be loaded as the newest. */
+    /**
+     * Saves the model; deletes incomplete files on failure, which would be loaded as the newest.
+     */
     private void write(Path modelPath, String newModelName) throws IOException {
         Set<Path> before = files(modelPath);
         boolean done = false;
@@ -156,7 +159,7 @@ final class P2pModel implements Model {
             throws IOException, MalformedModelException {
         if (parallel != null) {
             throw new IllegalStateException(
-                    "load: the model '" + getName() + "' is loaded already, from " + directory);
+                    "load: the model '" + getName() + "' is already loaded from " + directory);
         }
         if (getBlock() == null && Files.isDirectory(modelPath)) {
             for (ParallelModelLoader loader : ServiceLoader.load(ParallelModelLoader.class)) {
@@ -172,7 +175,8 @@ final class P2pModel implements Model {
     }
 
     /**
-     * Returns where a divided model goes, which DJL Serving says itself, and plain DJL does not.
+     * Returns the devices of a model that is divided among ranks. DJL Serving passes them; without
+     * it, {@code load_on_devices} in {@code serving.properties} names them.
      */
     private Device device(Path modelPath) throws IOException {
         if (device != null) {
@@ -185,7 +189,7 @@ final class P2pModel implements Model {
                 properties.load(in);
             }
         }
-        // DJL Serving also knows lists and patterns of devices, each for a model of its own.
+        // Lists and patterns of devices mean several models to DJL Serving, so they are ignored.
         String devices = properties.getProperty(LOAD_ON_DEVICES, "").trim();
         return ONE_MODEL.matcher(devices).matches()
                 ? Device.fromName(devices)

@@ -8,23 +8,23 @@ import ai.djl.modality.Input;
 import ai.djl.modality.Output;
 import java.util.Optional;
 
-/** A model on several ranks, as a {@link ParallelModelLoader} has loaded it. Thread-safe. */
+/** A model on several ranks, loaded by a {@link ParallelModelLoader}. Thread-safe. */
 public interface ParallelModel extends AutoCloseable {
 
     /**
      * Serves a request.
      *
-     * @param input the request; from a predictor of {@link ai.djl.ndarray.NDList}s, one as its
-     *     data, to which the answer's data is one too, or its code is 400 or more
-     * @return the answer, whose data may still be coming. A request that cannot be served has one
-     *     too, with its code and what was wrong
+     * @param input the request. A predictor on {@link ai.djl.ndarray.NDList}s passes its list as
+     *     the data, and expects a list as the answer's data or a code of 400 or more
+     * @return the answer, whose data may be streamed. A request that cannot be served gets an
+     *     answer with an error code and message
      */
     Output predict(Input input);
 
     /**
-     * Tells why requests are not served any more.
+     * Returns why the model does not serve requests any more.
      *
-     * @return the reason; empty if they are
+     * @return the reason; empty while it serves
      */
     Optional<String> unavailabilityCause();
 

@@ -11,16 +11,16 @@ import java.util.Map;
 
 /**
  * Loads models that are divided among ranks, such as large language models. The engine {@code
- * PyTorch-P2P} finds loaders by {@link java.util.ServiceLoader}, and asks the first that knows a
- * model's directory; DJL's PyTorch engine loads what none knows.
+ * PyTorch-P2P} finds loaders by {@link java.util.ServiceLoader} and uses the first that accepts a
+ * model's directory. If none does, DJL's PyTorch engine loads the model.
  */
 public interface ParallelModelLoader {
 
     /**
-     * Tells whether a directory is for this loader. Looks at its files' names at most.
+     * Returns whether this loader accepts a directory. Looks at file names only.
      *
      * @param directory the model's directory
-     * @return whether it is
+     * @return whether it accepts the directory
      */
     boolean canLoad(Path directory);
 
@@ -29,9 +29,9 @@ public interface ParallelModelLoader {
      *
      * @param name the model's name
      * @param directory its directory
-     * @param device where it is to be: the CPU, a GPU, or several as {@link Device#getDevices()}
+     * @param device the CPU, a GPU, or several GPUs as {@link Device#getDevices()}
      * @param options the options of {@link ai.djl.Model#load(Path, String, Map)}; in {@code
-     *     serving.properties} they begin with {@code option.}
+     *     serving.properties} their names begin with {@code option.}
      * @return the model, to be closed
      * @throws IOException if a file cannot be read
      * @throws IllegalArgumentException if the files or the options are wrong

@@ -15,8 +15,8 @@ import java.util.ArrayList;
 import java.util.List;
 
 /**
- * Hands requests to a model on several ranks: an {@link Input}, for which there is an {@link
- * Output}, or arrays, for which there are arrays. The translator has no part in it.
+ * Passes requests to a {@link ParallelModel}: an {@link Input} is answered by an {@link Output}, an
+ * {@link NDList} by an {@link NDList}. The translator is not used.
  *
  * @param <I> {@link Input} or {@link NDList}
  * @param <O> {@link Output} or {@link NDList}

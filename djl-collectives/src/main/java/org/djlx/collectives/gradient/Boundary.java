@@ -18,8 +18,9 @@ import org.djlx.nativeops.torch.TensorInfo;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * One call of an operator that autograd does not see: the graph of its inputs ends here, and that
- * of its outputs begins. It has handles of its own on all arrays, so that callers may close theirs.
+ * One recorded call of an operator that autograd does not see. The graph of its inputs ends here,
+ * and the graph of its outputs begins. It holds its own handles on all arrays, so callers may close
+ * theirs.
  */
 final class Boundary implements AutoCloseable {
 
@@ -27,7 +28,7 @@ final class Boundary implements AutoCloseable {
 
     private final String operator;
     private final GradientRule rule;
-    private final boolean conversion; // Nobody waits for its gradients if none arrive.
+    private final boolean conversion; // skipped if no gradient arrives; its rule is local
     private final List<NDArray> arguments; // the callers' arrays of the inputs
     private final NDManager manager;
     private final List<NDArray> inputs;
@@ -39,14 +40,14 @@ final class Boundary implements AutoCloseable {
     private final Source[] sources; // of the inputs, or null
     private final long[] versions; // of the inputs and then of what is kept, or UNWATCHED
 
-    /** Where an input comes from that is a result of another boundary. */
+    /** The boundary and output that an input comes from. */
     private record Source(Boundary boundary, int output) {}
 
     /**
-     * Ends one graph and begins the next.
+     * Records a call.
      *
-     * @param conversion whether other operators may take its inputs for its output
-     * @param makers of results, the boundaries that are still to be gone through
+     * @param conversion whether operators may use its inputs in place of its output
+     * @param makers the boundaries that are still to be visited, by their outputs
      */
     Boundary(
             String operator,
@@ -78,8 +79,8 @@ final class Boundary implements AutoCloseable {
                 if (inputs.stream().anyMatch(input -> input == result)) {
                     throw new IllegalArgumentException(
                             String.format(
-                                    "%s: the result of shape %s is an input; it must be a new"
-                                            + " array",
+                                    "%s: the output of shape %s is also an input; an output must be"
+                                            + " a new array",
                                     operator, result.getShape()));
                 }
                 result.setRequiresGradient(true);
@@ -98,9 +99,8 @@ final class Boundary implements AutoCloseable {
     }
 
     /**
-     * Counts the changes of what must stay the same until the way back: what is kept, which the
-     * rule reads, and inputs that require a gradient, of which autograd goes back from what they
-     * are by then. The rule need not read other inputs.
+     * Reads the versions of arrays that must not change before the backward pass: kept arrays,
+     * which the rule reads, and inputs that require a gradient, from which autograd continues.
      */
     private long[] versions() {
         long[] counts = new long[inputs.size() + kept.size()];
@@ -120,7 +120,7 @@ final class Boundary implements AutoCloseable {
         try {
             return Torch.version(array);
         } catch (EngineException e) {
-            return UNWATCHED; // It was made in inference mode, where libtorch does not count.
+            return UNWATCHED; // Made in inference mode, where libtorch keeps no version.
         }
     }
 
@@ -132,10 +132,10 @@ final class Boundary implements AutoCloseable {
             boolean input = i < inputs.size();
             throw new IllegalStateException(
                     String.format(
-                            "%s: %s %d, of shape %s, was changed in place after the call, and the"
-                                    + " gradients would be wrong: change it after backward, or"
-                                    + " compute a new array instead (mul, not muli), or pass a copy"
-                                    + " to the operator (duplicate())",
+                            "%s: %s %d of shape %s was changed in place after the call, so"
+                                + " gradients would be wrong: change it after backward, compute a"
+                                + " new array instead (mul, not muli), or pass a copy to the"
+                                + " operator (duplicate())",
                             operator,
                             input ? "input" : "kept array",
                             input ? i : i - inputs.size(),
@@ -159,7 +159,7 @@ final class Boundary implements AutoCloseable {
         return results;
     }
 
-    /** Returns what a result was converted from; itself if it was not, or that is closed. */
+    /** Returns the originals of a converted output; the output itself if there are none open. */
     List<NDArray> originals(NDArray result) {
         return conversion && arguments.stream().noneMatch(NDArray::isReleased)
                 ? arguments
@@ -167,18 +167,17 @@ final class Boundary implements AutoCloseable {
     }
 
     /**
-     * Takes the outputs' gradients, and goes on with those of the inputs: to the boundary that an
-     * input comes from, or in the graph behind it. Autograd would copy those of results, which are
-     * leaves of the graph. Boundaries, which change no gradient, may share the memory of one;
-     * autograd gets memory of its own.
+     * Runs the rule on the outputs' gradients and passes the inputs' gradients on: to the boundary
+     * that an input comes from, or to autograd. Boundaries never change a gradient, so they may
+     * share its memory; autograd gets a copy.
      */
     void goBack() {
         if (conversion && !isReached()) {
-            return; // Operators have taken the gradients to the originals.
+            return; // Operators have added the gradients to the originals.
         }
         checkUnchanged();
-        List<TensorInfo> used = new ArrayList<>(); // by others, which may change it
-        List<TensorInfo> shared = new ArrayList<>(); // with boundaries, which do not
+        List<TensorInfo> used = new ArrayList<>(); // memory that autograd may change
+        List<TensorInfo> shared = new ArrayList<>(); // memory that other boundaries read
         List<NDArray> gradients = NoGradient.get(() -> inputGradients(used, shared));
         if (gradients.size() != inputs.size()) {
             throw new IllegalStateException(
@@ -188,7 +187,7 @@ final class Boundary implements AutoCloseable {
         }
         inputs.forEach(input -> used.add(Torch.info(input)));
         kept.forEach(array -> used.add(Torch.info(array)));
-        // All copies are made first: autograd may add to what it has been sent, in its memory.
+        // All copies come first: autograd may add to a gradient in its memory.
         NDArray[] sent = new NDArray[inputs.size()];
         for (int i = 0; i < sent.length; i++) {
             NDArray input = inputs.get(i);
@@ -203,8 +202,7 @@ final class Boundary implements AutoCloseable {
                                         + " shape %s",
                                 operator, gradient.getShape(), i, input.getShape()));
             }
-            // What autograd gets may become the gradient of a leaf behind a view, to which it adds
-            // others in place.
+            // Autograd may keep it as a leaf's gradient and add others to it in place.
             boolean received = isReceived(gradient, i);
             boolean copied = overlaps(gradient, used) || !received && overlaps(gradient, shared);
             sent[i] = copied ? copy(gradient, manager) : gradient;
@@ -217,13 +215,13 @@ final class Boundary implements AutoCloseable {
             if (isReceived(sent[i], i)) {
                 sources[i].boundary.receive(sources[i].output, sent[i]);
             } else {
-                // What lies behind may be reached from elsewhere too: it stays.
+                // The graph of the inputs may be used again, so it is kept.
                 JniUtils.backward((PtNDArray) inputs.get(i), (PtNDArray) sent[i], true, false);
             }
         }
     }
 
-    /** Tells whether another boundary receives the gradient of an input, not autograd. */
+    /** Returns whether another boundary receives an input's gradient, not autograd. */
     private boolean isReceived(NDArray gradient, int input) {
         return sources[input] != null && isLike(gradient, inputs.get(input));
     }
@@ -239,16 +237,17 @@ final class Boundary implements AutoCloseable {
         }
     }
 
-    /** Tells whether type and device are the same; autograd says what is wrong otherwise. */
+    /** Returns whether type and device are equal; otherwise autograd reports the error. */
     private static boolean isLike(NDArray gradient, NDArray input) {
         return Torch.scalarType(gradient) == Torch.scalarType(input)
                 && Torch.device(gradient).equals(Torch.device(input));
     }
 
     /**
-     * Takes the gradient of a result, of its type and on its device.
+     * Accepts the gradient of an output.
      *
-     * @return whether it has; what has another shape or type is left to autograd to refuse
+     * @return whether it was accepted; a gradient of another shape or type is left to autograd,
+     *     which reports the error
      */
     boolean take(NDArray result, NDArray gradient) {
         if (!isLike(gradient, result) || !gradient.getShape().equals(result.getShape())) {
@@ -270,8 +269,8 @@ final class Boundary implements AutoCloseable {
     }
 
     /**
-     * Returns a gradient in a contiguous array of this boundary. On a CPU that is a copy: it may be
-     * a view of memory of the JVM, which lives no longer than the array that it is a view of.
+     * Returns a gradient in a contiguous array that this boundary owns. On a CPU it is a copy,
+     * because the gradient may be a view of JVM memory that lives only as long as its array.
      */
     private NDArray owned(NDArray gradient) {
         return gradient.getDevice().isGpu() && Torch.isContiguous(gradient)
@@ -286,10 +285,10 @@ final class Boundary implements AutoCloseable {
     }
 
     /**
-     * Differentiates the operator.
+     * Runs the rule.
      *
-     * @param used to which the gradients are added that stay at open results
-     * @param shared to which those are added that other boundaries may have too
+     * @param used receives the gradients that stay at open outputs
+     * @param shared receives the gradients that other boundaries may share
      */
     private List<NDArray> inputGradients(List<TensorInfo> used, List<TensorInfo> shared) {
         List<NDArray> gradients = new ArrayList<>();
@@ -316,8 +315,8 @@ final class Boundary implements AutoCloseable {
     }
 
     /**
-     * Notes what has arrived at the results by now, for {@link #isReachedAgain}. Nothing is set to
-     * zero for that: libtorch lets gradients of several leaves share memory.
+     * Copies the outputs' gradients, for {@link #isReachedAgain}. They are not zeroed, because
+     * libtorch lets gradients of several leaves share memory.
      *
      * @param notes the manager of the copies
      */
@@ -329,8 +328,7 @@ final class Boundary implements AutoCloseable {
     }
 
     /**
-     * Tells whether a gradient has arrived since {@link #noteGradients}, at a result not yet
-     * closed.
+     * Returns whether a gradient has arrived at an open output since {@link #noteGradients}.
      *
      * @param notes the manager of the copies
      */
@@ -360,11 +358,11 @@ final class Boundary implements AutoCloseable {
         if (before == null) {
             return gradient.neq(0).any().getBoolean();
         }
-        // What was not a number is different from itself.
+        // NaN differs from itself.
         return gradient.neq(before).logicalAnd(before.eq(before)).any().getBoolean();
     }
 
-    /** Tells whether the caller has closed all outputs. */
+    /** Returns whether the caller has closed all outputs. */
     boolean isForgotten() {
         return results.stream().allMatch(NDArray::isReleased);
     }

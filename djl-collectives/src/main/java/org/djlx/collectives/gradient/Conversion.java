@@ -14,12 +14,14 @@ import org.djlx.nativeops.torch.Torch;
 import org.djlx.nativeops.torch.TorchInPlace;
 
 /**
- * Takes the gradient of an array to those that it was converted from. Where one of these has a
- * gradient already, that is one pass, for which autograd takes two.
+ * Adds the gradient of a converted array to the gradients of its originals. If an original already
+ * has a gradient, this takes one pass over memory; autograd needs two.
  */
 final class Conversion implements GradientRule {
 
-    /** Checks that an array has the shape of others, side by side along the last dimension. */
+    /**
+     * Checks that an array has the shape of the originals, concatenated along the last dimension.
+     */
     static void check(String operator, List<NDArray> originals, NDArray converted) {
         if (originals == null || originals.isEmpty() || converted == null) {
             throw new IllegalArgumentException(
@@ -31,7 +33,7 @@ final class Conversion implements GradientRule {
             if (sizes.length != 2 || joined.length != 2 || sizes[0] != joined[0]) {
                 throw new IllegalArgumentException(
                         String.format(
-                                "%s: originals of shapes %s and %s cannot lie side by side",
+                                "%s: originals of shapes %s and %s cannot be concatenated",
                                 operator, originals.get(0).getShape(), original.getShape()));
             }
             joined[1] += sizes[1];
@@ -39,8 +41,8 @@ final class Conversion implements GradientRule {
         if (!Arrays.equals(joined, Torch.sizes(converted))) {
             throw new IllegalArgumentException(
                     String.format(
-                            "%s: the originals have the shape %s side by side, the converted"
-                                    + " array %s",
+                            "%s: the concatenated originals have shape %s, but the converted"
+                                    + " array has shape %s",
                             operator, Arrays.toString(joined), converted.getShape()));
         }
     }
@@ -63,7 +65,7 @@ final class Conversion implements GradientRule {
         return results;
     }
 
-    /** Converts a gradient; null if it has been added to the one that was there. */
+    /** Converts a gradient; returns null if it was added to an existing one. */
     private static NDArray converted(NDArray gradient, NDArray original) {
         if (original.hasGradient()) {
             try (NDArray own = JniUtils.getGradient((PtNDArray) original)) {

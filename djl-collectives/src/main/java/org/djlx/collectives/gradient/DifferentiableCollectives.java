@@ -31,28 +31,31 @@ import org.djlx.nativeops.torch.Torch;
  *   cut             identity                  identity
  * </pre>
  *
- * <p>Gradients are those of the sum of the ranks' losses, except where a value is the same on all
- * ranks and what follows it is computed by all of them alike: such a value, between leaving one
- * parallel region and entering the next, counts once.
+ * <p>Gradients are those of the sum of the ranks' losses. A value between {@code leaveParallel} and
+ * the next {@code enterParallel} is the same on all ranks, which all compute the same from it; it
+ * counts once.
  *
- * <p>Unlike the operations of {@link ProcessGroup} these return a new array, in the manager of the
- * input, when it is there; on a GPU, when it is enqueued on the current stream. With gradients off,
- * or an input that requires none, they only compute. Reductions add up. All ranks of the group call
- * the same, with inputs of the same shape. An input that requires a gradient outside of a scope is
- * refused with an {@link IllegalArgumentException}.
+ * <ul>
+ *   <li>Each returns a new array in the input's manager: on a CPU after the operation has
+ *       completed, on a GPU after it is enqueued on the current stream.
+ *   <li>With gradients off, or an input that requires none, only the forward pass runs.
+ *   <li>Reductions sum.
+ *   <li>All ranks of the group make the same call, with inputs of the same shape.
+ *   <li>An input that requires a gradient outside of a scope is an {@link
+ *       IllegalArgumentException}.
+ * </ul>
  */
 public final class DifferentiableCollectives {
 
     private DifferentiableCollectives() {}
 
     /**
-     * Takes a value that is the same on all ranks to where each computes something else with it:
-     * the input of a layer whose weights are split by columns.
+     * Enters a parallel region: passes on a value that is the same on all ranks, from which each
+     * rank computes something else. Use it on the input of a column-parallel layer.
      *
      * @param x the value, of any shape
      * @param group the ranks
-     * @return the value; its gradient is added up over the ranks. An array that shares the memory
-     *     of {@code x}
+     * @return the value, in the memory of {@code x}; its gradient is summed over the ranks
      */
     public static NDArray enterParallel(NDArray x, ProcessGroup group) {
         String operator = "enterParallel";
@@ -63,12 +66,12 @@ public final class DifferentiableCollectives {
     }
 
     /**
-     * Adds up what the ranks have computed, to a value that is the same on all of them: the output
-     * of a layer whose weights are split by rows.
+     * Leaves a parallel region: sums the ranks' arrays to a value that is the same on all ranks.
+     * Use it on the output of a row-parallel layer.
      *
-     * @param x what this rank contributes, of any shape
+     * @param x this rank's array, of any shape
      * @param group the ranks
-     * @return the sum, which counts once: its gradient is that of each contribution
+     * @return the sum, which counts once: its gradient is the gradient of each rank's array
      */
     public static NDArray leaveParallel(NDArray x, ProcessGroup group) {
         String operator = "leaveParallel";
@@ -79,11 +82,11 @@ public final class DifferentiableCollectives {
     }
 
     /**
-     * Adds up an array over all ranks, each of which goes on to a loss of its own.
+     * Sums an array over all ranks, each of which computes its own loss from the sum.
      *
-     * @param x what this rank contributes, of any shape
+     * @param x this rank's array, of any shape
      * @param group the ranks
-     * @return the sum; its gradients are added up over the ranks
+     * @return the sum; its gradients are summed over the ranks
      */
     public static NDArray allReduce(NDArray x, ProcessGroup group) {
         String operator = "allReduce";
@@ -99,7 +102,7 @@ public final class DifferentiableCollectives {
      * @param x this rank's array, with 1 or more dimensions
      * @param dimension along which they are concatenated; negative ones count from the back
      * @param group the ranks
-     * @return the whole, world size times as large along the dimension
+     * @return the concatenation, world size times as large along the dimension
      */
     public static NDArray allGather(NDArray x, int dimension, ProcessGroup group) {
         String operator = "allGather";
@@ -188,7 +191,7 @@ public final class DifferentiableCollectives {
         if (axis < 0 || axis >= dimensions) {
             throw new IllegalArgumentException(
                     String.format(
-                            "%s: there is no dimension %d in x, of shape %s",
+                            "%s: dimension %d is out of range for x of shape %s",
                             operator, dimension, x.getShape()));
         }
         return axis;
@@ -230,7 +233,7 @@ public final class DifferentiableCollectives {
         NDArray apply(NDManager manager, NDArray rows);
     }
 
-    /** Does something along the first dimension that is to be done along another. */
+    /** Runs an operation along the first dimension of an array transposed for it. */
     private static NDArray moved(NDArray x, int axis, OnRows body) {
         NDManager owner = x.getManager();
         if (axis == 0) {
@@ -254,7 +257,7 @@ public final class DifferentiableCollectives {
         return copy;
     }
 
-    /** Lets the caller go on when the result is there: on a GPU its stream, otherwise itself. */
+    /** Waits for a work: on a GPU the current stream waits, on a CPU the calling thread. */
     private static void complete(ProcessGroup group, NDArray result, Work work) {
         boolean done = false;
         try {

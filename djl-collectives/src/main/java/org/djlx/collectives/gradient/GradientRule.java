@@ -8,9 +8,9 @@ import ai.djl.ndarray.NDArray;
 import java.util.List;
 
 /**
- * Differentiates an operator that autograd does not see. It is called with gradients off, on the
- * thread that called {@link GradientScope#backward}, once for each call of the operator and in the
- * reverse order of these, so on all ranks in the same order. It may use the operations of groups.
+ * Computes the gradients of an operator that autograd does not see. {@link GradientScope#backward}
+ * calls it on its own thread with gradients off, once per call of the operator, in reverse order of
+ * the calls. The order is the same on all ranks, so a rule may use operations of groups.
  *
  * @see GradientScope#record
  */
@@ -21,12 +21,12 @@ public interface GradientRule {
      * Returns the gradient of each input.
      *
      * @param inputs the operator's inputs, as they were recorded
-     * @param kept what was to be kept for this
-     * @param gradients the gradient of each output, of its shape and element type; zeros where the
-     *     result does not depend on it. Not to be changed: others may share their memory
-     * @return for each input its gradient, of its shape and element type; null for none. New
-     *     arrays, or some of those passed, or views of either: gradients may stay in their memory.
-     *     Arrays in the manager of those passed are closed afterwards
+     * @param kept the arrays that were recorded for the rule
+     * @param gradients the gradient of each output, of its shape and element type; zeros if the
+     *     target does not depend on it. Must not be changed: their memory may be shared
+     * @return the gradient of each input, of its shape and element type, or null for none. They may
+     *     be new arrays, arrays that were passed, or views of either, whose memory may be kept as a
+     *     gradient. Arrays in the manager of the passed arrays are closed afterwards
      */
     List<NDArray> differentiate(List<NDArray> inputs, List<NDArray> kept, List<NDArray> gradients);
 }

@@ -21,65 +21,66 @@ import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * Collects gradients on one thread, also through operators of groups: DJL's {@link
- * GradientCollector} for ranks. DJL's own allows one in a JVM; of these, each thread can have one,
- * so that ranks may be threads.
+ * Records gradients on one thread, through operators of process groups too: DJL's {@link
+ * GradientCollector} for ranks. DJL's own collector exists once in a JVM; each thread can have a
+ * scope, so ranks may be threads.
  *
  * <pre>{@code
  * try (GradientScope scope = GradientScope.open()) {
  *     GatheredMatmul up = FusedOps.allGatherMatmul(x, List.of(w1), 0, group);
  *     NDArray hidden = Activation.gelu(up.outputs().get(0));
  *     NDArray y = FusedOps.matmulReduceScatter(hidden, w2, ReduceOp.SUM, 0, group);
- *     scope.backward(loss(y)); // w1 and w2 have their gradients, and what x was computed from
+ *     scope.backward(loss(y)); // computes the gradients of w1, w2 and x
  * }
  * }</pre>
  *
- * <p>libtorch's autograd does not see what runs on a group. So an operator that is called within a
- * scope runs outside the graph, and its result is a leaf from which a new graph begins. The scope
- * remembers these boundaries. {@link #backward} first runs autograd from the target, then goes
- * through the boundaries in the reverse order of the calls: it takes the gradient that has arrived
- * at the result, has the operator's {@linkplain GradientRule rule} turn it into the inputs'
- * gradients, and runs autograd from the inputs with these. The gradient of an input that is itself
- * a result goes straight to the operator that it comes from.
+ * <h2>How it works</h2>
  *
- * <p>Which gradient that is: the one of the sum of what all ranks call {@code backward} on. All
- * ranks call the same operators in a scope, with inputs that require gradients on all of them or on
- * none, and then {@code backward} once for all that they computed: it goes through every boundary,
- * whether or not the target depends on it. A gradient that reaches a boundary in a later call is
- * lost, also if the first one has failed; if the result has not been closed until then, that call
- * throws {@link IllegalStateException}. After a failure gradients are incomplete: they are to be
- * zeroed, and the forward pass to be repeated.
+ * <p>libtorch's autograd does not see operators of a group. An operator called within a scope runs
+ * outside the graph, and its outputs are leaves from which a new graph begins. The scope remembers
+ * these boundaries. {@link #backward} runs autograd from the target, then visits the boundaries in
+ * reverse order of the calls. At each boundary the operator's {@linkplain GradientRule rule} turns
+ * the gradients of the outputs into gradients of the inputs, and autograd continues from the
+ * inputs. If an input is itself an operator's output, its gradient goes straight to that operator.
  *
- * <p>A {@code backward} that fails on one rank alone, as where an array was changed on that one,
- * leaves the others waiting in the operators that it does not come to. They learn of it at once
- * when that rank destroys its group or its process ends, as {@link
- * org.djlx.collectives.ProcessGroups#run} and the trainer of {@link
- * org.djlx.collectives.engine.P2pEngine} see to for ranks in one JVM, and otherwise by their
- * timeout.
+ * <h2>Rules</h2>
  *
- * <p>What is behind an input may be reached on other ways as well, such as a residual connection:
- * then autograd goes through it once for each. Begin a block with {@link
- * DifferentiableCollectives#cut}, from whose result all ways start, and it goes once.
+ * <ul>
+ *   <li>The gradient is that of the sum of the targets of all ranks.
+ *   <li>All ranks call the same operators in a scope, with inputs that require gradients on all
+ *       ranks or on none. Then each calls {@code backward} once, for everything that it computed:
+ *       it visits every boundary, whether or not the target depends on it.
+ *   <li>A gradient that reaches a boundary in a later call of {@code backward} is lost. That call
+ *       throws {@link IllegalStateException} if the output is still open.
+ *   <li>After a failed {@code backward}, gradients are incomplete: zero them and repeat the forward
+ *       pass. If it failed on one rank only, the other ranks wait until that rank destroys its
+ *       group or its process ends, or until their timeout. {@link
+ *       org.djlx.collectives.ProcessGroups#run} and the trainer of {@link
+ *       org.djlx.collectives.engine.P2pEngine} destroy the group at once.
+ *   <li>Outputs of operators are leaves that require a gradient, so libtorch refuses to change them
+ *       in place while gradients are on.
+ *   <li>Arrays that a rule needs, such as weights, and inputs that require a gradient must not
+ *       change before {@code backward}, which throws {@link IllegalStateException} if they did.
+ *       Only writes by libtorch's operators are detected, DJL's {@code muli} and {@code set} among
+ *       them. After writes by kernels or by operations of groups the gradients are silently those
+ *       of the new values.
+ *   <li>If the input of a block is used several times, as with a residual connection, autograd runs
+ *       through the graph before it once for each use. Begin the block with {@link
+ *       DifferentiableCollectives#cut} to run through it once.
+ * </ul>
  *
- * <p>Reshape a sum rather than what is added: libtorch lets leaves share the memory of their
- * gradients if views of them are added, as in {@code a.reshape(shape).add(b.reshape(shape))}, and
- * what it adds to the gradient of one later is then added to those of both, with any of DJL's
- * collectors (libtorch 2.7.1).
+ * <h2>Two traps of DJL and libtorch, with any gradient collector</h2>
  *
- * <p>Results of operators are leaves that require a gradient, so libtorch refuses to change them in
- * place while gradients are on. What an operator needs for its gradient, such as weights, and its
- * inputs that require one must not change before {@code backward}, which throws {@link
- * IllegalStateException} if they have been changed in place, be it with gradients off. libtorch
- * counts what its own operators write, DJL's {@code muli} and {@code set} among them; what others
- * write at an array's address, such as kernels and operations of groups, is not counted, and
- * gradients may then be those of the new values.
- *
- * <p>Beware of numbers on the CPU, with any of DJL's collectors: {@code x.mul(0.5f)} and {@code
- * x.div(2)} put the number into memory of the JVM, of which autograd keeps the address alone. If
- * the garbage collector runs before the backward pass, gradients are wrong (DJL 0.35.1; seen in 192
- * of 200 backward passes behind a {@code System.gc()}). DJL's {@code L2Loss} does so. Multiply by
- * an array that lives until then: {@code x.mul(manager.create(0.5f))}. {@code add} and {@code sub}
- * keep nothing.
+ * <ul>
+ *   <li>{@code a.reshape(shape).add(b.reshape(shape))} makes the gradients of {@code a} and {@code
+ *       b} share memory; a gradient added to one of them later is then added to both (libtorch
+ *       2.7.1). Reshape the sum instead.
+ *   <li>On the CPU, {@code x.mul(0.5f)} and {@code x.div(2)} put the number into JVM memory, of
+ *       which autograd keeps only the address. If the garbage collector runs before the backward
+ *       pass, gradients are wrong (DJL 0.35.1; 192 of 200 backward passes after a {@code
+ *       System.gc()}). {@code L2Loss} does this. Multiply by an array that lives until the backward
+ *       pass: {@code x.mul(manager.create(0.5f))}. {@code add} and {@code sub} are not affected.
+ * </ul>
  *
  * <p>A scope belongs to the thread on which it runs, and is not thread-safe.
  */
@@ -87,13 +88,13 @@ public final class GradientScope implements GradientCollector {
 
     private static final ThreadLocal<GradientScope> CURRENT = new ThreadLocal<>();
 
-    private final Runnable zero; // null if it is not known what
-    private final Deque<Boundary> boundaries = new ArrayDeque<>(); // the last one first
+    private final Runnable zero; // zeroes the gradients; null if not given
+    private final Deque<Boundary> boundaries = new ArrayDeque<>(); // in reverse order of the calls
     private final Map<NDArray, Boundary> makers = new IdentityHashMap<>(); // of results, likewise
     private final List<Boundary> passed = new ArrayList<>();
     private boolean regather;
-    private Thread opener; // null if it runs only within run
-    private boolean gradMode; // of the opener, before
+    private Thread opener; // null if the scope is used with within() only
+    private boolean gradMode; // of the opening thread, before it was opened
     private boolean closed;
 
     private GradientScope(Runnable zero) {
@@ -101,7 +102,7 @@ public final class GradientScope implements GradientCollector {
     }
 
     /**
-     * Opens a scope on this thread: gradients are on until it is closed.
+     * Opens a scope on this thread. Gradients are on until it is closed.
      *
      * @return the scope, to be closed by this thread
      * @throws IllegalStateException if one is open on this thread
@@ -111,9 +112,9 @@ public final class GradientScope implements GradientCollector {
     }
 
     /**
-     * Opens a scope on this thread that knows how to zero gradients.
+     * Opens a scope on this thread with an implementation of {@link #zeroGradients}.
      *
-     * @param zero what {@link #zeroGradients} does; null if it is to refuse
+     * @param zero zeroes the gradients; null if {@code zeroGradients} is not supported
      * @return the scope, to be closed by this thread
      * @throws IllegalStateException if one is open on this thread
      */
@@ -127,9 +128,8 @@ public final class GradientScope implements GradientCollector {
     }
 
     /**
-     * Creates a scope that is open only while code {@linkplain #within runs within} it, on
-     * whichever thread that is: for a forward and a backward pass between which a thread does other
-     * things.
+     * Creates a scope that is open only while code {@linkplain #within runs within} it, on any
+     * thread. Use it if the thread does other work between the forward and the backward pass.
      *
      * @return the scope, to be closed
      */
@@ -141,8 +141,8 @@ public final class GradientScope implements GradientCollector {
      * Runs code on the calling thread within this scope, with gradients on.
      *
      * @param body the code
-     * @param <T> what it returns
-     * @return what it returns
+     * @param <T> the type of the result
+     * @return the result of the code
      * @throws IllegalStateException if a scope is open on this thread, or this one is closed
      */
     public <T> T within(Supplier<T> body) {
@@ -161,7 +161,7 @@ public final class GradientScope implements GradientCollector {
     private void enter() {
         if (CURRENT.get() != null) {
             throw new IllegalStateException(
-                    "a GradientScope is open on this thread already; close it first");
+                    "a GradientScope is already open on this thread; close it first");
         }
         CURRENT.set(this);
     }
@@ -176,15 +176,15 @@ public final class GradientScope implements GradientCollector {
     }
 
     /**
-     * Returns the scope in which an operator with such an input is to be recorded: the one that is
-     * open on this thread, if gradients are on and the input requires one.
+     * Returns the scope in which a call with this input must be recorded: this thread's open scope,
+     * if gradients are on and the input requires one.
      *
-     * @param operator what is called, for the error
-     * @param role which of its inputs that is, for the error
+     * @param operator the operator's name, for errors
+     * @param role the input's name, for errors
      * @param input the input
-     * @return the scope; empty if autograd records nothing
-     * @throws IllegalArgumentException if it is to be recorded and no scope is open on this thread,
-     *     as the gradient would be lost
+     * @return the scope; empty if the call need not be recorded
+     * @throws IllegalArgumentException if it must be recorded and no scope is open on this thread,
+     *     because the gradient would be lost
      */
     public static Optional<GradientScope> recording(String operator, String role, NDArray input) {
         if (!NoGradient.isRecorded(input)) {
@@ -194,20 +194,21 @@ public final class GradientScope implements GradientCollector {
         if (scope == null) {
             throw new IllegalArgumentException(
                     String.format(
-                            "%s: %s requires a gradient, which would be lost: call it within"
-                                    + " GradientScope.open(), which a trainer of the engine"
-                                    + " PyTorch-P2P does; or with gradients off, as for inference;"
-                                    + " or pass %s.stopGradient()",
+                            "%s: %s requires a gradient, which would be lost outside of a"
+                                + " GradientScope. Call it within GradientScope.open() (a trainer"
+                                + " of the engine PyTorch-P2P opens one), turn gradients off for"
+                                + " inference, or pass %s.stopGradient()",
                             operator, role, role));
         }
         return Optional.of(scope);
     }
 
     /**
-     * Says what operators do that need a gathered array for their gradients: keep it, which is the
-     * default, or gather it again, which takes less memory and more time. The same on all ranks.
+     * Sets whether operators that need a gathered array for their gradients keep it, the default,
+     * or gather it again in the backward pass, which takes less memory and more time. All ranks
+     * must set the same.
      *
-     * @param regather whether to gather it again
+     * @param regather true to gather again
      * @return this scope
      */
     public GradientScope optRegather(boolean regather) {
@@ -216,26 +217,25 @@ public final class GradientScope implements GradientCollector {
     }
 
     /**
-     * Tells whether operators are to gather again what they need for their gradients.
+     * Returns whether operators gather arrays again in the backward pass.
      *
-     * @return whether they are
+     * @return true if they do, false if they keep them
      */
     public boolean isRegathering() {
         return regather;
     }
 
     /**
-     * Records a call of an operator that autograd does not see: the way to make an operator of
-     * one's own differentiable. The operator has run, outside the graph.
+     * Records a call of an operator that autograd does not see. Use it to make your own operator
+     * differentiable, after running it with gradients off.
      *
      * @param operator the operator's name, for errors
-     * @param inputs its inputs, with or without gradients; those that require one must not change
-     *     until {@link #backward}, which looks
-     * @param kept what the rule reads and must not change until then either: further arrays, and
-     *     inputs of which some may require no gradient
-     * @param outputs its results; they become leaves that require a gradient, so each must be of
-     *     floating-point type, and new
-     * @param rule differentiates the operator
+     * @param inputs its inputs; those that require a gradient must not change until {@link
+     *     #backward}, which checks it
+     * @param kept arrays that the rule reads; they must not change until {@code backward} either
+     * @param outputs its outputs: new arrays of floating-point type, which become leaves that
+     *     require a gradient
+     * @param rule computes the gradients of the inputs
      * @throws IllegalArgumentException if there is no output, or one is an input
      * @throws IllegalStateException if this scope is not the one that is open on this thread
      */
@@ -248,7 +248,7 @@ public final class GradientScope implements GradientCollector {
         checkCurrent(operator);
         if (inputs == null || kept == null || outputs == null || rule == null) {
             throw new IllegalArgumentException(
-                    operator + ": the inputs, what is kept, the outputs, or the rule are null");
+                    operator + ": inputs, kept, outputs or rule is null");
         }
         if (outputs.isEmpty()) {
             throw new IllegalArgumentException(operator + ": there is no output to differentiate");
@@ -262,16 +262,15 @@ public final class GradientScope implements GradientCollector {
     }
 
     /**
-     * Records that an array holds what others do, converted to another element type: such as
-     * weights of bfloat16 that are made of master weights of float32 in each forward pass.
-     * Gradients that arrive at it go to the others, converted back. An operator that uses the array
-     * may instead have the {@linkplain #originals originals} as inputs, and {@linkplain #record
-     * differentiate} with respect to them in their own type, without rounding.
+     * Records that an array is a conversion of others to another element type, for example bfloat16
+     * weights that each forward pass makes from float32 master weights. Gradients of the converted
+     * array are converted back and added to those of the originals. An operator that uses the
+     * converted array may instead {@linkplain #record record} the {@linkplain #originals originals}
+     * as its inputs and compute their gradients in their own type, without rounding.
      *
-     * @param originals matrices, or one array of any shape, at least one of which requires a
-     *     gradient
-     * @param converted their elements, side by side along the last dimension; it becomes a leaf
-     *     that requires a gradient, so it must be of floating-point type, and new
+     * @param originals matrices, or one array of any shape; at least one requires a gradient
+     * @param converted the originals, concatenated along the last dimension: a new array of
+     *     floating-point type, which becomes a leaf that requires a gradient
      * @throws IllegalArgumentException if the shapes do not fit together, or the converted array is
      *     an original
      * @throws IllegalStateException if this scope is not the one that is open on this thread
@@ -285,11 +284,11 @@ public final class GradientScope implements GradientCollector {
     }
 
     /**
-     * Returns what an array was made from, if that is known from {@link #recordConversion}.
+     * Returns the originals of an array that {@link #recordConversion} recorded.
      *
      * @param array the array
-     * @return the originals, in their order; the array itself if it is no conversion, or if one of
-     *     the originals has been closed
+     * @return the originals, in their order; the array itself if it is not a conversion, or if one
+     *     of the originals is closed
      */
     public List<NDArray> originals(NDArray array) {
         Boundary maker = makers.get(array);
@@ -297,10 +296,10 @@ public final class GradientScope implements GradientCollector {
     }
 
     /**
-     * Computes the gradients of an array's sum: adds them to those of all leaves that it depends
-     * on, through the operators called within this scope.
+     * Computes the gradients of the sum of an array's elements and adds them to the gradients of
+     * all leaves it depends on, through the operators called within this scope.
      *
-     * @param target the array, mostly a loss
+     * @param target the array, usually a loss
      */
     @Override
     public void backward(NDArray target) {
@@ -311,19 +310,18 @@ public final class GradientScope implements GradientCollector {
     }
 
     /**
-     * Computes the gradients of several arrays from the gradients of these.
+     * Continues the backward pass from several arrays whose gradients are given.
      *
      * @param targets the arrays
      * @param gradients the gradient of each, of its shape and element type
-     * @throws IllegalStateException if a gradient has reached an operator's result through which an
-     *     earlier call has gone, or would have but for its failure; or if an array that an operator
-     *     needs for its gradient has been changed in place
+     * @throws IllegalStateException if a gradient reaches an operator's output after an earlier
+     *     call has passed it or failed; or if an array that a rule needs was changed in place
      */
     public void backward(List<NDArray> targets, List<NDArray> gradients) {
         checkCurrent("backward");
         if (targets == null || gradients == null || targets.size() != gradients.size()) {
             throw new IllegalArgumentException(
-                    "backward: there must be a gradient for each target, not "
+                    "backward: each target needs one gradient, but there are "
                             + (gradients == null ? "null" : gradients.size())
                             + " for "
                             + (targets == null ? "null" : targets.size()));
@@ -337,10 +335,10 @@ public final class GradientScope implements GradientCollector {
                 if (boundary.isReachedAgain(notes)) {
                     throw new IllegalStateException(
                             boundary.operator()
-                                    + ": a gradient has reached its result after an earlier"
-                                    + " backward has gone through it or failed, and is lost; call"
-                                    + " backward once, on the sum of the losses, and repeat the"
-                                    + " forward pass if that has failed");
+                                    + ": a gradient has reached its output after an earlier"
+                                    + " backward passed it or failed, so the gradient is lost; call"
+                                    + " backward once, on the sum of the losses, and after a"
+                                    + " failure repeat the forward pass");
                 }
             }
         }
@@ -354,7 +352,7 @@ public final class GradientScope implements GradientCollector {
                 NDArray gradient = gradients.get(i);
                 Boundary maker = makers.get(target);
                 if (maker == null || !maker.take(target, gradient)) {
-                    // It may become that of a leaf behind a view, to which autograd adds in place.
+                    // Copied: autograd may keep it as a leaf's gradient and add to it in place.
                     try (NDArray own = Torch.cast(gradient, Torch.scalarType(gradient))) {
                         JniUtils.backward((PtNDArray) target, (PtNDArray) own, keep, false);
                     }
@@ -368,22 +366,22 @@ public final class GradientScope implements GradientCollector {
                 }
             }
         } finally {
-            passed.addAll(boundaries); // If it has failed: nothing goes through these any more.
+            passed.addAll(boundaries); // After a failure no gradient may pass these any more.
             discard();
         }
     }
 
     /**
-     * Zeroes the gradients of the parameters, as it was said when the scope was opened.
+     * Zeroes the gradients with the implementation given when the scope was opened.
      *
-     * @throws UnsupportedOperationException if it was not said
+     * @throws UnsupportedOperationException if none was given
      */
     @Override
     public void zeroGradients() {
         if (zero == null) {
             throw new UnsupportedOperationException(
-                    "zeroGradients: this GradientScope does not know which are meant; say so when"
-                            + " it is opened, or call trainer.newGradientCollector()");
+                    "zeroGradients: this GradientScope was opened without an implementation; use"
+                            + " GradientScope.open(zero) or trainer.newGradientCollector()");
         }
         zero.run();
     }
@@ -399,8 +397,8 @@ public final class GradientScope implements GradientCollector {
         if (CURRENT.get() != this) {
             throw new IllegalStateException(
                     operation
-                            + ": this GradientScope is not the one that is open on this thread; it"
-                            + " belongs to the thread that opened it");
+                            + ": this GradientScope is not open on this thread; only the thread"
+                            + " that opened it may use it");
         }
     }
 
@@ -410,7 +408,7 @@ public final class GradientScope implements GradientCollector {
         makers.clear();
     }
 
-    /** Closes the scope, and gives the thread its mode back. Idempotent. */
+    /** Closes the scope and restores the thread's gradient mode. Idempotent. */
     @Override
     public void close() {
         if (closed) {

@@ -16,8 +16,8 @@ import org.djlx.collectives.spi.Operation;
 import org.djlx.nativeops.host.SharedMemory;
 
 /**
- * A stream on the CPU: either the calling thread, which does the work at once, or a thread of a
- * pool that it shares with the other streams of the JVM and that it holds only while there is work.
+ * A stream on the CPU: either the calling thread, which runs work at once, or a thread of a
+ * JVM-wide pool, which is used only while there is work.
  */
 final class HostP2pStream implements P2pStream {
 
@@ -27,7 +27,8 @@ final class HostP2pStream implements P2pStream {
                         Thread thread =
                                 new Thread(
                                         () -> {
-                                            // Per thread in libtorch, and on in a new one.
+                                            // Grad mode is per thread in libtorch, and on by
+                                            // default.
                                             JniUtils.setGradMode(false);
                                             task.run();
                                         },
@@ -52,7 +53,7 @@ final class HostP2pStream implements P2pStream {
      * Returns the stream that is the calling thread.
      *
      * @param buffers the group's buffers, for signals
-     * @param operation the operation under way
+     * @param operation the running operation
      * @return the stream
      */
     static HostP2pStream current(P2pBuffers buffers, Operation operation) {
@@ -60,10 +61,10 @@ final class HostP2pStream implements P2pStream {
     }
 
     /**
-     * Returns a stream that runs beside the calling thread.
+     * Returns a stream that runs concurrently with the calling thread.
      *
      * @param buffers the group's buffers, for signals
-     * @param operation the operation under way
+     * @param operation the running operation
      * @return the stream
      */
     static HostP2pStream side(P2pBuffers buffers, Operation operation) {
@@ -76,7 +77,7 @@ final class HostP2pStream implements P2pStream {
         if (inline) {
             work.run();
         } else {
-            // Work that follows on something that failed is not done and fails with it.
+            // Work after a failure is skipped and fails with the same exception.
             last =
                     last.thenRunAsync(
                             () -> {
@@ -123,7 +124,7 @@ final class HostP2pStream implements P2pStream {
         return false;
     }
 
-    /** Does nothing: nothing is recorded. */
+    /** A no-op: nothing is recorded on the CPU. */
     @Override
     public void keepAlive(NDArray... arrays) {}
 

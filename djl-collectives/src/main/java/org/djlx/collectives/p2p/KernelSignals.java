@@ -5,37 +5,44 @@
 package org.djlx.collectives.p2p;
 
 /**
- * Where a kernel of a GPU raises signals on other ranks and waits for theirs itself, within an
- * operation that has {@link P2pBuffers}. Ranks that have this have GPUs of the same architecture.
- * All words have 32 bits and are raised to the operation's epoch, by a release at system scope
- * after what they announce, and awaited by acquires.
+ * Addresses with which a GPU kernel signals other ranks and waits for them itself, within an
+ * operation on {@link P2pBuffers}. Available only if the GPUs of all ranks have the same
+ * architecture.
+ *
+ * <p>All words have 32 bits. A kernel sets a word to the operation's epoch with a release store at
+ * system scope, after the data that it announces, and waits with acquire loads.
  *
  * <pre>
- *   which operation rank r has entered, as it tells rank q; for q = r, how many it has counted:
+ *   epoch that rank r has entered, on rank q (for q = r: operations counted by r)
  *       entered[q] + r * rankDistance
- *   the signal of channel 0 that rank r raises on rank q:
+ *   signal of channel 0 from rank r to rank q
  *       words[q] + r * rankDistance
- *   the flag f that rank r raises on rank q:
+ *   flag f from rank r to rank q
  *       flags[q] + (r * flagCount + f) * 4
  * </pre>
  *
- * <p>The kernel counts the operation instead of asking for {@link P2pBuffers#epoch}, so a graph can
- * replay it with nothing around it. Its epoch is one more than the rank has counted, without 0. It
- * tells it to all others at its beginning, writes into the buffers of a rank, or what that one
- * reads in its own, only after that has told it, and counts at its end.
+ * <p>The kernel counts operations itself instead of calling {@link P2pBuffers#epoch}, so a graph
+ * can replay it alone. Protocol:
  *
- * @param blocks how many blocks that take up a multiprocessor each a rank may launch so that those
- *     of all ranks run at once; the same on all ranks
- * @param status the address of two words in memory of the host: a wait ends when the first is not
- *     0, and a kernel that has waited in vain for rank r for longer than the operation's timeout
- *     writes 1 + r to the second
- * @param entered of each rank, as this GPU addresses it: where ranks tell it their epochs
- * @param words of each rank, as this GPU addresses it: its words of channel 0
- * @param rankDistance from one rank's word to that of the next, in bytes
- * @param flags of each rank, as this GPU addresses it: its flags
- * @param flagCount how many of them each rank may raise
- * @param counters the address of {@value #COUNTERS} words of zeros in memory of this GPU, for
- *     kernels that leave them as they were
+ * <ol>
+ *   <li>The epoch is the rank's count plus one; skip 0 on wrap-around.
+ *   <li>At its start the kernel writes the epoch to {@code entered} on all other ranks.
+ *   <li>It writes to a rank's buffers, or to its own data that the rank reads, only after that rank
+ *       has entered the epoch.
+ *   <li>At its end it increments its own count.
+ * </ol>
+ *
+ * @param blocks the maximum number of thread blocks of one block per SM that a rank may launch so
+ *     that the blocks of all ranks are resident at once; the same on all ranks
+ * @param status the address of two words in host memory. A wait ends when the first is not 0. A
+ *     kernel whose wait for rank r times out writes 1 + r to the second
+ * @param entered by rank, as addressed by this GPU: the words with the ranks' entered epochs
+ * @param words by rank, as addressed by this GPU: the signal words of channel 0
+ * @param rankDistance the distance between the words of successive source ranks, in bytes
+ * @param flags by rank, as addressed by this GPU: the flags
+ * @param flagCount the number of flags per source rank
+ * @param counters the address of {@value #COUNTERS} zeroed words in this GPU's memory; a kernel
+ *     must leave them zero
  */
 public record KernelSignals(
         int blocks,

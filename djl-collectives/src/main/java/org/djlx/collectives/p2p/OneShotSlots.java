@@ -8,28 +8,26 @@ import java.time.Duration;
 import org.djlx.collectives.internal.host.Required;
 
 /**
- * Where a kernel of a GPU exchanges data with those of other ranks as one-shot all-reduces do,
- * within an operation that has {@link P2pBuffers}. Ranks that have this have GPUs of the same
- * architecture.
+ * Memory with which a GPU kernel exchanges data like a one-shot all-reduce, within an operation on
+ * {@link P2pBuffers}. Available only if the GPUs of all ranks have the same architecture.
  *
- * <p>The slots are those of the group's own all-reduces, which follow on such a kernel and go
- * before it, also in graphs: {@code one_shot.cuh} says how launches take turns. A kernel sends
- * something to every other rank, waits for what they send, leaves the slots as it has found them,
- * and counts its launch. Nothing else keeps it apart from other launches, so it costs no barrier in
- * a graph.
+ * <p>The slots are shared with the group's own one-shot all-reduces, before and after the kernel,
+ * also in graphs; {@code one_shot.cuh} defines the protocol. A kernel sends data to every other
+ * rank, waits for theirs, leaves the slots as it found them, and increments the launch count. No
+ * barrier is needed, not even in a graph.
  *
  * <pre>
- *   what rank r sends to rank q lies there, in a launch whose number is e, at
+ *   slot on rank q for the data from rank r, in launch number e
  *       regions[q] + begin + e % 2 * half + (r &lt; q ? r : r - 1) * slot
  * </pre>
  *
- * @param blocks how many blocks a rank may launch, each taking an SM, so that the blocks of all
- *     ranks run at once; on a GPU that ranks share, few enough to leave half of its SMs to kernels
- *     that do not wait; the same on all ranks
- * @param status the address of two words in memory of the host, as of {@link KernelSignals#status}
- * @param regions where each rank's memory for all-reduces begins, as this GPU addresses it: with a
- *     count of launches
- * @param begin where the first half of the slots begins, in bytes from there
+ * @param blocks the maximum number of thread blocks of one block per SM that a rank may launch so
+ *     that the blocks of all ranks are resident at once; on a shared GPU it leaves half of the SMs
+ *     to other kernels; the same on all ranks
+ * @param status the address of two words in host memory, as {@link KernelSignals#status}
+ * @param regions by rank, as addressed by this GPU: the all-reduce memory, which starts with the
+ *     launch count
+ * @param begin the offset of the first half of the slots, in bytes
  * @param half the size of each half, in bytes
  * @param slot the size of a slot, in bytes
  */
@@ -39,7 +37,7 @@ public record OneShotSlots(
     private static final int MAX_RANKS = 8;
 
     /**
-     * Returns what a kernel is told of them, the struct Launch of {@code one_shot.cuh}.
+     * Returns the kernel argument: the struct {@code Launch} of {@code one_shot.cuh}.
      *
      * @param rank this rank
      * @param timeout how long the kernel waits for other ranks

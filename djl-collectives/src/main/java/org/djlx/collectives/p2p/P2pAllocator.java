@@ -17,19 +17,19 @@ import org.djlx.nativeops.torch.TensorInfo;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * Gives out arrays in a rank's P2P memory, where the other ranks can write into them and read them:
- * operators can then do without a copy. The counterpart of {@code
+ * Allocates arrays in the heap of a rank's P2P memory, which other ranks can read and write.
+ * Operators on such arrays avoid a copy. The counterpart of {@code
  * torch.distributed._symmetric_memory.empty}.
  *
- * <p>An array is found by the others at the offset at which this rank has it. So all ranks are to
- * allocate and to close arrays of the same sizes in the same order, as they issue operations; they
- * then get the same offsets. Operators that need it check it, and fail on all ranks if it is not
- * so.
- *
- * <p>An array's memory is given out again once the array and all its {@linkplain Torch#alias
- * aliases} are closed; on a GPU that may be before the current stream has passed what uses it,
- * which is right for what the same stream does then. Methods are thread-safe, but only calls in one
- * order give the same offsets everywhere.
+ * <ul>
+ *   <li>Peers find an array at the offset that it has on this rank. All ranks must therefore
+ *       allocate and close arrays of the same sizes in the same order. Operators that depend on
+ *       equal offsets check them and fail on all ranks if they differ.
+ *   <li>The memory is reused once the array and all its {@linkplain Torch#alias aliases} are
+ *       closed. On a GPU this can be before the current stream has finished using it, so only use
+ *       reused memory on the same stream.
+ *   <li>Thread-safe; but concurrent calls may get different offsets on different ranks.
+ * </ul>
  */
 public final class P2pAllocator {
 
@@ -56,33 +56,33 @@ public final class P2pAllocator {
     }
 
     /**
-     * Returns an array in this rank's heap, contiguous, its elements not set.
+     * Allocates a contiguous, uninitialised array in this rank's heap.
      *
      * @param manager the manager to attach the array to
      * @param shape its shape
      * @param type its element type
      * @return the array, on the group's device
-     * @throws IllegalStateException if the heap has no room for it
+     * @throws IllegalStateException if the heap has no free block of this size
      */
     public NDArray allocate(NDManager manager, Shape shape, ScalarType type) {
         Required.argument("allocate: manager", manager);
         Required.argument("allocate: shape", shape);
         Required.argument("allocate: type", type);
         long byteSize = Math.multiplyExact(shape.size(), type.itemSize());
-        long taken = align(Math.max(byteSize, 1));
-        long offset = take(taken);
+        long allocated = align(Math.max(byteSize, 1));
+        long offset = allocate(allocated);
         boolean done = false;
         try {
-            NDArray place = buffers.p2pBuffer(manager, rank, shape, type, offset);
-            place.detach(); // It keeps the group's memory for as long as the array lives.
+            NDArray view = buffers.p2pBuffer(manager, rank, shape, type, offset);
+            view.detach(); // Keeps the group's memory alive as long as the array.
             NativeMemory memory =
                     new NativeMemory(
                             buffers.address(rank, offset),
                             byteSize,
-                            Torch.device(place),
+                            Torch.device(view),
                             () -> {
-                                place.close();
-                                give(offset, taken);
+                                view.close();
+                                free(offset, allocated);
                             });
             done = true;
             try (memory) {
@@ -90,12 +90,12 @@ public final class P2pAllocator {
             }
         } finally {
             if (!done) {
-                give(offset, taken);
+                free(offset, allocated);
             }
         }
     }
 
-    private synchronized long take(long byteSize) {
+    private synchronized long allocate(long byteSize) {
         for (Map.Entry<Long, Long> hole : free.entrySet()) {
             long offset = hole.getKey();
             long left = hole.getValue() - byteSize;
@@ -109,18 +109,17 @@ public final class P2pAllocator {
         }
         throw new IllegalStateException(
                 String.format(
-                        "there is no room for %d bytes in the P2P heap, of whose %d bytes %d are"
-                                + " free in %d pieces; close arrays, or create the group with a"
-                                + " larger heap size",
-                        byteSize, end - begin, freeBytes(), free.size()));
+                        "cannot allocate %d bytes in the P2P heap: %d of %d bytes are free, in %d"
+                            + " blocks; close arrays, or create the group with a larger heap size",
+                        byteSize, freeBytes(), end - begin, free.size()));
     }
 
-    private synchronized void give(long offset, long byteSize) {
+    private synchronized void free(long offset, long byteSize) {
         long size = byteSize;
         long start = offset;
-        Long behind = free.remove(offset + byteSize);
-        if (behind != null) {
-            size += behind;
+        Long after = free.remove(offset + byteSize);
+        if (after != null) {
+            size += after;
         }
         Map.Entry<Long, Long> before = free.lowerEntry(offset);
         if (before != null && before.getKey() + before.getValue() == offset) {
@@ -131,7 +130,7 @@ public final class P2pAllocator {
     }
 
     /**
-     * Returns how much of the heap is free, though perhaps not in one piece.
+     * Returns the number of free bytes in the heap, possibly in several blocks.
      *
      * @return the size in bytes
      */
@@ -140,11 +139,11 @@ public final class P2pAllocator {
     }
 
     /**
-     * Tells whether all of an array lies in this rank's heap, and where.
+     * Returns the offset of an array in this rank's P2P memory.
      *
      * @param array an array
-     * @return its offset in bytes from the start of the rank's P2P memory, as {@link
-     *     P2pBuffers#p2pBuffer} takes it; empty if it does not, or is not contiguous, or has no
+     * @return its offset in bytes from the start of the P2P memory, as {@link P2pBuffers#p2pBuffer}
+     *     takes it; empty if the array is not entirely in the heap, not contiguous, or has no
      *     elements
      */
     public OptionalLong offsetOf(NDArray array) {
@@ -152,7 +151,7 @@ public final class P2pAllocator {
         if (begin >= end || info.count() == 0 || !info.isContiguous()) {
             return OptionalLong.empty();
         }
-        // Addresses of GPUs and hosts do not coincide.
+        // Safe for any device: GPU and host addresses are distinct.
         long offset = info.address() - buffers.address(rank, 0);
         boolean inside = offset >= begin && offset + info.byteSize() <= end;
         return inside ? OptionalLong.of(offset) : OptionalLong.empty();

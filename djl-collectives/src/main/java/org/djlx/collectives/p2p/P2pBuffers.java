@@ -16,36 +16,88 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * Symmetric memory of a group: memory on each rank, as much on all, that every rank can read and
- * write; and signal words through which ranks tell each other that data has arrived. The
- * counterpart of c10d's P2P buffers and of PyTorch's symmetric memory.
+ * Symmetric memory of a group: on each rank, memory of the same size that every rank can read and
+ * write, and signal words that announce data. The counterpart of PyTorch's {@code SymmetricMemory}.
  *
  * <pre>
  *   a rank's P2P memory:   | buffer: bufferSize() bytes | heap: heapSize() bytes |
  * </pre>
  *
- * <p>A signal word belongs to a channel, the rank it lies on, and the rank that raises it. Words
- * only grow: they are epoch counters, never reset, compared modulo 2³². What a rank wrote before it
- * raised a word is visible to the rank that saw the word raised. An operation uses epochs, signals,
- * puts or barriers on all ranks or on none, as each rank counts those that do. On GPUs it is the
- * current stream that raises words and waits for them: methods return when that is enqueued, and a
- * wait in vain fails the operation, not the method.
+ * <pre>{@code
+ * group.execute(type, agreed, operation -> {
+ *     buffers.awaitAgreement(operation);
+ *     int epoch = buffers.epoch(operation);
+ *     // put this rank's data into the half epoch % 2 of each peer's buffer, then:
+ *     buffers.putSignal(peer, 0, epoch);
+ *     buffers.waitSignal(operation, peer, 0, epoch); // the peer's data has arrived
+ * });
+ * }</pre>
  *
- * <p>The buffers are shared by all that is built on the group, so they are to be used within {@link
- * ProcessGroup#execute} only, whose operations run one after the other, and in one way: an
- * operation raises its signals to its {@linkplain #epoch epoch} and writes into one half of the
- * buffers only, the second if that number is odd. So an operation can begin while a slower rank
- * still reads what the last one left. On GPUs, where graphs may be replayed between operations, all
- * use the second half, and the first one is taken: an operation reads what it was sent before it
- * ends, {@linkplain P2pStream#put puts} wait until all ranks have come to the operation, and who
- * writes otherwise where another rank writes or reads, through views or by kernels of its own,
- * calls {@link #intraNodeBarrier} first. Arrays in the heap belong to who {@linkplain P2pAllocator
- * allocates} them; an operation that writes into those of other ranks must know that they are free,
- * as after that barrier.
+ * <h2>Signals</h2>
  *
- * <p>Once the group is destroyed, signals and barriers throw {@link IllegalStateException}, views
- * {@link IllegalArgumentException}, and waits under way fail. Ranks and sizes can still be asked
- * for, and addresses lead nowhere.
+ * <ul>
+ *   <li>There is one signal word per channel, destination rank and source rank.
+ *   <li>A word is an epoch counter: it only grows, is never reset, and is compared modulo 2³².
+ *   <li>Release and acquire: a rank that sees a signal also sees everything that the sender wrote
+ *       before it.
+ *   <li>On GPUs the current stream sends and waits. Methods return when that is enqueued; a wait
+ *       that times out fails the operation, not the method.
+ * </ul>
+ *
+ * <h2>Rules</h2>
+ *
+ * <ol>
+ *   <li>Use the buffers only within {@link ProcessGroup#execute}, because all libraries on the
+ *       group share them. Its operations run one after the other.
+ *   <li>An operation uses epochs, signals, puts or barriers on all ranks or on none, because every
+ *       rank counts them.
+ *   <li>An operation signals with its {@linkplain #epoch epoch} as the value, and writes only to
+ *       one half of the buffer: the first if the epoch is even, the second if it is odd. So an
+ *       operation can start while a slower rank still reads the data of the previous one.
+ *   <li>On GPUs all operations use the second half, because graphs may be replayed between
+ *       operations; the first half is reserved. An operation reads the data it received before it
+ *       ends. {@linkplain P2pStream#put Puts} wait until all ranks have reached the operation. Code
+ *       that writes to peer memory by other means (views, own kernels) calls {@link
+ *       #intraNodeBarrier} first.
+ *   <li>An array in the heap belongs to the code that {@linkplain P2pAllocator allocated} it. An
+ *       operation that writes to a peer's array must know that it is free, for example after a
+ *       barrier.
+ * </ol>
+ *
+ * <p>After the group has been destroyed, signals and barriers throw {@link IllegalStateException},
+ * views throw {@link IllegalArgumentException}, running waits fail, and addresses are invalid.
+ * Ranks and sizes remain available.
+ *
+ * <p>An operation that passes an array on to the next rank:
+ *
+ * <pre>{@code
+ * Work shift(ProcessGroup group, NDManager manager, NDArray array) {
+ *     P2pBuffers buffers = group.p2pBuffers().orElseThrow();
+ *     int ranks = group.worldSize();
+ *     return group.execute(
+ *             new OpType("shift"),
+ *             new Operation.Agreed(Torch.scalarType(array), array.getShape().getShape(), null, 0),
+ *             operation -> {
+ *                 buffers.intraNodeBarrier(operation); // before a view of another rank is written
+ *                 int epoch = buffers.epoch(operation);
+ *                 long half = epoch % 2 == 0 ? 0 : buffers.bufferSize() / 2;
+ *                 int next = (group.rank() + 1) % ranks;
+ *                 Torch.copy(view(buffers, manager, next, array, half), array);
+ *                 for (int peer = 0; peer < ranks; peer++) {
+ *                     buffers.putSignal(peer, 0, epoch);
+ *                 }
+ *                 for (int peer = 0; peer < ranks; peer++) {
+ *                     buffers.waitSignal(operation, peer, 0, epoch);
+ *                 }
+ *                 Torch.copy(array, view(buffers, manager, group.rank(), array, half));
+ *             });
+ * }
+ *
+ * NDArray view(P2pBuffers buffers, NDManager manager, int rank, NDArray array, long offset) {
+ *     return buffers.p2pBuffer(
+ *             manager, rank, array.getShape(), Torch.scalarType(array), offset);
+ * }
+ * }</pre>
  */
 public abstract class P2pBuffers {
 
@@ -54,8 +106,8 @@ public abstract class P2pBuffers {
     private final long bufferSize;
     private final long heapSize;
     private final int channels;
-    private final long[] addresses; // of each rank's memory; 0 until asked for; guarded by this
-    private P2pAllocator allocator; // null until it is asked for; guarded by this
+    private final long[] addresses; // of each rank's memory; 0 until first used; guarded by this
+    private P2pAllocator allocator; // null until first used; guarded by this
 
     /**
      * Constructor for subclasses.
@@ -103,7 +155,7 @@ public abstract class P2pBuffers {
     }
 
     /**
-     * Returns the size of each rank's heap, which follows on its buffer.
+     * Returns the size of each rank's heap, which follows the buffer.
      *
      * @return the size in bytes; may be 0
      */
@@ -112,9 +164,9 @@ public abstract class P2pBuffers {
     }
 
     /**
-     * Returns what divides this rank's heap.
+     * Returns the allocator of this rank's heap.
      *
-     * @return the allocator, always the same
+     * @return the allocator; the same object in every call
      */
     public final synchronized P2pAllocator allocator() {
         if (allocator == null) {
@@ -133,15 +185,16 @@ public abstract class P2pBuffers {
     }
 
     /**
-     * Returns a view of a part of a rank's P2P memory, without a copy. The view of this rank's own
-     * keeps the memory alive; that of another's must not be used when the group is destroyed.
+     * Returns an array that is a view of a rank's P2P memory, without a copy. A view of this rank's
+     * memory keeps it alive. Do not use a view of a peer's memory after the group has been
+     * destroyed.
      *
      * @param manager the manager to attach the array to
-     * @param rank whose memory
+     * @param rank the owner of the memory
      * @param shape the array's shape; contiguous
      * @param type the array's element type
-     * @param offset where the array begins, in bytes from the start of the buffer; a multiple of
-     *     the element size
+     * @param offset the array's offset in bytes from the start of the buffer; a multiple of the
+     *     element size
      * @return the array
      * @throws IllegalArgumentException if the array does not fit into the buffer and the heap, or
      *     the offset is not a multiple of the element size
@@ -155,11 +208,12 @@ public abstract class P2pBuffers {
     }
 
     /**
-     * Returns where a part of a rank's P2P memory is, as the device of this rank addresses it; for
-     * {@link P2pStream}s and kernels of your own. Not to be used once the group is destroyed.
+     * Returns the address of a rank's P2P memory as seen by this rank's device; for {@link
+     * P2pStream} and custom kernels. Invalid after the group has been destroyed.
      *
-     * @param rank whose memory; that of another can be written, but not on all backends read
-     * @param offset the part's offset in bytes from the start of the buffer
+     * @param rank the owner of the memory. Peer memory is always writable; some backends cannot
+     *     read it
+     * @param offset the offset in bytes from the start of the buffer
      * @return the address
      */
     public final synchronized long address(int rank, long offset) {
@@ -175,10 +229,11 @@ public abstract class P2pBuffers {
 
     /**
      * Returns the stream on which libtorch's operators run for the calling thread; on the CPU, the
-     * thread itself. One of each kind is in use at a time, within one operation.
+     * thread itself. At most one current and one side stream are in use at a time, within one
+     * operation.
      *
-     * @param operation the operation under way
-     * @return the stream, to be closed by the caller
+     * @param operation the running operation
+     * @return the stream; the caller closes it
      */
     public P2pStream currentStream(Operation operation) {
         Required.argument("currentStream: operation", operation);
@@ -186,12 +241,12 @@ public abstract class P2pBuffers {
     }
 
     /**
-     * Returns a stream that runs beside the current one; on the CPU, unless a backend has its own,
-     * a thread of a pool, which copies to {@link #address}. Before the operation ends, the current
-     * stream is to wait for an event behind all that it does.
+     * Returns a stream that runs concurrently with the current one; on the CPU by default a pool
+     * thread. Before the operation ends, the current stream must wait for an event recorded after
+     * all work on this stream.
      *
-     * @param operation the operation under way
-     * @return the stream, to be closed by the caller
+     * @param operation the running operation
+     * @return the stream; the caller closes it
      */
     public P2pStream sideStream(Operation operation) {
         Required.argument("sideStream: operation", operation);
@@ -199,135 +254,141 @@ public abstract class P2pBuffers {
     }
 
     /**
-     * Checks a part of a rank's memory that a caller passes.
+     * Checks a range in a rank's P2P memory.
      *
      * @param rank the rank
-     * @param offset where the part begins
+     * @param offset the start of the range, in bytes
      * @param byteSize its size
-     * @throws IllegalArgumentException if there is none
+     * @throws IllegalArgumentException if the rank or the range is out of bounds
      */
     protected final void checkRange(int rank, long offset, long byteSize) {
         checkRank(rank);
         if (offset < 0 || offset > bufferSize + heapSize - byteSize) {
             throw new IllegalArgumentException(
                     String.format(
-                            "%d bytes at %d do not fit into a P2P buffer of %d bytes and a heap of"
-                                    + " %d bytes",
+                            "%d bytes at offset %d are out of range: the P2P memory has a buffer of"
+                                    + " %d bytes and a heap of %d bytes",
                             byteSize, offset, bufferSize, heapSize));
         }
     }
 
     /**
-     * Returns a view of a part of a rank's P2P memory, the arguments being right.
+     * Implements {@link #p2pBuffer}; the arguments have been checked.
      *
      * @param manager the manager to attach the array to
-     * @param rank whose memory
+     * @param rank the owner of the memory
      * @param shape the array's shape
      * @param type the array's element type
-     * @param offset where the array begins
+     * @param offset the array's offset in bytes
      * @return the array
      */
     protected abstract NDArray view(
             NDManager manager, int rank, Shape shape, ScalarType type, long offset);
 
     /**
-     * Checks a rank that a caller passes.
+     * Checks a rank.
      *
      * @param rank the rank
-     * @throws IllegalArgumentException if there is none
+     * @throws IllegalArgumentException if it is out of range
      */
     protected final void checkRank(int rank) {
         if (rank < 0 || rank >= worldSize) {
             throw new IllegalArgumentException(
-                    "rank " + rank + " lies outside a group of " + worldSize + " ranks");
+                    "rank "
+                            + rank
+                            + " is out of range: the group has ranks 0 to "
+                            + (worldSize - 1));
         }
     }
 
     /**
-     * Checks a channel that a caller passes.
+     * Checks a channel.
      *
      * @param channel the channel
-     * @throws IllegalArgumentException if there is none
+     * @throws IllegalArgumentException if it is out of range
      */
     protected final void checkChannel(int channel) {
         if (channel < 0 || channel >= channels) {
             throw new IllegalArgumentException(
-                    "channel " + channel + " lies outside of " + channels + " channels");
+                    "channel "
+                            + channel
+                            + " is out of range: there are channels 0 to "
+                            + (channels - 1));
         }
     }
 
     /**
-     * Returns the number that an operation raises its signals to. An operation that asks for it
-     * raises a signal to it on every rank, before or after it has put something there, and waits
-     * for those of all ranks; so the next but one may use the same half of the buffers again, and
-     * on GPUs, where it waits for all ranks, the next.
+     * Returns the value of an operation's signals. An operation that calls this signals every rank
+     * with that value, before or after it writes data there, and waits for the signals of all
+     * ranks. Then the next operation but one may write to the same half of the buffer; on GPUs,
+     * which wait for all ranks first, the next one.
      *
-     * @param operation the operation under way
-     * @return the number, the same on all ranks, and larger with each operation that asks for it;
-     *     on GPUs always 1, as a graph can be replayed: operations are counted on the device, and
-     *     signals are raised relative to that count
+     * @param operation the running operation
+     * @return the epoch: the same on all ranks, larger with each operation that calls this. On GPUs
+     *     always 1, because graphs can be replayed: the device counts operations and adds the count
+     *     to signal values
      */
     public abstract int epoch(Operation operation);
 
     /**
-     * Returns what kernels need to raise signals and wait for them themselves, within an operation
-     * that does not ask for an {@linkplain #epoch epoch}.
+     * Returns the addresses that custom kernels need to signal and wait themselves, within an
+     * operation that does not call {@link #epoch}.
      *
-     * @return the signals; empty, on all ranks alike, where the ranks have no such kernels
+     * @return the signals; empty on all ranks if not supported
      */
     public Optional<KernelSignals> kernelSignals() {
         return Optional.empty();
     }
 
     /**
-     * Returns what kernels need to exchange data as one-shot all-reduces do, within an operation
-     * that need not ask for an {@linkplain #epoch epoch}: launches are counted on the device.
+     * Returns the memory that custom kernels need to exchange data like one-shot all-reduces,
+     * within an operation that need not call {@link #epoch}, because the device counts launches.
      *
-     * @return the slots; empty, on all ranks alike, where the ranks have no such all-reduces
+     * @return the slots; empty on all ranks if there are no one-shot all-reduces
      */
     public Optional<OneShotSlots> oneShotSlots() {
         return Optional.empty();
     }
 
     /**
-     * Raises this rank's signal word on a rank.
+     * Signals a rank.
      *
-     * @param rank the rank that waits for it
+     * @param rank the rank that waits for the signal
      * @param channel the channel
-     * @param epoch the word's new value: the operation's {@linkplain #epoch epoch}
-     * @throws IllegalArgumentException if there is no such rank or channel; on GPUs also for
-     *     another value, as the next operations raise their words to what is beyond
+     * @param epoch the value: the operation's {@linkplain #epoch epoch}
+     * @throws IllegalArgumentException if the rank or channel is out of range; on GPUs also for a
+     *     value other than the epoch, because larger values belong to later operations
      */
     public abstract void putSignal(int rank, int channel, int epoch);
 
     /**
-     * Waits until a rank has raised its signal word here.
+     * Waits for a signal from a rank.
      *
-     * @param operation the operation under way, for its timeout and for messages
-     * @param rank the rank that raises it
+     * @param operation the running operation; its timeout bounds the wait
+     * @param rank the rank that sends the signal
      * @param channel the channel
-     * @param epoch the value to wait for, likewise
-     * @throws IllegalArgumentException likewise
-     * @throws CollectiveException if the rank is gone or does not raise it in time; on GPUs, the
-     *     operation's work fails with it instead
+     * @param epoch the value to wait for: the operation's {@linkplain #epoch epoch}
+     * @throws IllegalArgumentException as {@link #putSignal}
+     * @throws CollectiveException if the rank has left or died, or does not signal in time; on GPUs
+     *     the operation's work fails instead
      */
     public abstract void waitSignal(Operation operation, int rank, int channel, int epoch);
 
     /**
-     * Waits until all ranks have begun the operation and checks that they agree on what it is,
-     * where the host must know that before it goes on. It returns at once on {@code cuda_p2p},
-     * which compares the calls behind the operation, or, if it verifies, has done so before.
+     * Waits until all ranks have started the operation and checks that their calls match. A no-op
+     * on {@code cuda_p2p}, which compares calls asynchronously or, with {@code optVerify}, has
+     * already compared them.
      *
-     * @param operation the operation under way
-     * @throws CollectiveException if they do not agree, naming what each called
+     * @param operation the running operation
+     * @throws CollectiveException if the calls do not match; lists each rank's call
      */
     public abstract void awaitAgreement(Operation operation);
 
     /**
-     * Waits until all ranks have called this, and done all work before; on GPUs, the current stream
-     * does. Begins with an {@link #awaitAgreement}.
+     * Barrier: waits until all ranks have called it and finished all work before it. On GPUs the
+     * current stream waits. Includes an {@link #awaitAgreement}.
      *
-     * @param operation the operation under way
+     * @param operation the running operation
      * @throws CollectiveException as {@link #awaitAgreement}
      */
     public abstract void intraNodeBarrier(Operation operation);

@@ -8,66 +8,68 @@ import ai.djl.ndarray.NDArray;
 import org.djlx.collectives.ProcessGroup;
 
 /**
- * A queue of one rank's work that runs in order; two streams run side by side. What the schedules
- * of fused operators need of a group's memory, so that they work on any backend that has some.
+ * A queue of work that runs in order, like a CUDA stream but independent of the backend. Pipelines
+ * of fused operators are written against it.
  *
- * <p>A stream belongs to {@link P2pBuffers}: {@linkplain P2pBuffers#currentStream the current one}
- * is that on which libtorch's operators run for the calling thread, {@linkplain
- * P2pBuffers#sideStream the other} runs beside it. Both are used within one operation ({@link
- * ProcessGroup#execute}), by the thread that runs it, and closed by it.
- *
- * <p>Methods may return before the work is done. Memory is given by address, on the device of the
- * group; it must live until the current stream has waited for the work that uses it, and until
- * every replay has ended if the work {@linkplain #isRecorded is recorded}. A wait for a signal ends
- * at the operation's timeout at the latest, and then the operation fails.
+ * <ul>
+ *   <li>{@link P2pBuffers#currentStream} is the stream on which libtorch's operators run for the
+ *       calling thread. {@link P2pBuffers#sideStream} runs concurrently with it.
+ *   <li>Use and close both within one operation ({@link ProcessGroup#execute}), on the thread that
+ *       runs it.
+ *   <li>Methods may return before the work has finished.
+ *   <li>Memory is given by address on the group's device. It must stay valid until the current
+ *       stream has waited for the work that uses it; if the work {@linkplain #isRecorded is
+ *       recorded}, until the last replay has ended.
+ *   <li>A wait for a signal ends at the operation's timeout, and then the operation fails.
+ * </ul>
  */
 public interface P2pStream extends AutoCloseable {
 
-    /** A point in a stream that another stream can wait for; good until the operation ends. */
+    /** A point in a stream for which another stream can wait; valid until the operation ends. */
     interface Event {}
 
     /**
-     * Copies bytes into a rank's P2P memory. On GPUs the first one of a stream to another rank
-     * waits until all ranks have come to the operation, by such a put, a signal, a wait for one, an
-     * epoch or a barrier.
+     * Copies bytes to a rank's P2P memory. On GPUs a stream's first put to a peer waits until all
+     * ranks have reached the operation, which a rank does with its first put, signal, wait, epoch
+     * or barrier.
      *
-     * @param rank whose memory
-     * @param offset where in it, in bytes from the start of the buffer
-     * @param source the address of the bytes
-     * @param byteSize how many
-     * @throws IllegalArgumentException if they do not fit into the buffer and the heap
+     * @param rank the owner of the destination
+     * @param offset the destination, in bytes from the start of the buffer
+     * @param source the address of the source
+     * @param byteSize the number of bytes
+     * @throws IllegalArgumentException if the destination is out of range
      */
     void put(int rank, long offset, long source, long byteSize);
 
     /**
      * Copies bytes within the rank's device.
      *
-     * @param destination the address where they go
-     * @param source the address where they are; does not overlap the destination
-     * @param byteSize how many
+     * @param destination the address of the destination
+     * @param source the address of the source; must not overlap the destination
+     * @param byteSize the number of bytes
      */
     void copy(long destination, long source, long byteSize);
 
     /**
-     * Raises this rank's signal on a rank, after all work before.
+     * Signals a rank after all previous work of this stream; see {@link P2pBuffers#putSignal}.
      *
-     * @param rank the rank that waits for it
+     * @param rank the rank that waits for the signal
      * @param channel the channel
      * @param epoch the value
      */
     void signal(int rank, int channel, int epoch);
 
     /**
-     * Lets work that follows wait for a rank's signal.
+     * Makes later work of this stream wait for a signal from a rank.
      *
-     * @param rank the rank that raises it
+     * @param rank the rank that sends the signal
      * @param channel the channel
      * @param epoch the value to wait for
      */
     void waitSignal(int rank, int channel, int epoch);
 
     /**
-     * Lets work that follows wait for the signals of all other ranks.
+     * Makes later work of this stream wait for the signals of all other ranks.
      *
      * @param channel the channel
      * @param epoch the value to wait for
@@ -75,38 +77,39 @@ public interface P2pStream extends AutoCloseable {
     void waitSignals(int channel, int epoch);
 
     /**
-     * Tells whether what is enqueued is recorded for later, when streams may not run side by side.
+     * Returns whether the enqueued work is recorded into a graph. In a replay, streams may not run
+     * concurrently.
      *
-     * @return whether it is
+     * @return true if it is recorded
      */
     boolean isRecorded();
 
     /**
-     * Keeps arrays for as long as what is recorded can be replayed; does nothing if nothing is
+     * Keeps arrays alive as long as the recorded work can be replayed. A no-op if nothing is
      * recorded.
      *
-     * @param arrays what the work uses
+     * @param arrays the arrays that the work uses
      */
     void keepAlive(NDArray... arrays);
 
     /**
-     * Marks this point.
+     * Records an event.
      *
-     * @return an event that has happened when all work before is done
+     * @return an event that completes after all previous work of this stream
      */
     Event record();
 
     /**
-     * Lets work that follows wait for an event. The caller's own thread, if that is the stream,
-     * throws what failed before the event.
+     * Makes later work of this stream wait for an event. If this stream is the calling thread, it
+     * throws the failure of work before the event.
      *
      * @param event an event of another stream of the same buffers and operation
      */
     void waitEvent(Event event);
 
     /**
-     * Ends the use of the stream. On the host, waits until nothing runs any more; what has not
-     * begun is dropped. Never throws.
+     * Closes the stream. On the CPU, waits for running work and drops work that has not started.
+     * Never throws.
      */
     @Override
     void close();

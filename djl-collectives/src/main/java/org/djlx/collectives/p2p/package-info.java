@@ -3,21 +3,21 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 /* Package-private:
- * HostP2pStream  a stream on the CPU
+ * HostP2pStream  stream on the CPU
  */
 /**
- * Memory that peers write directly, and streams for operators built on it; the counterpart of
- * PyTorch's symmetric memory. Start with {@link org.djlx.collectives.p2p.P2pBuffers}.
+ * Symmetric memory, which peers read and write directly, and streams for operators on it; the
+ * counterpart of PyTorch's {@code SymmetricMemory}. Start with {@link
+ * org.djlx.collectives.p2p.P2pBuffers}.
  *
  * <ul>
- *   <li>{@link org.djlx.collectives.p2p.KernelSignals} - where kernels of your own raise and await
- *       signals themselves
- *   <li>{@link org.djlx.collectives.p2p.OneShotSlots} - where they exchange data as one-shot
- *       all-reduces do
- *   <li>{@link org.djlx.collectives.p2p.P2pAllocator} - tensors in such memory
- *   <li>{@link org.djlx.collectives.p2p.P2pBuffers} - memory into which other ranks write
- *   <li>{@link org.djlx.collectives.p2p.P2pStream} - a stream that writes there, for operators of
- *       your own
+ *   <li>{@link org.djlx.collectives.p2p.P2pBuffers} - a group's symmetric memory and signals
+ *   <li>{@link org.djlx.collectives.p2p.P2pAllocator} - allocates arrays in symmetric memory
+ *   <li>{@link org.djlx.collectives.p2p.P2pStream} - backend-independent stream for operators
+ *   <li>{@link org.djlx.collectives.p2p.KernelSignals} - addresses for GPU kernels that signal and
+ *       wait themselves
+ *   <li>{@link org.djlx.collectives.p2p.OneShotSlots} - memory for GPU kernels that exchange data
+ *       like a one-shot all-reduce
  * </ul>
  */
 package org.djlx.collectives.p2p;

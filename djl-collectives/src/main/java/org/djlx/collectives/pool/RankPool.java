@@ -24,11 +24,11 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * The ranks of a group, each with something of its own, such as a part of a model, which serve
- * requests together. All ranks serve the same requests in the same order, which is that of {@link
- * #submit}, and may call the group meanwhile. Gradients are not recorded.
+ * The ranks of a group, each with a {@link RankWorker} such as a shard of a model, that serve
+ * requests together. All ranks serve the same requests in the order of {@link #submit}, and may
+ * issue operations on the group. Gradients are not recorded.
  *
- * <p>Ranks are threads of this JVM that stay:
+ * <p>Ranks are long-lived threads of this JVM:
  *
  * <pre>{@code
  * RankPool<float[], float[]> pool =
@@ -37,8 +37,8 @@ import org.slf4j.LoggerFactory;
  * pool.close();
  * }</pre>
  *
- * <p>or processes of one host, of which rank 0 takes the requests and the others follow. All run
- * the same program:
+ * <p>or processes on one host that run the same program. Rank 0 takes requests; the other ranks
+ * follow it:
  *
  * <pre>{@code
  * ProcessGroup group = ProcessGroups.init("shm");
@@ -47,41 +47,46 @@ import org.slf4j.LoggerFactory;
  *     if (group.rank() == 0) {
  *         float[] output = pool.submit(input).get();
  *     }
- * } // The others stay here until rank 0 closes its pool.
+ * } // close() on the other ranks waits until rank 0 closes its pool
  * }</pre>
  *
- * <p>If a rank throws or dies, or what is each rank's own cannot be made, the pool has failed: its
- * group is no longer to be used, as the others may be anywhere in the request. All work that is
- * pending fails with the reason, and so does what is submitted later; the pool is to be closed and,
- * if need be, another started, for which processes are to be started again. So check what may be
- * wrong with a request before it is submitted.
+ * <p>Failure:
+ *
+ * <ul>
+ *   <li>The pool fails if a rank throws or dies, or its worker cannot be created. The group is then
+ *       unusable, because the ranks may be at different points of a request.
+ *   <li>All pending and later requests fail with the first failure as the reason.
+ *   <li>Close a failed pool. To go on, start another one; ranks that are processes must be
+ *       restarted.
+ *   <li>So validate a request before you submit it.
+ * </ul>
  *
  * <p>Thread-safe.
  *
- * @param <R> what a request is
- * @param <T> what comes of it
+ * @param <R> the type of a request
+ * @param <T> the type of a result
  */
 public final class RankPool<R, T> implements AutoCloseable {
 
     private static final Logger LOG = LoggerFactory.getLogger(RankPool.class);
-    // How long ranks go on after one has failed before they are interrupted: those that wait for it
-    // in an operation learn of it at once.
+    // How long the other ranks may run after one has failed, before close() interrupts them. Ranks
+    // that wait for it in an operation fail at once.
     private static final long GRACE_MILLIS = 10_000;
-    // How long a rank with a GPU looks for the next request before it sleeps.
+    // How long a rank with a GPU polls for the next request before it sleeps.
     private static final long SPIN_NANOS = 500_000;
 
     private final String name;
     private final int worldSize;
     private final List<Rank> ranks; // of this JVM
-    private final RequestCodec<R> codec; // null if all ranks are threads of it, as the channel is
-    private final RequestChannel channel;
+    private final RequestCodec<R> codec; // null if ranks are threads
+    private final RequestChannel channel; // null if ranks are threads
     private final CompletableFuture<CollectiveException> failed = new CompletableFuture<>();
 
     // Guarded by this.
     private final Set<Call<?>> pending = new LinkedHashSet<>();
     private CollectiveException failure;
-    private Thread breaking; // destroys the group when another process has failed
-    private volatile Thread losing; // the group's, which has told of that
+    private Thread breaking; // destroys the group after another process has failed
+    private volatile Thread reporter; // the group's thread that reported that failure
     private boolean closed;
 
     private RankPool(
@@ -94,37 +99,39 @@ public final class RankPool<R, T> implements AutoCloseable {
     }
 
     /**
-     * Starts a thread for each rank, has it make what is its own, and waits for all.
+     * Starts a pool whose ranks are threads of this JVM. Starts one thread per rank, creates the
+     * workers on them, and returns when all workers exist.
      *
-     * @param name the pool's name, for its threads and for messages
-     * @param groups the handles of all ranks, as {@link ProcessGroups#local(int)} returns them;
-     *     they are the pool's from now on, which destroys them
-     * @param maker makes what a rank has, on its thread; the pool closes it there
-     * @param <R> what a request is
-     * @param <T> what comes of it
+     * @param name the pool's name, for threads and messages
+     * @param groups the handles of all ranks, as {@link ProcessGroups#local(int)} returns them; the
+     *     pool owns and destroys them
+     * @param maker creates a rank's worker, on the rank's thread; the pool closes the worker there
+     * @param <R> the type of a request
+     * @param <T> the type of a result
      * @return the pool
-     * @throws CollectiveException if it could not be made on a rank, which it names; what was made
-     *     is closed, and the groups are destroyed
-     * @throws IllegalArgumentException if an argument is null, or a rank's handle is missing or
-     *     there twice
+     * @throws CollectiveException if a worker cannot be created; names the rank. All workers are
+     *     closed and the groups destroyed
+     * @throws IllegalArgumentException if an argument is null, or {@code groups} does not have each
+     *     rank exactly once
      */
     public static <R, T> RankPool<R, T> start(
             String name,
             List<ProcessGroup> groups,
             ProcessGroups.RankBody<? extends RankWorker<R, T>> maker) {
-        Required.argument("RankPool: the name", name);
-        Required.argument("RankPool: the maker", maker);
+        Required.argument("RankPool: name", name);
+        Required.argument("RankPool: maker", maker);
         if (groups == null || groups.isEmpty() || groups.stream().anyMatch(Objects::isNull)) {
             throw new IllegalArgumentException(
-                    "RankPool: groups must hold the handles of all ranks, not " + groups);
+                    "RankPool: groups must contain one handle per rank, without null, but is "
+                            + groups);
         }
         int worldSize = groups.get(0).worldSize();
         long different = groups.stream().map(ProcessGroup::rank).distinct().count();
         if (groups.size() != worldSize || different != worldSize) {
             throw new IllegalArgumentException(
                     String.format(
-                            "RankPool: groups must hold the handles of all %d ranks, each once,"
-                                    + " not %s",
+                            "RankPool: groups must contain each of the %d ranks exactly once, but"
+                                    + " is %s",
                             worldSize, groups));
         }
         RankPool<R, T> pool = new RankPool<>(name, groups, null, null);
@@ -133,24 +140,25 @@ public final class RankPool<R, T> implements AutoCloseable {
     }
 
     /**
-     * Makes this process a rank of a pool whose ranks are processes of one host, which all call
-     * this: starts a thread, has it make what is this rank's own, and waits for all ranks.
+     * Joins a pool whose ranks are processes on one host. All ranks call it. Starts a thread,
+     * creates this rank's worker on it, and returns when all ranks have their worker.
      *
-     * <p>Rank 0 alone takes requests, and sends them to the others through shared memory, whatever
-     * the group's backend. These serve them until rank 0 closes its pool. No timeout bounds their
-     * wait for a request, in which they sleep.
+     * <p>Only rank 0 accepts requests. It sends them to the other ranks through shared memory,
+     * whatever the group's backend. The other ranks serve them until rank 0 closes its pool. They
+     * sleep while they wait for a request, without a timeout.
      *
-     * @param name the pool's name, for its threads and for messages
-     * @param group this process's handle on the group of all ranks; it is the pool's from now on,
-     *     which destroys it, also if this throws. Its timeout bounds how long rank 0 waits for the
-     *     others to take a request; to make what is their own, they may take as long as they need
-     * @param codec how requests get to the other processes
-     * @param maker makes what a rank has, on its thread; the pool closes it there
-     * @param <R> what a request is
-     * @param <T> what comes of it
+     * @param name the pool's name, for threads and messages
+     * @param group this process's handle on the group of all ranks; the pool owns it and destroys
+     *     it, also if this method throws. Its timeout bounds how long rank 0 waits for the others
+     *     to accept a request; creating workers has no timeout
+     * @param codec encodes requests for the other processes
+     * @param maker creates this rank's worker, on the rank's thread; the pool closes the worker
+     *     there
+     * @param <R> the type of a request
+     * @param <T> the type of a result
      * @return the pool
-     * @throws CollectiveException on all ranks, if they are not on one host, or if it could not be
-     *     made on one of them; what was made is closed
+     * @throws CollectiveException on all ranks, if they are not on one host or a worker cannot be
+     *     created; all workers are closed
      * @throws IllegalArgumentException if an argument is null
      */
     public static <R, T> RankPool<R, T> join(
@@ -158,10 +166,10 @@ public final class RankPool<R, T> implements AutoCloseable {
             ProcessGroup group,
             RequestCodec<R> codec,
             ProcessGroups.RankBody<? extends RankWorker<R, T>> maker) {
-        Required.argument("RankPool: the name", name);
-        Required.argument("RankPool: the group", group);
-        Required.argument("RankPool: the codec", codec);
-        Required.argument("RankPool: the maker", maker);
+        Required.argument("RankPool: name", name);
+        Required.argument("RankPool: group", group);
+        Required.argument("RankPool: codec", codec);
+        Required.argument("RankPool: maker", maker);
         RankPool<R, T> pool = pool(name, group, codec);
         RequestChannel channel = pool.channel;
         if (pool.isFollower()) {
@@ -199,7 +207,7 @@ public final class RankPool<R, T> implements AutoCloseable {
         }
     }
 
-    /** Starts the ranks' threads and waits until all have done something first. */
+    /** Starts the ranks' threads and waits until all have run a first body. */
     private void begin(Body<R, T, Void> body) {
         boolean done = false;
         try {
@@ -211,7 +219,7 @@ public final class RankPool<R, T> implements AutoCloseable {
             Thread.currentThread().interrupt();
             throw new CollectiveException("RankPool: interrupted while the ranks started", e);
         } catch (ExecutionException e) {
-            throw (CollectiveException) e.getCause(); // Calls fail with nothing else.
+            throw (CollectiveException) e.getCause(); // The only type with which calls fail.
         } finally {
             if (!done) {
                 close();
@@ -219,17 +227,17 @@ public final class RankPool<R, T> implements AutoCloseable {
         }
     }
 
-    /** What a rank does. */
+    /** Code that runs on a rank's thread. */
     private interface Body<R, T, V> {
         V run(RankPool<R, T>.Rank rank) throws Exception;
     }
 
-    /** Something that all ranks of this JVM do. */
+    /** A body that all ranks of this JVM run. */
     private static final class Call<V> {
 
         final CompletableFuture<V> future = new CompletableFuture<>();
-        V result; // that of rank 0; guarded by the pool, as left is
-        int left;
+        V result; // of rank 0; guarded by the pool
+        int left; // ranks that have not finished; guarded by the pool
 
         Call(int ranks) {
             left = ranks;
@@ -241,8 +249,8 @@ public final class RankPool<R, T> implements AutoCloseable {
         final ProcessGroup group;
         final Thread thread;
         final BlockingQueue<Runnable> queue = new LinkedBlockingQueue<>();
-        RankWorker<R, T> worker; // the thread's own
-        boolean ended; // the thread's own
+        RankWorker<R, T> worker; // confined to the thread
+        boolean ended; // confined to the thread
 
         Rank(ProcessGroup group) {
             this.group = group;
@@ -255,12 +263,15 @@ public final class RankPool<R, T> implements AutoCloseable {
                 try {
                     next().run();
                 } catch (InterruptedException e) {
-                    LOG.debug("{} was interrupted while idle", thread.getName()); // It goes on.
+                    LOG.debug("{} was interrupted while idle", thread.getName());
                 }
             }
         }
 
-        /** Requests to GPUs follow each other so closely that waking up would be felt. */
+        /**
+         * Returns the next task. With a GPU it polls first, because waking up takes noticeable
+         * time.
+         */
         private Runnable next() throws InterruptedException {
             boolean spins = group.device().isGpu();
             long start = System.nanoTime();
@@ -275,24 +286,25 @@ public final class RankPool<R, T> implements AutoCloseable {
         Void make(ProcessGroups.RankBody<? extends RankWorker<R, T>> maker) throws Exception {
             worker = maker.run(group);
             if (worker == null) {
-                throw new IllegalStateException("the maker of what a rank has returned null");
+                throw new IllegalStateException(
+                        "the maker returned null; it must return a RankWorker");
             }
             return null;
         }
 
         <V> void run(Call<V> call, Body<R, T, V> body) {
             if (failure().isPresent()) {
-                return; // The call has failed with it.
+                return; // The call has already failed.
             }
             try {
                 V result = body.run(this);
                 done(call, group.rank(), result);
-            } catch (Throwable t) { // Errors as well: memory may run out.
+            } catch (Throwable t) { // Includes errors, such as OutOfMemoryError.
                 leave(t);
             }
         }
 
-        /** Serves what rank 0 sends, until there is no more. */
+        /** Serves the requests that rank 0 sends, until it closes its pool. */
         void follow() {
             try {
                 byte[] request = channel.receive();
@@ -314,7 +326,7 @@ public final class RankPool<R, T> implements AutoCloseable {
                     channel.fail(reason);
                 }
             } finally {
-                group.destroy(); // So that no rank waits for this one.
+                group.destroy(); // Otherwise other ranks would wait for this one.
             }
         }
 
@@ -325,14 +337,14 @@ public final class RankPool<R, T> implements AutoCloseable {
                     channel.end();
                 }
             } catch (RuntimeException e) {
-                LOG.warn("{}: the other ranks do not know that it is closed", name, e);
+                LOG.warn("{}: cannot announce the end of the pool to the other ranks", name, e);
             }
             try {
                 if (worker != null) {
                     worker.close();
                 }
             } catch (RuntimeException e) {
-                LOG.warn("{}: what it has could not be closed", thread.getName(), e);
+                LOG.warn("{}: cannot close the worker", thread.getName(), e);
             } finally {
                 group.destroy();
                 if (channel != null) {
@@ -357,18 +369,18 @@ public final class RankPool<R, T> implements AutoCloseable {
     private static String reason(Throwable cause) {
         try {
             return cause instanceof CollectiveException ? cause.getMessage() : cause.toString();
-        } catch (RuntimeException e) { // Whose own fault that is must not hide the failure.
+        } catch (RuntimeException e) { // The cause's toString() failed.
             return cause.getClass().getName();
         }
     }
 
-    /** Fails what is pending, unless that was done before, which it then comes of. */
+    /** Fails all pending calls. Returns false and does nothing if the pool has already failed. */
     private boolean fail(int rank, String reason, Throwable cause) {
         List<Call<?>> calls;
         CollectiveException first =
                 new CollectiveException(
                         String.format(
-                                "rank %d of %d of %s failed: %s", rank, worldSize, name, reason),
+                                "%s: rank %d of %d failed: %s", name, rank, worldSize, reason),
                         cause);
         synchronized (this) {
             if (failure != null) {
@@ -384,14 +396,14 @@ public final class RankPool<R, T> implements AutoCloseable {
     }
 
     /**
-     * On rank 0: another process has failed. Its reason comes before what follows of it, and is all
-     * that is known: no cause would say more.
+     * On rank 0: fails the pool because another process has failed. Its reason arrives before any
+     * follow-up failure; there is no cause object to attach.
      */
     private void lose(int rank, String reason) {
-        losing = Thread.currentThread();
+        reporter = Thread.currentThread();
         if (fail(rank, reason, null)) {
             synchronized (this) {
-                // By itself: this thread is one of the group's.
+                // On a thread of its own, because this thread belongs to the group.
                 breaking = new Thread(ranks.get(0).group::destroy, name + "-failed");
                 breaking.setDaemon(true);
                 breaking.start();
@@ -400,14 +412,16 @@ public final class RankPool<R, T> implements AutoCloseable {
     }
 
     /**
-     * Queues a request for all ranks.
+     * Submits a request to all ranks.
      *
-     * @param request what they serve
-     * @return what rank 0 returned, when all ranks of this JVM have; or the {@link
-     *     CollectiveException} with which the pool has failed, as soon as it has, or one that has
-     *     that as its cause if it had failed before. What depends on it is run by a thread of the
-     *     pool, and must not wait for it
+     * <p>The future completes with rank 0's result when all ranks of this JVM have served the
+     * request. It fails with a {@link CollectiveException} as soon as the pool fails, or at once if
+     * the pool has failed before. Dependent actions run on a thread of the pool and must not block.
+     *
+     * @param request the request
+     * @return the result of rank 0
      * @throws IllegalStateException if the pool is closed, or this process is not rank 0
+     * @throws IllegalArgumentException if the request is null
      */
     public CompletableFuture<T> submit(R request) {
         if (request == null) {
@@ -416,7 +430,7 @@ public final class RankPool<R, T> implements AutoCloseable {
         if (isFollower()) {
             throw new IllegalStateException(
                     String.format(
-                            "%s: requests are for rank 0, which rank %d follows",
+                            "%s: rank %d does not accept requests; submit them on rank 0",
                             name, ranks.get(0).group.rank()));
         }
         if (channel == null) {
@@ -425,7 +439,7 @@ public final class RankPool<R, T> implements AutoCloseable {
         byte[] bytes = codec.encode(request);
         if (bytes == null) {
             throw new IllegalArgumentException(
-                    name + ": the codec has encoded " + request + " as null, not as bytes");
+                    name + ": the codec encoded the request " + request + " as null");
         }
         return call(
                 rank -> {
@@ -449,54 +463,54 @@ public final class RankPool<R, T> implements AutoCloseable {
         call.future.completeExceptionally(
                 new CollectiveException(
                         name
-                                + " has failed before this request and takes no more; close it and"
-                                + " start another: "
+                                + " failed before this request; close it and start another: "
                                 + failure.getMessage(),
                         failure));
         return call.future;
     }
 
     /**
-     * Returns how many ranks there are.
+     * Returns the number of ranks.
      *
-     * @return the number
+     * @return the world size
      */
     public int size() {
         return worldSize;
     }
 
     /**
-     * Tells whether this process follows rank 0, which is another and takes the requests.
+     * Returns whether this process follows rank 0, which is another process.
      *
-     * @return whether it does; false if ranks are threads
+     * @return true if it follows rank 0; false if ranks are threads
      */
     public boolean isFollower() {
         return channel != null && ranks.get(0).group.rank() > 0;
     }
 
     /**
-     * Returns with what the pool has failed.
+     * Returns the pool's failure.
      *
-     * @return the failure, which names the first rank that failed; empty if none has
+     * @return the failure, which names the first rank that failed; empty if the pool has not failed
      */
     public synchronized Optional<CollectiveException> failure() {
         return Optional.ofNullable(failure);
     }
 
     /**
-     * Tells when the pool fails, also if there is nothing to do for it then.
+     * Returns a stage that completes when the pool fails, even while it is idle. It never completes
+     * if the pool does not fail. Dependent actions run on a thread of the pool and must not block.
      *
-     * @return completes with the {@link #failure}; never if there is none. What depends on it is
-     *     run by a thread of the pool, and must not wait for it
+     * @return a stage that completes with the {@link #failure}
      */
     public CompletionStage<CollectiveException> whenFailed() {
         return failed.minimalCompletionStage();
     }
 
     /**
-     * Waits until the pool has ended: until it is closed, on rank 0 if this process follows it.
+     * Waits until the pool is closed. On a process that follows rank 0, waits until rank 0 closes
+     * its pool.
      *
-     * @throws CollectiveException if it has failed
+     * @throws CollectiveException if the pool has failed
      * @throws InterruptedException if the thread is interrupted
      */
     public void awaitEnd() throws InterruptedException {
@@ -511,23 +525,25 @@ public final class RankPool<R, T> implements AutoCloseable {
     }
 
     /**
-     * Waits for the requests that were submitted, closes what the ranks have, and destroys the
-     * group. When the pool has failed, ranks that are still in a request after 10 seconds are
-     * interrupted. May be called again; returns when all is closed. If the calling thread is
-     * interrupted, the ranks are, and are waited for all the same.
+     * Waits for the submitted requests, closes the workers, and destroys the group. Idempotent.
      *
-     * <p>On processes that follow rank 0, this waits until that closes its pool or is gone, as
-     * {@link #awaitEnd} does, and throws nothing.
+     * <ul>
+     *   <li>If the pool has failed, ranks that are still in a request after 10 s are interrupted.
+     *   <li>If the calling thread is interrupted, it interrupts the ranks and keeps waiting for
+     *       them.
+     *   <li>On a process that follows rank 0, it waits until rank 0 closes its pool or is gone,
+     *       like {@link #awaitEnd}, but does not throw.
+     * </ul>
      *
-     * @throws IllegalStateException if called by a thread of the pool, such as one that runs what
-     *     depends on a request or on {@link #whenFailed}: it would wait for itself
+     * @throws IllegalStateException if a thread of the pool calls it, such as one that runs a
+     *     dependent action, because it would wait for itself
      */
     @Override
     public void close() {
         Thread caller = Thread.currentThread();
-        if (caller == losing || ranks.stream().anyMatch(rank -> rank.thread == caller)) {
+        if (caller == reporter || ranks.stream().anyMatch(rank -> rank.thread == caller)) {
             throw new IllegalStateException(
-                    name + ": a thread of the pool cannot close it; let another one do so");
+                    name + ": a thread of the pool must not close it; close it on another thread");
         }
         synchronized (this) {
             if (!closed) {
@@ -535,7 +551,7 @@ public final class RankPool<R, T> implements AutoCloseable {
                 ranks.forEach(rank -> rank.queue.add(rank::end));
             }
         }
-        // There may have been no threads left for some, for which the others may wait.
+        // Ranks whose thread could not be started; other ranks may wait for them.
         ranks.stream()
                 .filter(rank -> rank.thread.getState() == Thread.State.NEW)
                 .forEach(Rank::end);
@@ -559,7 +575,7 @@ public final class RankPool<R, T> implements AutoCloseable {
         }
     }
 
-    /** Returns whether this thread was interrupted meanwhile. */
+    /** Waits for the thread that destroys the group; returns whether it was interrupted. */
     private boolean awaitBreaking() {
         Thread thread;
         synchronized (this) {
@@ -570,7 +586,8 @@ public final class RankPool<R, T> implements AutoCloseable {
             try {
                 thread.join();
             } catch (InterruptedException e) {
-                interrupted = true; // It has an end: what it waits for is told that it is over.
+                interrupted =
+                        true; // Keep waiting: destroy() ends after all operations have failed.
             }
         }
         return interrupted;

@@ -5,25 +5,25 @@
 package org.djlx.collectives.pool;
 
 /**
- * What one rank of a {@link RankPool} has, such as its part of a model, and does with requests. All
- * calls come from the rank's own thread.
+ * One rank's part of a {@link RankPool}, for example its shard of a model. All methods are called
+ * on the rank's own thread.
  *
- * @param <R> what a request is
- * @param <T> what comes of it
+ * @param <R> the type of a request
+ * @param <T> the type of a result
  */
 public interface RankWorker<R, T> extends AutoCloseable {
 
     /**
-     * Serves a request. All ranks serve the same requests in the same order, and may call their
-     * group.
+     * Serves a request. All ranks serve the same requests in the same order, and may issue
+     * operations on their group.
      *
-     * @param request the request, not to be changed: ranks that are threads get the same object
-     * @return what comes of it; that of rank 0 goes to the caller
-     * @throws Exception if it fails, and the pool with it
+     * @param request the request; do not modify it, because ranks that are threads share the object
+     * @return the result; the caller of {@link RankPool#submit} gets the result of rank 0
+     * @throws Exception if the request fails; the whole pool then fails
      */
     T serve(R request) throws Exception;
 
-    /** Frees what the rank has; nothing unless overridden. */
+    /** Frees the worker's resources. A no-op by default. */
     @Override
     default void close() {}
 }

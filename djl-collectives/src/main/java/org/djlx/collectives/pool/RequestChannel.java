@@ -20,38 +20,39 @@ import java.util.function.BiConsumer;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ShmOptions;
-import org.djlx.collectives.SubGroups;
 import org.djlx.collectives.internal.host.ControlBlock;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * What the processes of a {@link RankPool} tell each other: rank 0 its requests, the others, which
- * follow it, that they are ready and why they have failed. It goes over a group of its own in the
- * shared memory of their host, whatever the pool's group is: there who waits for a request sleeps,
- * for hours if need be, and learns of a process that has died.
+ * Carries requests and reports between the processes of a {@link RankPool}. It uses its own {@code
+ * shm} group, whatever the backend of the pool's group, because there a rank can sleep for hours
+ * while it waits for a request and still notices that a process has died.
  *
- * <p>A request is broadcast: its size in bytes, or what else it is, and its first bytes together,
- * and what is left after them. Reports are messages to rank 0, two of each follower at most: that
- * it is ready, and that it has failed. A follower that fails then waits for rank 0 to destroy the
- * group, so that rank 0 knows the reason before it knows that the follower is gone.
+ * <ul>
+ *   <li>Rank 0 broadcasts a request in one or two parts. The first part has an int (the size in
+ *       bytes, or a negative code) and the first bytes; the second part has the rest.
+ *   <li>A follower sends rank 0 at most two reports: ready (empty text), and failed (the reason).
+ *   <li>A follower that has failed waits until rank 0 destroys the group, so that rank 0 gets the
+ *       reason before it notices that the follower is gone.
+ * </ul>
  */
 final class RequestChannel implements AutoCloseable {
 
     private static final Duration ENDLESS = Duration.ofSeconds(Long.MAX_VALUE);
-    private static final Duration PATIENCE = Duration.ofSeconds(10); // of a follower with rank 0
+    private static final Duration REPORT_TIMEOUT = Duration.ofSeconds(10);
     private static final int FIRST_BYTES = 4096;
     private static final int REPORT_BYTES = Integer.BYTES + 4096;
     private static final int TAG = 0;
-    // What a request is that has no size.
+    // Codes in place of a size.
     private static final int BEGIN = -1;
     private static final int END = -2;
 
-    private final ProcessGroup group; // whose destruction is that of the group beside which it is
-    private final ProcessGroup waiting;
+    private final ProcessGroup group; // destroyed with its parent, the pool's group
+    private final ProcessGroup waiting; // view without a timeout
     private final NDManager manager;
-    private final List<CompletableFuture<Void>> ready = new ArrayList<>(); // of the followers
-    private boolean begun; // of the rank's thread
+    private final List<CompletableFuture<Void>> ready = new ArrayList<>(); // one per follower
+    private boolean begun; // confined to the rank's thread
     private volatile boolean ending;
 
     private RequestChannel(ProcessGroup group) {
@@ -61,7 +62,7 @@ final class RequestChannel implements AutoCloseable {
     }
 
     /**
-     * Opens a channel; all ranks do so.
+     * Opens a channel. All ranks call it.
      *
      * @throws CollectiveException on all ranks, if they are not on one host
      */
@@ -69,16 +70,17 @@ final class RequestChannel implements AutoCloseable {
         ShmOptions options =
                 ShmOptions.builder()
                         .optTimeout(group.timeout())
-                        .optWarnAfter(ENDLESS) // That no request comes is nothing unusual.
+                        .optWarnAfter(ENDLESS) // An idle pool is not worth a warning.
                         .optBufferSize(0)
                         .build();
-        return new RequestChannel(SubGroups.beside(group, "shm", options));
+        return new RequestChannel(group.newGroup("shm", options));
     }
 
     /**
-     * Listens to the followers, on rank 0.
+     * On rank 0: receives the reports of the followers.
      *
-     * @param failed is told, by a thread that must not be kept, which follower has failed, and why
+     * @param failed called with the rank and the reason of a failed follower, on a thread of the
+     *     group; must not block
      */
     void listen(BiConsumer<Integer, String> failed) {
         for (int rank = 1; rank < group.worldSize(); rank++) {
@@ -112,13 +114,13 @@ final class RequestChannel implements AutoCloseable {
         return new String(bytes.array(), Integer.BYTES, length, StandardCharsets.UTF_8);
     }
 
-    /** Not what a future has put around the failure, whose message is the failure's once more. */
+    /** Returns the message of a failure, without the CompletionException around it. */
     private static String text(Throwable gone) {
         boolean wrapped = gone instanceof CompletionException && gone.getCause() != null;
         return String.valueOf((wrapped ? gone.getCause() : gone).getMessage());
     }
 
-    /** On rank 0: waits until all followers are ready, and has them begin. */
+    /** On rank 0: waits until all followers are ready, then starts them. */
     void begin() throws InterruptedException, ExecutionException {
         for (CompletableFuture<Void> follower : ready) {
             follower.get();
@@ -132,7 +134,7 @@ final class RequestChannel implements AutoCloseable {
         send(request.length, request);
     }
 
-    /** On rank 0: tells the followers that there are no more requests, if they have begun. */
+    /** On rank 0: announces the end of requests to the followers, if they have been started. */
     void end() {
         ending = true;
         if (begun) {
@@ -140,10 +142,10 @@ final class RequestChannel implements AutoCloseable {
         }
     }
 
-    private void send(int what, byte[] bytes) {
+    private void send(int sizeOrCode, byte[] bytes) {
         byte[] first = new byte[FIRST_BYTES];
         int count = Math.min(bytes.length, FIRST_BYTES - Integer.BYTES);
-        ByteBuffer.wrap(first).putInt(what).put(bytes, 0, count);
+        ByteBuffer.wrap(first).putInt(sizeOrCode).put(bytes, 0, count);
         broadcast(group, manager.create(first));
         if (count < bytes.length) {
             byte[] rest = Arrays.copyOfRange(bytes, count, bytes.length);
@@ -158,27 +160,27 @@ final class RequestChannel implements AutoCloseable {
         }
     }
 
-    /** On a follower: tells rank 0 that this one is ready, and waits until all are. */
+    /** On a follower: reports that it is ready, and waits until rank 0 starts it. */
     void awaitBegin() {
         report("");
         receive(waiting);
     }
 
-    /** On a follower: waits for a request. Returns null if there are no more. */
+    /** On a follower: waits for a request; returns null at the end of requests. */
     byte[] receive() {
         return receive(waiting);
     }
 
     private byte[] receive(ProcessGroup view) {
         byte[] first = broadcast(view, empty(FIRST_BYTES));
-        int what = ByteBuffer.wrap(first).getInt();
-        if (what < 0) {
-            return what == END ? null : new byte[0];
+        int size = ByteBuffer.wrap(first).getInt();
+        if (size < 0) {
+            return size == END ? null : new byte[0];
         }
-        int count = Math.min(what, FIRST_BYTES - Integer.BYTES);
-        byte[] request = Arrays.copyOfRange(first, Integer.BYTES, Integer.BYTES + what);
-        if (count < what) {
-            byte[] rest = broadcast(group, empty(what - count));
+        int count = Math.min(size, FIRST_BYTES - Integer.BYTES);
+        byte[] request = Arrays.copyOfRange(first, Integer.BYTES, Integer.BYTES + size);
+        if (count < size) {
+            byte[] rest = broadcast(group, empty(size - count));
             System.arraycopy(rest, 0, request, count, rest.length);
         }
         return request;
@@ -188,18 +190,18 @@ final class RequestChannel implements AutoCloseable {
         return Torch.empty(manager, new Shape(bytes), ScalarType.INT8);
     }
 
-    /** On a follower: tells rank 0 why this one has failed, as far as rank 0 is there. */
+    /** On a follower: reports the reason of its failure to rank 0, if rank 0 still exists. */
     void fail(String reason) {
         try {
             report(reason);
-            ProcessGroup patient = group.withTimeout(PATIENCE);
-            while (receive(patient) != null) {
-                // Rank 0 did not know of it yet when it sent that.
+            ProcessGroup view = group.withTimeout(REPORT_TIMEOUT);
+            while (receive(view) != null) {
+                // Sent before rank 0 received the report.
                 continue;
             }
         } catch (RuntimeException | Error e) {
-            // Rank 0 has destroyed the group, or is gone. If there is no memory to tell it why,
-            // it learns that this rank leaves.
+            // Rank 0 has destroyed the group or died; or memory has run out, and rank 0 only
+            // notices that this rank leaves.
             return;
         }
     }
@@ -209,11 +211,11 @@ final class RequestChannel implements AutoCloseable {
         byte[] bytes = new byte[REPORT_BYTES];
         ByteBuffer.wrap(bytes).putInt(text.length).put(text);
         try (NDArray tensor = manager.create(bytes)) {
-            group.withTimeout(PATIENCE).send(tensor, 0, TAG).await();
+            group.withTimeout(REPORT_TIMEOUT).send(tensor, 0, TAG).await();
         }
     }
 
-    /** To be called when the group beside which it is has been destroyed. */
+    /** Frees the channel's memory; called after the pool's group has been destroyed. */
     @Override
     public void close() {
         manager.close();

@@ -5,25 +5,26 @@
 package org.djlx.collectives.pool;
 
 /**
- * How the requests of a {@link RankPool} get to ranks that are other processes. Thread-safe.
+ * Encodes the requests of a {@link RankPool} for ranks in other processes. Implementations must be
+ * thread-safe.
  *
- * @param <R> what a request is
+ * @param <R> the type of a request
  */
 public interface RequestCodec<R> {
 
     /**
-     * Writes a request; by the thread that submits it, which gets what this throws.
+     * Encodes a request. Called on the thread that submits it; exceptions go to that thread.
      *
      * @param request the request
-     * @return its bytes, which are not changed any more
+     * @return its bytes; must not be modified afterwards
      */
     byte[] encode(R request);
 
     /**
-     * Reads a request, on the ranks other than 0.
+     * Decodes a request. Called on the ranks other than 0.
      *
-     * @param bytes what {@link #encode} returned on rank 0
-     * @return the request, with all that those ranks need of it
+     * @param bytes the result of {@link #encode} on rank 0
+     * @return the request, with everything that those ranks need
      */
     R decode(byte[] bytes);
 }

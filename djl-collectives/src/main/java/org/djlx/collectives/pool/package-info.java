@@ -3,16 +3,16 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 /* Package-private:
- * RequestChannel  what processes of a pool tell each other
+ * RequestChannel  carries requests and reports between the processes of a pool
  */
 /**
  * Ranks, as threads or processes, that serve requests together. Start with {@link
  * org.djlx.collectives.pool.RankPool}.
  *
  * <ul>
- *   <li>{@link org.djlx.collectives.pool.RankPool} - ranks that serve requests together
- *   <li>{@link org.djlx.collectives.pool.RankWorker} - what each of them has
- *   <li>{@link org.djlx.collectives.pool.RequestCodec} - how requests get to ranks that are other
+ *   <li>{@link org.djlx.collectives.pool.RankPool} - the ranks of a group, which serve requests
+ *   <li>{@link org.djlx.collectives.pool.RankWorker} - one rank's part, such as a shard of a model
+ *   <li>{@link org.djlx.collectives.pool.RequestCodec} - encodes requests for ranks in other
  *       processes
  * </ul>
  */

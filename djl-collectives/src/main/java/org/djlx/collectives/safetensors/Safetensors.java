@@ -31,12 +31,12 @@ import org.djlx.nativeops.torch.Torch;
 /**
  * Reads tensors, or slices of them, from safetensors files.
  *
- * <p>Files are mapped, not read: opening checks their headers and takes no memory for data, and
- * reading a slice touches its own pages only. What is wrong with a file (it is cut off, its header
- * absurd, tensors overlap, a size overflows) is an {@link IOException} of {@link #open} that names
- * the file and the tensor. Files must not be cut off while they are open.
+ * <p>Files are memory-mapped. {@link #open} checks the headers and allocates nothing for data;
+ * reading a slice touches only its own pages. A damaged file (truncated, invalid header,
+ * overlapping tensors, overflowing sizes) is an {@link IOException} of {@code open} that names file
+ * and tensor. Files must not be truncated while they are open.
  *
- * <p>Threads may read at the same time, be they ranks or not.
+ * <p>Several threads may read at the same time.
  *
  * <pre>{@code
  * try (Safetensors weights = Safetensors.open(Path.of("model-directory"))) {
@@ -47,10 +47,10 @@ import org.djlx.nativeops.torch.Torch;
  */
 public final class Safetensors implements AutoCloseable {
 
-    /** The file of a model's directory that says in which files its tensors are. */
+    /** The index of a model directory: the file of each tensor. */
     static final String INDEX = "model.safetensors.index.json";
 
-    /** The only file of a model that has no index. */
+    /** The file of a model without an index. */
     static final String SINGLE_FILE = "model.safetensors";
 
     private record Location(Path path, MappedFile file, SafetensorsHeader.Stored stored) {}
@@ -59,7 +59,7 @@ public final class Safetensors implements AutoCloseable {
     private final List<MappedFile> files = new ArrayList<>();
     private final Map<String, Location> tensors = new LinkedHashMap<>();
     private final Map<Device, StagedCopy> staged = new HashMap<>(); // guarded by itself
-    private boolean closed; // likewise
+    private boolean closed; // guarded by staged
     private final Map<String, String> metadata = new LinkedHashMap<>();
 
     private Safetensors(Path source) {
@@ -71,9 +71,9 @@ public final class Safetensors implements AutoCloseable {
      *
      * @param path a safetensors file; an index, whose name ends in .json; or a directory with
      *     model.safetensors.index.json or model.safetensors. Files named by an index are in its
-     *     directory, and what they have that the index does not name is left out
+     *     directory; tensors that the index does not name are ignored
      * @return the open files; the caller closes them
-     * @throws IOException if a file cannot be read, or is no such file
+     * @throws IOException if a file cannot be read or is not a safetensors file
      */
     public static Safetensors open(Path path) throws IOException {
         if (path == null) {
@@ -116,7 +116,7 @@ public final class Safetensors implements AutoCloseable {
                     throw new NoSuchFileException(
                             file.toString(),
                             null,
-                            "it is not there, though " + index + " names it; fetch it again");
+                            "it does not exist, but " + index + " names it; download it again");
                 }
                 MappedFile map = map(file);
                 mapped.put(name, map);
@@ -126,7 +126,7 @@ public final class Safetensors implements AutoCloseable {
             if (stored == null) {
                 throw new IOException(
                         String.format(
-                                "%s has no tensor '%s', though %s says so",
+                                "%s has no tensor '%s', but %s names it there",
                                 name, entry.getKey(), index));
             }
             Path file = index.resolveSibling(name);
@@ -235,27 +235,26 @@ public final class Safetensors implements AutoCloseable {
     }
 
     /**
-     * Returns what tensors there are.
+     * Returns the tensors.
      *
-     * @return their descriptions, in the order of the index or of the file's data; not to be
-     *     changed
+     * @return an unmodifiable map by name, in the order of the index or of the file's data
      */
     public Collection<TensorSpec> specs() {
         return tensors.values().stream().map(location -> location.stored().spec()).toList();
     }
 
     /**
-     * Tells whether there is a tensor.
+     * Returns whether a tensor exists.
      *
      * @param name its name
-     * @return whether there is
+     * @return whether it exists
      */
     public boolean contains(String name) {
         return tensors.containsKey(name);
     }
 
     /**
-     * Returns what is known of a tensor.
+     * Returns the type and shape of a tensor.
      *
      * @param name its name
      * @return its description
@@ -277,9 +276,9 @@ public final class Safetensors implements AutoCloseable {
     }
 
     /**
-     * Returns what the files say of themselves.
+     * Returns the files' metadata.
      *
-     * @return texts by name, empty if there are none; not to be changed
+     * @return an unmodifiable map of texts by name
      */
     public Map<String, String> metadata() {
         return Collections.unmodifiableMap(metadata);
@@ -313,7 +312,7 @@ public final class Safetensors implements AutoCloseable {
      * @param name its name
      * @param dimension the dimension along which it is cut
      * @param from the first index along it
-     * @param to the index behind the last one
+     * @param to the last index + 1
      * @param destination an array of the shape of the part; see {@link #read(String, NDArray)}
      * @throws IllegalArgumentException also if the tensor does not have this dimension or range
      */
@@ -338,7 +337,7 @@ public final class Safetensors implements AutoCloseable {
         read(spec, new Shape(sizes), offset, destination);
     }
 
-    /** Reads a box of a tensor whose first element is at an index of the flattened tensor. */
+    /** Reads a slice whose first element has the given index in the flattened tensor. */
     private void read(TensorSpec spec, Shape part, long first, NDArray destination) {
         ScalarType type = spec.type();
         Location location = location(spec.name());
@@ -384,7 +383,7 @@ public final class Safetensors implements AutoCloseable {
                 && NativeLibrary.CUDA.isAvailable()
                 && Torch.scalarType(destination) == type
                 && Torch.isContiguous(destination)
-                // Autograd is to see that the array has changed.
+                // Increments the array's version, so that autograd sees the change.
                 && !Torch.requiresGradient(destination);
     }
 
@@ -403,7 +402,7 @@ public final class Safetensors implements AutoCloseable {
         long stride = spec.shape().slice(cut).size() * itemSize;
         long address = Torch.dataPointer(destination);
         try (NDManager manager = destination.getManager().newSubManager(Device.cpu())) {
-            // Keeps the file mapped.
+            // Keeps the file mapped while it is read.
             Torch.view(manager, memory, offset, new Shape(1), ScalarType.UINT8);
             stagedCopy(destination.getDevice())
                     .copy(address, memory.address() + offset, rows, rowBytes, stride);
@@ -429,7 +428,7 @@ public final class Safetensors implements AutoCloseable {
         return strides;
     }
 
-    /** Copies elements byte by byte, as libtorch wants them at multiples of their size. */
+    /** Copies to aligned memory: libtorch needs elements at multiples of their size. */
     private static NDArray aligned(
             NDManager manager,
             NativeMemory memory,
@@ -466,10 +465,7 @@ public final class Safetensors implements AutoCloseable {
         return copy;
     }
 
-    /**
-     * Gives the files up; they are unmapped when what is being read is. Does nothing when called
-     * again.
-     */
+    /** Closes the files; they are unmapped after reads in progress. Idempotent. */
     @Override
     public void close() {
         files.forEach(MappedFile::close);

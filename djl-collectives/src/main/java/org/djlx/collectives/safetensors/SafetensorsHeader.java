@@ -19,8 +19,8 @@ import java.util.List;
 import java.util.Map;
 
 /**
- * The header of a file, every number of which is checked: tensors follow each other without a gap
- * or an overlap, have the size that type and shape ask for, and end where the file does.
+ * The header of a safetensors file, fully checked: tensors follow each other without gap or
+ * overlap, have the size that type and shape require, and end at the end of the file.
  *
  * <pre>
  * 8 bytes         n, the size of the header, little-endian
@@ -29,35 +29,35 @@ import java.util.Map;
  * </pre>
  *
  * @param stored the tensors by name, in the order of the file's data
- * @param metadata what else the file says
+ * @param metadata further texts by name
  */
 public record SafetensorsHeader(Map<String, Stored> stored, Map<String, String> metadata) {
 
     static final String METADATA = "__metadata__";
 
-    /** How many bytes are before the JSON. */
+    /** The size of the length field before the JSON, in bytes. */
     public static final int PREFIX = 8;
 
-    /** How many bytes of JSON there may be; as many as the format's own library takes. */
+    /** The maximum size of the JSON, the same as in Hugging Face's library. */
     public static final int MAX_BYTES = 100_000_000;
 
     private static final Gson GSON = new Gson();
     private static final int MAX_DIMENSIONS = 64; // of libtorch's arrays
 
     /**
-     * A tensor and where it lies.
+     * A tensor and its position in the file.
      *
-     * @param spec what it is
-     * @param offset where its first byte is in the file
+     * @param spec name, type and shape
+     * @param offset the position of its first byte in the file
      */
     public record Stored(TensorSpec spec, long offset) {
 
         /**
-         * Checks what is given.
+         * Checks the arguments.
          *
-         * @param spec what it is
-         * @param offset where its first byte is in the file
-         * @throws IllegalArgumentException if the description is null
+         * @param spec name, type and shape
+         * @param offset the position of its first byte in the file
+         * @throws IllegalArgumentException if spec is null
          */
         public Stored {
             if (spec == null) {
@@ -66,15 +66,15 @@ public record SafetensorsHeader(Map<String, Stored> stored, Map<String, String> 
         }
     }
 
-    /** A tensor as the header has it, not checked. */
+    /** A tensor's entry in the JSON, not yet checked. */
     private record Entry(TensorSpec spec, long begin, long end) {}
 
     /**
-     * Checks what is given.
+     * Checks the arguments.
      *
      * @param stored the tensors by name, in the order of the file's data
-     * @param metadata what else the file says
-     * @throws IllegalArgumentException if something is null
+     * @param metadata further texts by name
+     * @throws IllegalArgumentException if an argument is null
      */
     public SafetensorsHeader {
         if (stored == null || metadata == null) {
@@ -83,13 +83,14 @@ public record SafetensorsHeader(Map<String, Stored> stored, Map<String, String> 
     }
 
     /**
-     * Returns what a file begins with: the header and its size. The data follows at a multiple of 8
+     * Encodes a header with its length field, padded so that the data begins at a multiple of 8
      * bytes.
      *
-     * @param tensors what follows, one tensor behind the other; names differ
+     * @param tensors the tensors in the order of the data; their names differ
      * @param metadata texts by name, which come first
      * @return the bytes up to the data
-     * @throws IllegalArgumentException if something is null, or the size of a tensor is not known
+     * @throws IllegalArgumentException if an argument is null, or a tensor's element type is
+     *     unknown
      */
     public static byte[] encode(List<TensorSpec> tensors, Map<String, String> metadata) {
         if (tensors == null || metadata == null) {
@@ -100,7 +101,7 @@ public record SafetensorsHeader(Map<String, Stored> stored, Map<String, String> 
         long position = 0;
         for (TensorSpec spec : tensors) {
             long end = Math.addExact(position, spec.byteSize());
-            Map<String, Object> tensor = new LinkedHashMap<>(); // One order in all JVMs.
+            Map<String, Object> tensor = new LinkedHashMap<>(); // Same order in all JVMs.
             tensor.put("dtype", spec.dtype());
             tensor.put("shape", spec.shape().getShape());
             tensor.put("data_offsets", new long[] {position, end});
@@ -119,9 +120,9 @@ public record SafetensorsHeader(Map<String, Stored> stored, Map<String, String> 
      * Parses and checks a header.
      *
      * @param json the header, without its size
-     * @param dataBytes how many bytes follow it
+     * @param dataBytes the number of bytes after it
      * @return the header
-     * @throws IOException what is wrong, without the name of the file
+     * @throws IOException if it is invalid; the message does not name the file
      * @throws IllegalArgumentException if the header is null
      */
     public static SafetensorsHeader parse(byte[] json, long dataBytes) throws IOException {

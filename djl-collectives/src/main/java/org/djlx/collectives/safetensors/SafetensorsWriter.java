@@ -30,11 +30,11 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * Writes safetensors files. Tensors are given one after the other, so that no more than one of them
- * need be in memory.
+ * Writes safetensors files, one tensor at a time, so only one needs to be in memory.
  *
- * <p>A file appears under its name when it is whole, and replaces one that is there. Tensors with
- * larger elements come first, so that all lie at multiples of the size of their elements.
+ * <p>A file is written under a temporary name and renamed when it is complete, replacing an
+ * existing one. Tensors with larger elements come first, so that all are aligned to their element
+ * size.
  */
 public final class SafetensorsWriter {
 
@@ -48,9 +48,10 @@ public final class SafetensorsWriter {
      * Writes one file.
      *
      * @param file the file
-     * @param tensors what to write; names differ
-     * @param values gives the values of each, in the order of the file, as an array of its shape on
-     *     any device; other element types are converted. The array is closed afterwards
+     * @param tensors the tensors; their names differ
+     * @param values returns the values of a tensor, as an array of its shape on any device; other
+     *     element types are converted. Called in the order of the file; the array is closed
+     *     afterwards
      * @throws IOException if the file cannot be written
      * @throws IllegalArgumentException if names are equal, an element type cannot be written, or
      *     values have another shape
@@ -59,12 +60,12 @@ public final class SafetensorsWriter {
             Path file, List<TensorSpec> tensors, Function<TensorSpec, NDArray> values)
             throws IOException {
         if (file == null || tensors == null || values == null) {
-            throw new IllegalArgumentException("the file, the tensors or their values are null");
+            throw new IllegalArgumentException("file, tensors or values is null");
         }
         requireDifferent(tensors);
         List<TensorSpec> ordered = new ArrayList<>(tensors);
         ordered.sort((a, b) -> Integer.compare(b.type().itemSize(), a.type().itemSize()));
-        // Hugging Face's loaders ask for the format.
+        // Hugging Face's loaders require this entry.
         byte[] header = SafetensorsHeader.encode(ordered, Map.of("format", "pt"));
         Path temporary = file.resolveSibling(file.getFileName() + ".tmp");
         try {
@@ -88,15 +89,15 @@ public final class SafetensorsWriter {
     }
 
     /**
-     * Writes a model's tensors in the way of Hugging Face's: to {@code model.safetensors}, or, if
-     * they take more, to several files with an index. Files of that kind that a model written
-     * before has left in the directory are deleted behind that: there are loaders that prefer the
-     * single file to an index, or read all files where there is none.
+     * Writes a model in Hugging Face's layout: to {@code model.safetensors}, or to several files
+     * with an index. Afterwards, such files of an earlier model in the directory are deleted,
+     * because some loaders prefer the single file to an index, or read all files if there is no
+     * index.
      *
-     * @param directory where the files go; it is there
-     * @param tensors what to write; files have them in this order
-     * @param maxFileBytes how much of data a file may have, from 1 on; a larger tensor has a file
-     *     of its own
+     * @param directory an existing directory
+     * @param tensors the tensors, in the order of the files
+     * @param maxFileBytes the maximum size of the data in a file, 1 or more; a larger tensor gets a
+     *     file of its own
      * @param values as for {@link #write}
      * @throws IOException if a file cannot be written
      * @throws IllegalArgumentException as for {@link #write}

@@ -16,15 +16,15 @@ import org.djlx.nativeops.host.NativeMemory;
 import org.djlx.nativeops.host.SharedMemory;
 
 /**
- * Copies rows of mapped files to a GPU through two pieces of pinned memory: threads of the common
- * pool fill one while the GPU fetches the other. A plain copy of pageable memory has one thread
- * that does both in turn, and rows that are apart copied once more before. Thread-safe.
+ * Copies rows of memory-mapped files to a GPU through two pinned buffers: threads of the common
+ * pool fill one while the GPU reads the other. A plain copy of pageable memory alternates between
+ * both on one thread, and would need strided rows copied together first. Thread-safe.
  */
 final class StagedCopy implements AutoCloseable {
 
     static final int PIECE_BYTES = 16 << 20;
     private static final int PIECES = 2;
-    private static final long TASK_BYTES = 1 << 20; // what a thread copies at once
+    private static final long TASK_BYTES = 1 << 20; // copied by one task
 
     private final CudaDevice device;
     private final CurrentStreams streams;
@@ -36,7 +36,7 @@ final class StagedCopy implements AutoCloseable {
         streams = new CurrentStreams(device);
     }
 
-    /** Allocates the pieces. */
+    /** Allocates the pinned buffers. */
     static StagedCopy create(Device gpu) {
         StagedCopy copy = new StagedCopy(gpu);
         boolean done = false;
@@ -54,26 +54,25 @@ final class StagedCopy implements AutoCloseable {
         }
     }
 
-    /** Some of what is copied: rows of a piece, or a part of one row. */
+    /** Receives the parts of a copy: several rows, or a part of one row. */
     @FunctionalInterface
     interface Part {
 
         /**
-         * Copies it.
+         * Copies a part.
          *
-         * @param source where it is
-         * @param rows how many rows
-         * @param rowBytes how long they are
-         * @param offset where it goes, from the first byte on
+         * @param source the address of its first byte
+         * @param rows the number of rows
+         * @param rowBytes the size of a row in bytes
+         * @param offset its offset in the destination, in bytes
          */
         void copy(long source, long rows, long rowBytes, long offset);
     }
 
     /**
-     * Divides rows into parts of a piece's size at most: rows where one fits, otherwise each into
-     * several.
+     * Divides a copy into parts that fit a buffer: several rows, or parts of a row that is larger.
      *
-     * @param stride from a row to the next, in bytes
+     * @param stride the distance between rows in bytes
      */
     static void divide(long source, long rows, long rowBytes, long stride, long most, Part part) {
         if (rowBytes == stride && rows > 1) {
@@ -90,7 +89,7 @@ final class StagedCopy implements AutoCloseable {
         }
     }
 
-    /** Copies rows together, by several threads. */
+    /** Copies rows into contiguous memory, on several threads. */
     static void fill(long to, long source, long rows, long rowBytes, long stride) {
         List<Runnable> tasks = new ArrayList<>();
         divide(
@@ -113,16 +112,16 @@ final class StagedCopy implements AutoCloseable {
     }
 
     /**
-     * Copies rows, and waits until they are there.
+     * Copies rows to contiguous GPU memory and waits for the copy.
      *
-     * @param destination where they lie together, on the GPU
-     * @param source the first row's address in this process's memory
-     * @param rows how many
-     * @param rowBytes how long they are, at least 1
-     * @param stride from a row to the next, in bytes
+     * @param destination the address on the GPU
+     * @param source the first row's address on the host
+     * @param rows the number of rows
+     * @param rowBytes the size of a row in bytes, at least 1
+     * @param stride the distance between rows in bytes
      */
     synchronized void copy(long destination, long source, long rows, long rowBytes, long stride) {
-        // What was enqueued on the stream before may still use the destination.
+        // Earlier work on the stream may still use the destination.
         CudaStream stream = streams.get();
         int[] count = new int[1];
         divide(

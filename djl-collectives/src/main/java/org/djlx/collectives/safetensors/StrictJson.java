@@ -23,7 +23,7 @@ import java.util.Set;
  */
 final class StrictJson {
 
-    /** What reads the value of a key, which it must consume. */
+    /** Reads the value of a key; must consume it. */
     interface Member {
         void read(String key, JsonReader json) throws IOException;
     }
@@ -31,9 +31,10 @@ final class StrictJson {
     private StrictJson() {}
 
     /**
-     * Reads the only object of a text.
+     * Reads a text that consists of one object.
      *
-     * @throws IOException if the bytes are not UTF-8 or not such an object, with the reason alone
+     * @throws IOException if the bytes are not UTF-8 or not one object; the message gives the
+     *     reason
      */
     static void read(byte[] utf8, Member member) throws IOException {
         String text;
@@ -68,7 +69,7 @@ final class StrictJson {
         while (json.hasNext()) {
             String key = json.nextName();
             if (!keys.add(key)) {
-                throw new IOException("the key '" + key + "' is there twice");
+                throw new IOException("the key '" + key + "' occurs twice");
             }
             member.read(key, json);
         }
@@ -82,7 +83,7 @@ final class StrictJson {
         return json.nextString();
     }
 
-    /** Reads a whole number from 0 on. */
+    /** Reads an integer, 0 or more. */
     static long count(JsonReader json) throws IOException {
         if (json.peek() == JsonToken.NUMBER) {
             String path = json.getPath();

@@ -11,12 +11,12 @@ import java.util.stream.Collectors;
 import org.djlx.nativeops.torch.ScalarType;
 
 /**
- * What a safetensors file says of one of its tensors. The tensor is stored in row-major order.
+ * Name, element type and shape of a tensor in a safetensors file, stored in row-major order.
  *
  * @param name the name
- * @param dtype the element type as the format calls it, for example BF16; it may be one that {@link
- *     #type} does not know
- * @param shape the shape; sizes may be 0, and there may be no dimension
+ * @param dtype the format's name of the element type, for example BF16; {@link #type} does not know
+ *     all of them
+ * @param shape the shape; sizes may be 0, and a scalar has no dimensions
  */
 public record TensorSpec(String name, String dtype, Shape shape) {
 
@@ -44,13 +44,13 @@ public record TensorSpec(String name, String dtype, Shape shape) {
                     .collect(Collectors.toMap(Map.Entry::getValue, Map.Entry::getKey));
 
     /**
-     * Checks what is given.
+     * Checks the arguments.
      *
      * @param name the name
-     * @param dtype the element type as the format calls it
+     * @param dtype the format's name of the element type
      * @param shape the shape
-     * @throws IllegalArgumentException if something is null, the name is {@code __metadata__}, or a
-     *     size is negative
+     * @throws IllegalArgumentException if an argument is null, the name is {@code __metadata__}, or
+     *     a size is negative
      */
     public TensorSpec {
         if (name == null || dtype == null || shape == null) {
@@ -73,8 +73,8 @@ public record TensorSpec(String name, String dtype, Shape shape) {
      * @param type the element type
      * @param shape the shape
      * @return the description
-     * @throws IllegalArgumentException if something is null, a size negative, or the format has no
-     *     such element type
+     * @throws IllegalArgumentException if an argument is null, a size is negative, or the format
+     *     does not have the element type
      */
     public static TensorSpec of(String name, ScalarType type, Shape shape) {
         String dtype = type == null ? null : NAMES.get(type);
@@ -85,7 +85,7 @@ public record TensorSpec(String name, String dtype, Shape shape) {
         return new TensorSpec(name, dtype, shape);
     }
 
-    /** Returns the type if libtorch has it. */
+    /** Returns the element type, if libtorch has it. */
     Optional<ScalarType> knownType() {
         return Optional.ofNullable(TYPES.get(dtype));
     }
@@ -94,7 +94,8 @@ public record TensorSpec(String name, String dtype, Shape shape) {
      * Returns the element type.
      *
      * @return the type
-     * @throws IllegalArgumentException if arrays cannot have it, as those of less than a byte
+     * @throws IllegalArgumentException if libtorch does not have the type, such as types of less
+     *     than a byte
      */
     public ScalarType type() {
         return knownType()
@@ -109,7 +110,7 @@ public record TensorSpec(String name, String dtype, Shape shape) {
     }
 
     /**
-     * Returns how much the tensor takes in its file.
+     * Returns the tensor's size in the file.
      *
      * @return the size in bytes
      * @throws IllegalArgumentException if the type is not known, or the size is 2^63 bytes or more

@@ -18,13 +18,17 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.TensorInfo;
 
 /**
- * What moves the data of a {@link ProcessGroup}, on one rank.
+ * Moves the data of a {@link ProcessGroup} on one rank.
  *
- * <p>A backend implements what it can, and declares it; the rest throws {@link
- * UnsupportedOperationException}. The group has checked shapes, types and ranks before it calls.
- * Calls come one at a time, in the order in which the operations are to run, and must not wait for
- * other ranks: they return a {@link Work}. Tensors need not be contiguous. A backend keeps what it
- * needs of them alive until the work is completed.
+ * <ul>
+ *   <li>A backend overrides the operations that it supports and declares them in {@link #support}.
+ *       The others throw {@link UnsupportedOperationException}.
+ *   <li>The group checks shapes, types and ranks before it calls the backend.
+ *   <li>Calls come one at a time, in the order in which the operations must run. They return a
+ *       {@link Work} and must not wait for other ranks.
+ *   <li>Tensors need not be contiguous.
+ *   <li>The backend keeps the memory of the tensors alive until the work has completed.
+ * </ul>
  */
 public abstract class Backend implements AutoCloseable {
 
@@ -39,36 +43,37 @@ public abstract class Backend implements AutoCloseable {
     public abstract String name();
 
     /**
-     * Declares what the backend supports.
+     * Returns the operations, element types and reductions that the backend supports.
      *
-     * @return what its factory declares
+     * @return the value of {@link BackendFactory#support}
      */
     public abstract Support support();
 
     /**
-     * Returns where tensors must be.
+     * Returns the device on which tensors must be.
      *
      * @return the device
      */
     public abstract Device device();
 
     /**
-     * Checks that the backend can work on a tensor, and reduce it.
+     * Checks that the backend supports an operation on a tensor.
      *
      * @param type the kind of operation
      * @param tensor a tensor of this operation
      * @param element its element type
-     * @param op the reduce op, or null if the operation does not reduce
-     * @throws UnsupportedOperationException if the backend lacks the operation
-     * @throws IllegalArgumentException if it cannot do it with this tensor, with what it can
+     * @param op the reduction, or null if the operation does not reduce
+     * @throws UnsupportedOperationException if the backend does not have the operation
+     * @throws IllegalArgumentException if the tensor's device, element type or reduction is not
+     *     supported; names the supported ones
      */
     public final void check(OpType type, NDArray tensor, ScalarType element, ReduceOp op) {
         checkSupported(type);
-        Device actual = tensor.getDevice(); // Kept by the array, where Torch.device asks libtorch.
+        Device actual = tensor.getDevice(); // Cached by the array; Torch.device calls libtorch.
         if (!actual.equals(device())) {
             throw new IllegalArgumentException(
                     String.format(
-                            "%s: backend '%s' works on tensors of %s, not of %s; copy it there"
+                            "%s: backend '%s' needs tensors on %s, but this one is on %s; copy it"
                                     + " first",
                             type, name(), device(), actual));
         }
@@ -84,15 +89,21 @@ public abstract class Backend implements AutoCloseable {
                             + op
                             + " is not defined for "
                             + element
-                            + "; possible are "
+                            + "; supported types: "
                             + possible);
         }
         throw new IllegalArgumentException(
                 String.format(
-                        "%s: backend '%s' does not support %s%s; possible are %s",
+                        "%s: backend '%s' does not support %s%s; supported types: %s",
                         type, name(), element, op == null ? "" : " with " + op, possible));
     }
 
+    /**
+     * Checks that the backend has an operation.
+     *
+     * @param type the kind of operation
+     * @throws UnsupportedOperationException if it does not
+     */
     public final void checkSupported(OpType type) {
         if (!support().supports(type)) {
             throw unsupported(type);
@@ -112,7 +123,8 @@ public abstract class Backend implements AutoCloseable {
     }
 
     /**
-     * As {@link #allReduce}, for a caller who lets its current stream wait for the work at once.
+     * As {@link #allReduce}, for a caller whose current stream waits for the work at once. A
+     * backend may run it on that stream.
      *
      * @param operation the operation
      * @param tensor input and output
@@ -127,7 +139,7 @@ public abstract class Backend implements AutoCloseable {
      * See {@link ProcessGroup#reduce}.
      *
      * @param operation the operation
-     * @param tensor this rank's contribution; on the root, also where the result goes
+     * @param tensor this rank's contribution; on the root, also the output
      * @param root the rank that gets the result
      * @param op how to reduce
      * @return the work
@@ -152,7 +164,7 @@ public abstract class Backend implements AutoCloseable {
      * See {@link ProcessGroup#allGather} and {@link ProcessGroup#allGatherIntoTensor}.
      *
      * @param operation the operation
-     * @param outputs a tensor for each rank's input, or one for all
+     * @param outputs one tensor per rank, or one for all
      * @param input this rank's input
      * @return the work
      */
@@ -164,9 +176,9 @@ public abstract class Backend implements AutoCloseable {
      * See {@link ProcessGroup#gather}.
      *
      * @param operation the operation
-     * @param outputs a tensor for each rank's input on the root, elsewhere none
+     * @param outputs on the root, one tensor per rank; empty on other ranks
      * @param input this rank's input
-     * @param root the rank that gets them
+     * @param root the rank that gets the tensors
      * @return the work
      */
     public Work gather(Operation operation, List<NDArray> outputs, NDArray input, int root) {
@@ -177,9 +189,9 @@ public abstract class Backend implements AutoCloseable {
      * See {@link ProcessGroup#scatter}.
      *
      * @param operation the operation
-     * @param output where this rank's tensor goes
-     * @param inputs a tensor for each rank on the root, elsewhere none
-     * @param root the rank that sends them
+     * @param output this rank's tensor
+     * @param inputs on the root, one tensor per rank; empty on other ranks
+     * @param root the rank that sends
      * @return the work
      */
     public Work scatter(Operation operation, NDArray output, List<NDArray> inputs, int root) {
@@ -191,7 +203,7 @@ public abstract class Backend implements AutoCloseable {
      *
      * @param operation the operation
      * @param output this rank's part of the result
-     * @param inputs a tensor for each rank, or one for all
+     * @param inputs one tensor per rank, or one for all
      * @param op how to reduce
      * @return the work
      */
@@ -201,12 +213,12 @@ public abstract class Backend implements AutoCloseable {
     }
 
     /**
-     * See {@link ProcessGroup#allReduceCoalesced}. Only called unless the backend {@link
-     * #batchesCollectives()}, as are the other coalesced operations.
+     * See {@link ProcessGroup#allReduceCoalesced}. Coalesced operations are called only if {@link
+     * #batchesCollectives()} is false.
      *
      * @param operation the operation, for all tensors
      * @param tensors inputs and outputs, of one element type
-     * @param infos what is known of them, so that it need not be asked again
+     * @param infos their types, shapes and addresses
      * @param op how to reduce
      * @return the work
      */
@@ -219,9 +231,9 @@ public abstract class Backend implements AutoCloseable {
      * See {@link ProcessGroup#allGatherCoalesced}.
      *
      * @param operation the operation, for all tensors
-     * @param outputs for each input, one for all ranks
+     * @param outputs one gathered tensor per input
      * @param inputs this rank's inputs, of one element type
-     * @param infos what is known of the inputs
+     * @param infos types, shapes and addresses of the inputs
      * @return the work
      */
     public Work allGatherCoalesced(
@@ -237,8 +249,8 @@ public abstract class Backend implements AutoCloseable {
      *
      * @param operation the operation, for all tensors
      * @param outputs this rank's parts of the results, of one element type
-     * @param inputs for each output, one for all ranks
-     * @param infos what is known of the outputs
+     * @param inputs one contribution per output
+     * @param infos types, shapes and addresses of the outputs
      * @param op how to reduce
      * @return the work
      */
@@ -255,8 +267,8 @@ public abstract class Backend implements AutoCloseable {
      * See {@link ProcessGroup#allToAll}.
      *
      * @param operation the operation
-     * @param outputs where the tensor from each rank goes
-     * @param inputs a tensor for each rank
+     * @param outputs one output per source rank
+     * @param inputs one input per destination rank
      * @return the work
      */
     public Work allToAll(Operation operation, List<NDArray> outputs, List<NDArray> inputs) {
@@ -267,8 +279,8 @@ public abstract class Backend implements AutoCloseable {
      * See {@link ProcessGroup#allToAllSingle(NDArray, NDArray, long[], long[])}.
      *
      * @param operation the operation
-     * @param output where the parts from all ranks go, one after the other
-     * @param input the parts for all ranks, one after the other
+     * @param output the parts from all ranks, concatenated
+     * @param input the parts for all ranks, concatenated
      * @param outputCounts the number of elements from each rank
      * @param inputCounts the number of elements for each rank
      * @return the work
@@ -283,12 +295,12 @@ public abstract class Backend implements AutoCloseable {
     }
 
     /**
-     * See {@link ProcessGroup#send}. Does not wait for collectives, nor they for it.
+     * See {@link ProcessGroup#send}. Messages and collectives do not wait for each other.
      *
      * @param operation the operation
-     * @param tensor what to send
-     * @param destination the rank to send it to, not this one
-     * @param tag what tells messages of two ranks apart; negative tags are the group's own
+     * @param tensor the tensor to send
+     * @param destination the receiving rank; not this rank
+     * @param tag distinguishes messages between two ranks; negative tags are group-internal
      * @return the work
      */
     public Work send(Operation operation, NDArray tensor, int destination, int tag) {
@@ -299,44 +311,44 @@ public abstract class Backend implements AutoCloseable {
      * See {@link ProcessGroup#recv} and {@link ProcessGroup#recvAnySource}.
      *
      * @param operation the operation
-     * @param tensor where the message goes
-     * @param source the rank to receive from, not this one; -1 for any
+     * @param tensor receives the message
+     * @param source the sending rank, not this rank; -1 for any
      * @param tag the message's tag
-     * @return the work, which knows its {@link Work#sourceRank()}
+     * @return the work, which implements {@link Work#sourceRank()}
      */
     public Work recv(Operation operation, NDArray tensor, int source, int tag) {
         throw unsupported(operation.type());
     }
 
     /**
-     * Tells that the operations up to {@link #endBatch()} are to run at the same time: sends and
-     * receives, and if the backend {@link #batchesCollectives()} also those.
+     * Starts a batch. Sends and receives up to {@link #endBatch()} run concurrently; collectives
+     * run as one if {@link #batchesCollectives()}.
      */
     public void startBatch() {}
 
-    /** Ends what {@link #startBatch()} began; also called if issuing one of them failed. */
+    /** Ends a batch; also called if issuing an operation of the batch failed. */
     public void endBatch() {}
 
     /**
-     * Tells whether collectives in a batch run as one. If so, coalesced operations become batches,
-     * with an operation for each tensor; if not, {@link #allReduceCoalesced}, {@link
-     * #allGatherCoalesced} and {@link #reduceScatterCoalesced} get all tensors of an element type.
+     * Returns whether collectives in a batch run as one. If true, a coalesced call becomes a batch
+     * with one operation per tensor. If false, it becomes one call of {@link #allReduceCoalesced},
+     * {@link #allGatherCoalesced} or {@link #reduceScatterCoalesced} per element type.
      *
-     * @return whether they do; the same on all ranks
+     * @return true if the backend batches collectives; the same on all ranks
      */
     public boolean batchesCollectives() {
         return false;
     }
 
     /**
-     * Creates the backend of a group of some of this group's ranks from what this one has. All
-     * ranks of this group call it, as an operation, and may wait for each other.
+     * Creates the backend of a sub-group from the resources of this one. All ranks of this group
+     * call it in the same order and may wait for each other.
      *
      * @param context the new group and this rank; null if this rank is not a member
-     * @param color what tells groups apart that are made by the same call; not negative
-     * @param members the new group's ranks, by their ranks here
-     * @return the backend; empty if this rank is not a member, or if the new group's backend is to
-     *     be created by the factory, which is then so on all ranks
+     * @param color distinguishes the groups created by one call; not negative
+     * @param members the new group's ranks, by rank in this group
+     * @return the backend; empty if this rank is not a member, or, on all ranks, if the factory
+     *     must create the backend
      */
     public Optional<Backend> split(GroupContext context, int color, List<Integer> members) {
         return Optional.empty();
@@ -356,7 +368,7 @@ public abstract class Backend implements AutoCloseable {
      * See {@link ProcessGroup#execute}.
      *
      * @param operation the operation
-     * @param body what to run in the operation's turn
+     * @param body the code to run, in the order of the calls
      * @return the work
      */
     public Work execute(Operation operation, Runnable body) {
@@ -366,34 +378,34 @@ public abstract class Backend implements AutoCloseable {
     /**
      * Returns the group's symmetric memory.
      *
-     * @return the buffers, or empty if the group has none, which is then so on all ranks
+     * @return the buffers; empty on all ranks if the group has none
      */
     public Optional<P2pBuffers> p2pBuffers() {
         return Optional.empty();
     }
 
     /**
-     * Makes calls end with an exception that wait for other ranks, now and from now on, as the
-     * group is about to be closed. Any thread may call it. A backend whose calls wait for no other
-     * rank need not do anything.
+     * Makes current and later calls that wait for other ranks fail, because the group is about to
+     * be closed. Any thread may call it. A no-op for backends whose calls never wait for other
+     * ranks.
      */
     public void stopWaiting() {}
 
     /**
-     * Tells the other ranks that this one calls nothing more: what they have called and it has not
-     * will never end well. A backend that has no means to tell need not do anything.
+     * Announces to the other ranks that this rank makes no more calls, so that operations which it
+     * has not called fail there. A no-op for backends that cannot announce it.
      */
     public void endCalls() {}
 
     /**
-     * Waits until the operations that were called have ended, each in its time. To be done by a
-     * backend whose results may be in use although nobody has waited for them on the host: {@link
-     * #close} would make them worthless. It returns early if the thread is interrupted, and throws
-     * nothing. Called behind {@link #endCalls} and before {@link #close}.
+     * Waits until all running operations have ended, each within its timeout. For backends whose
+     * results may be in use although no host thread waits for them, because {@link #close} would
+     * invalidate those results. Returns early if the thread is interrupted; never throws. Called
+     * after {@link #endCalls} and before {@link #close}.
      */
     public void drain() {}
 
-    /** Ends operations under way with an exception and frees everything. Idempotent. */
+    /** Fails running operations and frees all resources. Idempotent. */
     @Override
     public abstract void close();
 

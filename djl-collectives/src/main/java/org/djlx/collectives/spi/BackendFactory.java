@@ -7,8 +7,8 @@ package org.djlx.collectives.spi;
 import org.djlx.collectives.CollectiveException;
 
 /**
- * Creates the backend of a group on one rank. Found by {@link java.util.ServiceLoader}, or given to
- * {@link Backends#register}.
+ * Creates backends. Found by {@link java.util.ServiceLoader} or registered with {@link
+ * Backends#register}.
  */
 public interface BackendFactory {
 
@@ -20,20 +20,21 @@ public interface BackendFactory {
     String name();
 
     /**
-     * Declares what the backend supports, the same on every rank.
+     * Returns the operations, element types and reductions that the backend supports; the same on
+     * every rank.
      *
-     * @return the declaration
+     * @return the supported combinations
      */
     Support support();
 
     /**
-     * Creates the backend of one rank. Called on all ranks of the group at about the same time;
-     * returns when the group is usable.
+     * Creates the backend of one rank. All ranks of the group call it; it returns when the group is
+     * usable.
      *
      * @param context the group and the rank
      * @return the backend
-     * @throws IllegalArgumentException if the options are of a kind that the backend does not know
-     * @throws CollectiveException if the ranks do not come together
+     * @throws IllegalArgumentException if the backend does not accept this class of options
+     * @throws CollectiveException if not all ranks call it within the timeout
      */
     Backend create(GroupContext context);
 }

@@ -12,8 +12,8 @@ import java.util.concurrent.ConcurrentHashMap;
 import org.djlx.collectives.ProcessGroups;
 
 /**
- * The backends that groups can be created with: those found by {@link ServiceLoader} and those
- * registered by hand, which come first.
+ * The available backends: those registered with {@link #register}, then those found by {@link
+ * ServiceLoader}.
  */
 public final class Backends {
 
@@ -22,7 +22,7 @@ public final class Backends {
     private Backends() {}
 
     /**
-     * Registers a backend for this JVM, replacing one of the same name.
+     * Registers a backend for this JVM. It replaces a backend of the same name.
      *
      * @param name the name that {@link ProcessGroups#init(String)} takes
      * @param factory the backend's factory
@@ -30,7 +30,7 @@ public final class Backends {
     public static void register(String name, BackendFactory factory) {
         if (name == null || factory == null) {
             throw new IllegalArgumentException(
-                    "a backend needs a name and a factory, not " + name + " and " + factory);
+                    "register: null argument: name " + name + ", factory " + factory);
         }
         REGISTERED.put(name, factory);
     }
@@ -45,7 +45,7 @@ public final class Backends {
     public static BackendFactory get(String name) {
         if (name == null) {
             throw new IllegalArgumentException(
-                    "the name of a backend must not be null; known are " + names());
+                    "the backend's name is null; available backends: " + names());
         }
         BackendFactory registered = REGISTERED.get(name);
         if (registered != null) {
@@ -57,7 +57,7 @@ public final class Backends {
             }
         }
         throw new IllegalArgumentException(
-                "there is no backend '" + name + "'; known are " + names());
+                "there is no backend '" + name + "'; available backends: " + names());
     }
 
     /**

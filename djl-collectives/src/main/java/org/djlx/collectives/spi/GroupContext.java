@@ -20,8 +20,8 @@ import org.djlx.collectives.internal.store.RankProcess;
 import org.djlx.collectives.store.Store;
 
 /**
- * What a backend is told about the group it serves: who is in it, and where its ranks meet.
- * Thread-safe.
+ * The group for which a backend is created: name, rank, world size, options, and the store in which
+ * the ranks meet. Thread-safe.
  */
 public final class GroupContext {
 
@@ -39,10 +39,10 @@ public final class GroupContext {
      * @param name the group's name, the same on all ranks
      * @param rank this rank within the group
      * @param worldSize the number of ranks
-     * @param store where the ranks find each other; keys are the group's own
+     * @param store the store in which the ranks meet; no other group uses its keys
      * @param options the options, the same on all ranks
-     * @param device this rank's device in the group that this one was split off; null if it is the
-     *     first, and the backend chooses
+     * @param device for a sub-group, this rank's device in the parent; null for an initial group,
+     *     where the backend chooses
      */
     public GroupContext(
             String name,
@@ -88,9 +88,16 @@ public final class GroupContext {
     }
 
     /**
-     * Creates the context of this rank in a group of some ranks of this group. Whoever creates that
-     * knows its ranks by what they are here, and so do messages. Once there is an obstacle, waiting
-     * for the others in the store is in vain.
+     * Creates the context of this rank in a sub-group. Error messages name its ranks by their rank
+     * in this group.
+     *
+     * @param partName the sub-group's name
+     * @param members the sub-group's ranks, by rank in this group; includes this rank
+     * @param partStore the store in which the members meet
+     * @param partOptions the sub-group's options
+     * @param partDevice the device of this rank; null if the backend chooses
+     * @param obstacle the failure because of which waiting for other members is hopeless, or empty
+     * @return the context
      */
     public GroupContext part(
             String partName,
@@ -102,7 +109,7 @@ public final class GroupContext {
         List<RankProcess> processes = groupExchange.processes();
         return new GroupContext(
                 partName,
-                Required.argument("members", members).indexOf(rank),
+                Required.argument("part: members", members).indexOf(rank),
                 members.size(),
                 partStore,
                 partOptions,
@@ -114,17 +121,29 @@ public final class GroupContext {
 
     private static void checkNotNull(String what, Object value) {
         if (value == null) {
-            throw new IllegalArgumentException("the " + what + " of a group must not be null");
+            throw new IllegalArgumentException("the group's " + what + " is null");
         }
     }
 
+    /**
+     * Checks a rank and a world size.
+     *
+     * @param rank the rank
+     * @param worldSize the number of ranks
+     * @throws IllegalArgumentException if the world size is not positive or the rank is out of
+     *     range
+     */
     public static void checkRank(int rank, int worldSize) {
         if (worldSize < 1) {
-            throw new IllegalArgumentException("the world size must be positive: " + worldSize);
+            throw new IllegalArgumentException(
+                    "the world size must be at least 1, but is " + worldSize);
         }
         if (rank < 0 || rank >= worldSize) {
             throw new IllegalArgumentException(
-                    "rank " + rank + " lies outside a group of " + worldSize + " ranks");
+                    "rank "
+                            + rank
+                            + " is out of range: the group has ranks 0 to "
+                            + (worldSize - 1));
         }
     }
 
@@ -156,9 +175,9 @@ public final class GroupContext {
     }
 
     /**
-     * Returns where the ranks find each other.
+     * Returns the store in which the ranks meet.
      *
-     * @return the store, whose keys are the group's own
+     * @return the store; no other group uses its keys
      */
     public Store store() {
         return store;
@@ -174,26 +193,26 @@ public final class GroupContext {
     }
 
     /**
-     * Returns this rank's device in the group that this one was split off.
+     * Returns the device that a sub-group takes over from its parent.
      *
-     * @return the device; null if this group is the first, and the backend chooses
+     * @return the device; null for an initial group, where the backend chooses
      */
     public Device device() {
         return device;
     }
 
     /**
-     * Gathers a value from every rank through the store; a slow all-gather for setting up. It
-     * leaves nothing in the store if it succeeds on all ranks.
+     * All-gathers a value through the store. Slow; for set-up only. It leaves no keys in the store
+     * if it succeeds on all ranks.
      *
-     * @param key what the values are; used once in the life of the group
+     * @param key the name of the exchange; usable once per group
      * @param value this rank's value
      * @return the values in rank order
-     * @throws CollectiveMismatchException if the store has the value of another group where that of
-     *     a rank should be, or the ranks do not agree on the number of ranks
-     * @throws CollectiveException if a rank runs on this host in a process that has died
-     * @throws CollectiveTimeoutException if not all ranks call it within the timeout, with those
-     *     missing
+     * @throws CollectiveMismatchException if the store contains a value of another group, or the
+     *     ranks have different world sizes
+     * @throws CollectiveException if a rank's process on this host has died
+     * @throws CollectiveTimeoutException if not all ranks call it within the timeout; names the
+     *     missing ranks
      */
     public List<byte[]> exchange(String key, byte[] value) {
         Required.argument("exchange: value", value);
@@ -201,24 +220,22 @@ public final class GroupContext {
     }
 
     /**
-     * Deletes keys through which some ranks have told each other something, once all have called
-     * this: the last to do so deletes them. Each of the ranks has set one of the keys and calls
-     * this after it has read all.
+     * Deletes the keys of an exchange among some ranks. Each of these ranks has set one key, and
+     * calls this after it has read all keys. The last caller deletes them.
      *
-     * <p>If a rank does not get that far, or if the store cannot delete, the keys stay. That is no
-     * error here: the ranks have what they wanted.
+     * <p>If a rank never calls it, or the store cannot delete, the keys stay. That is not an error.
      *
-     * @param keys the keys in the same order on all of these ranks, as many as there are ranks
+     * @param keys the keys, one per participating rank, in the same order on these ranks
      */
     public void forget(List<String> keys) {
         groupExchange.forget(keys);
     }
 
     /**
-     * Returns the operation in which the ranks come together when the group is created; a backend
-     * may use it to synchronise them once more, by its own means.
+     * Returns the operation that represents the creation of the group. A backend may use it to
+     * synchronise the ranks once by its own means.
      *
-     * @return the operation, with number 0
+     * @return the operation, with sequence number 0
      */
     public Operation joining() {
         Operation.Agreed nothing = new Operation.Agreed(null, new long[0], null, 0);

@@ -9,12 +9,13 @@ import java.nio.ByteOrder;
 import java.nio.charset.StandardCharsets;
 import java.util.Arrays;
 import java.util.List;
+import org.djlx.collectives.ObjectCollectives;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.internal.host.Required;
 
 /**
- * The kind of an operation. The collectives' own are constants here; a library that runs operations
- * of its own in a group's order defines more.
+ * The kind of an operation, identified by name. Operations of this library are constants; a library
+ * that runs its own operations with {@link ProcessGroup#execute} creates more.
  */
 public final class OpType {
 
@@ -70,6 +71,15 @@ public final class OpType {
     /** See {@link ProcessGroup#barrier}. */
     public static final OpType BARRIER = new OpType("barrier");
 
+    /** See {@link ObjectCollectives#broadcastObject}. */
+    public static final OpType BROADCAST_OBJECT = new OpType("broadcastObject");
+
+    /** See {@link ObjectCollectives#gatherObject}. */
+    public static final OpType GATHER_OBJECT = new OpType("gatherObject");
+
+    /** See {@link ObjectCollectives#scatterObjectList}. */
+    public static final OpType SCATTER_OBJECT_LIST = new OpType("scatterObjectList");
+
     private static final List<OpType> BUILT_IN =
             List.of(
                     ALL_REDUCE,
@@ -94,14 +104,18 @@ public final class OpType {
     /**
      * Creates a kind of operation.
      *
-     * @param name its name as users know it, of at most {@value #MAX_NAME_LENGTH} ASCII characters
+     * @param name its name in messages and traces, 1 to {@value #MAX_NAME_LENGTH} ASCII characters
      */
     public OpType(String name) {
         byte[] ascii =
                 Required.argument("an operation's name", name).getBytes(StandardCharsets.US_ASCII);
         if (ascii.length == 0 || ascii.length > MAX_NAME_LENGTH) {
             throw new IllegalArgumentException(
-                    "an operation's name has 1 to " + MAX_NAME_LENGTH + " characters: " + name);
+                    "an operation's name must have 1 to "
+                            + MAX_NAME_LENGTH
+                            + " characters, but is '"
+                            + name
+                            + "'");
         }
         this.name = name;
         ByteBuffer padded =
@@ -121,16 +135,16 @@ public final class OpType {
     }
 
     /**
-     * Tells whether it is a message between two ranks, as {@link ProcessGroup#send} and its kin
-     * are; messages are numbered for themselves.
+     * Returns whether this is a message between two ranks: {@link #SEND}, {@link #RECV} or {@link
+     * #RECV_ANY_SOURCE}. Messages have their own sequence numbers.
      *
-     * @return whether it is
+     * @return true for messages
      */
     public boolean isPointToPoint() {
         return this == SEND || this == RECV || this == RECV_ANY_SOURCE;
     }
 
-    /** Writes the name as {@value #WORDS} words, so that ranks can compare it. */
+    /** Writes the name as {@value #WORDS} words, for the comparison between ranks. */
     void encode(long[] target) {
         System.arraycopy(words, 0, target, 0, WORDS);
     }

@@ -12,8 +12,6 @@ import java.util.stream.Collectors;
 import java.util.stream.Stream;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
-import org.djlx.collectives.Lifeline;
-import org.djlx.collectives.ObjectCollectives;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.internal.host.Required;
@@ -21,17 +19,17 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.TensorInfo;
 
 /**
- * One operation of a group, as issued by one rank: what it is, its number, and the part of its
- * arguments on which all ranks must agree. Point-to-point operations, on which two ranks agree, are
- * numbered for themselves.
+ * One operation of a group, as issued by one rank: its kind, its sequence number, and the arguments
+ * on which all ranks must agree. Point-to-point operations, on which two ranks agree, have their
+ * own sequence numbers.
  *
- * <p>Whoever executes the operation reports {@link #started} and {@link #ended}, which go to an
- * {@link OperationTrace}. Until then it keeps its group, should nobody else refer to that.
- * Otherwise immutable.
+ * <p>The backend must report {@link #started} and {@link #ended}; both are passed to an {@link
+ * OperationTrace}. Until it has ended, the operation keeps its group reachable. Otherwise
+ * immutable.
  *
- * <p>A backend publishes {@link #signature()} to the other ranks and compares theirs with it;
- * {@link #describe(long[])} turns a signature back into words. A signature has {@value
- * #SIGNATURE_WORDS} words:
+ * <p>A backend publishes {@link #signature()} to the other ranks and compares their signatures with
+ * it. {@link #describe(long[])} formats a signature. A signature has {@value #SIGNATURE_WORDS}
+ * words:
  *
  * <pre>
  *   0 to 3    the name, in ASCII, padded with zeros
@@ -53,16 +51,16 @@ public final class Operation {
     private static final int NO_TYPE = 0xff;
     private static final long POINT_TO_POINT = 1L << 24;
 
-    /** Operations whose number is that of a rank. */
+    /** Operations whose {@link Agreed#index} is the root rank. */
     private static final Set<String> ROOTED =
             Stream.of(
                             OpType.BROADCAST,
                             OpType.REDUCE,
                             OpType.GATHER,
                             OpType.SCATTER,
-                            ObjectCollectives.BROADCAST,
-                            ObjectCollectives.GATHER,
-                            ObjectCollectives.SCATTER)
+                            OpType.BROADCAST_OBJECT,
+                            OpType.GATHER_OBJECT,
+                            OpType.SCATTER_OBJECT_LIST)
                     .map(OpType::toString)
                     .collect(Collectors.toUnmodifiableSet());
 
@@ -74,35 +72,44 @@ public final class Operation {
     private final long[] signature;
     private final long byteSize;
 
-    // Set when the operation is issued, before anybody else sees it.
+    // Set when the operation is issued, before another thread sees it.
     private TensorInfo tensor;
     private OperationTrace trace;
     private Duration warnAfter = BackendOptions.DEFAULT_WARN_AFTER;
     private boolean warned; // guarded by this
-    private Lifeline lifeline; // of the group; null when the operation has ended
+    private Runnable keeper; // keeps the group reachable; null once the operation has ended
     private String algorithm;
-    private Work before; // of the same call; null if there is none, or this one has ended
+    private Work before; // the previous operation of the same call; null if none or ended
 
     /**
      * Creates an operation.
      *
      * @param type its kind
-     * @param sequence its number within the group, from 1
+     * @param sequence its sequence number within the group, from 1
      * @param group the group's name
      * @param timeout how long it may wait for the other ranks
-     * @param agreed what all ranks must agree on
+     * @param agreed the arguments on which all ranks must agree
      */
     public Operation(OpType type, long sequence, String group, Duration timeout, Agreed agreed) {
-        this.type = Required.argument("type", type);
+        this.type = Required.argument("Operation: type", type);
         this.sequence = sequence;
         this.group = group;
         this.timeout = timeout;
-        this.agreed = Required.argument("agreed", agreed);
+        this.agreed = Required.argument("Operation: agreed", agreed);
         this.signature = encode(type, agreed);
         this.byteSize = byteSize(agreed);
     }
 
-    /** Creates a point-to-point operation; {@code agreed.index()} is the peer, or -1 for any. */
+    /**
+     * Creates a point-to-point operation.
+     *
+     * @param type its kind
+     * @param sequence its sequence number among the messages of the group, from 1
+     * @param group the group's name
+     * @param timeout how long it may wait for the other rank
+     * @param agreed the arguments; {@link Agreed#index} is the peer, or -1 for any source
+     * @param tag the message's tag
+     */
     public Operation(
             OpType type, long sequence, String group, Duration timeout, Agreed agreed, int tag) {
         this(type, sequence, group, timeout, agreed);
@@ -114,14 +121,14 @@ public final class Operation {
      * The arguments of an operation on which all ranks must agree.
      *
      * @param elementType the element type, or null if the operation has no tensor
-     * @param shape the shape of the tensor that is the same on all ranks, in elements
-     * @param op the reduce op, or null if the operation does not reduce
+     * @param shape the shape that must be the same on all ranks
+     * @param op the reduction, or null if the operation does not reduce
      * @param index the root rank, or the dimension, or 0
      */
     public record Agreed(ScalarType elementType, long[] shape, ReduceOp op, int index) {
 
         /**
-         * Checks that there is a shape.
+         * Checks that the shape is not null.
          *
          * @param elementType the element type, or null
          * @param shape the shape; empty if there is no tensor
@@ -176,7 +183,7 @@ public final class Operation {
     }
 
     /**
-     * Returns the operation's number within its group.
+     * Returns the operation's sequence number within its group.
      *
      * @return the number, from 1
      */
@@ -205,23 +212,23 @@ public final class Operation {
     /**
      * Returns the arguments on which all ranks must agree.
      *
-     * @return the arguments; the shape is not to be changed
+     * @return the arguments; do not modify the shape
      */
     public Agreed agreed() {
         return agreed;
     }
 
     /**
-     * Returns what all ranks must agree on, the kind included, so that they can compare it.
+     * Returns the kind and the agreed arguments as words, for the comparison between ranks.
      *
-     * @return {@value #SIGNATURE_WORDS} words, not to be changed
+     * @return {@value #SIGNATURE_WORDS} words; do not modify
      */
     public long[] signature() {
         return signature;
     }
 
     /**
-     * Returns the size of the tensor whose shape all ranks agree on.
+     * Returns the size of the tensor on whose shape all ranks must agree.
      *
      * @return the size in bytes; 0 if the operation has no tensor
      */
@@ -230,22 +237,27 @@ public final class Operation {
     }
 
     /**
-     * Returns what is known of the tensor whose type and shape all ranks agree on, so that it need
-     * not be asked again.
+     * Returns the type, shape and address of the tensor on whose type and shape all ranks must
+     * agree. It saves a backend the query.
      *
-     * @return what is known; null if the operation has no such tensor
+     * @return the information; null if the operation has no such tensor
      */
     public TensorInfo tensor() {
         return tensor;
     }
 
+    /**
+     * Sets the result of {@link #tensor}. For {@link org.djlx.collectives.ProcessGroup}.
+     *
+     * @param info the information
+     */
     public void setTensor(TensorInfo info) {
         tensor = info;
     }
 
     /**
-     * Names the way in which the operation is done, for traces. To be called by who executes it,
-     * before {@link #ended}.
+     * Sets the algorithm that runs the operation, for traces. Backends call it before {@link
+     * #ended}.
      *
      * @param name a constant such as {@code two-shot}
      */
@@ -254,29 +266,32 @@ public final class Operation {
     }
 
     /**
-     * Returns the way in which the operation is done.
+     * Returns the algorithm that runs the operation.
      *
-     * @return the name, or null if there is no choice
+     * @return the name; null if it is not set
      */
     public String algorithm() {
         return algorithm;
     }
 
     /**
-     * Makes this operation one call with the operations before it.
+     * Makes this operation follow the other operations of the same coalesced call.
      *
-     * @param works the works of the operations before, in their order
+     * @param works the works of the operations before this one, possibly empty
      * @return this operation
      */
-    public Operation behind(List<Work> works) {
-        before = Required.argument("works", works).isEmpty() ? null : works.get(works.size() - 1);
+    public Operation after(List<Work> works) {
+        before =
+                Required.argument("after: works", works).isEmpty()
+                        ? null
+                        : works.get(works.size() - 1);
         return this;
     }
 
     /**
-     * Returns why the ranks do not run an operation: a call may be several, one behind the other,
-     * and the ranks did not agree on the first. To be called by who executes it, when those before
-     * it have ended and before it begins.
+     * Returns the mismatch of an earlier operation of the same coalesced call. Ranks with such a
+     * mismatch must not run this operation. Backends call it after the operations before have
+     * ended, and before this one starts.
      *
      * @return the mismatch; null if there is none
      */
@@ -285,33 +300,42 @@ public final class Operation {
         return failure instanceof CollectiveMismatchException mismatch ? mismatch : null;
     }
 
-    /** Says what to refer to until the operation has ended. */
-    public void setGroup(Lifeline group) {
-        lifeline = group;
+    /**
+     * Sets a reference that keeps the group reachable until the operation has ended. For {@link
+     * org.djlx.collectives.ProcessGroup}.
+     *
+     * @param keeper run by {@link #keepGroup}
+     */
+    public void setKeeper(Runnable keeper) {
+        this.keeper = keeper;
     }
 
     /**
-     * Keeps the group until it is destroyed, even if nobody refers to it: what this operation has
-     * enqueued may run at any time, as from a CUDA graph. To be called by who executes it, before
-     * {@link #ended}.
+     * Keeps the group until it is destroyed, even if it becomes unreachable. For work that may run
+     * at any later time, such as a CUDA graph. Backends call it before {@link #ended}.
      */
     public void keepGroup() {
-        lifeline.keep();
+        keeper.run();
     }
 
-    /** Says after how long a wait the log is to tell of it. */
+    /**
+     * Sets after how long the log warns of a wait.
+     *
+     * @param wait the time, see {@link BackendOptions#warnAfter}
+     * @return this operation
+     */
     public Operation warningAfter(Duration wait) {
         warnAfter = wait;
         return this;
     }
 
     /**
-     * Decides whether the log is to tell now that the operation waits for other ranks: true once,
-     * when it has waited for as long as {@link BackendOptions#warnAfter} says. To be called from
-     * time to time by who executes it, while it waits; who gets true logs whom it waits for.
+     * Returns true once, when the operation has waited for {@link BackendOptions#warnAfter}. A
+     * backend polls it while it waits for other ranks, and logs the missing ranks when it returns
+     * true.
      *
-     * @param waitedNanos how long it has waited
-     * @return whether to log it
+     * @param waitedNanos how long the operation has waited, in ns
+     * @return true if the backend must log the wait now
      */
     public synchronized boolean takeWarning(long waitedNanos) {
         if (warned || waitedNanos < warnAfter.toNanos()) {
@@ -321,35 +345,37 @@ public final class Operation {
         return true;
     }
 
-    /** Says who is told how the operation goes. */
+    /**
+     * Sets the receiver of events. For {@link org.djlx.collectives.ProcessGroup}.
+     *
+     * @param to the receiver
+     */
     public void setTrace(OperationTrace to) {
         trace = to;
     }
 
-    /** Reports that the backend did not take the operation. */
+    /** Reports that the backend rejected the operation. */
     public void withdrawn() {
-        lifeline = null;
+        keeper = null;
         trace.withdrawn();
     }
 
     /**
-     * Reports that the execution begins. To be called by who executes it, once, before it reads any
-     * of the operation's tensors.
+     * Reports that the operation starts to run. Backends call it once, before they read a tensor.
      */
     public void started() {
         trace.started();
     }
 
     /**
-     * Reports that the operation has ended, whether or not it was started. To be called by who
-     * executes it, once, before the {@link Work} completes: then the failure says where the flight
-     * record is. It neither waits nor fails, whatever becomes of the report: another thread writes
-     * that.
+     * Reports that the operation has ended, whether or not it was started. Backends call it once,
+     * before the {@link Work} completes, so that the exception contains the path of the flight
+     * record. It never blocks or throws; another thread writes the record.
      *
-     * @param failure why it failed, or null if it ended well
+     * @param failure why it failed; null if it succeeded
      */
     public void ended(Throwable failure) {
-        lifeline = null;
+        keeper = null;
         before = null;
         String record = trace.ended(failure);
         if (record != null && failure instanceof CollectiveException exception) {
@@ -357,7 +383,7 @@ public final class Operation {
         }
     }
 
-    /** The reduce op in a signature; null if the operation does not reduce. */
+    /** Returns the reduction in a signature; null if the operation does not reduce. */
     private static ReduceOp reduceOp(long[] signature) {
         int code = (int) (signature[HEADER] >> 8 & 0xff);
         if (code == 0) {
@@ -369,13 +395,13 @@ public final class Operation {
                 : ReduceOp.constants().get(kind.ordinal());
     }
 
-    /** Tells whether a signature is that of a message between two ranks. */
+    /** Returns whether a signature belongs to a message between two ranks. */
     private static boolean isPointToPoint(long[] signature) {
         return (signature[HEADER] & POINT_TO_POINT) != 0;
     }
 
     /**
-     * Puts a signature into words.
+     * Formats a signature.
      *
      * @param signature a signature, of this rank or another
      * @return a text such as {@code allReduce(float32, (2, 3), SUM)}
@@ -413,7 +439,7 @@ public final class Operation {
     }
 
     /**
-     * Returns the operation in words.
+     * Returns the operation as text.
      *
      * @return a text such as {@code allReduce(float32, (2, 3), SUM) #17 of group 'default'}
      */

@@ -5,23 +5,23 @@
 package org.djlx.collectives.spi;
 
 /**
- * Is told how one operation goes, by the {@link Operation}; {@link org.djlx.collectives.trace}
- * records it. No method throws or waits, and calls that follow each other may come from different
- * threads if these pass the operation on safely.
+ * Receives the events of one {@link Operation}; {@link org.djlx.collectives.trace} records them.
+ * Methods must not throw or block. Successive calls may come from different threads, with a
+ * happens-before edge between them.
  */
 public interface OperationTrace {
 
-    /** The backend did not take the operation: it is as if it had not been issued. */
+    /** The backend rejected the operation; it counts as not issued. */
     void withdrawn();
 
-    /** Its execution begins. */
+    /** The operation starts to run. */
     void started();
 
     /**
-     * It has ended, whether or not it was started.
+     * The operation has ended, whether or not it was started.
      *
-     * @param failure why it failed, or null if it ended well
-     * @return the file in which the record of the failure is or will be; null if there is none
+     * @param failure why it failed; null if it succeeded
+     * @return the file to which the flight record is or will be written; null if there is none
      */
     String ended(Throwable failure);
 }

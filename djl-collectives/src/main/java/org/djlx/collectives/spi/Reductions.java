@@ -13,21 +13,21 @@ import org.djlx.nativeops.torch.Torch;
 import org.djlx.nativeops.torch.TorchInPlace;
 
 /**
- * Reduces what all ranks have contributed, in rank order, with libtorch's vectorised operators.
- * 16-bit floating-point types are accumulated in float32 and rounded once, other types in their own
- * precision; so the result has the same bits whichever rank computes it.
+ * Reduces the contributions of all ranks on the CPU, in rank order, with libtorch's vectorised
+ * operators. 16-bit floating-point types are accumulated in float32 and rounded once, other types
+ * in their own precision. The result has the same bits on every rank.
  */
 public final class Reductions {
 
     private Reductions() {}
 
     /**
-     * Reduces; not for {@link ReduceOp.Kind#PREMUL_SUM}.
+     * Reduces contributions. Does not support {@link ReduceOp.Kind#PREMUL_SUM}.
      *
-     * @param result where the result goes; shares no memory with any of the parts but, at most, is
-     *     the first
-     * @param parts what the ranks contributed, in rank order; all of the result's shape and type
-     * @param op how to reduce
+     * @param result receives the result; may be the first part, and shares no memory with the
+     *     others
+     * @param parts the contributions in rank order, all of the result's shape and type
+     * @param op the reduction
      */
     public static void reduce(NDArray result, List<NDArray> parts, ReduceOp op) {
         Required.argument("reduce: parts", parts);
@@ -56,12 +56,12 @@ public final class Reductions {
     }
 
     /**
-     * Adds one rank's contribution to what was accumulated so far.
+     * Combines one rank's contribution with the accumulator.
      *
-     * @param sum what was accumulated, replaced by the result
+     * @param sum the accumulator, overwritten with the result
      * @param part the contribution, of the same shape; for {@link ReduceOp.Kind#PREMUL_SUM} already
-     *     multiplied with the factor
-     * @param op how to reduce
+     *     multiplied by the factor
+     * @param op the reduction
      */
     public static void combine(NDArray sum, NDArray part, ReduceOp op) {
         switch (Required.argument("combine: op", op).kind()) {

@@ -15,14 +15,14 @@ import org.djlx.collectives.internal.host.Required;
 import org.djlx.nativeops.torch.ScalarType;
 
 /**
- * What a backend supports: operation × element type × reduce op, as data. The checks of arguments
- * and the table in the documentation both come from it. Immutable.
+ * The combinations of operation, element type and reduction that a backend supports. Argument
+ * checks and the table in the documentation are generated from it. Immutable.
  */
 public final class Support {
 
-    // Movement: the element types. An operation without a tensor has none.
+    // Element types of operations that move tensors; empty for operations without a tensor.
     private final Map<OpType, Set<ScalarType>> moves;
-    // Reduction: for every kind of reduce op, the element types.
+    // Element types of operations that reduce tensors, by reduction.
     private final Map<OpType, Map<ReduceOp.Kind, Set<ScalarType>>> reductions;
 
     private Support(Builder builder) {
@@ -31,7 +31,7 @@ public final class Support {
     }
 
     /**
-     * Returns a builder of a backend that supports nothing.
+     * Returns a builder without any supported operation.
      *
      * @return the builder
      */
@@ -40,10 +40,10 @@ public final class Support {
     }
 
     /**
-     * Tells whether an operation is supported, with some element types at least.
+     * Returns whether an operation is supported with at least one element type.
      *
      * @param operation the operation
-     * @return whether it is
+     * @return true if it is supported
      */
     public boolean supports(OpType operation) {
         Required.argument("supports: operation", operation);
@@ -51,12 +51,12 @@ public final class Support {
     }
 
     /**
-     * Tells whether an operation is supported with an element type.
+     * Returns whether an operation is supported with an element type.
      *
      * @param operation the operation
      * @param type the element type
-     * @param op the reduce op; null if the operation does not reduce
-     * @return whether it is
+     * @param op the reduction; null if the operation does not reduce
+     * @return true if it is supported
      */
     public boolean supports(OpType operation, ScalarType type, ReduceOp op) {
         Required.argument("supports: type", type);
@@ -64,11 +64,11 @@ public final class Support {
     }
 
     /**
-     * Returns the element types that an operation is supported with.
+     * Returns the element types with which an operation is supported.
      *
      * @param operation the operation
-     * @param op the kind of reduce op; null if the operation does not reduce
-     * @return the types; empty if the operation is not supported, or has no tensor
+     * @param op the kind of reduction; null if the operation does not reduce
+     * @return the types; empty if the operation is not supported or has no tensor
      */
     public Set<ScalarType> types(OpType operation, ReduceOp.Kind op) {
         Required.argument("types: operation", operation);
@@ -78,10 +78,10 @@ public final class Support {
     }
 
     /**
-     * Tells whether an operation is a reduction of this backend.
+     * Returns whether an operation is a supported reduction.
      *
      * @param operation the operation
-     * @return true if it takes a reduce op
+     * @return true if it takes a {@link ReduceOp}
      */
     public boolean reduces(OpType operation) {
         return reductions.containsKey(Required.argument("reduces: operation", operation));
@@ -96,7 +96,7 @@ public final class Support {
         private Builder() {}
 
         /**
-         * Adds operations that have no tensor.
+         * Adds operations without a tensor.
          *
          * @param operations the operations
          * @return this builder
@@ -113,19 +113,19 @@ public final class Support {
          * @return this builder
          */
         public Builder addMoves(Set<ScalarType> types, OpType... operations) {
-            Required.argument("the types of operations that move tensors", types);
-            for (OpType operation : Required.argument("the operations", operations)) {
+            Required.argument("addMoves: types", types);
+            for (OpType operation : Required.argument("addMoves: operations", operations)) {
                 moves.put(operation, Set.copyOf(types));
             }
             return this;
         }
 
         /**
-         * Adds operations that reduce tensors: each reduce op with those of the types for which it
-         * {@linkplain ReduceOp#isDefinedFor is defined}.
+         * Adds operations that reduce tensors. Each reduction is added with those of the types for
+         * which it is {@linkplain ReduceOp#isDefinedFor defined}.
          *
          * @param types the element types
-         * @param ops the kinds of reduce op
+         * @param ops the kinds of reduction
          * @param operations the operations
          * @return this builder
          */
@@ -137,7 +137,7 @@ public final class Support {
             Map<ReduceOp.Kind, Set<ScalarType>> table = new EnumMap<>(ReduceOp.Kind.class);
             for (ReduceOp.Kind op : ops) {
                 Set<ScalarType> defined = EnumSet.copyOf(types);
-                defined.removeIf(type -> !ReduceOp.isDefined(op, type));
+                defined.removeIf(type -> !op.isDefinedFor(type));
                 table.put(op, Collections.unmodifiableSet(defined));
             }
             for (OpType operation : operations) {
@@ -147,9 +147,9 @@ public final class Support {
         }
 
         /**
-         * Builds the declaration.
+         * Builds the set of supported combinations.
          *
-         * @return the declaration
+         * @return the set
          */
         public Support build() {
             return new Support(this);

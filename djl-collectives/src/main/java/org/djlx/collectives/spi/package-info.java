@@ -3,21 +3,24 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 /**
- * For authors of backends: what a backend implements, what it is given, and how it is found. Start
- * with {@link org.djlx.collectives.spi.Backend}.
+ * Service provider interface for backends. To add a backend, implement {@link
+ * org.djlx.collectives.spi.Backend} and {@link org.djlx.collectives.spi.BackendFactory}, and
+ * register the factory by {@link java.util.ServiceLoader}.
  *
  * <ul>
- *   <li>{@link org.djlx.collectives.spi.Backend} - a backend of your own
- *   <li>{@link org.djlx.collectives.spi.BackendFactory} - makes it
- *   <li>{@link org.djlx.collectives.spi.BackendOptions} - what a user may say to it
- *   <li>{@link org.djlx.collectives.spi.Backends} - those that there are
- *   <li>{@link org.djlx.collectives.spi.GroupContext} - what it is told of its group
- *   <li>{@link org.djlx.collectives.spi.OpType} - its kind
- *   <li>{@link org.djlx.collectives.spi.Operation} - an operation under way
- *   <li>{@link org.djlx.collectives.spi.OperationTrace} - who is told how operations go; {@code
- *       trace} has the one there is
- *   <li>{@link org.djlx.collectives.spi.Reductions} - reductions of elements on the CPU
- *   <li>{@link org.djlx.collectives.spi.Support} - what it can
+ *   <li>{@link org.djlx.collectives.spi.Backend} - base class of backends: moves the data of a
+ *       group on one rank
+ *   <li>{@link org.djlx.collectives.spi.BackendFactory} - creates backends
+ *   <li>{@link org.djlx.collectives.spi.BackendOptions} - base class of options
+ *   <li>{@link org.djlx.collectives.spi.Backends} - the available backends
+ *   <li>{@link org.djlx.collectives.spi.GroupContext} - the group for which a backend is created
+ *   <li>{@link org.djlx.collectives.spi.OpType} - the kind of an operation
+ *   <li>{@link org.djlx.collectives.spi.Operation} - one operation of a group, as issued by one
+ *       rank
+ *   <li>{@link org.djlx.collectives.spi.OperationTrace} - receives the events of an operation
+ *   <li>{@link org.djlx.collectives.spi.Reductions} - element-wise reductions on the CPU
+ *   <li>{@link org.djlx.collectives.spi.Support} - the operations, element types and reductions of
+ *       a backend
  * </ul>
  */
 package org.djlx.collectives.spi;

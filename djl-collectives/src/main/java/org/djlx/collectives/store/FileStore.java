@@ -17,16 +17,18 @@ import org.djlx.collectives.internal.store.StoreChecks;
 import org.djlx.collectives.internal.store.StoreErrors;
 
 /**
- * A store in a file that all ranks can reach, for ranks that are processes of one host or of hosts
- * with a common file system; the counterpart of {@code torch.distributed.FileStore}.
+ * A store in a file, for processes on one host or with a common file system; the counterpart of
+ * {@code torch.distributed.FileStore}.
  *
- * <p>The file is a log to which every change is appended under a file lock, so it grows with every
- * call that writes. A wait looks at it every 10 ms. The file is deleted when {@code worldSize}
- * handles have been closed; a job that dies leaves it behind, and it must be deleted before the
- * path is used again, as with PyTorch. Its format is not PyTorch's, whose kind of lock ({@code
- * flock}) Java does not have.
- *
- * <p>On network file systems this needs working POSIX locks.
+ * <ul>
+ *   <li>The file is a log. Every change is appended under a file lock, so the file grows with every
+ *       write.
+ *   <li>A wait polls the file every 10 ms.
+ *   <li>The file is deleted when {@code worldSize} handles have been closed. A job that dies leaves
+ *       it behind. As with PyTorch, delete it before you use the path again.
+ *   <li>The format is not PyTorch's, which needs {@code flock}; Java does not have it.
+ *   <li>A network file system must support POSIX locks.
+ * </ul>
  */
 public final class FileStore implements Store {
 
@@ -41,8 +43,8 @@ public final class FileStore implements Store {
     /**
      * Opens a handle whose methods wait up to 5 minutes.
      *
-     * @param path the file, which is created if need be; its directory must exist
-     * @param worldSize how many handles the job opens in all
+     * @param path the file, created if it does not exist; its directory must exist
+     * @param worldSize the number of handles that the job opens
      */
     public FileStore(Path path, int worldSize) {
         this(path, worldSize, StoreChecks.DEFAULT_TIMEOUT);
@@ -51,13 +53,14 @@ public final class FileStore implements Store {
     /**
      * Opens a handle.
      *
-     * @param path the file, which is created if need be; its directory must exist
-     * @param worldSize how many handles the job opens in all
-     * @param timeout how long methods without a timeout of their own wait
+     * @param path the file, created if it does not exist; its directory must exist
+     * @param worldSize the number of handles that the job opens
+     * @param timeout how long methods without a timeout parameter wait
      */
     public FileStore(Path path, int worldSize, Duration timeout) {
         if (worldSize < 1) {
-            throw new IllegalArgumentException("The world size must be positive: " + worldSize);
+            throw new IllegalArgumentException(
+                    "FileStore: the world size must be at least 1, but is " + worldSize);
         }
         this.worldSize = worldSize;
         this.timeout = StoreChecks.checkTimeout(timeout);
@@ -224,7 +227,7 @@ public final class FileStore implements Store {
         return log;
     }
 
-    /** Waits until all keys are set, and asks for something in the state in which they are. */
+    /** Waits until all keys are set, and runs a query on that state. */
     private <T> T await(
             String operation, List<String> keys, Duration timeout, Function<KeyValueMap, T> query) {
         Deadline deadline = Deadline.after(StoreChecks.checkTimeout(timeout));

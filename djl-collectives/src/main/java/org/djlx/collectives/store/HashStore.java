@@ -16,12 +16,12 @@ import org.djlx.collectives.internal.store.StoreChecks;
 import org.djlx.collectives.internal.store.StoreErrors;
 
 /**
- * A store within one JVM, for ranks that are threads; the counterpart of {@code
+ * A store in memory, for ranks that are threads of one JVM; the counterpart of {@code
  * torch.distributed.HashStore}.
  *
- * <p>All ranks share one object. Every method is atomic; a blocked wait sleeps until a key changes.
- * {@link #close()} ends the store for all of them: waits in progress and later calls throw {@link
- * CollectiveException}. Whoever created the store closes it.
+ * <p>All ranks share one object. Every method is atomic. {@link #close()} closes the store for all
+ * ranks: current waits and later calls throw {@link CollectiveException}. The creator of the store
+ * closes it.
  */
 public final class HashStore implements Store {
 
@@ -41,7 +41,7 @@ public final class HashStore implements Store {
     /**
      * Creates an empty store.
      *
-     * @param timeout how long methods without a timeout of their own wait
+     * @param timeout how long methods without a timeout parameter wait
      */
     public HashStore(Duration timeout) {
         this.timeout = StoreChecks.checkTimeout(timeout);
@@ -201,7 +201,7 @@ public final class HashStore implements Store {
         }
     }
 
-    /** Waits, with the lock held, until all keys are set. */
+    /** Waits until all keys are set. The caller holds the lock. */
     private void await(String operation, List<String> keys, Deadline deadline) {
         List<String> missing = values.missing(keys);
         while (!missing.isEmpty()) {

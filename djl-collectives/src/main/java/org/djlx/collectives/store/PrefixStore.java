@@ -15,8 +15,8 @@ import org.djlx.collectives.internal.store.StoreChecks;
  * groups can share one store; the counterpart of {@code torch.distributed.PrefixStore}, whose keys
  * it shares.
  *
- * <p>The timeout is that of the store underneath, {@link #numKeys()} counts the keys of the whole
- * store, and {@link #close()} does nothing: whoever opened the store underneath closes it.
+ * <p>It has the timeout of the underlying store. {@link #numKeys()} counts the keys of the whole
+ * store. {@link #close()} is a no-op: the creator of the underlying store closes it.
  */
 public final class PrefixStore implements Store {
 
@@ -26,13 +26,13 @@ public final class PrefixStore implements Store {
     /**
      * Creates a view.
      *
-     * @param prefix what precedes every key, without the slash
-     * @param store the store underneath, which stays the caller's to close
+     * @param prefix the prefix of every key, without the slash
+     * @param store the underlying store; the caller owns and closes it
      */
     public PrefixStore(String prefix, Store store) {
         StoreChecks.checkKey(prefix);
         if (store == null) {
-            throw new IllegalArgumentException("The store underneath must not be null");
+            throw new IllegalArgumentException("PrefixStore: the underlying store is null");
         }
         this.prefix = prefix + '/';
         this.store = store;
@@ -114,7 +114,7 @@ public final class PrefixStore implements Store {
         return store.timeout();
     }
 
-    /** Does nothing: the store underneath belongs to whoever opened it. */
+    /** A no-op: the creator of the underlying store closes it. */
     @Override
     public void close() {}
 
@@ -127,7 +127,7 @@ public final class PrefixStore implements Store {
         return Required.argument("the list of keys", keys).stream().map(this::prefixed).toList();
     }
 
-    /** Runs a wait; a timeout then names the keys as the caller knows them. */
+    /** Runs a wait; a timeout names the keys without the prefix. */
     private <T> T stripping(Supplier<T> wait) {
         try {
             return wait.get();

@@ -9,13 +9,17 @@ import java.util.List;
 import org.djlx.collectives.CollectiveException;
 
 /**
- * A key-value store shared by all ranks of a job, through which they find each other; the
- * counterpart of {@code torch.distributed.Store}, whose names and semantics it keeps.
+ * A key-value store in which the ranks of a job meet; the counterpart of {@code
+ * torch.distributed.Store}, with the same names and semantics.
  *
- * <p>Keys are non-empty strings, values byte arrays. All methods are thread-safe. A method that
- * blocks takes a timeout and throws {@link StoreTimeoutException}, naming the keys that are
- * missing, when it expires; a store whose server is gone throws {@link CollectiveException}. Arrays
- * passed in are copied or sent before the method returns; arrays returned belong to the caller.
+ * <ul>
+ *   <li>Keys are non-empty strings; values are byte arrays.
+ *   <li>All methods are thread-safe.
+ *   <li>A method that blocks has a timeout. When it expires, {@link StoreTimeoutException} names
+ *       the missing keys.
+ *   <li>If the server of the store is gone, methods throw {@link CollectiveException}.
+ *   <li>Arrays passed in may be modified after the call; arrays returned belong to the caller.
+ * </ul>
  */
 public interface Store extends AutoCloseable {
 
@@ -37,7 +41,7 @@ public interface Store extends AutoCloseable {
     byte[] get(String key, Duration timeout);
 
     /**
-     * Returns the value of a key, waiting for it at most {@link #timeout()}.
+     * Returns the value of a key, waiting at most {@link #timeout()} until the key is set.
      *
      * @param key the key
      * @return the value
@@ -47,19 +51,19 @@ public interface Store extends AutoCloseable {
     }
 
     /**
-     * Adds to a counter, which is 0 while its key is unset. The value is stored as a decimal
-     * string, as PyTorch does.
+     * Adds to a counter atomically. An unset key counts as 0. As in PyTorch, the value is stored as
+     * a decimal string.
      *
      * @param key the key
-     * @param amount what to add
+     * @param amount the amount to add
      * @return the counter's new value
-     * @throws IllegalArgumentException if the key holds something other than a counter
+     * @throws IllegalArgumentException if the value of the key is not a counter
      */
     long add(String key, long amount);
 
     /**
-     * Replaces the value of a key if it equals an expected one. If the key is unset and {@code
-     * expected} is empty, the key is set.
+     * Replaces the value of a key atomically if it equals an expected value. If the key is unset
+     * and {@code expected} is empty, the key is set.
      *
      * @param key the key
      * @param expected the value to compare with
@@ -70,15 +74,15 @@ public interface Store extends AutoCloseable {
     byte[] compareSet(String key, byte[] expected, byte[] desired);
 
     /**
-     * Appends to a value; an unset key is set.
+     * Appends to a value; sets an unset key.
      *
      * @param key the key
-     * @param value what to append
+     * @param value the bytes to append
      */
     void append(String key, byte[] value);
 
     /**
-     * Tells whether all given keys are set, without waiting.
+     * Returns whether all given keys are set, without waiting.
      *
      * @param keys the keys
      * @return true if every key is set
@@ -94,10 +98,10 @@ public interface Store extends AutoCloseable {
     void waitFor(List<String> keys, Duration timeout);
 
     /**
-     * Sets several keys at once.
+     * Sets several keys.
      *
      * @param keys the keys
-     * @param values the values, one for each key
+     * @param values one value per key
      */
     void multiSet(List<String> keys, List<byte[]> values);
 
@@ -126,13 +130,13 @@ public interface Store extends AutoCloseable {
     long numKeys();
 
     /**
-     * Returns how long methods without a timeout of their own wait.
+     * Returns how long methods without a timeout parameter wait.
      *
      * @return the timeout
      */
     Duration timeout();
 
-    /** Releases what this handle on the store holds. Idempotent. */
+    /** Releases the resources of this handle. Idempotent. */
     @Override
     void close();
 }

@@ -12,14 +12,14 @@ public class StoreTimeoutException extends CollectiveException {
 
     private static final long serialVersionUID = 1L;
 
-    /** The keys that were not set in time; an array, as a list need not be serializable. */
+    /** The missing keys; an array, because a list need not be serializable. */
     private final String[] missingKeys;
 
     /**
      * Creates an exception.
      *
      * @param message the store, the timeout and the keys
-     * @param missingKeys the keys that were not set in time; null if they are not known
+     * @param missingKeys the keys that were not set in time; null if unknown
      */
     public StoreTimeoutException(String message, List<String> missingKeys) {
         super(message);
@@ -29,7 +29,7 @@ public class StoreTimeoutException extends CollectiveException {
     /**
      * Returns the keys that were not set in time.
      *
-     * @return the keys
+     * @return the keys; empty if unknown
      */
     public List<String> missingKeys() {
         return List.of(missingKeys);

@@ -15,6 +15,7 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.internal.host.Deadline;
+import org.djlx.collectives.internal.host.Durations;
 import org.djlx.collectives.internal.host.Required;
 import org.djlx.collectives.internal.store.ServerAddress;
 import org.djlx.collectives.internal.store.ServerLimits;
@@ -26,11 +27,11 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * A store on a server that the ranks reach by TCP; the counterpart of {@code
- * torch.distributed.TCPStore}. It speaks the same protocol, so either end can be PyTorch's.
+ * A store on a TCP server; the counterpart of {@code torch.distributed.TCPStore}. It uses the same
+ * protocol, so either end can be PyTorch's.
  *
- * <p>One rank, usually 0, also runs the server, until its handle is closed. Every handle, that of
- * the server's rank included, is a client:
+ * <p>One rank, usually rank 0, runs the server until its handle is closed. Every handle is also a
+ * client:
  *
  * <pre>{@code
  * Store store = TcpStore.builder()
@@ -39,26 +40,34 @@ import org.slf4j.LoggerFactory;
  *         .build();
  * }</pre>
  *
- * <p>All methods are thread-safe. Calls that do not wait for keys take turns on one connection; a
- * call that blocks does so on a connection of its own, uses no CPU, and holds up no other. {@link
- * #set}, {@link #append} and {@link #multiSet} return when the server has executed them. An
- * interrupted wait throws {@link CollectiveException} and leaves the thread's interrupt flag set.
+ * <p>Calls:
  *
- * <p>A call that the server refuses, for one because a value is longer than it accepts, throws
- * {@link CollectiveException}; the handle can be used further, unless the server is PyTorch's.
+ * <ul>
+ *   <li>All methods are thread-safe. Calls that do not wait for keys share one connection. A
+ *       blocking call uses its own connection, uses no CPU, and does not delay other calls.
+ *   <li>{@link #set}, {@link #append} and {@link #multiSet} return after the server has executed
+ *       them.
+ *   <li>An interrupted wait throws {@link CollectiveException} and leaves the thread's interrupt
+ *       flag set.
+ *   <li>A call that the server rejects, for example because a value is too long, throws {@link
+ *       CollectiveException}. The handle stays usable, unless the server is PyTorch's.
+ *   <li>When the server stops, current and later calls throw {@link CollectiveException}. The keys
+ *       are lost; a server restarted on the same port is another store and needs a new handle.
+ *   <li>PyTorch's queue commands and listing of keys are not supported.
+ * </ul>
  *
- * <p>When the server stops, calls in progress and all later ones throw {@link CollectiveException}:
- * the keys are lost, and a server started again on the same port is another store, for which a new
- * handle is needed.
+ * <p>Security:
  *
- * <p>The protocol is not encrypted, and by itself everybody who reaches the port can read and write
- * all keys. The server therefore listens on the loopback interface unless told otherwise; let it
- * listen only where none but the job's hosts can reach it. Where other users can, set the
- * environment variable {@code DJLX_STORE_TOKEN} to the same secret on all ranks: the server then
- * serves nobody else, and its clients use no other server. The secret itself is never sent.
- * PyTorch's clients and servers do not know it, and work only where it is not set.
- *
- * <p>Of PyTorch's commands, its queues and the list of keys are missing.
+ * <ul>
+ *   <li>The protocol is not encrypted, and without a token everyone who reaches the port can read
+ *       and write all keys.
+ *   <li>By default the server listens on the loopback interface. Bind it only to addresses that
+ *       only the job's hosts can reach.
+ *   <li>To authenticate, set the environment variable {@code DJLX_STORE_TOKEN} to the same secret
+ *       on all ranks. Server and clients then reject peers without it. The secret itself is never
+ *       sent.
+ *   <li>PyTorch's clients and servers do not support the token.
+ * </ul>
  */
 public final class TcpStore implements Store {
 
@@ -111,7 +120,7 @@ public final class TcpStore implements Store {
     }
 
     /**
-     * Returns the server's host, as it was given.
+     * Returns the server's host, as passed to the builder.
      *
      * @return the host
      */
@@ -120,7 +129,7 @@ public final class TcpStore implements Store {
     }
 
     /**
-     * Returns the server's port; if 0 was given for a server, the one the system has chosen.
+     * Returns the server's port; for a server created with port 0, the port that the system chose.
      *
      * @return the port
      */
@@ -203,8 +212,8 @@ public final class TcpStore implements Store {
     }
 
     /**
-     * Returns the number of keys in the whole store. As with PyTorch, the counter of the workers
-     * that have joined is one of them.
+     * Returns the number of keys in the whole store. As in PyTorch, it includes the counter of
+     * workers that have joined.
      */
     @Override
     public long numKeys() {
@@ -230,20 +239,20 @@ public final class TcpStore implements Store {
     }
 
     /**
-     * Closes this handle; if it runs the server, that stays until the other handles are closed.
+     * Closes this handle. If it runs the server, first waits for the other handles to close.
      *
-     * @param patience how long to wait for them at most
+     * @param timeout how long to wait for the other handles
      */
-    public void closeAfterOthers(Duration patience) {
-        Required.argument("patience", patience);
+    public void closeAfterOthers(Duration timeout) {
+        Required.argument("closeAfterOthers: timeout", timeout);
         client.close();
-        if (server != null && !server.awaitDisconnection(patience)) {
+        if (server != null && !server.awaitDisconnection(timeout)) {
             logger.warn(
-                    "TcpStore {}:{}: the server stops, though {} after its own rank has left not"
-                            + " all others have; those can no longer use the store",
+                    "TcpStore {}:{}: stopping the server although other ranks are still connected"
+                            + " after {}; they can no longer use the store",
                     host,
                     port,
-                    patience);
+                    Durations.text(timeout));
         }
         close();
     }
@@ -263,16 +272,16 @@ public final class TcpStore implements Store {
                             + " of "
                             + worldSize
                             + " workers joined within "
-                            + timeout.toMillis()
-                            + " ms; check that all ranks were started with this host and port, or"
-                            + " raise the timeout",
+                            + Durations.text(timeout)
+                            + "; check that all ranks were started with this host and port, or"
+                            + " increase the timeout",
                     e);
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();
             throw new CollectiveException(
-                    client + ": the thread was interrupted while it waited for the workers", e);
+                    client + ": interrupted while waiting for the workers to join", e);
         } catch (ExecutionException e) {
-            throw new AssertionError("Nobody fails this future", e);
+            throw new AssertionError("this future never fails", e);
         }
     }
 
@@ -296,7 +305,7 @@ public final class TcpStore implements Store {
         private Builder() {}
 
         /**
-         * Sets the host the server runs on.
+         * Sets the host on which the server runs.
          *
          * @param host the name or address of the host
          * @return this builder
@@ -309,7 +318,7 @@ public final class TcpStore implements Store {
         /**
          * Sets the server's port.
          *
-         * @param port the port; 0, for a server only, lets the system choose
+         * @param port the port; for a server, 0 lets the system choose
          * @return this builder
          */
         public Builder setPort(int port) {
@@ -318,9 +327,9 @@ public final class TcpStore implements Store {
         }
 
         /**
-         * Sets whether this handle runs the server. The default is false.
+         * Sets whether this handle runs the server.
          *
-         * @param server whether to run the server
+         * @param server true to run it; false unless set
          * @return this builder
          */
         public Builder optServer(boolean server) {
@@ -329,25 +338,26 @@ public final class TcpStore implements Store {
         }
 
         /**
-         * Sets how many handles the job opens; the server's handle then waits, while it is built,
-         * until all have joined. The default is not to know and not to wait.
+         * Sets the number of handles that the job opens. {@link #build} of the server's handle then
+         * waits until all have joined. Unless set, it does not wait.
          *
-         * @param worldSize the number of handles, the server's included
+         * @param worldSize the number of handles, including the server's
          * @return this builder
          */
         public Builder optWorldSize(int worldSize) {
             if (worldSize < 1) {
-                throw new IllegalArgumentException("The world size must be positive: " + worldSize);
+                throw new IllegalArgumentException(
+                        "TcpStore: the world size must be at least 1, but is " + worldSize);
             }
             this.worldSize = worldSize;
             return this;
         }
 
         /**
-         * Sets whether a handle with a world size joins the others and the server's waits for them.
-         * The default is true; it must be the same for all.
+         * Sets whether handles with a world size join, and the server's handle waits for them. It
+         * must be the same for all handles.
          *
-         * @param waitForWorkers whether to join and wait
+         * @param waitForWorkers true to join and wait; true unless set
          * @return this builder
          */
         public Builder optWaitForWorkers(boolean waitForWorkers) {
@@ -356,9 +366,12 @@ public final class TcpStore implements Store {
         }
 
         /**
-         * Sets a key that the server's handle sets at once and by which the others know the server:
-         * one without it, on the same port, belongs to somebody else or to a time gone by. They
-         * leave it alone and try again. The default, null, is to take any server.
+         * Sets a key that identifies the server. The server's handle sets it at once; the other
+         * handles connect only to a server that has it, and retry otherwise. So they skip a foreign
+         * or an old server on the same port.
+         *
+         * @param mark the key; null, the default, accepts any server
+         * @return this builder
          */
         public Builder optMark(String mark) {
             this.mark = mark;
@@ -366,7 +379,7 @@ public final class TcpStore implements Store {
         }
 
         /**
-         * Sets the environment that the token is taken from. The default is that of the process.
+         * Sets the environment that contains the token. The default is the process's environment.
          */
         Builder optEnvironment(Map<String, String> environment) {
             this.token = StoreToken.of(environment);
@@ -374,26 +387,26 @@ public final class TcpStore implements Store {
         }
 
         /**
-         * Sets how long to try to connect, and how long methods without a timeout of their own
-         * wait. A server that does not answer for so long, but at least 30 seconds, counts as gone.
-         * The default is 5 minutes.
+         * Sets how long to try to connect, and how long methods without a timeout parameter wait. A
+         * server that does not answer within this time, or 30 s if that is longer, counts as gone.
          *
-         * @param timeout the timeout
+         * @param timeout the timeout; 5 minutes unless set
          * @return this builder
          */
         public Builder optTimeout(Duration timeout) {
             if (StoreChecks.checkTimeout(timeout).isZero()) {
-                throw new IllegalArgumentException("The timeout of a TcpStore must be positive");
+                throw new IllegalArgumentException(
+                        "TcpStore: the timeout must be positive, but is 0 s");
             }
             this.timeout = timeout;
             return this;
         }
 
         /**
-         * Sets on which of the host's addresses the server listens. The default is the loopback
-         * interface, which other hosts cannot reach.
+         * Sets the address on which the server listens. Unless set, it is the loopback interface,
+         * which other hosts cannot reach.
          *
-         * @param bindAddress the address, {@code "0.0.0.0"} for all
+         * @param bindAddress an address of this host; {@code "0.0.0.0"} for all
          * @return this builder
          */
         public Builder optBindAddress(String bindAddress) {
@@ -402,10 +415,10 @@ public final class TcpStore implements Store {
         }
 
         /**
-         * Sets how many connections the server accepts. A handle uses one, and one for each of its
-         * threads that waits. The default is 16384.
+         * Sets how many connections the server accepts. A handle uses one, plus one per waiting
+         * thread.
          *
-         * @param maxConnections the number of connections
+         * @param maxConnections the number of connections; 16384 unless set
          * @return this builder
          */
         public Builder optMaxConnections(int maxConnections) {
@@ -414,9 +427,9 @@ public final class TcpStore implements Store {
         }
 
         /**
-         * Sets how many keys the server holds. The default is 1048576.
+         * Sets how many keys the server accepts.
          *
-         * @param maxKeys the number of keys
+         * @param maxKeys the number of keys; 1048576 unless set
          * @return this builder
          */
         public Builder optMaxKeys(int maxKeys) {
@@ -425,11 +438,10 @@ public final class TcpStore implements Store {
         }
 
         /**
-         * Sets how long a value may be; what one call of {@link Store#multiSet} or {@link
-         * Store#multiGet} carries may be 16 times as long. The default is that of PyTorch's server,
-         * 8 MiB.
+         * Sets the maximum length of a value. One call of {@link Store#multiSet} or {@link
+         * Store#multiGet} may carry 16 times as much.
          *
-         * @param maxValueBytes the length in bytes
+         * @param maxValueBytes the length in bytes; 8 MiB unless set, as in PyTorch's server
          * @return this builder
          */
         public Builder optMaxValueBytes(int maxValueBytes) {
@@ -438,13 +450,11 @@ public final class TcpStore implements Store {
         }
 
         /**
-         * Sets how much memory the server may use for all clients together: for keys and values,
-         * for the keys that they wait for, and for what is on its way to or from them. A call that
-         * needs more is refused. A sixteenth is for short commands and answers only, so that
-         * clients that want little are served while others have taken the rest. The default is a
-         * quarter of the heap.
+         * Sets the server's memory limit for all clients together: keys, values, awaited keys, and
+         * data in transit. A call that needs more is rejected. One sixteenth is reserved for short
+         * commands and answers, so that small requests succeed while large ones have used the rest.
          *
-         * @param maxBytes the number of bytes
+         * @param maxBytes the number of bytes; a quarter of the heap unless set
          * @return this builder
          */
         public Builder optMaxBytes(long maxBytes) {
@@ -453,21 +463,21 @@ public final class TcpStore implements Store {
         }
 
         /**
-         * Starts the server if there is to be one, and connects to it.
+         * Starts the server if {@link #optServer} is set, and connects to it.
          *
-         * @return the store, which the caller closes
-         * @throws CollectiveException if the server cannot listen, there is no connection within
-         *     the timeout, or not all workers join within it
+         * @return the store; the caller closes it
+         * @throws CollectiveException if the server cannot listen, or the connection is not
+         *     established or not all workers join within the timeout
          */
         public TcpStore build() {
             if (host == null || host.isEmpty()) {
-                throw new IllegalArgumentException("TcpStore: the host is not set");
+                throw new IllegalArgumentException("TcpStore: the host is not set; call setHost");
             }
             if (port < 0 || port > 65535 || port == 0 && !server) {
                 throw new IllegalArgumentException(
                         "TcpStore "
                                 + host
-                                + ": the port must be between 1 and 65535, or 0 for a server, not "
+                                + ": the port must be 1 to 65535, or 0 for a server, but is "
                                 + port);
             }
             return new TcpStore(this);
@@ -486,7 +496,7 @@ public final class TcpStore implements Store {
                 throw new CollectiveException(
                         "TcpStore: the bind address "
                                 + bindAddress
-                                + " is unknown; give an address of this host, or 0.0.0.0 for all",
+                                + " is unknown; pass an address of this host, or 0.0.0.0 for all",
                         e);
             }
             warnIfUnreachable(address);
@@ -494,7 +504,9 @@ public final class TcpStore implements Store {
                     new InetSocketAddress(address, port), limits, worldSize, token);
         }
 
-        /** The server's own rank connects to where the server listens, whatever others call it. */
+        /**
+         * Returns the host to connect to. The server's own handle uses the address it listens on.
+         */
         private String connectHost(TcpStoreServer server) {
             if (server == null) {
                 return host;
@@ -510,14 +522,14 @@ public final class TcpStore implements Store {
                 if (address.isLoopbackAddress()
                         && !InetAddress.getByName(host).isLoopbackAddress()) {
                     logger.warn(
-                            "TcpStore {}:{}: the server listens on {} only, where other hosts"
-                                    + " cannot reach it; see optBindAddress",
+                            "TcpStore {}:{}: the server listens on {} only, which other hosts"
+                                    + " cannot reach; set optBindAddress",
                             host,
                             port,
                             address.getHostAddress());
                 }
             } catch (UnknownHostException e) {
-                logger.warn("TcpStore: the name {} of the server's host is unknown here", host);
+                logger.warn("TcpStore: cannot resolve the server's host name {}", host);
             }
         }
     }

@@ -3,16 +3,17 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 /**
- * Key-value stores through which ranks meet, as {@code torch.distributed.Store}. Start with {@link
- * org.djlx.collectives.store.TcpStore}.
+ * Key-value stores in which the ranks of a job meet; the counterpart of {@code
+ * torch.distributed.Store}. Start with {@link org.djlx.collectives.store.TcpStore}.
  *
  * <ul>
- *   <li>{@link org.djlx.collectives.store.FileStore} - one in a file
- *   <li>{@link org.djlx.collectives.store.HashStore} - one in memory
- *   <li>{@link org.djlx.collectives.store.PrefixStore} - a part of another
- *   <li>{@link org.djlx.collectives.store.Store} - where ranks find each other
- *   <li>{@link org.djlx.collectives.store.StoreTimeoutException} - a store had no answer in time
- *   <li>{@link org.djlx.collectives.store.TcpStore} - one over the network, PyTorch's protocol
+ *   <li>{@link org.djlx.collectives.store.Store} - the interface
+ *   <li>{@link org.djlx.collectives.store.TcpStore} - over TCP, with PyTorch's protocol
+ *   <li>{@link org.djlx.collectives.store.FileStore} - in a file, for processes with a common file
+ *       system
+ *   <li>{@link org.djlx.collectives.store.HashStore} - in memory, for threads of one JVM
+ *   <li>{@link org.djlx.collectives.store.PrefixStore} - adds a prefix to the keys of another store
+ *   <li>{@link org.djlx.collectives.store.StoreTimeoutException} - keys were not set in time
  * </ul>
  */
 package org.djlx.collectives.store;

@@ -14,9 +14,8 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 
 /**
- * Calls that may never return, on a thread of their own: whoever makes one waits for it, but not
- * for ever, and after the first that is late none is made any more. The thread ends when it has
- * nothing to do.
+ * Makes calls that may never return, on a thread of their own. The caller waits up to a timeout.
+ * After the first timeout all further calls fail at once. The thread ends when it is idle.
  */
 final class BoundedCalls {
 
@@ -46,10 +45,10 @@ final class BoundedCalls {
     /**
      * Makes a call.
      *
-     * @param call what to do
+     * @param call the call
      * @return its result
-     * @throws ExecutionException if it throws
-     * @throws TimeoutException if it is late, or one before was
+     * @throws ExecutionException if the call throws
+     * @throws TimeoutException if the call, or an earlier one, has not returned in time
      */
     <T> T call(Callable<T> call) throws ExecutionException, TimeoutException {
         if (late) {

@@ -14,7 +14,7 @@ import jdk.jfr.StackTrace;
 import jdk.jfr.Timespan;
 import org.djlx.collectives.spi.Operation;
 
-/** An operation's execution, for the Java Flight Recorder; made only while it records them. */
+/** A JFR event for one operation; created only while a recording has it enabled. */
 @Name("org.djlx.Collective")
 @Label("Collective")
 @Category("DJL Collectives")
@@ -54,7 +54,7 @@ final class CollectiveEvent extends Event {
     @Timespan(Timespan.NANOSECONDS)
     private long queued;
 
-    /** Tells whether a recording wants these events. */
+    /** Returns whether a recording has these events enabled. */
     static boolean isWanted() {
         return PROBE.isEnabled();
     }

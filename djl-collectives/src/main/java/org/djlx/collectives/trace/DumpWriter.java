@@ -26,19 +26,20 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * The thread that writes the records of groups that fail; one for the whole JVM. So whoever reports
- * a failure waits for no disk, and what goes wrong with the report cannot end the thread that the
- * other operations need. A JVM that ends waits a while for what is to be written.
+ * The JVM's one thread that writes the flight records of failed groups. The thread that reports a
+ * failure does not wait for the disk, and an error while writing cannot end a thread that other
+ * operations need. At JVM exit a shutdown hook waits for pending writes.
  *
- * <p>A report may be made when memory or descriptors are used up. Hence what it needs is loaded
- * when the first group is created, and some memory and a descriptor are put by for it.
+ * <p>Memory or file descriptors may be used up when a group fails. Therefore the classes that
+ * writing needs are loaded when the first group is created, and some memory and one descriptor are
+ * held in reserve.
  */
 final class DumpWriter {
 
     private static final Logger logger = LoggerFactory.getLogger(DumpWriter.class);
     private static final Duration PATIENCE = Duration.ofSeconds(5);
 
-    /** The name of the group that fails when it all is done once; no other group has it. */
+    /** The group name of the rehearsal, which loads all classes; no other group has it. */
     static final String REHEARSAL = "rehearsal of a failure";
 
     private static final int RESERVE_BYTES = 1 << 20; // A full ring takes about half of it.
@@ -58,7 +59,7 @@ final class DumpWriter {
         } catch (IllegalStateException e) {
             logger.debug("a group is created while the JVM ends", e);
         } catch (OutOfMemoryError e) { // There may be no more threads, for now.
-            lost("what may fail from now on", e);
+            lost("failures from now on", e);
         }
     }
 
@@ -70,12 +71,12 @@ final class DumpWriter {
         return thread;
     }
 
-    /** Starts the thread, and loads what a report needs, if that was not done before. */
+    /** Starts the thread and loads the classes that writing needs; later calls do nothing. */
     static void start() {
-        // Done when the class is initialised.
+        // The class initialiser does it.
     }
 
-    /** Does it all once, but for the file: a class that failed to be loaded never is. */
+    /** Writes one record without a file, so that every class is loaded while memory is left. */
     static void rehearse() {
         try (Store store = new HashStore()) {
             BackendOptions options = new BackendOptions(Duration.ofSeconds(1));
@@ -91,41 +92,44 @@ final class DumpWriter {
         new SecureRandom().nextLong(); // For the names of temporary files; keeps its source open.
     }
 
-    /** Runs a task on the thread, after those before. */
+    /** Runs a task on the thread, after all earlier tasks. */
     static void execute(Runnable task) {
         THREAD.execute(task);
     }
 
-    /** Runs a task on the thread after some time, unless the JVM ends before. */
+    /** Runs a task on the thread after a delay, unless the JVM ends before. */
     static void executeAfter(Duration delay, Runnable task) {
         THREAD.schedule(task, delay.toMillis(), TimeUnit.MILLISECONDS);
     }
 
-    /** Waits until the tasks have been run that are to be run now; not for ever. */
+    /** Waits up to a timeout for the tasks that are due. */
     static void flush() {
         try {
             THREAD.submit(() -> {}).get(PATIENCE.toMillis(), TimeUnit.MILLISECONDS);
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();
         } catch (ExecutionException | TimeoutException e) {
-            logger.warn("flight records are still being written after {}", PATIENCE, e);
+            logger.warn(
+                    "flight records are still being written after {}; they may be lost",
+                    PATIENCE,
+                    e);
         }
     }
 
-    /** Frees what was put by, for a report that failed for want of it and is tried once more. */
+    /** Frees the reserve, before a write that failed is repeated. */
     static synchronized void release() {
         memory = null;
         if (descriptor != null) {
             try {
                 descriptor.close();
             } catch (IOException e) {
-                logger.debug("cannot close what was put by", e);
+                logger.debug("cannot close the reserved descriptor", e);
             }
             descriptor = null;
         }
     }
 
-    /** Puts by what {@link #release} freed, as far as there is any. */
+    /** Restores the reserve, as far as memory and descriptors allow. */
     static synchronized void replenish() {
         try {
             if (memory == null) {
@@ -135,19 +139,19 @@ final class DumpWriter {
                 descriptor = Files.newInputStream(Path.of("/dev/null"));
             }
         } catch (OutOfMemoryError | IOException e) {
-            logger.debug("there is nothing to put by", e);
+            logger.debug("no memory or descriptor to reserve", e);
         }
     }
 
     /**
-     * Notes that part of a report is lost, if that is possible. It must not reach the thread on
-     * which other operations depend, least of all when memory is used up.
+     * Logs that part of a record is lost. Never throws: other operations depend on the calling
+     * thread, even when memory is used up.
      */
     static void lost(String what, Throwable reason) {
         try {
             logger.warn("cannot record {}", what, reason);
         } catch (RuntimeException | Error e) {
-            // There is nothing left to say it with.
+            // Logging failed too, for want of memory.
         }
     }
 }

@@ -9,25 +9,31 @@ import java.util.concurrent.Executor;
 import java.util.function.Consumer;
 
 /**
- * Decides when a failure makes a group's record be written. At once; but messages may fail again
- * and again, and the group goes on: for some time after it was written, the last failure waits
- * until that time has passed or the group is destroyed. The first collective that fails does not
- * wait: most likely it breaks the group, and the process may end. What fails because of it is not
- * written, or the file would no longer say how it came about.
+ * Decides when a group's flight record is written after a failure:
  *
- * <p>For one thread, the {@link DumpWriter}'s.
+ * <ul>
+ *   <li>The first failure is written at once.
+ *   <li>Messages may fail repeatedly while the group stays usable. For some time after a write,
+ *       only the last such failure is kept; it is written when the time has passed or the group is
+ *       destroyed.
+ *   <li>The first collective that fails is written at once: it breaks the group, and the process
+ *       may end.
+ *   <li>Later failures of a broken group are not written, so that the file shows the cause.
+ * </ul>
+ *
+ * <p>Used by the {@link DumpWriter}'s thread only.
  */
 final class FailureDumps {
 
-    /** How long a record stands, at the least, before the next replaces it. */
+    /** The minimum time between two writes. */
     static final Duration INTERVAL = Duration.ofSeconds(5);
 
     /**
      * An operation that failed.
      *
-     * @param cause why
-     * @param message the same in words
-     * @param isMessage whether the operation was a message between two ranks
+     * @param cause the exception
+     * @param message its description
+     * @param isMessage whether the operation was a send or a receive
      */
     record Failure(Throwable cause, String message, boolean isMessage) {}
 
@@ -44,17 +50,17 @@ final class FailureDumps {
     }
 
     /**
-     * Creates it with a clock of one's own.
+     * Creates an instance with a given clock, for tests.
      *
      * @param write writes the record, with the failure as the reason
-     * @param afterInterval runs a task when the interval has passed that begins now
+     * @param afterInterval runs a task after the interval
      */
     FailureDumps(Consumer<Failure> write, Executor afterInterval) {
         this.write = write;
         this.afterInterval = afterInterval;
     }
 
-    /** Writes the record, now or later, as an operation has failed. */
+    /** Reports that an operation failed; the record is written now, later or not at all. */
     void failed(Failure failure) {
         if (closed || isConsequence(failure.cause())) {
             return;
@@ -94,7 +100,7 @@ final class FailureDumps {
         }
     }
 
-    /** Writes what waits, and nothing any more. */
+    /** Writes a pending failure; later failures are ignored. */
     void close() {
         if (!closed) {
             closed = true;

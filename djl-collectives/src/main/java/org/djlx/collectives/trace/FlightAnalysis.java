@@ -24,11 +24,12 @@ import org.djlx.collectives.trace.FlightEntry.State;
 import org.djlx.collectives.trace.FlightFinding.Kind;
 
 /**
- * The records of a group's ranks side by side: who is behind, who called what differently.
+ * Compares the flight records of a group's ranks: which rank is behind, and which called something
+ * else.
  *
- * <p>Operations are compared by their number within the group, as far as they are on record.
- * Records that were taken at different times from a job that is well show the slower rank as
- * behind. Immutable.
+ * <p>Operations are compared by their sequence number in the group, as far back as the records go.
+ * If the records of a healthy job are taken at different times, the rank of the earlier record
+ * appears behind. Immutable.
  */
 public final class FlightAnalysis {
 
@@ -46,11 +47,11 @@ public final class FlightAnalysis {
     }
 
     /**
-     * Compares the records of one or more groups. Of jobs that have groups of the same name, the
-     * latest counts, and of two records of one rank the later: files are left by all that went
-     * before.
+     * Compares the records of one or more groups. A directory may hold files of earlier jobs: of
+     * several jobs with groups of the same name only the latest is used, and of several records of
+     * one rank only the latest.
      *
-     * @param dumps a dump from each rank; some may be missing
+     * @param dumps one dump per rank; some may be missing
      * @return an analysis for each group, by name
      * @throws IllegalArgumentException if there are dumps of one group with different world sizes
      */
@@ -63,7 +64,7 @@ public final class FlightAnalysis {
         return List.copyOf(groups.values());
     }
 
-    /** Leaves out each job that has a group of a name that a later one has, with all its groups. */
+    /** Drops every job that shares a group's name with a later job. */
     private static List<FlightDump> latestJobs(Collection<FlightDump> dumps) {
         Map<String, List<FlightDump>> jobs = new LinkedHashMap<>(); // the latest first
         dumps.stream()
@@ -82,7 +83,7 @@ public final class FlightAnalysis {
         return latest;
     }
 
-    /** Adds a dump; those of one rank come the latest first. */
+    /** Adds a dump; of one rank, the latest comes first. */
     private void add(FlightDump dump) {
         if (dump.worldSize() != worldSize) {
             throw new IllegalArgumentException(
@@ -134,18 +135,18 @@ public final class FlightAnalysis {
     }
 
     /**
-     * Returns what is wrong.
+     * Returns the findings.
      *
-     * @return the findings, likely causes first; empty if all ranks did the same
+     * @return the findings, likely causes first; empty if all ranks agree
      */
     public List<FlightFinding> findings() {
         return List.copyOf(findings);
     }
 
     /**
-     * Puts the most likely cause into words.
+     * Describes the most likely cause.
      *
-     * @return the first finding, or that all ranks agree
+     * @return the first finding's message, or a message that all ranks agree
      */
     public String verdict() {
         if (!findings.isEmpty()) {
@@ -167,7 +168,7 @@ public final class FlightAnalysis {
         findFailed();
     }
 
-    /** Only the first: what follows a mismatch is often out of step. */
+    /** Finds the first mismatch; operations after it are often shifted by one. */
     private void findMismatch() {
         for (Map.Entry<Long, SortedMap<Integer, FlightEntry>> operation : operations.entrySet()) {
             Map<String, List<Integer>> calls = new LinkedHashMap<>();
@@ -193,7 +194,7 @@ public final class FlightAnalysis {
         }
     }
 
-    /** The ranks that differ from most others; all if there is no majority. */
+    /** Returns the ranks that differ from the majority; all ranks if there is none. */
     private static List<Integer> deviating(Map<String, List<Integer>> calls) {
         int total = calls.values().stream().mapToInt(List::size).sum();
         return calls.values().stream()
@@ -203,7 +204,7 @@ public final class FlightAnalysis {
                 .toList();
     }
 
-    /** Only at the first operation that was given up: the others follow from it. */
+    /** Finds the first operation that timed out; later timeouts follow from it. */
     private void findLate() {
         for (SortedMap<Integer, FlightEntry> operation : operations.values()) {
             Optional<Integer> first =
@@ -222,7 +223,7 @@ public final class FlightAnalysis {
         }
     }
 
-    /** Who was awaited by the rank that gave up first, and came after that. */
+    /** Returns the ranks that the first rank to time out waited for, and that arrived later. */
     private void findLate(SortedMap<Integer, FlightEntry> operation, int first) {
         long givenUp = operation.get(first).timeDiscoveredCompletedNs();
         List<Integer> awaited = dumps.get(first).missingRanks();
@@ -247,7 +248,7 @@ public final class FlightAnalysis {
                     entry.collectiveSeqId(),
                     String.format(
                             Locale.ROOT,
-                            "%s reached %s %.3f s%s after %s had given up",
+                            "%s reached %s %.3f s%s after %s had timed out",
                             FlightFinding.ranks(late),
                             name(entry),
                             soonest / NANOS_PER_SECOND,
@@ -256,7 +257,7 @@ public final class FlightAnalysis {
         }
     }
 
-    /** Who failed is not behind: it stopped for a reason, which is a finding of its own. */
+    /** Finds ranks that are behind. A rank that failed is not: its failure is another finding. */
     private void findBehind() {
         long last = dumps.values().stream().mapToLong(FlightDump::lastScheduled).max().orElse(0);
         SortedMap<Long, List<Integer>> behind = new TreeMap<>();
@@ -304,7 +305,7 @@ public final class FlightAnalysis {
             if (!awaited.isEmpty()) {
                 text.append("; rank ")
                         .append(dump.rank())
-                        .append(" waited in vain for ")
+                        .append(" timed out waiting for ")
                         .append(FlightFinding.ranks(awaited))
                         .append(firstFailed(dump).map(e -> " in " + name(e)).orElse(""));
             }
@@ -312,7 +313,7 @@ public final class FlightAnalysis {
         add(Kind.MISSING_DUMP, missing, 0, text.toString());
     }
 
-    /** The first operation that all have called and some have not ended. */
+    /** Finds the first operation that all ranks have called and some have not completed. */
     private void findUnfinished() {
         long common = dumps.values().stream().mapToLong(FlightDump::lastScheduled).min().orElse(0);
         for (SortedMap<Integer, FlightEntry> operation : operations.headMap(common + 1).values()) {
@@ -332,7 +333,7 @@ public final class FlightAnalysis {
                         ranks,
                         entry.collectiveSeqId(),
                         name(entry)
-                                + " was called everywhere and has not ended on "
+                                + " was called by all ranks and has not completed on "
                                 + FlightFinding.ranks(ranks)
                                 + " ("
                                 + String.join(", ", states)

@@ -23,21 +23,21 @@ import org.djlx.collectives.internal.host.Required;
 import org.djlx.collectives.trace.FlightEntry.State;
 
 /**
- * What one rank of a group did last, as it is written to a file: JSON with the names of c10d's
- * flight recorder where it has them.
+ * The last operations of one rank of a group, as written to a file: JSON with the field names of
+ * c10d's flight recorder where it has them.
  *
  * @param version the version of the format, {@value #VERSION}
- * @param job what all groups of a job have in common that come from one, and no other job has
+ * @param job the id of the job, shared by all groups that were created from one group
  * @param group the group's name
  * @param rank the rank within the group
  * @param worldSize the number of ranks
  * @param backend the group's backend
  * @param host the name of the host, or null if it is not known
  * @param pid the process
- * @param timeDumpedNs when it was taken, in nanoseconds since 1970
- * @param reason why it was taken
- * @param missingRanks for whom this rank waited in vain; empty if that was not so
- * @param entries the last operations, in the order in which they were issued
+ * @param timeDumpedNs the time of the dump, in nanoseconds since 1970
+ * @param reason why the dump was taken
+ * @param missingRanks the ranks that this rank timed out waiting for; empty if it did not time out
+ * @param entries the last operations, in the order of their calls
  */
 public record FlightDump(
         String version,
@@ -63,12 +63,12 @@ public record FlightDump(
                     .disableHtmlEscaping()
                     .create();
 
-    /** The operations of all ranks: not the messages, which only two ranks number alike. */
+    /** Returns the collectives: sends and receives are numbered by pairs of ranks. */
     Stream<FlightEntry> collectives() {
         return entries.stream().filter(entry -> !entry.isMessage());
     }
 
-    /** Tells whether the last operation of all ranks that was issued failed. */
+    /** Returns whether the last collective failed. */
     boolean endsInFailure() {
         return collectives()
                 .max(Comparator.comparingLong(FlightEntry::collectiveSeqId))
@@ -108,7 +108,7 @@ public record FlightDump(
     }
 
     /**
-     * Returns the number of the last operation on record that ended well.
+     * Returns the number of the last operation on record that completed without a failure.
      *
      * @return the number, or 0 if there is none
      */
@@ -129,7 +129,7 @@ public record FlightDump(
         return GSON.toJson(this);
     }
 
-    /** Writes the JSON piece by piece: as a whole it is large, and there may be little memory. */
+    /** Writes the JSON in pieces: the whole text is large, and memory may be short. */
     void writeJson(Appendable to) {
         GSON.toJson(this, to);
     }
@@ -149,7 +149,7 @@ public record FlightDump(
             throw new IllegalArgumentException(e.getMessage(), e);
         }
         if (dump == null) {
-            throw new IllegalArgumentException("it is empty");
+            throw new IllegalArgumentException("the text is empty");
         }
         dump.check();
         return dump;
@@ -157,7 +157,11 @@ public record FlightDump(
 
     private void check() {
         if (!VERSION.equals(version)) {
-            throw new IllegalArgumentException("its version is " + version + ", not " + VERSION);
+            throw new IllegalArgumentException(
+                    "version "
+                            + version
+                            + " is not supported; this class reads version "
+                            + VERSION);
         }
         require("job", job);
         require("group", group);
@@ -167,7 +171,7 @@ public record FlightDump(
         require("entries", entries);
         if (rank < 0 || rank >= worldSize) {
             throw new IllegalArgumentException(
-                    "rank " + rank + " lies outside a group of " + worldSize + " ranks");
+                    "rank " + rank + " is out of range: the group has " + worldSize + " ranks");
         }
         for (FlightEntry entry : entries) {
             require("an entry", entry);
@@ -195,15 +199,15 @@ public record FlightDump(
         } catch (IllegalArgumentException e) {
             throw new IOException(file + " is not a flight record: " + e.getMessage(), e);
         } catch (CharacterCodingException e) {
-            throw new IOException(file + " is not a flight record: it is no text", e);
+            throw new IOException(file + " is not a flight record: it is not UTF-8 text", e);
         } catch (NoSuchFileException e) {
-            throw new IOException("there is no file " + file, e);
+            throw new IOException("the file " + file + " does not exist", e);
         }
     }
 
     /**
-     * Writes the dump to a file, which is there as a whole or not at all. Directories that are
-     * missing are created; a file of that name is replaced.
+     * Writes the dump to a file, atomically. Missing directories are created; an existing file is
+     * replaced.
      *
      * @param file the file
      * @throws IOException if it cannot be written

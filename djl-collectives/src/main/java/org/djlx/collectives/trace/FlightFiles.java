@@ -8,15 +8,15 @@ import java.nio.charset.StandardCharsets;
 import java.nio.file.Path;
 import java.util.UUID;
 
-/** Where the records of groups that break go. */
+/** Names the files of flight records. */
 final class FlightFiles {
 
-    // How much of a group's name is in that of its file: the system takes at most 255 bytes.
+    // File names have at most 255 bytes, so long group names are shortened.
     private static final int MAX_NAME = 100;
 
     private FlightFiles() {}
 
-    /** Returns the file of a group and rank; another for each. */
+    /** Returns the file of a rank of a group. */
     static Path file(String group, int rank) {
         String directory = System.getProperty(FlightRecorder.DIRECTORY_PROPERTY);
         if (directory == null) {

@@ -7,26 +7,26 @@ package org.djlx.collectives.trace;
 import java.util.List;
 
 /**
- * Something that the records of a group's ranks show.
+ * A finding of {@link FlightAnalysis}.
  *
- * @param kind what it is
- * @param ranks whom it is about, ascending
- * @param sequence the number of the operation, or 0 if it is about none
+ * @param kind the kind
+ * @param ranks the ranks concerned, ascending
+ * @param sequence the number of the operation, or 0 if none is concerned
  * @param message the finding in words
  */
 public record FlightFinding(Kind kind, List<Integer> ranks, long sequence, String message) {
 
-    /** Kinds of findings, likely causes before what they lead to. */
+    /** Kinds of findings, causes before their consequences. */
     public enum Kind {
-        /** Ranks called different operations, shapes or types at the same number. */
+        /** Ranks called different operations, shapes or types at the same sequence number. */
         MISMATCH,
-        /** A rank called an operation only after others had waited for it in vain. */
+        /** A rank called an operation after others had timed out waiting for it. */
         LATE,
-        /** A rank has not called what others have, though it has not failed. */
+        /** A rank has not failed, and has not called an operation that others have. */
         BEHIND,
-        /** There is no record of a rank. */
+        /** The record of a rank is missing. */
         MISSING_DUMP,
-        /** All called an operation, and it has not ended on some. */
+        /** All ranks called an operation, and it has not completed on some. */
         UNFINISHED,
         /** An operation failed on a rank. */
         FAILED

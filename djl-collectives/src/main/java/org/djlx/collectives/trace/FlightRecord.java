@@ -11,12 +11,11 @@ import org.djlx.collectives.spi.OperationTrace;
 import org.djlx.collectives.trace.FlightEntry.State;
 
 /**
- * One operation as it is recorded: in a {@link FlightRecorder}'s ring until later ones have taken
- * its place, and as an event of the Java Flight Recorder. Times are those of {@link
- * System#nanoTime}.
+ * The record of one operation: an entry in a {@link FlightRecorder}'s ring buffer until a later one
+ * replaces it, and a JFR event. Times are those of {@link System#nanoTime}.
  *
- * <p>Each field is written once, before the state that says that it is there, and read after that
- * state; so a record can be read while it is written, without a lock.
+ * <p>Lock-free: each field is written once, before the state that announces it, and readers read
+ * the state first.
  */
 final class FlightRecord implements OperationTrace {
 
@@ -54,7 +53,7 @@ final class FlightRecord implements OperationTrace {
                 event = CollectiveEvent.begin(startedNanos - scheduledNanos);
             }
         } catch (RuntimeException | Error e) {
-            DumpWriter.lost("the event of an operation", e);
+            DumpWriter.lost("the JFR event of an operation", e);
         }
     }
 
@@ -86,7 +85,7 @@ final class FlightRecord implements OperationTrace {
         }
     }
 
-    /** Returns what is known by now; null if the operation was withdrawn. */
+    /** Returns the entry as known now; null if the operation was withdrawn. */
     FlightEntry entry(WallClock clock) {
         State now = state;
         if (now == null) {

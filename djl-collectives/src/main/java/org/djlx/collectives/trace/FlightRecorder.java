@@ -18,35 +18,37 @@ import org.djlx.collectives.spi.GroupContext;
 /**
  * The last operations of one rank of a group; the counterpart of c10d's flight recorder.
  *
- * <p>Always on. It keeps the last {@value #DEFAULT_SIZE} operations, or as many as the system
- * property {@value #SIZE_PROPERTY} says. When an operation fails, a timeout included but not a
- * mismatch after which the group stays usable, each rank that notices writes what it has to a file,
- * over what was there: at once, above all when the group breaks. If more fails in the next seconds,
- * such as messages, which leave the group usable, it writes for the last of them when these have
- * passed or the group is destroyed. It does not for what fails because the group is broken. A
- * thread of its own writes, so that no operation waits for a disk; a JVM that ends waits a while
- * for it.
+ * <p>Always on. It keeps the last {@value #DEFAULT_SIZE} operations; the system property {@value
+ * #SIZE_PROPERTY} changes the number.
  *
- * <p>Where, is logged, and stands in the exception: {@code flight-GROUP-rankN-pidP.json} in the
- * directory given by the system property {@value #DIRECTORY_PROPERTY}, or else by the environment
- * variable {@value #DIRECTORY_VARIABLE}, or else {@code java.io.tmpdir}. The record can also be had
- * at any time, here and over JMX ({@link FlightRecorderMXBean}). {@link FlightAnalysis} compares
- * the records of all ranks.
+ * <ul>
+ *   <li><b>When an operation fails</b> or times out, each rank that notices writes its record to a
+ *       file, replacing an earlier one. A mismatch after which the group stays usable writes
+ *       nothing, and neither does a failure because the group is already broken. Repeated failures
+ *       of messages are written once every few seconds.
+ *   <li><b>The file</b> is {@code flight-GROUP-rankN-pidP.json} in the directory of the system
+ *       property {@value #DIRECTORY_PROPERTY}, or else of the environment variable {@value
+ *       #DIRECTORY_VARIABLE}, or else {@code java.io.tmpdir}. The log and the exception name it.
+ *   <li><b>A separate thread</b> writes it, so no operation waits for the disk. At JVM exit pending
+ *       records are written within a few seconds.
+ *   <li><b>At any time</b> the record is available here and over JMX ({@link
+ *       FlightRecorderMXBean}). {@link FlightAnalysis} compares the records of all ranks.
+ * </ul>
  *
  * <p>All methods are thread-safe.
  */
 public final class FlightRecorder {
 
-    /** How many operations are kept unless told otherwise. */
+    /** The default number of operations that are kept. */
     public static final int DEFAULT_SIZE = 1000;
 
-    /** The system property that says how many operations are kept: a positive number. */
+    /** The system property that sets the number of operations kept: a positive number. */
     public static final String SIZE_PROPERTY = "org.djlx.collectives.flightRecorder.size";
 
-    /** The system property that says where the record of a group that breaks is written. */
+    /** The system property that sets the directory of the files. */
     public static final String DIRECTORY_PROPERTY = "org.djlx.collectives.flightRecorder.directory";
 
-    /** The environment variable that says the same, for processes started by a launcher. */
+    /** The environment variable that sets the directory, for processes started by a launcher. */
     public static final String DIRECTORY_VARIABLE = "DJLX_FLIGHT_RECORDER_DIRECTORY";
 
     private final GroupContext context;
@@ -81,13 +83,13 @@ public final class FlightRecorder {
         return backend;
     }
 
-    /** Puts a record into the place of the oldest. */
+    /** Adds a record; it replaces the oldest. */
     void put(long id, FlightRecord record) {
         ring.setRelease((int) (id % ring.length()), record);
     }
 
     /**
-     * Returns the record as it is now.
+     * Takes a dump of the current record.
      *
      * @return the last operations
      */
@@ -96,7 +98,7 @@ public final class FlightRecorder {
     }
 
     /**
-     * Writes the record as it is now to a file, as JSON.
+     * Writes the current record to a file, as JSON.
      *
      * @param file the file; replaced if it exists
      * @throws IOException if it cannot be written
@@ -130,7 +132,7 @@ public final class FlightRecorder {
                 entries);
     }
 
-    /** Asked for once, as the name may come from far away. */
+    /** The host's name, looked up once: the lookup may go over the network. */
     private static final class Host {
 
         static final String NAME = name();

@@ -15,14 +15,14 @@ import javax.management.ObjectName;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
-/** Shows a recorder over JMX. Where that is not possible it is logged, and the group works on. */
+/** Registers a recorder with JMX. A failure is logged and does not affect the group. */
 final class FlightRecorderBean implements FlightRecorderMXBean {
 
     private static final Logger logger = LoggerFactory.getLogger(FlightRecorderBean.class);
 
     /**
-     * The JDK's registry guards itself by locks that are never unlocked if memory runs out while
-     * one is taken: seen, and every group was created and destroyed for ever from then on.
+     * The JDK's registry can leave a lock held when memory runs out, so a later call may never
+     * return. Without a time limit, creating and destroying groups would then hang.
      */
     private static final BoundedCalls CALLS = new BoundedCalls("flight-jmx", Duration.ofSeconds(5));
 
@@ -35,7 +35,7 @@ final class FlightRecorderBean implements FlightRecorderMXBean {
     /**
      * Registers a recorder.
      *
-     * @return what takes it back
+     * @return a handle that unregisters it
      */
     static Runnable register(FlightRecorder recorder) {
         try {

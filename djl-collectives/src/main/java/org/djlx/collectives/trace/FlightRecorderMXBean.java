@@ -5,10 +5,9 @@
 package org.djlx.collectives.trace;
 
 /**
- * A {@link FlightRecorder} over JMX, as {@code
- * org.djlx.collectives:type=FlightRecorder,group="NAME",rank=N}, from the creation of the group to
- * its end. If a group of that name and rank is there already, {@code instance=2} and so on is
- * added.
+ * A {@link FlightRecorder} over JMX, under {@code
+ * org.djlx.collectives:type=FlightRecorder,group="NAME",rank=N}, while the group exists. If the
+ * name is taken, {@code instance=2} and so on is added.
  */
 public interface FlightRecorderMXBean {
 
@@ -41,9 +40,9 @@ public interface FlightRecorderMXBean {
     String getBackend();
 
     /**
-     * Returns how many operations are on record.
+     * Returns the number of operations on record.
      *
-     * @return the number, at most the size of the ring
+     * @return the number, at most the size of the ring buffer
      */
     int getOperations();
 
@@ -62,14 +61,14 @@ public interface FlightRecorderMXBean {
     long getLastStarted();
 
     /**
-     * Returns the number of the last operation on record that ended well.
+     * Returns the number of the last operation on record that completed without a failure.
      *
      * @return the number within the group, or 0
      */
     long getLastCompleted();
 
     /**
-     * Returns the record as it is now.
+     * Takes a dump of the current record.
      *
      * @return JSON, see {@link FlightDump}
      */

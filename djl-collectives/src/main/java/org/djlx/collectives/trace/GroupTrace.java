@@ -17,8 +17,9 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * A group's side of its {@link FlightRecorder}: what it issues on one rank is put on record, and
- * the record is written to a file when that fails. For the group alone; users have the recorder.
+ * Records the operations of a group on one rank in its {@link FlightRecorder}, and has the record
+ * written to a file when an operation fails. For {@code ProcessGroup} only; users read the
+ * recorder.
  */
 public final class GroupTrace {
 
@@ -33,7 +34,7 @@ public final class GroupTrace {
     private volatile boolean closed;
     private long recorded; // guarded by the group's lock for issuing
 
-    /** Takes the record of a group that failed. */
+    /** Receives the dump of a failed group. */
     interface Sink {
         void write(FlightDump dump) throws IOException;
     }
@@ -46,11 +47,11 @@ public final class GroupTrace {
     }
 
     /**
-     * Begins to record a group, and shows it over JMX until this is closed.
+     * Starts recording a group, and registers its recorder with JMX until this is closed.
      *
      * @param context the group
      * @param backend the name of its backend
-     * @param job what all groups of the job have in common that come from one
+     * @param job the id of the job, shared by all groups that were created from one group
      * @return the trace
      */
     public static GroupTrace open(GroupContext context, String backend, String job) {
@@ -69,14 +70,17 @@ public final class GroupTrace {
     private static int size() {
         int size = Integer.getInteger(FlightRecorder.SIZE_PROPERTY, FlightRecorder.DEFAULT_SIZE);
         if (size < 1) {
-            logger.warn("{} must be positive, not {}", FlightRecorder.SIZE_PROPERTY, size);
+            logger.warn(
+                    "{} is out of range: {}; it must be 1 or more, the default is used",
+                    FlightRecorder.SIZE_PROPERTY,
+                    size);
             return FlightRecorder.DEFAULT_SIZE;
         }
         return size;
     }
 
     /**
-     * Returns where the operations are on record.
+     * Returns the recorder.
      *
      * @return the recorder
      */
@@ -85,7 +89,7 @@ public final class GroupTrace {
     }
 
     /**
-     * Returns what all groups of the job have in common that come from one.
+     * Returns the id of the job.
      *
      * @return the job's id
      */
@@ -94,11 +98,10 @@ public final class GroupTrace {
     }
 
     /**
-     * Records an operation that is about to be handed to the backend. To be called by one thread at
-     * a time.
+     * Records an operation before it is handed to the backend. For one thread at a time.
      *
      * @param operation the operation
-     * @return what is to be told how it goes
+     * @return the trace that the operation reports its progress to
      */
     public OperationTrace scheduled(Operation operation) {
         FlightRecord record = new FlightRecord(this, operation, ++recorded);
@@ -107,16 +110,16 @@ public final class GroupTrace {
     }
 
     /**
-     * Has the record written, as an operation has failed.
+     * Schedules writing the record after an operation failed.
      *
-     * @return the file in which the record will be; null if it need not be written
+     * @return the file; null if nothing is written
      */
     String failed(Operation operation, Throwable failure, String message) {
         if (closed) {
             return null;
         }
         if (isHarmless(failure)) {
-            logger.warn("{}", message); // Perhaps nobody awaits it.
+            logger.warn("{}", message); // The work may never be awaited.
             return null;
         }
         hasFailed = true;
@@ -134,7 +137,7 @@ public final class GroupTrace {
         }
     }
 
-    /** The group goes on, and what each rank called stands in the error. */
+    /** Returns whether this is a mismatch that leaves the group usable; its message says it all. */
     private static boolean isHarmless(Throwable failure) {
         return failure instanceof CollectiveMismatchException mismatch && !mismatch.isGroupBroken();
     }
@@ -153,8 +156,8 @@ public final class GroupTrace {
                 writeOnce(failure);
             }
         } catch (IOException | RuntimeException | Error e) {
-            // The operation has failed; that its record is lost must not hide why.
-            DumpWriter.lost("the flight record, which should have gone to " + file, e);
+            // A lost record must not hide the operation's failure.
+            DumpWriter.lost("the flight record in " + file, e);
         } finally {
             DumpWriter.replenish();
         }
@@ -168,7 +171,7 @@ public final class GroupTrace {
         sink.write(recorder.dump(failure.message(), missing));
     }
 
-    /** Ends the view over JMX, and that failures, which are now the caller's own, are dumped. */
+    /** Unregisters from JMX, writes a pending failure and stops recording failures. */
     public void close() {
         closed = true;
         unregister.run();

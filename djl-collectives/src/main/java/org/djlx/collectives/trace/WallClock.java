@@ -8,12 +8,12 @@ import java.time.Instant;
 import java.util.concurrent.TimeUnit;
 
 /**
- * Turns times of {@link System#nanoTime} into nanoseconds since 1970. Recording so needs one clock
- * only, and the order of the times is right even if the wall clock is set in between.
+ * Converts times of {@link System#nanoTime} to nanoseconds since 1970. The order of the times stays
+ * right even if the wall clock is set meanwhile.
  */
 final class WallClock {
 
-    // The same moment on both clocks.
+    // One moment on both clocks.
     private final long wall = wallNanos();
     private final long nanos = System.nanoTime();
 
@@ -22,7 +22,7 @@ final class WallClock {
         return TimeUnit.SECONDS.toNanos(now.getEpochSecond()) + now.getNano();
     }
 
-    /** Returns when this was created. */
+    /** Returns the time of creation. */
     long now() {
         return wall;
     }

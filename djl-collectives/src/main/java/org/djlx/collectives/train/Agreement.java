@@ -13,36 +13,53 @@ import org.djlx.collectives.ObjectCollectives;
 import org.djlx.collectives.ProcessGroup;
 
 /**
- * Runs code in which one rank may fail alone, such as reading a file: all ranks hear of it and
- * fail, so that none goes on and waits for one that does not.
+ * Runs code that may fail on one rank only, such as reading a file. All ranks learn of the failure
+ * and fail too, so that none waits for a rank that has stopped.
  */
 public final class Agreement {
 
-    private record Outcome(String said, String failure) implements Serializable {}
+    private record Outcome(String result, String failure) implements Serializable {}
 
-    /** The code. */
+    /** The code to run on each rank. */
     public interface Body {
-        /** Returns what the other ranks are told; may be null. */
-        public String run() throws IOException;
+        /**
+         * Runs the code.
+         *
+         * @return the value that the ranks exchange; may be null
+         * @throws IOException if it fails
+         */
+        String run() throws IOException;
     }
 
     private Agreement() {}
 
     /**
-     * Runs code on all ranks, which must return the same.
+     * Runs code on all ranks and checks that it returned the same value on each.
      *
-     * @param group the ranks; null for one alone
-     * @param operation what is done, for errors
+     * @param group the ranks; null if there is only one
+     * @param operation the operation's name, for errors
+     * @param body the code
+     * @throws IOException if it failed on any rank, or the values differ
      */
     public static void run(ProcessGroup group, String operation, Body body) throws IOException {
-        List<String> said = exchange(group, operation, body);
-        if (said.stream().distinct().count() > 1) {
+        List<String> results = exchange(group, operation, body);
+        if (results.stream().distinct().count() > 1) {
             throw new IOException(
-                    String.format("%s: the ranks differ; in their order: %s", operation, said));
+                    String.format(
+                            "%s: the ranks returned different values; in rank order: %s",
+                            operation, results));
         }
     }
 
-    /** Runs code on all ranks, and returns what it returned on each. */
+    /**
+     * Runs code on all ranks and gathers the values that it returned.
+     *
+     * @param group the ranks; null if there is only one
+     * @param operation the operation's name, for errors
+     * @param body the code
+     * @return the values, in rank order
+     * @throws IOException if it failed on any rank
+     */
     public static List<String> exchange(ProcessGroup group, String operation, Body body)
             throws IOException {
         if (group == null) {
@@ -53,25 +70,24 @@ public final class Agreement {
             own = body.run();
         } catch (IOException | RuntimeException | Error e) {
             try {
-                tell(group, new Outcome(null, e.toString()));
+                gather(group, new Outcome(null, e.toString()));
             } catch (RuntimeException broken) {
                 e.addSuppressed(broken);
             }
             throw e;
         }
-        List<Outcome> all = tell(group, new Outcome(own, null));
+        List<Outcome> all = gather(group, new Outcome(own, null));
         for (int rank = 0; rank < all.size(); rank++) {
             if (all.get(rank).failure != null) {
                 throw new IOException(
                         String.format(
-                                "%s: rank %d has failed: %s",
-                                operation, rank, all.get(rank).failure));
+                                "%s: rank %d failed: %s", operation, rank, all.get(rank).failure));
             }
         }
-        return all.stream().map(Outcome::said).collect(Collectors.toList()); // null is allowed
+        return all.stream().map(Outcome::result).collect(Collectors.toList()); // null is allowed
     }
 
-    private static List<Outcome> tell(ProcessGroup group, Outcome own) {
+    private static List<Outcome> gather(ProcessGroup group, Outcome own) {
         return new ObjectCollectives(group, Outcome.class).allGatherObject(own);
     }
 }

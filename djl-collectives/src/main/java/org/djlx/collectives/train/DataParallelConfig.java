@@ -10,13 +10,12 @@ import java.util.Arrays;
 import java.util.Locale;
 import java.util.function.Function;
 import org.djlx.collectives.ProcessGroup;
-import org.djlx.collectives.engine.P2pEngine;
 
 /**
- * A training configuration that says how {@link P2pEngine} trains on several ranks. What it leaves
- * open, and any other configuration, is taken from system properties: {@code org.djlx.ranks},
- * {@code org.djlx.gradientReduction}, {@code org.djlx.gradientCompression}, {@code
- * org.djlx.bucketBytes}, {@code org.djlx.backend}.
+ * Training configuration of the engine {@code PyTorch-P2P}. An option that is not set here, and
+ * every option if the program passes another {@code TrainingConfig}, comes from a system property:
+ * {@code org.djlx.ranks}, {@code org.djlx.gradientReduction}, {@code org.djlx.gradientCompression},
+ * {@code org.djlx.bucketBytes}, {@code org.djlx.backend}.
  */
 public final class DataParallelConfig extends DefaultTrainingConfig {
 
@@ -42,8 +41,7 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
      * Creates a configuration.
      *
      * @param loss the loss
-     * @throws IllegalArgumentException if one of the system properties has a value that it cannot
-     *     have
+     * @throws IllegalArgumentException if a system property has an illegal value
      */
     public DataParallelConfig(Loss loss) {
         super(loss);
@@ -75,8 +73,7 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
     }
 
     /**
-     * Sets the number of ranks in this JVM that train on the CPU. On GPUs there is one for each
-     * device.
+     * Sets the number of CPU ranks in this JVM. On GPUs there is one rank per device.
      *
      * @param ranks the number, 1 or more
      * @return this configuration
@@ -87,11 +84,12 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
     }
 
     /**
-     * Sets how the gradients of processes, or of trainers with a group, become one. The same on all
-     * of them. Several ranks in this JVM have one loss, of the whole batch, and so gradients as one
-     * device has them: {@code newTrainer} then refuses {@link GradientReduction#MEAN} from here,
-     * which would make them smaller, while the system property {@code org.djlx.gradientReduction},
-     * which may be that of all programs, is for processes alone.
+     * Sets how gradients are reduced across processes, or across trainers that share a group. All
+     * of them must set the same.
+     *
+     * <p>Several ranks in one JVM compute one loss over the whole batch, so their gradients equal
+     * those of one device. {@code newTrainer} refuses {@link GradientReduction#MEAN} for them; the
+     * system property {@code org.djlx.gradientReduction} applies to processes only.
      *
      * @param reduction {@link GradientReduction#SUM}, the default, or {@link
      *     GradientReduction#MEAN}. The trainer warns if several processes sum by default, because
@@ -107,7 +105,7 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
     }
 
     /**
-     * Sets as what gradients go from rank to rank. The same on all of them.
+     * Sets the format in which gradients are sent between ranks. All ranks must set the same.
      *
      * @param compression {@link GradientCompression#NONE}, which is the default, or {@link
      *     GradientCompression#BFLOAT16}
@@ -122,10 +120,10 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
     }
 
     /**
-     * Sets how many bytes of gradients are reduced at once. The same on all ranks.
+     * Sets the size of a gradient bucket. All ranks must set the same.
      *
-     * @param bytes the size of a bucket, 25 MiB unless set, before they are compressed; a larger
-     *     gradient has one to itself
+     * @param bytes the size before compression; the default is 25 MiB. A larger gradient gets a
+     *     bucket of its own
      * @return this configuration
      */
     public DataParallelConfig optBucketBytes(long bytes) {
@@ -134,9 +132,10 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
     }
 
     /**
-     * Sets the backend of the group that the trainer makes.
+     * Sets the backend of the process group that the trainer creates.
      *
-     * @param backend the backend; unless set, {@code shm} on CPUs and {@code cuda_p2p} on GPUs
+     * @param backend the backend's name; the default is {@code shm} on CPUs and {@code cuda_p2p} on
+     *     GPUs
      * @return this configuration
      */
     public DataParallelConfig optBackend(String backend) {
@@ -145,11 +144,11 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
     }
 
     /**
-     * Sets the group of the processes, or threads, each of which has a trainer of its own with one
-     * rank. Otherwise the trainer makes one if the environment says that this is one of several
-     * processes.
+     * Sets the process group of trainers that have one rank each, in processes or threads. Unless
+     * set, the trainer creates a group if {@code RANK} and {@code WORLD_SIZE} are in the
+     * environment.
      *
-     * @param group this rank's handle, which stays the caller's; on the trainer's device
+     * @param group this rank's handle, on the trainer's device; the caller keeps owning it
      * @return this configuration
      */
     public DataParallelConfig optProcessGroup(ProcessGroup group) {
@@ -157,13 +156,13 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
         return this;
     }
 
-    /** Returns the number of ranks in this JVM; null if it is not said. */
+    /** Returns the number of ranks in this JVM; null if it is not set. */
     Integer ranks() {
         if (ranks != null && ranks < 1) {
             throw new IllegalArgumentException(
                     String.format(
-                            "the number of ranks, of optRanks or the system property %sranks, must"
-                                    + " be 1 or more: %d",
+                            "optRanks (or the system property %sranks): %d is out of range: a"
+                                    + " trainer has 1 rank or more",
                             PREFIX, ranks));
         }
         return ranks;
@@ -178,16 +177,15 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
         return reduction == null ? usualReduction : reduction;
     }
 
-    /** Checks that nothing was asked for that several ranks of a JVM do not do. */
+    /** Refuses options that several ranks in one JVM do not support. */
     void checkRanksOfOneJvm(int ranks) {
         if (reduction == GradientReduction.MEAN) {
             throw new IllegalArgumentException(
                     String.format(
-                            "newTrainer: optGradientReduction(MEAN) is for processes, each of which"
-                                + " has a loss of its own; the %d ranks of this JVM have one loss,"
-                                + " of the whole batch, and so gradients as one device has them."
-                                + " Leave it out, or give it to processes alone, by"
-                                + " -D%sgradientReduction=MEAN",
+                            "newTrainer: optGradientReduction(MEAN) is for processes, which compute"
+                                + " one loss each; the %d ranks of this JVM compute one loss over"
+                                + " the whole batch. Leave the option out, or set it for processes"
+                                + " only with -D%sgradientReduction=MEAN",
                             ranks, PREFIX));
         }
     }
@@ -199,7 +197,9 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
     long bucketBytes() {
         if (bucketBytes < 1) {
             throw new IllegalArgumentException(
-                    "the size of a bucket must be 1 byte or more: " + bucketBytes);
+                    "optBucketBytes: "
+                            + bucketBytes
+                            + " is out of range: a bucket has 1 byte or more");
         }
         return bucketBytes;
     }

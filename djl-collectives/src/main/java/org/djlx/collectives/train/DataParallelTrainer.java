@@ -35,7 +35,6 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.TorchThreads;
-import org.djlx.collectives.engine.P2pEngine;
 import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.collectives.internal.gpu.LongCalls;
 import org.djlx.collectives.spi.BackendOptions;
@@ -44,13 +43,14 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * A trainer whose parameters are on several ranks: those of this JVM, which share a batch, or one
- * of each of several processes. {@link P2pEngine} says what that means to the program.
+ * Data-parallel trainer of the engine {@code PyTorch-P2P}. Either several ranks in this JVM split
+ * each batch, or this JVM is one rank of several processes with a batch each. The engine's javadoc
+ * describes what that means for the program.
  */
 public final class DataParallelTrainer extends Trainer {
 
     private static final Logger LOG = LoggerFactory.getLogger(DataParallelTrainer.class);
-    // The largest gradients that are reduced by kernels of many blocks.
+    // Larger gradient buckets go through NCCL: a direct all-reduce would take too many SMs.
     private static final long KERNEL_BYTES = 1 << 20;
     private static final Duration ABANDON_PATIENCE = Duration.ofSeconds(30);
 
@@ -59,14 +59,14 @@ public final class DataParallelTrainer extends Trainer {
     private final boolean processes;
     private final List<Replica> replicas = new ArrayList<>();
     private final List<ProcessGroup> ownGroups = new ArrayList<>();
-    private final List<SplitForward> passes = new ArrayList<>(); // not yet gone back
+    private final List<SplitForward> passes = new ArrayList<>(); // backward not finished
     private final RankWorkers workers;
     private boolean loaded;
     private boolean stepped;
-    private volatile Throwable failure; // why ranks cannot go on together, or null
+    private volatile Throwable failure; // the failure that broke the ranks' group, or null
     private boolean closed;
 
-    /** Creates a trainer, and the group of its ranks. */
+    /** Creates a trainer and the process group of its ranks. */
     public static DataParallelTrainer create(Model model, TrainingConfig config) {
         DataParallelConfig settings =
                 config instanceof DataParallelConfig own
@@ -103,7 +103,7 @@ public final class DataParallelTrainer extends Trainer {
         return System.getenv("RANK") != null && worldSize != null && !"1".equals(worldSize.trim());
     }
 
-    /** Tells whether this is the first rank of all, also of those that share the model. */
+    /** Returns whether this is rank 0 of the data-parallel and of the tensor-parallel group. */
     private static boolean isFirst(Model model, DataParallelConfig settings) {
         ProcessGroup parts = DividedBlock.groupOf(model.getBlock());
         if (parts != null && parts.rank() > 0) {
@@ -114,7 +114,7 @@ public final class DataParallelTrainer extends Trainer {
                 : !isOneOfSeveral() || System.getenv("RANK").trim().equals("0");
     }
 
-    /** Leaves out what writes logs, to files too, which the first rank does for all. */
+    /** Returns the configuration without listeners that log: only the first rank logs. */
     private static TrainingConfig quiet(TrainingConfig config) {
         DefaultTrainingConfig quiet =
                 new DefaultTrainingConfig(config.getLossFunction())
@@ -144,8 +144,8 @@ public final class DataParallelTrainer extends Trainer {
         if (wanted != null && wanted != devices.length) {
             throw new IllegalArgumentException(
                     String.format(
-                            "newTrainer: %d ranks are wanted, but there is one for each of the"
-                                    + " devices %s",
+                            "newTrainer: %d ranks do not fit the devices %s: on GPUs there is one"
+                                    + " rank per device; leave optRanks out",
                             wanted, Arrays.toString(devices)));
         }
         return devices.length;
@@ -156,8 +156,8 @@ public final class DataParallelTrainer extends Trainer {
             if (settings.ranks() != null && settings.ranks() > 1) {
                 throw new IllegalArgumentException(
                         String.format(
-                                "newTrainer: %d ranks are wanted in this JVM, but it is itself one"
-                                        + " rank of several",
+                                "newTrainer: %d ranks in this JVM are not possible, because this"
+                                        + " JVM is one rank of several processes; set optRanks(1)",
                                 settings.ranks()));
             }
             ProcessGroup group = settings.group();
@@ -222,16 +222,16 @@ public final class DataParallelTrainer extends Trainer {
         }
     }
 
-    /** Two replicas of a block would call the group that divides its parameters at once. */
+    /** Refuses divided blocks: their group has one handle here, which ranks cannot share. */
     private static void requireWhole(Block block, int ranks) {
         ProcessGroup parts = DividedBlock.groupOf(block);
         if (parts != null && parts.worldSize() > 1) {
             throw new IllegalArgumentException(
                     String.format(
                             "newTrainer: the block's parameters are divided among the %d ranks of"
-                                + " group '%s', so that each of these has a trainer of one rank: %d"
-                                + " ranks in this JVM cannot share it. Give optRanks(1), and the"
-                                + " group of those that share batches by optProcessGroup",
+                                + " group '%s', so each of these needs a trainer with one rank, not"
+                                + " %d. Set optRanks(1), and pass the data-parallel group to"
+                                + " optProcessGroup",
                             parts.worldSize(), parts.name(), ranks));
         }
     }
@@ -255,51 +255,58 @@ public final class DataParallelTrainer extends Trainer {
         if (!usual.isDirect(devices.length, false)) {
             return usual;
         }
-        // Beside the backward pass: few blocks, which come before those of its kernels.
+        // All-reduces run beside the backward pass: few thread blocks, at high priority.
         return options.optOneShotBytes(Math.min(KERNEL_BYTES, usual.oneShotBytes(devices.length)))
                 .optTwoShotBytes(KERNEL_BYTES)
                 .build();
     }
 
-    /** Returns the rank of this process among those that train the model. */
+    /** Returns this process's rank in the data-parallel group; 0 if there is only one process. */
     public int process() {
         return processes ? replicas.get(0).group().rank() : 0;
     }
 
-    /** Returns the group of the processes; null if this one is the only one. */
+    /** Returns the group of the processes; null if there is only one process. */
     public ProcessGroup group() {
         return processes ? replicas.get(0).group() : null;
     }
 
-    /** Returns the ranks of this JVM. */
+    /** Returns the replicas of this JVM's ranks, in rank order. */
     public List<Replica> replicas() {
         return replicas;
     }
 
+    /** Returns the optimizer, which all ranks of this JVM share. */
     public Optimizer optimizer() {
         return optimizer;
     }
 
-    /** Gives up the gradients of passes before. */
+    /** Discards all gradients. */
     public void zeroGradients() {
         closePasses();
         replicas.forEach(Replica::zeroGradients);
     }
 
-    /** Has each rank its parameters, for a call that reads or writes them. */
+    /**
+     * Makes sure that each rank has its parameters.
+     *
+     * @param call the caller's name, for errors
+     * @throws IllegalStateException if the model is not initialised, or the trainer is closed or
+     *     broken
+     */
     public void prepare(String call) {
         requireUsable(call);
         if (!getModel().getBlock().isInitialized()) {
             throw new IllegalStateException(
-                    call + ": the model is not initialised; call trainer.initialize(shape) before");
+                    call + ": the model is not initialised; call trainer.initialize(shape) first");
         }
         load();
     }
 
-    /** Ends the operations of ranks that wait for one that failed. */
+    /** Aborts the group, so that no rank waits for the one that failed. */
     private void abandon(Throwable cause) {
         failure = failure == null ? cause : failure;
-        // At once: a rank's end waits for its operations, which on GPUs wait for other ranks' ends.
+        // In parallel: destroy() waits for the rank's operations, and on GPUs these wait for peers.
         List<Thread> ends =
                 ownGroups.stream()
                         .map(group -> LongCalls.start("trainer-abandon", group::destroy))
@@ -314,9 +321,8 @@ public final class DataParallelTrainer extends Trainer {
         if (failure != null) {
             throw new IllegalStateException(
                     call
-                            + ": the ranks of this trainer cannot go on together, as one has"
-                            + " failed; its parameters may differ between ranks; make a new trainer"
-                            + " of the model: "
+                            + ": a rank of this trainer has failed, so parameters may differ"
+                            + " between ranks; create a new trainer for the model. The failure: "
                             + failure,
                     failure);
         }
@@ -330,7 +336,7 @@ public final class DataParallelTrainer extends Trainer {
         load();
     }
 
-    /** Gives each rank its parameters; they are the same on all. */
+    /** Creates each rank's parameters and checks that they are equal on all ranks. */
     private void load() {
         if (loaded) {
             return;
@@ -350,7 +356,9 @@ public final class DataParallelTrainer extends Trainer {
         }
     }
 
-    /** Gives each rank its parameters as they are now, until the first step changes them. */
+    /**
+     * Before the first step, copies what the program wrote to the model's parameters to all ranks.
+     */
     private void follow() {
         load();
         if (!stepped) {
@@ -359,8 +367,8 @@ public final class DataParallelTrainer extends Trainer {
     }
 
     /**
-     * Has an optimizer that another trainer used before keep for all ranks what it keeps for the
-     * first: there may have been fewer ranks, or one failed in the middle of a step.
+     * Copies the first rank's optimizer state to all other ranks. An earlier trainer with the same
+     * optimizer may have had fewer ranks, or may have failed in the middle of a step.
      */
     private void alignOptimizer() {
         if (replicas.size() == 1) {
@@ -370,7 +378,7 @@ public final class DataParallelTrainer extends Trainer {
         try {
             state = new OptimizerState(optimizer);
         } catch (IllegalStateException e) {
-            return; // What one that is not DJL's keeps, and by which ids, is its own.
+            return; // Not one of DJL's optimizers: where it keeps its state is unknown.
         }
         Replica first = replicas.get(0);
         for (Replica replica : replicas.subList(1, replicas.size())) {
@@ -379,7 +387,7 @@ public final class DataParallelTrainer extends Trainer {
                 Map<String, NDArray> copies = new HashMap<>();
                 state.arrays(from.id(), first.device())
                         .forEach((slot, array) -> copies.put(slot, replica.copy(array)));
-                copies.values().forEach(NDArray::detach); // As the optimizer's own.
+                copies.values().forEach(NDArray::detach); // The optimizer owns its state.
                 String id = replica.parameters().get(i).id();
                 state.set(id, replica.device(), state.count(from.id()), copies);
             }
@@ -401,8 +409,8 @@ public final class DataParallelTrainer extends Trainer {
         } catch (CollectiveMismatchException e) {
             failure = e;
             throw new CollectiveException(
-                    "the ranks have not done the same: one may have closed its trainer while others"
-                            + " go on, as with fewer batches, or train another model: "
+                    "the ranks called different operations: one may have closed its trainer while"
+                            + " others go on (fewer batches?), or may train another model: "
                             + e.getMessage(),
                     e);
         } catch (RuntimeException | Error e) {
@@ -411,10 +419,10 @@ public final class DataParallelTrainer extends Trainer {
         }
     }
 
-    /** Returns the device on which batches and predictions are: the first rank's. */
+    /** Returns the device of batches and predictions: the first rank's. */
     @Override
     public Device[] getDevices() {
-        // DJL asks while it constructs the trainer.
+        // DJL calls this in the constructor of Trainer.
         return replicas == null || replicas.isEmpty()
                 ? super.getDevices()
                 : new Device[] {replicas.get(0).device()};
@@ -472,9 +480,9 @@ public final class DataParallelTrainer extends Trainer {
         for (NDArray array : data) {
             if (scope != null && NoGradient.isRecorded(array)) {
                 throw new IllegalArgumentException(
-                        "forward: the data requires a gradient, which would be lost: it does not"
-                                + " come from the ranks to what they share; pass"
-                                + " data.stopGradient(), or train on one rank");
+                        "forward: the data requires a gradient, but gradients of the data are not"
+                                + " returned from several ranks; pass data.stopGradient(), or train"
+                                + " on one rank");
             }
         }
         if (scope != null) {
@@ -498,7 +506,8 @@ public final class DataParallelTrainer extends Trainer {
             return predictions;
         } finally {
             if (!done && scope != null) {
-                replicas.forEach(Replica::reduceLate); // Some ranks have begun a pass.
+                replicas.forEach(
+                        Replica::reduceLate); // Some ranks have begun the pass, others not.
             }
         }
     }
@@ -540,7 +549,7 @@ public final class DataParallelTrainer extends Trainer {
             return;
         }
         closed = true;
-        // A thread that was interrupted before would fail to wait for the ranks.
+        // With the interrupt flag set, waiting for the ranks would fail at once.
         boolean interrupted = Thread.interrupted();
         closePasses();
         try {

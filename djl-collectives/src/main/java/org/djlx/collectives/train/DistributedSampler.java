@@ -15,10 +15,10 @@ import java.util.stream.LongStream;
 import org.djlx.collectives.ProcessGroup;
 
 /**
- * Divides a dataset among processes, each of which gets batches of its own; the counterpart of
- * {@code torch.utils.data.DistributedSampler}. All go through as many batches of the same sizes, as
- * they must to reduce gradients together. Batch {@code i} of all processes together is batch {@code
- * i} of one process whose batches are larger by the number of processes, with the same seed.
+ * Divides a dataset among processes; the counterpart of {@code
+ * torch.utils.data.DistributedSampler}. Every process gets the same number of batches, all of the
+ * same size. With the same seed, the {@code i}-th batches of N processes together are the {@code
+ * i}-th batch of one process whose batch size is N times larger.
  *
  * <pre>{@code
  * new ArrayDataset.Builder()
@@ -26,9 +26,9 @@ import org.djlx.collectives.ProcessGroup;
  *         .setSampling(DistributedSampler.builder().setBatchSize(32).build())
  * }</pre>
  *
- * <p>What is left at the end of an epoch is dropped, or filled up from its beginning. Each time the
- * dataset is gone through is an epoch and has an order of its own, which follows from the seed. Not
- * thread-safe.
+ * <p>Items at the end of an epoch that do not make a batch for every process are dropped, or, with
+ * {@link Builder#optPad}, filled up from the epoch's beginning. Each epoch has its own order, which
+ * follows from the seed and the epoch's number. Not thread-safe.
  */
 public final class DistributedSampler implements Sampler {
 
@@ -39,7 +39,7 @@ public final class DistributedSampler implements Sampler {
     private final long seed;
     private final boolean pad;
     private long epoch;
-    private long trained; // batches of the next epoch that are left out
+    private long skipped; // batches at the start of the next epoch
 
     private DistributedSampler(Builder builder) {
         batchSize = builder.batchSize;
@@ -51,8 +51,8 @@ public final class DistributedSampler implements Sampler {
     }
 
     /**
-     * Sets the number of the epoch that comes next, so that a job that goes on from a checkpoint
-     * has the order that it would have had.
+     * Sets the number of the next epoch, to resume a job from a checkpoint with the order of items
+     * that the uninterrupted job has.
      *
      * @param epoch the number, 0 for the first
      */
@@ -61,21 +61,23 @@ public final class DistributedSampler implements Sampler {
     }
 
     /**
-     * Sets the number of the epoch that comes next, and leaves out its first batches, so that a job
-     * goes on in the middle of an epoch.
+     * Sets the number of the next epoch and skips its first batches, to resume a job in the middle
+     * of an epoch.
      *
      * @param epoch the number, 0 for the first
-     * @param batches how many batches of it were trained on, of this process; if the epoch has
-     *     fewer, {@link #sample} says so
+     * @param batches the number of this process's batches to skip; {@link #sample} throws if the
+     *     epoch has fewer
      * @throws IllegalArgumentException if a number is less than 0
      */
     public void setEpoch(long epoch, long batches) {
         if (epoch < 0 || batches < 0) {
             throw new IllegalArgumentException(
-                    String.format("epoch %d or batch %d is less than 0", epoch, batches));
+                    String.format(
+                            "setEpoch: epoch %d or batch %d is out of range: both are 0 or more",
+                            epoch, batches));
         }
         this.epoch = epoch;
-        trained = batches;
+        skipped = batches;
     }
 
     @Override
@@ -90,22 +92,19 @@ public final class DistributedSampler implements Sampler {
         if (count == 0) {
             throw new IllegalArgumentException(
                     String.format(
-                            "a dataset of %d items has no batch of %d for each of %d processes;"
-                                    + " make batches smaller%s",
-                            order.size(),
-                            batchSize,
-                            worldSize,
-                            pad ? "" : ", or fill them up with optPad(true)"));
+                            "a dataset of %d items is too small for a batch of %d on each of %d"
+                                    + " processes; use a smaller batch size%s",
+                            order.size(), batchSize, worldSize, pad ? "" : ", or optPad(true)"));
         }
-        if (trained > count) {
+        if (skipped > count) {
             throw new IllegalArgumentException(
                     String.format(
-                            "%d batches are to be left out, but the epoch has %d; is the dataset,"
-                                    + " the batch size or the number of processes another?",
-                            trained, count));
+                            "cannot skip %d batches, because the epoch has %d; dataset, batch size"
+                                    + " or number of processes must have changed",
+                            skipped, count));
         }
         List<List<Long>> batches = new ArrayList<>();
-        for (int i = (int) trained; i < count; i++) {
+        for (int i = (int) skipped; i < count; i++) {
             List<Long> batch = new ArrayList<>();
             int begin = i * step + rank * batchSize;
             for (int k = begin; k < begin + batchSize; k++) {
@@ -113,7 +112,7 @@ public final class DistributedSampler implements Sampler {
             }
             batches.add(batch);
         }
-        trained = 0;
+        skipped = 0;
         return batches.iterator();
     }
 
@@ -165,10 +164,10 @@ public final class DistributedSampler implements Sampler {
         }
 
         /**
-         * Sets whose batches these are; otherwise the variables {@code RANK} and {@code WORLD_SIZE}
-         * say it, and there is one process without them.
+         * Sets the process group among which the dataset is divided. Unless set, the environment
+         * variables {@code RANK} and {@code WORLD_SIZE} count; without them there is one process.
          *
-         * @param group this rank's handle on the group of those that divide the dataset
+         * @param group this rank's handle on the group
          * @return this builder
          */
         public Builder optGroup(ProcessGroup group) {
@@ -183,7 +182,7 @@ public final class DistributedSampler implements Sampler {
         /**
          * Sets whether each epoch has a random order.
          *
-         * @param shuffle whether it has, which is the default; otherwise it is the dataset's
+         * @param shuffle true, the default, for a random order; false for the dataset's order
          * @return this builder
          */
         public Builder optShuffle(boolean shuffle) {
@@ -192,9 +191,9 @@ public final class DistributedSampler implements Sampler {
         }
 
         /**
-         * Sets from what the orders follow. The same on all processes.
+         * Sets the seed of the random orders. All processes must set the same.
          *
-         * @param seed the seed, 0 unless set
+         * @param seed the seed; the default is 0
          * @return this builder
          */
         public Builder optSeed(long seed) {
@@ -203,10 +202,11 @@ public final class DistributedSampler implements Sampler {
         }
 
         /**
-         * Sets what becomes of items at the end that make no batch for all processes.
+         * Sets what happens to items at the end of an epoch that do not make a batch for every
+         * process.
          *
-         * @param pad whether they are filled up with items from the epoch's beginning; otherwise,
-         *     and by default, they are dropped
+         * @param pad true to fill up with items from the epoch's beginning; false, the default, to
+         *     drop them
          * @return this builder
          */
         public Builder optPad(boolean pad) {
@@ -223,11 +223,13 @@ public final class DistributedSampler implements Sampler {
         public DistributedSampler build() {
             if (batchSize < 1) {
                 throw new IllegalArgumentException(
-                        "the batch size must be 1 or more, not " + batchSize);
+                        "setBatchSize: "
+                                + batchSize
+                                + " is out of range: a batch has 1 item or more");
             }
             if (worldSize < 1 || rank < 0 || rank >= worldSize) {
                 throw new IllegalArgumentException(
-                        "rank " + rank + " lies outside of " + worldSize + " processes");
+                        "rank " + rank + " is out of range: there are " + worldSize + " processes");
             }
             return new DistributedSampler(this);
         }

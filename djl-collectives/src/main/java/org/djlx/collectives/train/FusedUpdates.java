@@ -32,6 +32,7 @@ import org.djlx.nativeops.cuda.CurrentStreams;
 import org.djlx.nativeops.cuda.KernelArguments;
 import org.djlx.nativeops.cuda.KernelCache;
 import org.djlx.nativeops.cuda.KernelCompiler;
+import org.djlx.nativeops.cuda.KernelConstants;
 import org.djlx.nativeops.cuda.KernelSource;
 import org.djlx.nativeops.cuda.LaunchSize;
 import org.djlx.nativeops.torch.ScalarType;
@@ -41,21 +42,20 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * Updates of float32 parameters on a GPU by DJL's {@link Sgd}, {@link Adam} and {@link AdamW}, each
- * by one kernel instead of an operator for each step of the formula: SGD reads and writes a
- * parameter's bytes 3 times instead of 11 times, Adam 7 times instead of 28. Results are the same
- * to the bit, so ranks may do it either way.
+ * Runs the updates of DJL's {@link Sgd}, {@link Adam} and {@link AdamW} on float32 parameters as
+ * one kernel each. SGD then reads and writes a parameter 3 times instead of 11, Adam 7 times
+ * instead of 28. The results are the same bits as DJL's, so some ranks may use it and others not.
  *
- * <p>The optimizers keep all that is theirs, such as learning rates, counts and states. They end by
- * calling {@code sgdUpdate} or {@code adamUpdate} of the array that they are given: what they are
- * given here stands for the parameter, and has these do it. For one thread at a time.
+ * <p>The optimizers keep their learning rates, counts and states. At the end of an update they call
+ * {@code sgdUpdate} or {@code adamUpdate} on the array they were given. This class gives them a
+ * proxy of the parameter that launches the kernel instead. For one thread at a time.
  */
 final class FusedUpdates implements AutoCloseable {
 
     private static final Logger LOG = LoggerFactory.getLogger(FusedUpdates.class);
 
-    // Others may do with a parameter what only the array itself can, such as pass it to an
-    // operator.
+    // Exact classes: a subclass may pass the parameter to an operator, which needs the array
+    // itself.
     private static final Set<Class<?>> OPTIMIZERS = Set.of(Sgd.class, Adam.class, AdamW.class);
     private static final Method INTERNAL = method(NDArray.class, "getNDArrayInternal");
     static final Method SGD =
@@ -66,8 +66,8 @@ final class FusedUpdates implements AutoCloseable {
                     NDList.class, // the parameter
                     float.class, // learning rate
                     float.class, // weight decay
-                    float.class, // what gradients are multiplied by
-                    float.class, // their limit
+                    float.class, // gradient scale
+                    float.class, // gradient clip
                     float.class, // momentum
                     boolean.class);
     static final Method ADAM =
@@ -77,19 +77,21 @@ final class FusedUpdates implements AutoCloseable {
                     NDList.class, // the parameter, its gradient, its mean and its variance
                     NDList.class, // the parameter
                     float.class, // learning rate
-                    float.class, // the same, corrected for bias
+                    float.class, // learning rate with bias correction
                     float.class, // weight decay
-                    float.class, // what gradients are multiplied by
-                    float.class, // their limit
+                    float.class, // gradient scale
+                    float.class, // gradient clip
                     float.class, // beta1
                     float.class, // beta2
                     float.class, // epsilon
                     boolean.class,
                     boolean.class); // whether it is AdamW
 
-    private static final int THREADS = 256;
-    private static final int BLOCKS = 8; // of a multiprocessor
-    private static final int PACK = 4; // elements that a thread reads at once
+    private static final KernelSource SOURCE =
+            KernelSource.ofResource(NativeLibrary.class, "optimizer/optimizer.cu");
+    private static final int THREADS = new KernelConstants(SOURCE).value("OPTIMIZER_THREADS");
+    private static final int BLOCKS = 8; // per SM
+    private static final int PACK = 4; // elements per thread and load
 
     private final CudaDevice device;
     private final CudaModule module;
@@ -99,14 +101,14 @@ final class FusedUpdates implements AutoCloseable {
     private final CurrentStreams streams;
     private final int mostBlocks;
     private final KernelArguments arguments = new KernelArguments();
-    private final Map<NDArray, NDArray> standIns = new IdentityHashMap<>(); // of parameters
+    private final Map<NDArray, NDArray> proxies = new IdentityHashMap<>(); // by parameter
 
     /**
-     * Prepares updates.
+     * Compiles and loads the kernels.
      *
-     * @param gpu where the parameters are
-     * @return the updates, to be closed; empty on the CPU, without NVRTC, and where the kernels
-     *     cannot be compiled
+     * @param gpu the device of the parameters
+     * @return the updates, to be closed; empty on the CPU, without NVRTC, and if the kernels cannot
+     *     be compiled
      */
     static Optional<FusedUpdates> open(Device gpu) {
         boolean possible =
@@ -116,7 +118,7 @@ final class FusedUpdates implements AutoCloseable {
         try {
             return possible ? Optional.of(new FusedUpdates(gpu)) : Optional.empty();
         } catch (CudaException e) {
-            LOG.warn("{}: optimizers take several operators for an update", gpu, e);
+            LOG.warn("{}: optimizer kernels are not available, DJL's operators are used", gpu, e);
             return Optional.empty();
         }
     }
@@ -126,12 +128,7 @@ final class FusedUpdates implements AutoCloseable {
         boolean done = false;
         try {
             mostBlocks = BLOCKS * device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
-            module =
-                    new KernelCompiler(KernelCache.user())
-                            .load(
-                                    device,
-                                    KernelSource.ofResource(
-                                            NativeLibrary.class, "optimizer/optimizer.cu"));
+            module = new KernelCompiler(KernelCache.user()).load(device, SOURCE);
             sgd = module.kernel("sgd");
             momentum = module.kernel("momentum");
             adam = module.kernel("adam");
@@ -144,7 +141,7 @@ final class FusedUpdates implements AutoCloseable {
         }
     }
 
-    /** Tells whether these are an optimizer's updates; otherwise it is to do them itself. */
+    /** Returns whether the kernels implement this optimizer. */
     static boolean knows(Optimizer optimizer) {
         return OPTIMIZERS.contains(optimizer.getClass());
     }
@@ -168,18 +165,18 @@ final class FusedUpdates implements AutoCloseable {
      * @param gradient the parameter's
      */
     void update(Optimizer optimizer, String id, NDArray parameter, NDArray gradient) {
-        NDArray standIn = standIns.get(parameter);
-        if (standIn == null) {
-            standIn = standIn(parameter, (called, values) -> update(parameter, called, values));
-            standIns.put(parameter, standIn);
+        NDArray proxy = proxies.get(parameter);
+        if (proxy == null) {
+            proxy = proxy(parameter, (called, values) -> update(parameter, called, values));
+            proxies.put(parameter, proxy);
         }
-        optimizer.update(id, standIn, gradient);
+        optimizer.update(id, proxy, gradient);
     }
 
     /**
-     * Tells autograd that an array was written, as it counts what operators write alone: so a
-     * backward pass through what was computed before the update fails, as with DJL's. Copying an
-     * array to itself counts, and does nothing.
+     * Increments an array's version in autograd, which does not see writes by our kernels. A
+     * backward pass through values computed before the update then fails, as with DJL's own
+     * updates. Copying an array to itself increments the version and copies nothing.
      */
     static void written(NDArray array) {
         Torch.copy(array, array);
@@ -193,12 +190,12 @@ final class FusedUpdates implements AutoCloseable {
     }
 
     /**
-     * Returns what is a parameter but for its updates.
+     * Returns a proxy of a parameter that intercepts its updates.
      *
-     * @param updates is given each method of {@link NDArrayEx} that is called, with its arguments,
-     *     and says whether it has done what that does
+     * @param updates called with each {@link NDArrayEx} method and its arguments; returns true if
+     *     it has done the update, false to run DJL's method
      */
-    static NDArray standIn(NDArray parameter, BiPredicate<Method, Object[]> updates) {
+    static NDArray proxy(NDArray parameter, BiPredicate<Method, Object[]> updates) {
         NDArrayEx own = parameter.getNDArrayInternal();
         InvocationHandler calls =
                 (proxy, called, values) -> {
@@ -236,7 +233,7 @@ final class FusedUpdates implements AutoCloseable {
         }
     }
 
-    /** Returns a list of an update's arrays, which begins with the parameter itself. */
+    /** Replaces the proxy at the head of an update's arrays by the parameter. */
     private static NDList withParameter(NDList list, NDArray parameter) {
         NDList own = new NDList(list);
         own.set(0, parameter);
@@ -263,7 +260,10 @@ final class FusedUpdates implements AutoCloseable {
         return true;
     }
 
-    /** Passes the addresses of an update's arrays, and their size; if the kernels can read them. */
+    /**
+     * Adds the addresses and the size of an update's arrays to the kernel's arguments; returns
+     * false if the kernels do not support these arrays.
+     */
     private boolean begin(NDArray parameter, NDList arrays, int count) {
         long[] sizes = Torch.sizes(parameter);
         arguments.clear();
@@ -299,7 +299,7 @@ final class FusedUpdates implements AutoCloseable {
     /** Waits for the updates, and frees the kernels. */
     @Override
     public void close() {
-        device.synchronize(); // Nobody may have waited for the last step.
+        device.synchronize(); // The last step may still run.
         module.close();
         streams.close();
         device.close();

@@ -8,14 +8,14 @@ import ai.djl.ndarray.NDArray;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
-/** As what gradients go from rank to rank. */
+/** The format in which gradients are sent between ranks. */
 public enum GradientCompression {
-    /** As they are. */
+    /** The gradient's own type. */
     NONE,
     /**
-     * Those of 4 or 8 bytes an element as bfloat16, as by PyTorch's {@code bf16_compress_hook}:
-     * half the bytes or less. Each rank's gradient is rounded, to 8 bits of precision, and the
-     * result again. Where NCCL reduces it may round in between too.
+     * float32 and float64 gradients are sent as bfloat16, as by PyTorch's {@code
+     * bf16_compress_hook}. Each rank's gradient is rounded to 8 bits of precision, and so is the
+     * result; NCCL may round partial sums too.
      */
     BFLOAT16;
 

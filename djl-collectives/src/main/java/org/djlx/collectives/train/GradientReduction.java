@@ -7,13 +7,13 @@ package org.djlx.collectives.train;
 import org.djlx.collectives.ReduceOp;
 
 /**
- * How the gradients of processes, each of which has a loss of its own, become one. Ranks of one JVM
- * have one loss, and its gradient.
+ * How gradients are reduced across processes, which compute one loss each. Ranks of one JVM compute
+ * one loss together, so this does not apply to them.
  */
 public enum GradientReduction {
-    /** They are added up: the gradient of the sum of the losses. */
+    /** The sum: the gradient of the sum of the losses. */
     SUM(ReduceOp.SUM),
-    /** They are added up and divided by the number of processes: that of the mean of the losses. */
+    /** The average, as PyTorch's DDP: the gradient of the mean of the losses. */
     MEAN(ReduceOp.AVG);
 
     private final ReduceOp op;

@@ -19,8 +19,8 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.Work;
 
 /**
- * Makes the gradients of processes one, for programs that keep DJL's engine {@code PyTorch} and
- * train on one device each: after each batch, before the step.
+ * All-reduces gradients after each batch, for programs that keep DJL's engine {@code PyTorch} and
+ * train one process per device.
  *
  * <pre>{@code
  * config.addTrainingListeners(new GradientSynchronizer(group, GradientReduction.MEAN));
@@ -31,10 +31,10 @@ import org.djlx.collectives.Work;
  * }
  * }</pre>
  *
- * <p>The block is on the group's device. {@code EasyTrain} tells listeners of a batch between the
- * backward pass and the step; a loop of one's own does so by {@code trainer.notifyListeners}, or
- * calls {@link #synchronize} itself. It reduces all gradients then, in one go: the engine {@code
- * PyTorch-P2P} does so while the backward pass still runs.
+ * <p>The block must be on the group's device. {@code EasyTrain} notifies listeners between the
+ * backward pass and the step. A training loop of your own calls {@code trainer.notifyListeners}
+ * there, or {@link #synchronize}. All gradients are reduced at once, after the backward pass; the
+ * engine {@code PyTorch-P2P} overlaps the two.
  */
 public final class GradientSynchronizer extends TrainingListenerAdapter {
 
@@ -44,8 +44,8 @@ public final class GradientSynchronizer extends TrainingListenerAdapter {
     /**
      * Creates a listener.
      *
-     * @param group this rank's handle on the group of all processes, which stays the caller's
-     * @param reduction how gradients become one
+     * @param group this rank's handle on the group of all processes; the caller keeps owning it
+     * @param reduction sum or average
      */
     public GradientSynchronizer(ProcessGroup group, GradientReduction reduction) {
         if (group == null || reduction == null) {
@@ -62,9 +62,10 @@ public final class GradientSynchronizer extends TrainingListenerAdapter {
     }
 
     /**
-     * Reduces the gradients of a block; called on all ranks.
+     * All-reduces the gradients of a block. All ranks must call it.
      *
-     * @param block the block, the same on all ranks but for its parameters' values
+     * @param block the block; the ranks' blocks differ only in the values of their parameters
+     * @throws IllegalStateException if a parameter has no gradient
      */
     public void synchronize(Block block) {
         List<NDArray> gradients = new ArrayList<>();
@@ -91,9 +92,10 @@ public final class GradientSynchronizer extends TrainingListenerAdapter {
     }
 
     /**
-     * Gives all ranks the parameters of rank 0; called on all ranks.
+     * Broadcasts the parameters of rank 0. All ranks must call it.
      *
-     * @param block an initialised block, the same on all ranks but for its parameters' values
+     * @param block an initialised block; the ranks' blocks differ only in the values of their
+     *     parameters
      * @param group the ranks
      */
     public static void broadcastParameters(Block block, ProcessGroup group) {
@@ -108,7 +110,7 @@ public final class GradientSynchronizer extends TrainingListenerAdapter {
         works.forEach(Work::await);
     }
 
-    /** Returns a block's parameters in its own order, of which it may share some. */
+    /** Returns a block's parameters in the block's order, shared ones once. */
     private static List<Parameter> unique(Block block) {
         Map<Parameter, Parameter> seen = new IdentityHashMap<>();
         List<Parameter> unique = new ArrayList<>();

@@ -18,10 +18,10 @@ import java.util.TreeMap;
 import java.util.concurrent.ConcurrentHashMap;
 
 /**
- * What an optimizer keeps from step to step: how often each parameter was updated, and arrays such
- * as Adam's means. DJL's optimizers keep it in private fields and show it nowhere, so it is taken
- * from these, here alone. Arrays are in fields of the type {@code Map<String, Map<Device,
- * NDArray>>}, by the parameter's id, as those of all of DJL's optimizers are.
+ * The state of a DJL optimizer: the number of updates of each parameter, and arrays such as Adam's
+ * means. DJL's optimizers keep it in private fields without accessors; this class alone reads them
+ * by reflection. Arrays are in fields of type {@code Map<String, Map<Device, NDArray>>}, by the
+ * parameter's id.
  */
 public final class OptimizerState {
 
@@ -34,9 +34,10 @@ public final class OptimizerState {
     private final Map<String, Field> slots = new TreeMap<>(); // fields have no order
 
     /**
-     * Looks into an optimizer.
+     * Finds the state of an optimizer.
      *
-     * @throws IllegalStateException if it keeps what this does not know, which would be lost
+     * @param optimizer the optimizer
+     * @throws IllegalStateException if it has state in fields of other types, which would be lost
      */
     public OptimizerState(Optimizer optimizer) {
         this.optimizer = optimizer;
@@ -67,9 +68,9 @@ public final class OptimizerState {
         } else if (arrays || unknown) {
             throw new IllegalStateException(
                     String.format(
-                            "what %s keeps in the field '%s' of the type %s cannot be saved, so a"
-                                    + " job that goes on would do so without it; keep arrays in one"
-                                    + " field of the type %s for each, as DJL's optimizers do",
+                            "the state of %s in the field '%s' of type %s cannot be saved, so a"
+                                    + " resumed job would lose it; keep arrays in fields of type"
+                                    + " %s, as DJL's optimizers do",
                             optimizer.getClass().getName(),
                             field.getName(),
                             field.getGenericType().getTypeName(),
@@ -87,11 +88,11 @@ public final class OptimizerState {
             return field;
         } catch (NoSuchFieldException e) {
             throw new IllegalStateException(
-                    "the state of optimizers cannot be saved with this version of DJL, as "
+                    "the state of optimizers cannot be saved with this version of DJL: "
                             + owner.getName()
                             + " has no field "
                             + e.getMessage()
-                            + "; 0.35.1 and 0.36.0 have",
+                            + "; use DJL 0.35.1 or 0.36.0",
                     e);
         }
     }
@@ -125,17 +126,17 @@ public final class OptimizerState {
         return (Map<String, Integer>) value(counts);
     }
 
-    /** Returns the greatest number of updates of a parameter, from which learning rates follow. */
+    /** Returns the greatest number of updates of a parameter; learning rates depend on it. */
     public int updates() {
         return (int) value(updates);
     }
 
-    /** Returns how often a parameter was updated; null if never. */
+    /** Returns the number of updates of a parameter; null if it was never updated. */
     public Integer count(String id) {
         return counts().get(id);
     }
 
-    /** Returns the arrays of a parameter, which stay the optimizer's, by the name of their slot. */
+    /** Returns the arrays of a parameter by the name of their field; the optimizer owns them. */
     public Map<String, NDArray> arrays(String id, Device device) {
         Map<String, NDArray> arrays = new LinkedHashMap<>();
         slots.forEach(
@@ -148,7 +149,7 @@ public final class OptimizerState {
         return arrays;
     }
 
-    /** Tells whether the optimizer has such a slot. */
+    /** Returns whether the optimizer has a field of this name for arrays. */
     public boolean hasSlot(String name) {
         return slots.containsKey(name);
     }
@@ -163,10 +164,12 @@ public final class OptimizerState {
     }
 
     /**
-     * Replaces what is kept of a parameter; what was is closed.
+     * Replaces the state of a parameter and closes its former arrays.
      *
-     * @param count how often it was updated; null for never
-     * @param arrays its arrays on the device, which become the optimizer's
+     * @param id the parameter's id
+     * @param device the device of the arrays
+     * @param count the number of updates; null for none
+     * @param arrays the arrays by the name of their field; the optimizer takes ownership
      */
     public void set(String id, Device device, Integer count, Map<String, NDArray> arrays) {
         if (count == null) {

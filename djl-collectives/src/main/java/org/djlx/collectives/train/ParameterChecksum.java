@@ -11,7 +11,7 @@ import java.io.UncheckedIOException;
 import java.util.zip.CRC32C;
 import org.djlx.collectives.internal.host.ArrayBytes;
 
-/** A checksum over the bytes of arrays, wherever they are and of whichever type. */
+/** A CRC-32C over the bytes of arrays, on any device and of any type. */
 final class ParameterChecksum {
 
     private final CRC32C crc = new CRC32C();
@@ -25,7 +25,7 @@ final class ParameterChecksum {
         try {
             ArrayBytes.read(temporary, array, crc::update);
         } catch (IOException e) {
-            throw new UncheckedIOException(e); // Nothing here reads or writes.
+            throw new UncheckedIOException(e); // Not thrown: updating a checksum does no I/O.
         }
     }
 

@@ -15,7 +15,7 @@ import java.util.function.Consumer;
 import java.util.function.IntFunction;
 import org.djlx.collectives.CollectiveException;
 
-/** A thread for each rank of a trainer; a single rank runs on the caller's. */
+/** One thread per rank of a trainer; a single rank runs on the caller's thread. */
 final class RankWorkers implements AutoCloseable {
 
     private static final int INTERRUPTED = -1; // in place of a rank
@@ -26,7 +26,8 @@ final class RankWorkers implements AutoCloseable {
     /**
      * Starts the threads.
      *
-     * @param onFailure lets the others know that a rank has failed, so that none waits for it
+     * @param ranks the number of ranks
+     * @param onFailure called once with the first failure; aborts what other ranks wait for
      */
     RankWorkers(int ranks, Consumer<Throwable> onFailure) {
         this.onFailure = onFailure;
@@ -43,14 +44,14 @@ final class RankWorkers implements AutoCloseable {
     }
 
     /**
-     * Runs code on the first ranks' threads, and waits for all; throws what the first threw. The
-     * ranks may wait for each other: if one fails, the others are told.
+     * Runs code on the first {@code ranks} threads and waits for all of them. The ranks may wait
+     * for each other: the first failure is passed to {@code onFailure}, and thrown at the end.
      */
     <T> List<T> run(int ranks, IntFunction<T> body) {
         return run(ranks, body, false);
     }
 
-    /** As {@link #run}, for code in which no rank waits for another. */
+    /** As {@link #run}, for code in which no rank waits for another; does not call onFailure. */
     <T> List<T> runApart(int ranks, IntFunction<T> body) {
         return run(ranks, body, true);
     }
@@ -93,7 +94,7 @@ final class RankWorkers implements AutoCloseable {
                     results.add(future.get());
                     break;
                 } catch (ExecutionException e) {
-                    break; // It is in first, or came of that.
+                    break; // It is the first failure, or a consequence of it.
                 } catch (InterruptedException e) {
                     interrupted = true;
                     boolean isFirst = false;
@@ -105,7 +106,7 @@ final class RankWorkers implements AutoCloseable {
                         }
                     }
                     if (isFirst) {
-                        onFailure.accept(e); // What waits for other ranks ends.
+                        onFailure.accept(e); // Ends operations that wait for other ranks.
                     }
                 }
             }
@@ -116,8 +117,8 @@ final class RankWorkers implements AutoCloseable {
         synchronized (first) {
             if (first[0] != null && failed[0] == INTERRUPTED) {
                 throw new CollectiveException(
-                        "the thread was interrupted while it waited for the trainer's ranks, which"
-                                + " were ended",
+                        "the thread was interrupted while it waited for the trainer's ranks, so"
+                                + " their operations were aborted",
                         first[0]);
             }
             if (first[0] != null) {

@@ -19,18 +19,18 @@ import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * One forward pass of several ranks on the parts of a batch: to the caller's autograd an operator
- * with the predictions as its results, to the ranks' the whole graph between their parts and
- * theirs.
+ * One forward pass in which several ranks compute parts of a batch. The caller's autograd sees one
+ * operator whose outputs are the predictions. Each rank's autograd records the graph from its part
+ * of the batch to its part of the predictions.
  */
 final class SplitForward implements AutoCloseable {
 
-    /** What a rank computes from its part. */
+    /** Computes a rank's predictions from its part of the batch. */
     interface Body {
         NDList forward(int rank, NDList data, NDList labels);
     }
 
-    /** A rank's part, what it made of it, and where its gradients are collected. */
+    /** A rank's part of the batch, its predictions and its gradient scope. */
     private static final class Part implements AutoCloseable {
 
         private final NDManager manager;
@@ -63,12 +63,11 @@ final class SplitForward implements AutoCloseable {
      * Computes the predictions for a batch.
      *
      * @param labels null if there are none
-     * @param scope where gradients are recorded; null if nowhere
-     * @param incomplete is called on each rank's thread, before any computes, if not all have a
-     *     part of a recorded pass
-     * @param back is called when a recorded pass has gone back
-     * @param started is told of the pass once it must be closed by somebody, which is if it is
-     *     recorded
+     * @param scope the caller's gradient scope; null if gradients are not recorded
+     * @param incomplete called on each rank's thread before the pass, if it is recorded and some
+     *     ranks have no part of the batch
+     * @param back called after the backward pass of a recorded pass
+     * @param started called with a recorded pass, which the receiver must close
      */
     static NDList run(
             RankWorkers workers,
@@ -152,16 +151,16 @@ final class SplitForward implements AutoCloseable {
                     || shape.get(0) == 0) {
                 throw new IllegalArgumentException(
                         String.format(
-                                "forward: the %s has shape %s, and the first data %s: to be divided"
-                                        + " among ranks, the first dimension of all must be the"
-                                        + " batch's, of 1 or more",
+                                "forward: the %s has shape %s and the first data %s: the first"
+                                        + " dimension of all must be the batch, of 1 row or more,"
+                                        + " to divide it among ranks",
                                 role, shape, first));
             }
         }
         return first.get(0);
     }
 
-    /** Gives each part its rows of all arrays; their numbers differ by one at most. */
+    /** Returns rows of all arrays. */
     private static NDList rows(NDList list, long begin, long end) {
         NDList rows = new NDList();
         for (NDArray array : list) {
@@ -182,7 +181,7 @@ final class SplitForward implements AutoCloseable {
         return result;
     }
 
-    /** Gives an array to a manager, whose device it is copied to if it is not there. */
+    /** Moves an array to a manager; copies it if it is on another device. */
     private static NDArray moved(NDArray array, NDManager manager) {
         if (array.getDevice().equals(manager.getDevice())) {
             array.attach(manager);
@@ -206,9 +205,9 @@ final class SplitForward implements AutoCloseable {
                     if (shape.dimension() == 0 || shape.get(0) != part.rows) {
                         throw new IllegalArgumentException(
                                 String.format(
-                                        "forward: prediction %d has shape %s for a batch of %d: the"
-                                                + " first dimension must be the batch's, so that it"
-                                                + " can be divided among the %d ranks",
+                                        "forward: prediction %d has shape %s for %d rows of the"
+                                                + " batch: its first dimension must be the batch,"
+                                                + " because the batch is divided among %d ranks",
                                         k, shape, part.rows, parts.size()));
                     }
                     rows.add(moved(Torch.alias(own.getManager(), own), temporary));
@@ -222,7 +221,7 @@ final class SplitForward implements AutoCloseable {
         return whole;
     }
 
-    /** Records the predictions that have a gradient, and tells whether any has. */
+    /** Records the predictions that require a gradient; returns whether any does. */
     private boolean record(GradientScope scope, NDList whole, Runnable back) {
         List<Integer> recorded = new ArrayList<>();
         for (int k = 0; k < whole.size(); k++) {

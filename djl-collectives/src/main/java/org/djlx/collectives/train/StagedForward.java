@@ -17,9 +17,9 @@ import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * A forward pass of one rank in which the graph is cut between the blocks of a {@link
- * SequentialBlock}. The backward pass then goes from cut to cut, and at each the gradients of the
- * blocks behind it are complete: they are reduced while those of the blocks before it are computed.
+ * A forward pass of one rank whose graph is cut between the blocks of a {@link SequentialBlock}.
+ * The backward pass runs from cut to cut. At each cut the gradients of all later blocks are
+ * complete, so they are reduced while the gradients of earlier blocks are computed.
  */
 final class StagedForward {
 
@@ -62,7 +62,7 @@ final class StagedForward {
                 : block.forward(replica.store(), data, labels, null);
     }
 
-    /** Lists the blocks that run one after the other. */
+    /** Collects the blocks of nested SequentialBlocks, in their order. */
     private static void collect(Block block, List<Block> stages) {
         boolean chain =
                 block.getClass() == SequentialBlock.class
@@ -74,9 +74,11 @@ final class StagedForward {
         }
     }
 
-    /** Returns which gradients are complete when the way back has passed each stage. */
+    /**
+     * Returns, for each stage, the parameters whose gradients are complete after its backward pass.
+     */
     private static List<Set<Parameter>> complete(List<Block> stages) {
-        Set<Parameter> before = new HashSet<>(); // Blocks may share some.
+        Set<Parameter> before = new HashSet<>(); // Blocks may share parameters.
         List<Set<Parameter>> complete = new ArrayList<>();
         for (Block stage : stages) {
             Set<Parameter> own = new HashSet<>(stage.getParameters().values());

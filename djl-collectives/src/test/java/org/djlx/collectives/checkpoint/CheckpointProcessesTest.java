@@ -10,6 +10,7 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 import java.nio.file.Path;
 import java.util.List;
 import org.djlx.collectives.RankProcesses;
+import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
@@ -17,6 +18,7 @@ import org.junit.jupiter.params.provider.ValueSource;
 
 /** Processes of which one dies, and others that go on from the last checkpoint. */
 @Timeout(300)
+@Tag("slow")
 class CheckpointProcessesTest {
 
     private static List<String> lines(String output, String beginning) {

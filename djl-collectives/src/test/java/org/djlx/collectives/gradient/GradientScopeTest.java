@@ -230,7 +230,8 @@ class GradientScopeTest {
                     assertThrows(
                             IllegalArgumentException.class,
                             () -> scope.recordConversion(List.of(w), same));
-            assertTrue(e.getMessage().startsWith("convert: the result of shape (2) is an input"));
+            assertTrue(
+                    e.getMessage().startsWith("convert: the output of shape (2) is also an input"));
             List<NDArray> both = List.of(w.stopGradient(), w);
             assertThrows(
                     IllegalArgumentException.class,
@@ -499,7 +500,7 @@ class GradientScopeTest {
     private static void assertChanged(String start, String shape, Executable backward) {
         String message = assertThrows(IllegalStateException.class, backward).getMessage();
         assertTrue(message.startsWith(start), message);
-        assertTrue(message.contains(shape + ", was changed in place"), message);
+        assertTrue(message.contains(shape + " was changed in place"), message);
     }
 
     /** The graph behind the input would be another one, be the change recorded or not. */

@@ -18,8 +18,8 @@ import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.ReduceOp;
 
 /**
- * A rank of a pool of processes, for {@link RankPoolProcessTest}: whose scenario is the first
- * argument. Requests are texts; ranks answer with the sum of what each makes of them.
+ * A rank of a pool of processes, for {@link RankPoolProcessTest}. The first argument is the
+ * scenario. Requests are texts; ranks answer with the sum of their results.
  */
 public final class RankPoolMain {
 
@@ -94,7 +94,7 @@ public final class RankPoolMain {
                                 throw new IllegalStateException("no weights");
                             }
                             if (args[0].equals("serve") && own.rank() == 1) {
-                                // Who has made what is his own waits without a limit.
+                                // Ranks with a worker wait for the others without a timeout.
                                 Thread.sleep(TIMEOUT.plusSeconds(1).toMillis());
                             }
                             return new Worker(own);
@@ -103,7 +103,7 @@ public final class RankPoolMain {
             if (group.rank() == 0) {
                 lead(pool, args[0]);
             } else {
-                expect("requests are for rank 0", () -> pool.submit("x"));
+                expect("does not accept requests", () -> pool.submit("x"));
                 pool.awaitEnd();
             }
         } finally {

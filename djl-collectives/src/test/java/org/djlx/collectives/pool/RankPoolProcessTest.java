@@ -19,11 +19,13 @@ import java.util.stream.Collectors;
 import org.djlx.collectives.RankProcesses;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 
 /** Pools of three processes, which a {@link RankPoolMain} each runs. */
 @Timeout(120)
+@Tag("slow")
 class RankPoolProcessTest {
 
     private Set<Path> sharedFiles;
@@ -90,9 +92,9 @@ class RankPoolProcessTest {
             assertNotEquals(0, codes.get(1));
             assertNotEquals(0, codes.get(2));
             String reason =
-                    "rank 1 of 3 of pool failed: java.lang.IllegalStateException: out of luck";
+                    "pool: rank 1 of 3 failed: java.lang.IllegalStateException: out of luck";
             assertSays(ranks, 0, "failed: " + reason + "\nfailed: " + reason);
-            assertSays(ranks, 0, "later: pool has failed before this request");
+            assertSays(ranks, 0, "later: pool failed before this request");
             assertSays(ranks, 0, "start another: " + reason);
             assertSays(ranks, 1, reason);
             for (int rank = 0; rank < 3; rank++) {
@@ -109,7 +111,7 @@ class RankPoolProcessTest {
             List<Integer> codes = ranks.await();
             assertEquals(0, codes.get(0), () -> ranks.output(0));
             assertNotEquals(0, codes.get(2));
-            assertSays(ranks, 0, "failed: rank ");
+            assertSays(ranks, 0, "failed: pool: rank ");
             assertSays(ranks, 0, "the process of rank 1 (pid " + ranks.process(1).pid());
             assertSays(ranks, 2, "the process of rank 1 (pid " + ranks.process(1).pid());
         }
@@ -124,7 +126,7 @@ class RankPoolProcessTest {
             assertEquals(0, codes.get(0), () -> ranks.output(0));
             assertNotEquals(0, codes.get(2));
             // The reason stands there once, and without the exceptions that have carried it.
-            assertSays(ranks, 0, "told: rank 1 of 3 of pool failed: recv(");
+            assertSays(ranks, 0, "told: pool: rank 1 of 3 failed: recv(");
             assertSays(ranks, 0, "the process of rank 1 (pid " + ranks.process(1).pid());
             assertSays(ranks, 0, "caused by: null");
         }
@@ -153,8 +155,7 @@ class RankPoolProcessTest {
                 assertNotEquals(0, codes.get(rank));
                 assertTrue(!ranks.output(rank).contains("ended"), ranks.output(rank));
             }
-            String reason =
-                    "rank 2 of 3 of pool failed: java.lang.IllegalStateException: no weights";
+            String reason = "pool: rank 2 of 3 failed: java.lang.IllegalStateException: no weights";
             assertSays(ranks, 0, reason);
             assertSays(ranks, 2, reason);
             assertSays(ranks, 0, "freed");

@@ -34,12 +34,12 @@ class RankPoolTest {
 
     private final AtomicInteger open = new AtomicInteger();
 
-    /** What the ranks of these pools serve. */
+    /** The requests of these pools. */
     private interface Task {
         Object run(State state) throws Exception;
     }
 
-    /** What a rank of these pools has. */
+    /** The worker of these pools. */
     private final class State implements RankWorker<Task, Object> {
 
         final ProcessGroup group;
@@ -91,7 +91,9 @@ class RankPoolTest {
                         assertThrows(
                                 IllegalArgumentException.class,
                                 () -> RankPool.start("pool", wrong, State::new));
-                assertTrue(e.getMessage().contains("all 2 ranks, each once"), e.getMessage());
+                assertTrue(
+                        e.getMessage().contains("each of the 2 ranks exactly once"),
+                        e.getMessage());
             }
             assertEquals(0, open.get());
         } finally {
@@ -161,13 +163,13 @@ class RankPoolTest {
                 Throwable cause = assertThrows(ExecutionException.class, future::get).getCause();
                 assertSame(pool.failure().orElseThrow(), cause);
                 assertEquals("out of luck", cause.getCause().getMessage());
-                assertTrue(cause.getMessage().startsWith("rank 1 of 2 of pool failed"));
+                assertTrue(cause.getMessage().startsWith("pool: rank 1 of 2 failed"));
             }
             CompletableFuture<Object> late = pool.submit(RankPoolTest::sumOfRanks);
             assertTrue(late.isCompletedExceptionally());
             Throwable cause = assertThrows(ExecutionException.class, late::get).getCause();
             assertSame(pool.failure().orElseThrow(), cause.getCause());
-            assertTrue(cause.getMessage().startsWith("pool has failed before this request"));
+            assertTrue(cause.getMessage().startsWith("pool failed before this request"));
         }
         assertEquals(0, open.get());
     }
@@ -260,7 +262,7 @@ class RankPoolTest {
                             return null;
                         });
         Throwable cause = assertThrows(ExecutionException.class, closing::get).getCause();
-        assertTrue(cause.getMessage().contains("cannot close"), cause.getMessage());
+        assertTrue(cause.getMessage().contains("must not close"), cause.getMessage());
         pool.close();
         assertEquals(0, open.get());
     }
@@ -328,8 +330,8 @@ class RankPoolTest {
         closing.interrupt();
         closing.join();
         assertTrue(pools.get(1).failure().orElseThrow().getMessage().contains("interrupted"));
-        assertTrue(told.get().getMessage().startsWith("rank 1 of 2 of joined failed"));
-        assertTrue(refused.get().getMessage().contains("cannot close"));
+        assertTrue(told.get().getMessage().startsWith("joined: rank 1 of 2 failed"));
+        assertTrue(refused.get().getMessage().contains("must not close"));
         assertThrows(CollectiveException.class, pools.get(1)::awaitEnd);
         pools.get(0).close();
         assertEquals(0, open.get());
@@ -353,7 +355,7 @@ class RankPoolTest {
                                                                                 ? null
                                                                                 : new State(own)))
                                         .getMessage());
-        assertTrue(told.get(0).contains("rank 0 of 2 of joined failed"), told::toString);
+        assertTrue(told.get(0).contains("joined: rank 0 of 2 failed"), told::toString);
         assertTrue(told.get(0).contains("returned null"), told::toString);
         assertTrue(told.get(1).contains("rank 0 has destroyed the group"), told::toString);
         assertEquals(0, open.get());

@@ -254,11 +254,11 @@ class SafetensorsTest {
         String ok = tensor("\"F32\"", "[2]", "[0,8]");
         String other = ok.replace("\"w\"", "\"v\"");
         return Stream.of(
-                new Bad("{" + ok + "," + ok + "}", "'w' is there twice"),
+                new Bad("{" + ok + "," + ok + "}", "'w' occurs twice"),
                 new Bad(
                         "{\"w\":{\"dtype\":\"F32\",\"dtype\":\"F32\",\"shape\":[2],"
                                 + "\"data_offsets\":[0,8]}}",
-                        "'dtype' is there twice"),
+                        "'dtype' occurs twice"),
                 new Bad("{" + ok + "," + other + "}", "starts at byte 0 of the data, before 8"),
                 new Bad(
                         "{" + tensor("\"F32\"", "[1]", "[4,8]") + "}",

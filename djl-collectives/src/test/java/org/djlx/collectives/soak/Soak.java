@@ -37,6 +37,11 @@ public final class Soak {
     /** How long the last round may take after the time is over: slow machines, not hangs. */
     private static final Duration GRACE = Duration.ofMinutes(4);
 
+    // Where an attack reports progress: prints all stacks after so long without, and fails after
+    // STUCK, which is longer than the timeout of the groups.
+    private static final Duration STALLED = Duration.ofSeconds(10);
+    private static final Duration STUCK = Duration.ofSeconds(60);
+
     // Those that a JVM has for all groups, and keeps for a while.
     private static final Set<String> KEPT =
             Set.of(
@@ -56,6 +61,8 @@ public final class Soak {
     private final long end;
     private final Map<String, Long> counts = new TreeMap<>(); // guarded by this
     private int round = -1; // guarded by this
+    private long progress; // when, 0 unless the attack reports it; guarded by this
+    private final long begin = System.nanoTime();
 
     private Soak(String name) {
         this.name = name;
@@ -93,7 +100,7 @@ public final class Soak {
                         },
                         name);
         thread.start();
-        thread.join(TimeUnit.SECONDS.toMillis(SECONDS) + GRACE.toMillis());
+        soak.await(thread);
         if (thread.isAlive()) {
             String stacks = stacks();
             thread.interrupt();
@@ -104,6 +111,34 @@ public final class Soak {
         }
         System.out.println(soak);
         soak.awaitNothingLeft(files, threads, processes);
+    }
+
+    /** Waits until the attack has ended, its time and grace are over, or it is stuck. */
+    private void await(Thread thread) throws InterruptedException {
+        long last = begin + TimeUnit.SECONDS.toNanos(SECONDS) + GRACE.toNanos();
+        long printed = 0;
+        while (thread.isAlive() && System.nanoTime() - last < 0) {
+            thread.join(1000);
+            long since;
+            synchronized (this) {
+                since = progress;
+            }
+            long still = since == 0 ? 0 : System.nanoTime() - since;
+            if (still > STUCK.toNanos()) {
+                return;
+            }
+            if (still > STALLED.toNanos() && printed != since) {
+                printed = since;
+                System.out.println(
+                        this + " has made no progress for 10 s; the threads:\n" + stacks());
+            }
+        }
+    }
+
+    /** Reports and prints progress. Once reported, there must be more within a minute. */
+    public synchronized void progress(String what) {
+        progress = System.nanoTime();
+        System.out.printf("%6.1f s, round %d: %s%n", (progress - begin) / 1e9, round, what);
     }
 
     /** Whether another round begins: the time is not over, or none has begun. */

@@ -33,7 +33,7 @@ import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 
-/** What a backend may do itself about sub-groups and coalesced operations. */
+/** Optional methods of a backend for sub-groups and coalesced operations. */
 @Timeout(60)
 class BackendHooksTest {
 
@@ -219,7 +219,7 @@ class BackendHooksTest {
         }
     }
 
-    /** The others are told of all groups before what is under way in one is waited for. */
+    /** The end of calls of all groups is announced before waiting for operations of one. */
     @Test
     void destroyEndsCallsThenDrainsThenCloses() {
         List<ProcessGroup> groups =

@@ -22,7 +22,7 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 import org.junit.jupiter.api.Test;
 
-/** What a backend declares, and the errors that come from it. */
+/** A backend's supported combinations, and the errors derived from them. */
 class SupportTest {
 
     private static final Support SUPPORT =
@@ -83,21 +83,21 @@ class SupportTest {
             assertMessage(
                     IllegalArgumentException.class,
                     () -> backend.check(OpType.BROADCAST, ints, Torch.scalarType(ints), null),
-                    "broadcast: backend 'declaring' does not support INT32; possible are"
+                    "broadcast: backend 'declaring' does not support INT32; supported types:"
                             + " [FLOAT32]");
             assertMessage(
                     IllegalArgumentException.class,
                     () ->
                             backend.check(
                                     OpType.ALL_REDUCE, ints, Torch.scalarType(ints), ReduceOp.AVG),
-                    "allReduce: AVG is not defined for INT32; possible are [FLOAT32]");
+                    "allReduce: AVG is not defined for INT32; supported types: [FLOAT32]");
             assertMessage(
                     IllegalArgumentException.class,
                     () ->
                             backend.check(
                                     OpType.ALL_REDUCE, ints, Torch.scalarType(ints), ReduceOp.MIN),
-                    "allReduce: backend 'declaring' does not support INT32 with MIN; possible are"
-                            + " []");
+                    "allReduce: backend 'declaring' does not support INT32 with MIN; supported"
+                            + " types: []");
             assertMessage(
                     UnsupportedOperationException.class,
                     () -> backend.check(OpType.SEND, floats, Torch.scalarType(floats), null),

@@ -32,7 +32,7 @@ import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.ValueSource;
 
-/** What every store does. */
+/** The contract of all stores. */
 @Timeout(120)
 abstract class StoreContractTest {
 
@@ -52,7 +52,7 @@ abstract class StoreContractTest {
     /** Opens a handle on the store under test, which is empty at the beginning of a test. */
     abstract Store open() throws Exception;
 
-    /** Closes a handle, or what is underneath it. */
+    /** Closes a handle, or its underlying store. */
     void close(Store handle) throws Exception {
         handle.close();
     }

@@ -58,7 +58,7 @@ public final class StoreFloodMain {
             clients.add(client);
         }
         served();
-        // What is on its way stays what it was.
+        // A value in transit does not change.
         store.set("k", new byte[1]);
         for (Socket client : clients) {
             DataInputStream in = new DataInputStream(client.getInputStream());
@@ -117,7 +117,7 @@ public final class StoreFloodMain {
         try {
             client.getOutputStream().write(request);
         } catch (IOException e) {
-            // Refused, which is what the server is to do if this is too much.
+            // Rejected, as the server must do beyond its limits.
         }
         return client;
     }

@@ -9,10 +9,12 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Path;
+import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 
-/** What its clients want cannot end a store's server. */
+/** Client requests cannot bring down a store's server. */
+@Tag("slow")
 class StoreFloodTest {
 
     @Test

@@ -8,12 +8,12 @@ import java.lang.reflect.InvocationTargetException;
 import java.lang.reflect.Proxy;
 import org.djlx.collectives.spi.GroupContext;
 
-/** Ends a rank while its group is created: where it has read what all ranks say in the store. */
+/** Ends a rank while its group is created, after it has read all values in the store. */
 public final class StoreThatEnds {
 
     private StoreThatEnds() {}
 
-    /** A context whose store runs something before it counts who has read the values of a key. */
+    /** A context whose store runs a callback before it counts the readers of a key's values. */
     public static GroupContext at(String key, GroupContext context, Runnable end) {
         Store store = context.store();
         Store ending =

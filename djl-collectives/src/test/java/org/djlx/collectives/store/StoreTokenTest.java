@@ -26,7 +26,7 @@ import org.djlx.collectives.CollectiveException;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 
-/** A server with a secret serves those who know it, and nobody else. */
+/** A server with a token serves only clients with the same token. */
 @Timeout(60)
 class StoreTokenTest {
 
@@ -66,9 +66,9 @@ class StoreTokenTest {
     /** At once, though clients otherwise try again for the whole timeout, here 10 minutes. */
     @Test
     void othersLearnWhatToDo() {
-        assertStranger(SECRET, NONE, "only those who know its secret");
-        assertStranger(SECRET, OTHER, "another one");
-        assertStranger(NONE, SECRET, "no secret");
+        assertStranger(SECRET, NONE, "requires a token");
+        assertStranger(SECRET, OTHER, "a different token");
+        assertStranger(NONE, SECRET, "has no token");
     }
 
     private static void assertStranger(
@@ -86,7 +86,7 @@ class StoreTokenTest {
         }
     }
 
-    /** What PyTorch's clients send, and what an attacker might. */
+    /** Requests of PyTorch's clients and of attackers. */
     @Test
     void withoutProofNothingIsExecuted() throws Exception {
         HexFormat hex = HexFormat.of();
@@ -101,7 +101,7 @@ class StoreTokenTest {
                             "03 0200000000000000 2f6b", // GET /k
                             "07", // GETNUMKEYS
                             "06 0000000000000000", // WAIT for nothing
-                            "01" + key + proof, // A proof of what nobody asked for.
+                            "01" + key + proof, // A proof without a challenge.
                             hello + "01" + key + proof, // A wrong one.
                             hello + "07", // None.
                             "01 0200000000000000 2f6b 4100000000000000", // A value of 65 bytes

@@ -18,6 +18,7 @@ import org.junit.jupiter.api.AfterAll;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.TestInstance;
 import org.junit.jupiter.api.Timeout;
@@ -134,6 +135,7 @@ class TorchOnTcpStoreTest {
     }
 
     @Test
+    @Tag("slow")
     void whatWeLackEndsOneConnectionOnly() {
         torch.call("open", "queues", server.port(), "client", 0, 60_000);
         assertThrows(IllegalStateException.class, () -> torch.call("queueLen", "queues", hex("q")));

@@ -114,7 +114,7 @@ class FlightAnalysisTest {
         assertEquals(List.of(2), late.ranks());
         assertEquals(1, late.sequence());
         assertEquals(
-                "rank 2 reached #1 barrier() 3.012 s after ranks 0, 1 had given up",
+                "rank 2 reached #1 barrier() 3.012 s after ranks 0, 1 had timed out",
                 late.message());
         assertEquals(List.of(Kind.LATE, Kind.FAILED, Kind.FAILED, Kind.FAILED), kinds(analysis));
     }
@@ -127,7 +127,7 @@ class FlightAnalysisTest {
                         dump(1, 3, List.of(failed(1, C, 2_000, 4_500, 4_501))),
                         dump(2, 3, List.of(failed(1, C, 2_000, 4_000, 4_001))));
         assertEquals(
-                "ranks 1, 2 reached #1 barrier() 2.000 s or more after rank 0 had given up",
+                "ranks 1, 2 reached #1 barrier() 2.000 s or more after rank 0 had timed out",
                 analysis.verdict());
     }
 
@@ -229,7 +229,7 @@ class FlightAnalysisTest {
                                         entry(3, A, State.FAILED))));
         assertEquals(List.of(Kind.MISSING_DUMP, Kind.FAILED), kinds(analysis));
         assertEquals(
-                "there is no dump of ranks 1, 2; rank 0 waited in vain for rank 1 in #2 " + A,
+                "there is no dump of ranks 1, 2; rank 0 timed out waiting for rank 1 in #2 " + A,
                 analysis.verdict());
         assertEquals(
                 "rank 0 failed in #2 " + A + ": it broke", analysis.findings().get(1).message());
@@ -248,7 +248,7 @@ class FlightAnalysisTest {
                 Kind.UNFINISHED,
                 List.of(1),
                 1,
-                "#1 " + A + " was called everywhere and has not ended on rank 1 (started)");
+                "#1 " + A + " was called by all ranks and has not completed on rank 1 (started)");
     }
 
     @Test

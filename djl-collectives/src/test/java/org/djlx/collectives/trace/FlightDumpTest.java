@@ -102,8 +102,8 @@ class FlightDumpTest {
             value = {
                 "''                         | empty",
                 "[]                         | BEGIN_OBJECT",
-                "{}                         | version is null",
-                "{\"version\": \"99\"}      | version is 99",
+                "{}                         | version null is not supported",
+                "{\"version\": \"99\"}      | version 99 is not supported",
                 "not JSON at all            | BEGIN_OBJECT",
                 "{\"version\": \"2\"        | End of input"
             })
@@ -118,7 +118,7 @@ class FlightDumpTest {
     void whatIsNoTextIsRefused() throws IOException {
         Path file = Files.write(directory.resolve("bad.json"), new byte[] {(byte) 0xff, 0});
         IOException e = assertThrows(IOException.class, () -> FlightDump.read(file));
-        assertEquals(file + " is not a flight record: it is no text", e.getMessage());
+        assertEquals(file + " is not a flight record: it is not UTF-8 text", e.getMessage());
     }
 
     @ParameterizedTest
@@ -127,7 +127,7 @@ class FlightDumpTest {
         "missing_ranks, missing_ranks is missing",
         "job, job is missing",
         "group, group is missing",
-        "world_size, outside a group of 0 ranks"
+        "world_size, the group has 0 ranks"
     })
     void aDumpWithoutOneOfItsPartsIsRefused(String part, String reason) {
         JsonObject json = JsonParser.parseString(DUMP.toJson()).getAsJsonObject();
@@ -140,7 +140,7 @@ class FlightDumpTest {
         "call, call is missing",
         "state, state is missing",
         "profiling_name, profiling_name is missing",
-        "collective_seq_id, collective_seq_id is 0"
+        "collective_seq_id, collective_seq_id 0 is out of range"
     })
     void anEntryWithoutOneOfItsPartsIsRefused(String part, String reason) {
         JsonObject json = JsonParser.parseString(DUMP.toJson()).getAsJsonObject();

@@ -233,8 +233,7 @@ class FlightRecorderGroupTest {
                         2, failure.getMessage().split(files.get(0).toString(), -1).length);
             }
             assertTrue(
-                    inVain.getMessage()
-                            .endsWith("; this rank's last operations are in " + files.get(0)),
+                    inVain.getMessage().endsWith("; this rank's flight record: " + files.get(0)),
                     inVain::getMessage);
             assertEquals(
                     "flight-" + early.name() + "-rank0-pid" + dump.pid() + ".json",
@@ -246,7 +245,7 @@ class FlightRecorderGroupTest {
             FlightFinding alone = FlightAnalysis.of(List.of(dump)).get(0).findings().get(0);
             assertEquals(FlightFinding.Kind.MISSING_DUMP, alone.kind());
             assertEquals(
-                    "there is no dump of rank 1; rank 0 waited in vain for rank 1 in #1"
+                    "there is no dump of rank 1; rank 0 timed out waiting for rank 1 in #1"
                             + " allReduce(float32, (4), SUM)",
                     alone.message());
 
@@ -288,7 +287,7 @@ class FlightRecorderGroupTest {
                     finding.message()
                             .matches(
                                     "rank 2 reached #1 barrier\\(\\) [0-9.]+ s after ranks 0, 1 had"
-                                            + " given up"),
+                                            + " timed out"),
                     finding::message);
             assertTrue(
                     analysis.findings().stream()

@@ -238,7 +238,7 @@ class FlightRecorderTest {
                             }
                         });
         CollectiveException failure = fail(trace);
-        assertEquals("it broke; this rank's last operations are in file", failure.getMessage());
+        assertEquals("it broke; this rank's flight record: file", failure.getMessage());
         ended.countDown();
         trace.close();
         assertTrue(written.get());

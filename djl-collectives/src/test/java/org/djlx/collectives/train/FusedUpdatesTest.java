@@ -88,8 +88,8 @@ class FusedUpdatesTest {
             assertTrue(FusedUpdates.knows(ours));
             NDArray expected = random(random, manager, new Shape(3, 5));
             NDArray parameter = expected.duplicate();
-            NDArray standIn =
-                    FusedUpdates.standIn(
+            NDArray proxy =
+                    FusedUpdates.proxy(
                             parameter,
                             (called, values) -> {
                                 calls.add(called);
@@ -98,7 +98,7 @@ class FusedUpdatesTest {
             for (int step = 0; step < 3; step++) {
                 NDArray gradient = random(random, manager, new Shape(3, 5));
                 theirs.update("p", expected, gradient);
-                ours.update("p", standIn, gradient);
+                ours.update("p", proxy, gradient);
             }
             assertArrayEquals(expected.toFloatArray(), parameter.toFloatArray());
         }
@@ -126,11 +126,10 @@ class FusedUpdatesTest {
     void errorsAreThoseOfTheParameter() {
         try (NDManager manager = NDManager.newBaseManager(Device.cpu(), "PyTorch")) {
             NDArray parameter = manager.ones(new Shape(2));
-            NDArray standIn = FusedUpdates.standIn(parameter, (called, values) -> false);
+            NDArray proxy = FusedUpdates.proxy(parameter, (called, values) -> false);
             RuntimeException expected =
                     assertThrows(RuntimeException.class, () -> parameter.reshape(3));
-            RuntimeException actual =
-                    assertThrows(RuntimeException.class, () -> standIn.reshape(3));
+            RuntimeException actual = assertThrows(RuntimeException.class, () -> proxy.reshape(3));
             assertEquals(expected.getClass(), actual.getClass());
         }
     }

@@ -20,10 +20,12 @@ import ai.djl.training.GradientCollector;
 import ai.djl.training.Trainer;
 import org.djlx.collectives.engine.P2pEngine;
 import org.djlx.nativeops.host.CHeap;
+import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
 
 /** What a step makes is closed in it, however many steps there are. */
+@Tag("slow")
 class TrainingMemoryTest {
 
     private static final int WARM = 500;

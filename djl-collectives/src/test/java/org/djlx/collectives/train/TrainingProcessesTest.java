@@ -17,12 +17,14 @@ import java.nio.file.Path;
 import java.util.List;
 import org.djlx.collectives.RankProcesses;
 import org.djlx.collectives.train.Training.Outcome;
+import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
 
 /** The same program in several processes, and in one with DJL's engine and the whole batches. */
+@Tag("slow")
 class TrainingProcessesTest {
 
     private static final float TOLERANCE = 2e-5f;

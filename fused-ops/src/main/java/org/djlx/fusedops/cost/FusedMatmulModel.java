@@ -5,6 +5,9 @@
 package org.djlx.fusedops.cost;
 
 import java.util.List;
+import org.djlx.nativeops.NativeLibrary;
+import org.djlx.nativeops.cuda.KernelConstants;
+import org.djlx.nativeops.cuda.KernelSource;
 import org.djlx.nativeops.torch.ScalarType;
 
 /**
@@ -16,8 +19,12 @@ import org.djlx.nativeops.torch.ScalarType;
  */
 public final class FusedMatmulModel {
 
+    private static final KernelConstants KERNEL =
+            new KernelConstants(
+                    KernelSource.ofResource(NativeLibrary.class, "fused_matmul/fused_matmul.cu"));
+
     /** The rows of a tile. */
-    public static final int TILE_ROWS = 128;
+    public static final int TILE_ROWS = KERNEL.value("TILE_M");
 
     /** The columns of each shape of tiles. */
     public static final List<Integer> TILE_COLUMNS = List.of(256, 128, 64);
@@ -26,15 +33,15 @@ public final class FusedMatmulModel {
     public static final int UNIT = 8;
 
     /** The largest number of Bs of an all-gather + matmul. */
-    public static final int MAX_RIGHTS = 4;
+    public static final int MAX_RIGHTS = KERNEL.value("MAX_RIGHTS");
 
     /** The largest number of ranks. */
-    public static final int MAX_RANKS = 8;
+    public static final int MAX_RANKS = KERNEL.value("MAX_RANKS");
 
     private static final int MAX_TILES = 1 << 24; // beyond it, PIPELINED is as fast
     private static final int MAX_SIZE = Integer.MAX_VALUE / 2;
-    private static final int STEP = 64; // columns of A that a tile multiplies at once
-    private static final long PIECE = 32768; // bytes that a thread block pushes at once
+    private static final int STEP = KERNEL.value("BLOCK_K"); // columns of A that a tile multiplies at once
+    private static final long PIECE = KERNEL.value("PUSH_BYTES"); // bytes that a thread block pushes at once
     private static final int[] PUSHERS = {8, 16, 32, 4, 2, 1};
     private static final double EPSILON = 1e-9;
 

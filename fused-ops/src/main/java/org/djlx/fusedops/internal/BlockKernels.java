@@ -23,6 +23,7 @@ import org.djlx.nativeops.cuda.CurrentStreams;
 import org.djlx.nativeops.cuda.KernelArguments;
 import org.djlx.nativeops.cuda.KernelCache;
 import org.djlx.nativeops.cuda.KernelCompiler;
+import org.djlx.nativeops.cuda.KernelConstants;
 import org.djlx.nativeops.cuda.KernelSource;
 import org.djlx.nativeops.cuda.LaunchSize;
 import org.djlx.nativeops.torch.ScalarType;
@@ -43,14 +44,17 @@ import org.djlx.nativeops.torch.Torch;
  */
 public final class BlockKernels implements AutoCloseable {
 
-    private static final int WARP = 32;
+    private static final KernelSource SOURCE =
+            KernelSource.ofResource(NativeLibrary.class, "transformer_block/transformer_block.cu");
+    private static final KernelConstants CONSTANTS = new KernelConstants(SOURCE);
+    private static final int WARP = CONSTANTS.value("WARP");
     private static final int PACK = 16; // bytes
-    private static final int NORM_THREADS = 512; // at most
+    private static final int NORM_THREADS = CONSTANTS.value("MAX_THREADS");
     private static final int NORM_BLOCKS = 3; // per SM
     private static final int GRADIENT_BLOCKS = 2; // per SM, of a norm's gradient
     private static final int ROTATION_THREADS = 256; // at most
     private static final long[] NO_HEADS = new long[5];
-    private static final int SUM_THREADS = 8 * WARP;
+    private static final int SUM_THREADS = CONSTANTS.value("PART_WARPS") * WARP;
     private static final int PASS_THREADS = 256;
     private static final int PASS_BLOCKS = 8; // per SM
     private static final int MAX_SHARED = 47 << 10; // a thread block has 48 KiB on any GPU
@@ -83,13 +87,7 @@ public final class BlockKernels implements AutoCloseable {
         boolean done = false;
         try {
             multiprocessors = device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
-            module =
-                    new KernelCompiler(KernelCache.user())
-                            .load(
-                                    device,
-                                    KernelSource.ofResource(
-                                            NativeLibrary.class,
-                                            "transformer_block/transformer_block.cu"));
+            module = new KernelCompiler(KernelCache.user()).load(device, SOURCE);
             addKernels(ScalarType.FLOAT32, "float32");
             addKernels(ScalarType.FLOAT16, "float16");
             addKernels(ScalarType.BFLOAT16, "bfloat16");
@@ -114,7 +112,7 @@ public final class BlockKernels implements AutoCloseable {
                             module.kernel("rotate_" + name),
                             module.kernel("gate_" + name),
                             module.kernel("gate_gradient_" + name),
-                            module.findKernel("place_" + name).orElse(null)));
+                            module.findKernel("convert_columns_" + name).orElse(null)));
         }
     }
 

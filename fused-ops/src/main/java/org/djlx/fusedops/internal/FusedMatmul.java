@@ -30,6 +30,7 @@ import org.djlx.nativeops.cuda.CurrentStreams;
 import org.djlx.nativeops.cuda.KernelArguments;
 import org.djlx.nativeops.cuda.KernelCache;
 import org.djlx.nativeops.cuda.KernelCompiler;
+import org.djlx.nativeops.cuda.KernelConstants;
 import org.djlx.nativeops.cuda.KernelSource;
 import org.djlx.nativeops.cuda.KernelStruct;
 import org.djlx.nativeops.cuda.LaunchSize;
@@ -59,18 +60,16 @@ import org.djlx.nativeops.torch.Torch;
 public final class FusedMatmul implements AutoCloseable {
 
     private static final String ARCHITECTURE = "sm_90a";
-    private static final int MAX_RANKS = FusedMatmulModel.MAX_RANKS;
-    private static final int THREADS = 384;
+    private static final KernelSource SOURCE =
+            KernelSource.ofResource(NativeLibrary.class, "fused_matmul/fused_matmul.cu");
+    private static final KernelConstants CONSTANTS = new KernelConstants(SOURCE);
+    private static final int THREADS = CONSTANTS.value("FUSED_THREADS");
     private static final int TILE_ROWS = FusedMatmulModel.TILE_ROWS;
-    private static final int BOX = 64; // elements of a row of a box: 128 bytes
-    private static final int HALF = TILE_ROWS / 2;
+    private static final int BOX = CONSTANTS.value("BOX_COLUMNS");
+    private static final int HALF = CONSTANTS.value("HALF_M");
     private static final int SWIZZLED_ROWS = 8; // after which the swizzle pattern of a box repeats
 
-    // Shapes of tiles: columns, stages of loads in shared memory, boxes of results in shared
-    // memory.
     private static final List<Integer> TILE_COLUMNS = FusedMatmulModel.TILE_COLUMNS;
-    private static final int[] STAGES = {3, 5, 7};
-    private static final int[] RING = {4, 2, 2};
 
     // Two ranks pull partial sums from each other. More ranks push them. See NOTES.md beside the
     // kernel.
@@ -82,35 +81,34 @@ public final class FusedMatmul implements AutoCloseable {
     private static final int SENT = 1;
     private static final int PULLED = 0;
 
-    // struct Launch of fused_matmul.cu
-    private static final int LEFT = 0;
-    private static final int ARRIVED = TensorMap.BYTES;
-    private static final int RIGHT = 2 * TensorMap.BYTES;
-    private static final int OUT = RIGHT + FusedMatmulModel.MAX_RIGHTS * TensorMap.BYTES;
-    private static final int COLUMNS = OUT + MAX_RANKS * TensorMap.BYTES;
-    private static final int RIGHTS = COLUMNS + FusedMatmulModel.MAX_RIGHTS * Long.BYTES;
-    private static final int GROUPED = RIGHTS + Long.BYTES;
-    private static final int ROWS = GROUPED + Long.BYTES;
-    private static final int INNER = ROWS + Long.BYTES;
-    private static final int LEFT_BYTES = INNER + Long.BYTES;
-    private static final int RANK = LEFT_BYTES + Long.BYTES;
-    private static final int RANKS = RANK + Long.BYTES;
-    private static final int FACTOR = RANKS + Long.BYTES;
-    private static final int LAG = FACTOR + Long.BYTES;
-    private static final int PULL = LAG + Long.BYTES;
-    private static final int PUSHING = PULL + Long.BYTES;
-    private static final int STATUS = PUSHING + Long.BYTES;
-    private static final int TIMEOUT = STATUS + Long.BYTES;
-    private static final int COUNTERS = TIMEOUT + Long.BYTES;
-    private static final int ENTERED = COUNTERS + Long.BYTES;
-    private static final int ENTERED_DISTANCE = ENTERED + MAX_RANKS * Long.BYTES;
-    private static final int SIGNALS = ENTERED_DISTANCE + Long.BYTES;
-    private static final int RANK_DISTANCE = SIGNALS + MAX_RANKS * Long.BYTES;
-    private static final int SHARD = RANK_DISTANCE + Long.BYTES;
-    private static final int SLOT_BYTES = SHARD + Long.BYTES;
-    private static final int SLOTS = SLOT_BYTES + Long.BYTES;
-    private static final int WHOLE = SLOTS + MAX_RANKS * Long.BYTES;
-    private static final int BYTES = (WHOLE + Long.BYTES + 63) / 64 * 64;
+    private static final KernelConstants.Layout LAUNCH = CONSTANTS.struct("Launch");
+    private static final int LEFT = LAUNCH.offset("left");
+    private static final int ARRIVED = LAUNCH.offset("arrived");
+    private static final int RIGHT = LAUNCH.offset("right");
+    private static final int OUT = LAUNCH.offset("out");
+    private static final int COLUMNS = LAUNCH.offset("columns");
+    private static final int RIGHTS = LAUNCH.offset("rights");
+    private static final int GROUPED = LAUNCH.offset("grouped");
+    private static final int ROWS = LAUNCH.offset("rows");
+    private static final int INNER = LAUNCH.offset("inner");
+    private static final int LEFT_BYTES = LAUNCH.offset("left_bytes");
+    private static final int RANK = LAUNCH.offset("rank");
+    private static final int RANKS = LAUNCH.offset("ranks");
+    private static final int FACTOR = LAUNCH.offset("factor");
+    private static final int OWN_DELAY = LAUNCH.offset("own_delay");
+    private static final int PULL = LAUNCH.offset("pull");
+    private static final int PUSHERS = LAUNCH.offset("pushers");
+    private static final int STATUS = LAUNCH.offset("status");
+    private static final int TIMEOUT = LAUNCH.offset("timeout");
+    private static final int COUNTERS = LAUNCH.offset("counters");
+    private static final int ENTERED = LAUNCH.offset("entered");
+    private static final int ENTERED_DISTANCE = LAUNCH.offset("entered_distance");
+    private static final int SIGNALS = LAUNCH.offset("signals");
+    private static final int RANK_DISTANCE = LAUNCH.offset("rank_distance");
+    private static final int SHARD = LAUNCH.offset("shard");
+    private static final int SLOT_BYTES = LAUNCH.offset("slot_bytes");
+    private static final int SLOTS = LAUNCH.offset("slots");
+    private static final int GATHERED = LAUNCH.offset("gathered");
 
     private final CudaDevice device;
     private final CurrentStreams streams;
@@ -121,12 +119,6 @@ public final class FusedMatmul implements AutoCloseable {
     FusedMatmul(CudaDevice device, CurrentStreams streams) {
         this.device = device;
         this.streams = streams;
-    }
-
-    /** Holds the source, which is read once. */
-    private static final class Source {
-        static final KernelSource KERNEL =
-                KernelSource.ofResource(NativeLibrary.class, "fused_matmul/fused_matmul.cu");
     }
 
     /** The operators that the kernel computes. */
@@ -150,9 +142,7 @@ public final class FusedMatmul implements AutoCloseable {
         }
 
         int sharedBytes() {
-            int stage = (TILE_ROWS + TILE_COLUMNS.get(tile)) * BOX * Short.BYTES;
-            int ring = 2 * RING[tile] * HALF * BOX * Short.BYTES;
-            return 1024 + STAGES[tile] * stage + ring + 2 * 8192;
+            return new KernelConstants(SOURCE, options()).value("SHARED_BYTES");
         }
     }
 
@@ -424,7 +414,7 @@ public final class FusedMatmul implements AutoCloseable {
     private CudaKernel kernel(Variant variant) {
         CudaModule module =
                 modules.computeIfAbsent(
-                        variant, key -> compiler.load(device, Source.KERNEL, key.options()));
+                        variant, key -> compiler.load(device, SOURCE, key.options()));
         CudaKernel kernel = module.kernel("fused_matmul");
         kernel.allowSharedMemory(variant.sharedBytes());
         return kernel;
@@ -433,7 +423,7 @@ public final class FusedMatmul implements AutoCloseable {
     /** A prepared operator on this rank. */
     public abstract class Launch {
 
-        final KernelStruct struct = new KernelStruct(BYTES);
+        final KernelStruct struct = new KernelStruct(LAUNCH.byteSize());
         final Sizes sizes;
         final int rank;
         private final P2pBuffers buffers;
@@ -470,8 +460,8 @@ public final class FusedMatmul implements AutoCloseable {
                     .put(RANK, rank)
                     .put(RANKS, sizes.ranks())
                     .put(FACTOR, 1f)
-                    .put(LAG, lag)
-                    .put(PUSHING, pushers)
+                    .put(OWN_DELAY, lag)
+                    .put(PUSHERS, pushers)
                     .put(STATUS, signals.status())
                     .put(COUNTERS, signals.counters())
                     .put(ENTERED_DISTANCE, signals.rankDistance())
@@ -615,7 +605,7 @@ public final class FusedMatmul implements AutoCloseable {
                 long gathered,
                 NDArray... used) {
             left.place(shard);
-            struct.put(SHARD, shard).put(WHOLE, gathered);
+            struct.put(SHARD, shard).put(GATHERED, gathered);
             for (int i = 0; i < bs.length; i++) {
                 rights[i].place(bs[i]);
                 this.outs[i].place(outs[i]);

@@ -21,20 +21,23 @@ import org.djlx.nativeops.cuda.CudaModule;
 import org.djlx.nativeops.cuda.CurrentStreams;
 import org.djlx.nativeops.cuda.KernelArguments;
 import org.djlx.nativeops.cuda.KernelCompiler;
+import org.djlx.nativeops.cuda.KernelConstants;
 import org.djlx.nativeops.cuda.KernelSource;
 import org.djlx.nativeops.cuda.KernelStruct;
 import org.djlx.nativeops.cuda.LaunchSize;
 import org.djlx.nativeops.torch.ScalarType;
 
 /**
- * Launches the kernels of {@code scatter_gather.cu}: all-gather and reduce-scatter between GPUs
- * with peer access to each other. An operation is one launch, or several if the data does not fit
- * into a slot. There is no barrier, in graphs either. For one thread at a time, in the order of the
+ * Launches the kernels of {@code gathered.cu}: all-gather and reduce-scatter between GPUs with peer
+ * access to each other. An operation is one launch, or several if the data does not fit into a
+ * slot. There is no barrier, in graphs either. For one thread at a time, in the order of the
  * group's operations.
  */
 public final class GatheredExchange implements AutoCloseable {
 
-    private static final int THREADS = 256;
+    private static final KernelSource SOURCE =
+            KernelSource.ofResource(NativeLibrary.class, "gathered/gathered.cu");
+    private static final int THREADS = new KernelConstants(SOURCE).value("GATHERED_THREADS");
     private static final int PACK = 16; // bytes
     private static final int MAX_LAUNCHES = 8; // per operation; options may make slots small
     private static final Map<ScalarType, String> TYPES =
@@ -55,17 +58,12 @@ public final class GatheredExchange implements AutoCloseable {
     GatheredExchange(
             CudaDevice device, CurrentStreams streams, KernelCompiler compiler, int worldSize) {
         this.streams = streams;
-        module =
-                compiler.load(
-                        device,
-                        KernelSource.ofResource(
-                                NativeLibrary.class, "scatter_gather/scatter_gather.cu"),
-                        "-DRANKS=" + worldSize);
-        gather = module.kernel("gather");
+        module = compiler.load(device, SOURCE, "-DRANKS=" + worldSize);
+        gather = module.kernel("all_gather");
         TYPES.forEach(
                 (type, name) -> {
                     if (isSupported(device, type)) {
-                        scatters.put(type, module.kernel("scatter_" + name));
+                        scatters.put(type, module.kernel("reduce_scatter_" + name));
                     }
                 });
         processors = device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);

@@ -17,6 +17,7 @@ import org.djlx.nativeops.cuda.CudaModule;
 import org.djlx.nativeops.cuda.CudaStream;
 import org.djlx.nativeops.cuda.KernelArguments;
 import org.djlx.nativeops.cuda.KernelCompiler;
+import org.djlx.nativeops.cuda.KernelConstants;
 import org.djlx.nativeops.cuda.KernelSource;
 import org.djlx.nativeops.cuda.LaunchSize;
 import org.djlx.nativeops.torch.ScalarType;
@@ -53,32 +54,31 @@ public final class LlamaKernels implements AutoCloseable {
     /** The thread blocks that search the logits of a row, each with a result of its own. */
     public static final int BEST_BLOCKS = 16;
 
-    private static final int BEST_THREADS = 256;
-    private static final int CHOICE_THREADS = 1024;
+    private static final KernelSource SOURCE =
+            KernelSource.ofResource(NativeLibrary.class, "llama/llama.cu");
+    private static final KernelConstants CONSTANTS = new KernelConstants(SOURCE);
+    private static final int WARP = CONSTANTS.value("WARP");
+    private static final int BEST_THREADS = CONSTANTS.value("TOP_THREADS");
+    private static final int CHOICE_THREADS = CONSTANTS.value("SAMPLE_THREADS");
     private static final int EMBED_THREADS = 256;
-    private static final int PRODUCT_THREADS = 256;
+    private static final int PRODUCT_THREADS = CONSTANTS.value("MATMUL_WARPS") * WARP;
     private static final int PROMPT_THREADS = 256;
-    private static final int ATTENTION_THREADS = 256;
+    private static final int ATTENTION_THREADS = CONSTANTS.value("ATTENTION_WARPS") * WARP;
     private static final int STRIPE = 16; // rows of weights of one tensor core instruction
     private static final int MIN_STAGES = 2;
-    private static final int NORM_SUMS = 64; // bytes
+    private static final int NORM_SUMS = CONSTANTS.value("NORM_THREADS") / WARP * Float.BYTES;
 
     /**
-     * The variants of the matmul kernel: largest number of rows, stripes of a thread block, largest
-     * number of stages. As in products.cuh.
-     */
-    private static final int[][] PRODUCTS = {
-        {8, 7, 3}, {8, 3, 7}, {8, 2, 10}, {8, 1, 10},
-        {16, 7, 3}, {16, 3, 7}, {16, 2, 6}, {16, 1, 6},
-        {32, 7, 3}, {32, 3, 5}, {32, 2, 5}, {32, 1, 5},
-        {64, 4, 3}, {64, 2, 4}, {64, 1, 4},
-    };
-
-    /**
-     * The variants of the matmul kernel that normalises its row: stripes of a thread block, largest
+     * The variants of the matmul kernel: largest number of rows, weight tiles of a group, largest
      * number of stages.
      */
-    private static final int[][] NORM_PRODUCTS = {{7, 3}, {3, 8}, {2, 10}, {1, 10}};
+    private static final List<int[]> PRODUCTS = CONSTANTS.calls("MATMUL");
+
+    /**
+     * The variants of the matmul kernel that normalises its row: weight tiles of a group, largest
+     * number of stages.
+     */
+    private static final List<int[]> NORM_PRODUCTS = CONSTANTS.calls("NORM_MATMUL");
 
     private static final int MAX_HEAD = 128;
     private static final int MAX_SHARING = 8;
@@ -129,7 +129,7 @@ public final class LlamaKernels implements AutoCloseable {
         room = room(device);
         module =
                 compiler.load(
-                        device, source(), options(device, type, headSize, sharing, blockTokens));
+                        device, SOURCE, options(device, type, headSize, sharing, blockTokens));
         embed = module.kernel("decode_embed");
         for (int[] product : PRODUCTS) {
             addProduct(product[0], product[1], product[2], false);
@@ -139,12 +139,12 @@ public final class LlamaKernels implements AutoCloseable {
         }
         attention = module.kernel("decode_attention");
         attentionLate = module.kernel("decode_attention_late");
-        attentionPlaced = module.kernel("decode_attention_placed");
-        place = module.kernel("decode_rotate");
-        best = module.kernel("decode_best");
-        choose = module.kernel("decode_choose");
-        rotate = module.kernel("prompt_rotate");
-        activate = module.kernel("prompt_activate");
+        attentionPlaced = module.kernel("decode_attention_cached");
+        place = module.kernel("decode_rotate_and_cache");
+        best = module.kernel("decode_top");
+        choose = module.kernel("decode_sample");
+        rotate = module.kernel("prefill_rotate_and_cache");
+        activate = module.kernel("prefill_activate");
     }
 
     /**
@@ -166,21 +166,17 @@ public final class LlamaKernels implements AutoCloseable {
             int sharing,
             int blockTokens) {
         return compiler.prepare(
-                device, source(), options(device, type, headSize, sharing, blockTokens));
-    }
-
-    private static KernelSource source() {
-        return KernelSource.ofResource(NativeLibrary.class, "llama/llama.cu");
+                device, SOURCE, options(device, type, headSize, sharing, blockTokens));
     }
 
     private static String[] options(
             CudaDevice device, ScalarType type, int headSize, int sharing, int blockTokens) {
         return new String[] {
             "-DTYPE=" + TYPES.get(type),
-            "-DHEAD=" + headSize,
-            "-DSHARING=" + sharing,
-            "-DBLOCK=" + blockTokens,
-            "-DROOM=" + room(device)
+            "-DHEAD_SIZE=" + headSize,
+            "-DGROUP_SIZE=" + sharing,
+            "-DBLOCK_TOKENS=" + blockTokens,
+            "-DSHARED_BYTES=" + room(device)
         };
     }
 
@@ -226,7 +222,7 @@ public final class LlamaKernels implements AutoCloseable {
         int stage = 2 * stripes + (isNorming ? 0 : tiles);
         int stages = Math.min(mostStages, (room / pack - sums) / stage);
         if (stages >= MIN_STAGES) {
-            String name = isNorming ? "norm_product" : "product_" + rows;
+            String name = isNorming ? "norm_matmul" : "matmul_" + rows;
             CudaKernel kernel = module.kernel("decode_" + name + "_" + stripes);
             kernel.allowSharedMemory(room);
             int sharedBytes = (stages * stage + sums) * pack;

@@ -14,6 +14,7 @@ import org.djlx.nativeops.cuda.CudaModule;
 import org.djlx.nativeops.cuda.CudaStream;
 import org.djlx.nativeops.cuda.KernelArguments;
 import org.djlx.nativeops.cuda.KernelCompiler;
+import org.djlx.nativeops.cuda.KernelConstants;
 import org.djlx.nativeops.cuda.KernelSource;
 import org.djlx.nativeops.cuda.LaunchSize;
 import org.djlx.nativeops.torch.ScalarType;
@@ -24,7 +25,9 @@ import org.djlx.nativeops.torch.ScalarType;
  */
 final class RankOrderReducer implements AutoCloseable {
 
-    private static final int THREADS = 512;
+    private static final KernelSource SOURCE =
+            KernelSource.ofResource(NativeLibrary.class, "reduce/reduce.cu");
+    private static final int THREADS = new KernelConstants(SOURCE).value("REDUCE_THREADS");
     private static final int MAX_BLOCKS = 528; // four for each multiprocessor of an H200
     private static final Map<ScalarType, String> KERNELS =
             Map.of(
@@ -37,9 +40,7 @@ final class RankOrderReducer implements AutoCloseable {
     private final KernelArguments arguments = new KernelArguments();
 
     RankOrderReducer(CudaDevice device, KernelCompiler compiler) {
-        module =
-                compiler.load(
-                        device, KernelSource.ofResource(NativeLibrary.class, "reduce/reduce.cu"));
+        module = compiler.load(device, SOURCE);
         KERNELS.forEach(
                 (type, name) -> {
                     if (isSupported(device, type)) {

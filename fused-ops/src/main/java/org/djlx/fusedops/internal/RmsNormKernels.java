@@ -20,6 +20,7 @@ import org.djlx.nativeops.cuda.CudaStream;
 import org.djlx.nativeops.cuda.CurrentStreams;
 import org.djlx.nativeops.cuda.KernelArguments;
 import org.djlx.nativeops.cuda.KernelCompiler;
+import org.djlx.nativeops.cuda.KernelConstants;
 import org.djlx.nativeops.cuda.KernelSource;
 import org.djlx.nativeops.cuda.LaunchSize;
 import org.djlx.nativeops.torch.ScalarType;
@@ -36,8 +37,12 @@ public final class RmsNormKernels implements AutoCloseable {
      */
     private static final long MOST_EXCHANGED = 2 << 20;
 
-    private static final int MAX_THREADS = 512;
-    private static final int WARP = 32;
+    private static final KernelSource SOURCE =
+            KernelSource.ofResource(
+                    NativeLibrary.class, "all_reduce_rms_norm/all_reduce_rms_norm.cu");
+    private static final KernelConstants CONSTANTS = new KernelConstants(SOURCE);
+    private static final int MAX_THREADS = CONSTANTS.value("NORM_THREADS");
+    private static final int WARP = CONSTANTS.value("WARP");
     private static final int PACK = 16; // bytes
     private static final int MAX_ROW = 47 << 10; // a block has 48 KiB of shared memory on any GPU
     private static final Map<ScalarType, String> TYPES =
@@ -64,7 +69,7 @@ public final class RmsNormKernels implements AutoCloseable {
     public RmsNormKernels(
             CudaDevice device, CurrentStreams streams, KernelCompiler compiler, int worldSize) {
         this.streams = streams;
-        module = compiler.load(device, source(), ranks(worldSize));
+        module = compiler.load(device, SOURCE, ranks(worldSize));
         // GPUs older than Ampere have no bfloat16 kernels.
         TYPES.forEach(
                 (type, name) -> {
@@ -83,12 +88,7 @@ public final class RmsNormKernels implements AutoCloseable {
      */
     public static CompletableFuture<Void> prepare(
             CudaDevice device, KernelCompiler compiler, int worldSize) {
-        return compiler.prepare(device, source(), ranks(worldSize));
-    }
-
-    private static KernelSource source() {
-        return KernelSource.ofResource(
-                NativeLibrary.class, "all_reduce_rms_norm/all_reduce_rms_norm.cu");
+        return compiler.prepare(device, SOURCE, ranks(worldSize));
     }
 
     private static String ranks(int worldSize) {

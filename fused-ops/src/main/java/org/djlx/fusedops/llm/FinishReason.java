@@ -6,14 +6,14 @@ package org.djlx.fusedops.llm;
 
 /** Why a {@link Generation} has ended. */
 public enum FinishReason {
-    /** As many tokens were generated as the request asked for. */
+    /** The maximum of new tokens was generated. */
     LENGTH,
     /** A stop token was generated. */
     STOP,
-    /** The text came to a stop string. */
+    /** The text contains a stop string. */
     STOP_STRING,
-    /** It was cancelled. */
+    /** The generation was cancelled. */
     CANCELLED,
-    /** It failed; {@link Generation#failure()} says why. */
+    /** The generation failed; {@link Generation#failure()} has the cause. */
     ERROR
 }

@@ -5,14 +5,13 @@
 package org.djlx.fusedops.llm;
 
 /**
- * One token that was generated, and the text that has become certain with it. The texts of all
- * pieces of a {@link Generation}, put together, are its text.
+ * A generated token and the text that it completes. The concatenated texts of all pieces of a
+ * {@link Generation} are the generated text.
  *
  * @param token the token
- * @param text the text; empty while the token may be the beginning of a stop string or holds but a
- *     part of a character, and if the generator has no tokenizer. That of a stop token, and a stop
- *     string with what follows it, is left out
- * @param logProbability the natural logarithm of the token's probability as the model has it,
- *     before penalties and temperature
+ * @param text the text; empty while the token is only a part of a character or may begin a stop
+ *     string, and if the generator has no tokenizer. The texts never contain a stop token, nor a
+ *     stop string and what follows it
+ * @param logProbability the log probability of the token, before penalties and temperature
  */
 public record GeneratedPiece(int token, String text, float logProbability) {}

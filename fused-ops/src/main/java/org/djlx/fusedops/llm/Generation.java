@@ -10,77 +10,88 @@ import java.util.Optional;
 import java.util.concurrent.TimeoutException;
 
 /**
- * A request that a {@link TextGenerator} has accepted. Its pieces wait here until they are taken;
- * each is taken once. One thread takes them; all other methods may be called by any thread.
+ * A request that a {@link TextGenerator} has accepted, and the queue of its generated pieces. Each
+ * piece is taken once. Only one thread may take pieces; all other methods are thread-safe.
  */
 public interface Generation {
 
     /**
-     * Waits for the next piece and takes it.
+     * Takes the next piece. Blocks until there is one or the generation has ended.
      *
-     * @param timeout how long to wait; with zero or less it is only looked whether there is one
-     * @return the piece; null if there are no more, as the generation has ended
-     * @throws TimeoutException if none has come; the generation goes on
-     * @throws InterruptedException if the calling thread is interrupted; the generation goes on
-     * @throws ai.djl.engine.EngineException if the generation has failed, after the pieces that
-     *     came before
+     * @param timeout how long to wait
+     * @return the piece; null if the generation has ended and all pieces were taken
+     * @throws TimeoutException if the time is up; the generation continues
+     * @throws InterruptedException if the calling thread is interrupted; the generation continues
+     * @throws ai.djl.engine.EngineException if the generation has failed and all pieces were taken
      */
     GeneratedPiece next(Duration timeout) throws TimeoutException, InterruptedException;
 
     /**
-     * Waits for the end and takes the pieces that are left.
+     * Takes the next piece if there is one. Does not block.
+     *
+     * <p>Empty means "nothing yet" while the generation runs, and "no more" after its end. To tell
+     * them apart, read {@link #finishReason} <em>before</em> this call: if it was present and the
+     * result is empty, all pieces were taken.
+     *
+     * @return the piece, if there is one
+     * @throws ai.djl.engine.EngineException if the generation has failed and all pieces were taken
+     */
+    Optional<GeneratedPiece> poll();
+
+    /**
+     * Waits for the end of the generation and takes all remaining pieces.
      *
      * @param timeout how long to wait
-     * @return the pieces, in their order
-     * @throws TimeoutException if it has not ended by then; the generation goes on and no piece is
-     *     taken
-     * @throws InterruptedException if the calling thread is interrupted; the same holds
+     * @return the pieces in order
+     * @throws TimeoutException if the time is up; no piece is taken and the generation continues
+     * @throws InterruptedException if the calling thread is interrupted; no piece is taken and the
+     *     generation continues
      * @throws ai.djl.engine.EngineException if the generation has failed
      */
     List<GeneratedPiece> await(Duration timeout) throws TimeoutException, InterruptedException;
 
     /**
-     * Ends the generation with {@link FinishReason#CANCELLED}, if it has not ended. Pieces that are
-     * there can still be taken; its part of the cache is freed with the step that runs. Returns at
-     * once.
+     * Ends the generation with {@link FinishReason#CANCELLED}. No-op if it has ended. Returns at
+     * once; its KV cache blocks are freed after the current step. Pieces generated before can still
+     * be taken.
      */
     void cancel();
 
     /**
-     * Returns why it has ended.
+     * Returns why the generation has ended.
      *
-     * @return the reason; empty while it goes on
+     * @return the reason; empty while the generation runs
      */
     Optional<FinishReason> finishReason();
 
     /**
-     * Returns what went wrong.
+     * Returns why the generation failed.
      *
-     * @return the failure, if the reason is {@link FinishReason#ERROR}
+     * @return the cause, if the reason is {@link FinishReason#ERROR}
      */
     Optional<Throwable> failure();
 
     /**
-     * Returns the size of the prompt.
+     * Returns the number of prompt tokens.
      *
-     * @return its tokens
+     * @return the number
      */
     int promptTokens();
 
     /**
-     * Returns how much has been generated so far, whether it was taken or not.
+     * Returns the number of tokens generated so far, taken or not.
      *
-     * @return tokens, the stop token included
+     * @return the number, including a stop token
      */
     int generatedTokens();
 
     /**
-     * Runs code whenever there is something new: a piece, or the end. For callers that do not
-     * block.
+     * Sets a listener for new pieces and the end, for callers that must not block. Replaces the
+     * listener set before.
      *
-     * @param listener is run by the generator's thread, and must not block; what it throws is
-     *     logged. It is run once at once, by the calling thread, if there is something already. It
-     *     replaces the one before
+     * @param listener runs on the generator's thread and must not block; exceptions are logged. If
+     *     there is a piece or the generation has ended, it also runs once on the calling thread,
+     *     before this method returns
      */
     void onProgress(Runnable listener);
 }

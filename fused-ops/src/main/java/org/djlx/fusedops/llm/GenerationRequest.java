@@ -9,14 +9,14 @@ import java.util.Optional;
 import java.util.OptionalLong;
 
 /**
- * What to generate, and how tokens are chosen. From the model's scores, first the repetition
- * penalty is applied, then the temperature, then the top-k, then the top-p, as Hugging Face's
- * transformers do. Immutable.
+ * A request to generate text: prompt, sampling parameters and stop conditions. The parameters apply
+ * to the logits in this order, as in Hugging Face's transformers: repetition penalty, temperature,
+ * top-k, top-p. Immutable.
  */
 public final class GenerationRequest {
 
-    private final String prompt; // null if there are tokens
-    private final int[] promptTokens; // null if there is text
+    private final String prompt; // null if promptTokens is set
+    private final int[] promptTokens; // null if prompt is set
     private final int maxNewTokens;
     private final double temperature;
     private final int topK;
@@ -51,25 +51,25 @@ public final class GenerationRequest {
     }
 
     /**
-     * Returns the prompt, if it is a text.
+     * Returns the text of the prompt.
      *
-     * @return the text
+     * @return the text; empty if the prompt was set by its tokens
      */
     public Optional<String> prompt() {
         return Optional.ofNullable(prompt);
     }
 
     /**
-     * Returns the prompt, if it is given by tokens.
+     * Returns the tokens of the prompt.
      *
-     * @return a copy of the tokens
+     * @return a copy of the tokens; empty if the prompt was set as text
      */
     public Optional<int[]> promptTokens() {
         return Optional.ofNullable(promptTokens).map(int[]::clone);
     }
 
     /**
-     * Returns how many tokens to generate at most.
+     * Returns the most tokens to generate.
      *
      * @return the number
      */
@@ -80,14 +80,14 @@ public final class GenerationRequest {
     /**
      * Returns the temperature.
      *
-     * @return the temperature; 0 if the most probable token is taken
+     * @return the temperature; 0 for greedy sampling
      */
     public double temperature() {
         return temperature;
     }
 
     /**
-     * Returns among how many tokens is drawn.
+     * Returns top-k: how many of the most probable tokens to sample from.
      *
      * @return the number; 0 for all
      */
@@ -96,7 +96,7 @@ public final class GenerationRequest {
     }
 
     /**
-     * Returns the probability that the tokens among which is drawn have together.
+     * Returns top-p: the cumulative probability of the tokens to sample from.
      *
      * @return the probability; 1 for all tokens
      */
@@ -123,7 +123,7 @@ public final class GenerationRequest {
     }
 
     /**
-     * Returns the tokens that end the generation, besides the model's own.
+     * Returns the stop tokens, in addition to the model's end-of-text tokens.
      *
      * @return a copy of the tokens
      */
@@ -132,7 +132,7 @@ public final class GenerationRequest {
     }
 
     /**
-     * Returns the strings that end the generation.
+     * Returns the stop strings.
      *
      * @return the strings
      */
@@ -141,9 +141,9 @@ public final class GenerationRequest {
     }
 
     /**
-     * Tells whether the tokens with which the model ends a text do not end the generation.
+     * Tells whether generation continues after the model's end-of-text tokens.
      *
-     * @return whether it goes on
+     * @return whether end-of-text tokens are ignored
      */
     public boolean ignoresEndOfText() {
         return ignoreEndOfText;
@@ -167,9 +167,9 @@ public final class GenerationRequest {
         private Builder() {}
 
         /**
-         * Sets the prompt. This or {@link #setPromptTokens} is required.
+         * Sets the prompt as text. Either this or {@link #setPromptTokens} is required.
          *
-         * @param prompt the text, to which the tokenizer adds the tokens that begin one
+         * @param prompt the text; the tokenizer adds its special tokens
          * @return this builder
          */
         public Builder setPrompt(String prompt) {
@@ -178,9 +178,9 @@ public final class GenerationRequest {
         }
 
         /**
-         * Sets the prompt by its tokens, which are taken as they are.
+         * Sets the prompt by its tokens. Either this or {@link #setPrompt} is required.
          *
-         * @param tokens the tokens
+         * @param tokens the tokens; no special tokens are added
          * @return this builder
          */
         public Builder setPromptTokens(int... tokens) {
@@ -189,9 +189,9 @@ public final class GenerationRequest {
         }
 
         /**
-         * Sets how many tokens to generate at most.
+         * Sets the most tokens to generate.
          *
-         * @param maxNewTokens the number, 1 or more; 128 unless set
+         * @param maxNewTokens the number, 1 or more; default 128
          * @return this builder
          */
         public Builder optMaxNewTokens(int maxNewTokens) {
@@ -200,10 +200,9 @@ public final class GenerationRequest {
         }
 
         /**
-         * Sets by what scores are divided before a token is drawn.
+         * Sets the temperature, by which the logits are divided.
          *
-         * @param temperature the temperature, 0 or more; with 0, as unless set, the most probable
-         *     token is taken
+         * @param temperature the temperature, 0 or more; default 0, greedy sampling
          * @return this builder
          */
         public Builder optTemperature(double temperature) {
@@ -212,9 +211,9 @@ public final class GenerationRequest {
         }
 
         /**
-         * Draws among the most probable tokens only.
+         * Samples only from the most probable tokens.
          *
-         * @param topK how many, 0 or more; 0 for all, as unless set
+         * @param topK the number of tokens, 0 or more; default 0, all tokens
          * @return this builder
          */
         public Builder optTopK(int topK) {
@@ -223,10 +222,11 @@ public final class GenerationRequest {
         }
 
         /**
-         * Draws among the fewest most probable tokens only that together have a probability
-         * (Holtzman et al., 2019, <a href="https://arxiv.org/abs/1904.09751">arXiv:1904.09751</a>).
+         * Samples only from the smallest set of most probable tokens whose probabilities add up to
+         * {@code topP} (nucleus sampling: Holtzman et al., 2019, <a
+         * href="https://arxiv.org/abs/1904.09751">arXiv:1904.09751</a>).
          *
-         * @param topP the probability, above 0 and at most 1; 1 for all tokens, as unless set
+         * @param topP the probability, above 0 and at most 1; default 1, all tokens
          * @return this builder
          */
         public Builder optTopP(double topP) {
@@ -235,11 +235,11 @@ public final class GenerationRequest {
         }
 
         /**
-         * Lowers the scores of tokens that are in the prompt or were generated: positive ones are
-         * divided, negative ones multiplied (Keskar et al., 2019, <a
+         * Lowers the logits of tokens that occur in the prompt or in the generated text: positive
+         * logits are divided by the penalty, negative ones multiplied (Keskar et al., 2019, <a
          * href="https://arxiv.org/abs/1909.05858">arXiv:1909.05858</a>).
          *
-         * @param repetitionPenalty by what, above 0; 1 for not at all, as unless set
+         * @param repetitionPenalty the penalty, above 0; default 1, no change
          * @return this builder
          */
         public Builder optRepetitionPenalty(double repetitionPenalty) {
@@ -248,13 +248,17 @@ public final class GenerationRequest {
         }
 
         /**
-         * Sets what tokens are drawn with. On the same ranks, the same request with the same seed
-         * gives the same tokens, alone or among others, of a model in float16 or bfloat16. One in
-         * float32 reads tokens of several requests together, and how many there are may change the
-         * last bits of its scores: tokens differ only where these decide between two, and from
-         * there on.
+         * Sets the seed of the random numbers.
          *
-         * @param seed the seed; a random one unless set
+         * <ul>
+         *   <li>float16 and bfloat16: on the same ranks, the same request with the same seed gives
+         *       the same tokens, whatever other requests run.
+         *   <li>float32: tokens of several requests are computed in one matmul, and the batch size
+         *       may change the last bits of the logits. Tokens differ only from a token on for
+         *       which these bits decide.
+         * </ul>
+         *
+         * @param seed the seed; default random
          * @return this builder
          */
         public Builder optSeed(long seed) {
@@ -263,9 +267,9 @@ public final class GenerationRequest {
         }
 
         /**
-         * Sets tokens that end the generation, besides the model's own.
+         * Sets stop tokens, in addition to the model's end-of-text tokens.
          *
-         * @param tokens the tokens
+         * @param tokens the tokens; default none
          * @return this builder
          */
         public Builder optStopTokens(int... tokens) {
@@ -274,9 +278,9 @@ public final class GenerationRequest {
         }
 
         /**
-         * Sets strings that end the generation. They take a tokenizer.
+         * Sets stop strings. The model must have a tokenizer.
          *
-         * @param strings the strings, none of them empty
+         * @param strings the strings, none of them empty; default none
          * @return this builder
          */
         public Builder optStopStrings(List<String> strings) {
@@ -285,9 +289,9 @@ public final class GenerationRequest {
         }
 
         /**
-         * Sets whether to go on after the tokens with which the model ends a text.
+         * Sets whether generation continues after the model's end-of-text tokens.
          *
-         * @param ignoreEndOfText whether to go on; not unless set
+         * @param ignoreEndOfText whether to continue; default false
          * @return this builder
          */
         public Builder optIgnoreEndOfText(boolean ignoreEndOfText) {
@@ -299,32 +303,32 @@ public final class GenerationRequest {
          * Builds the request.
          *
          * @return the request
-         * @throws IllegalArgumentException if a value is wrong; the message names it
+         * @throws IllegalArgumentException if a value is out of range; the message names it
          */
         public GenerationRequest build() {
-            check((prompt == null) != (promptTokens == null), "set either a prompt or its tokens");
+            check((prompt == null) != (promptTokens == null), "set either prompt or promptTokens");
             check(prompt == null || !prompt.isEmpty(), "the prompt is empty");
             check(promptTokens == null || promptTokens.length > 0, "the prompt has no tokens");
             check(maxNewTokens >= 1, "maxNewTokens must be 1 or more, not " + maxNewTokens);
             check(
                     temperature >= 0 && Double.isFinite(temperature),
-                    "temperature must be a number from 0, not " + temperature);
+                    "temperature must be a finite number, 0 or more, not " + temperature);
             check(topK >= 0, "topK must be 0 or more, not " + topK);
             check(topP > 0 && topP <= 1, "topP must be above 0 and at most 1, not " + topP);
             check(
                     repetitionPenalty > 0 && Double.isFinite(repetitionPenalty),
-                    "repetitionPenalty must be a number above 0, not " + repetitionPenalty);
+                    "repetitionPenalty must be a finite number above 0, not " + repetitionPenalty);
             check(stopTokens != null, "stopTokens is null");
             check(stopStrings != null, "stopStrings is null");
             check(
                     stopStrings.stream().noneMatch(stop -> stop == null || stop.isEmpty()),
-                    "stopStrings has an empty string: " + stopStrings);
+                    "stopStrings must not contain an empty string: " + stopStrings);
             stopStrings = List.copyOf(stopStrings);
             return new GenerationRequest(this);
         }
 
-        private static void check(boolean right, String problem) {
-            if (!right) {
+        private static void check(boolean condition, String problem) {
+            if (!condition) {
                 throw new IllegalArgumentException("generation request: " + problem);
             }
         }

@@ -5,19 +5,19 @@
 package org.djlx.fusedops.llm;
 
 /**
- * What a {@link TextGenerator} does at a moment, and has done.
+ * Counters of a {@link TextGenerator}, at one moment.
  *
- * @param running the requests whose tokens are being generated
+ * @param running the requests that run
  * @param queued the requests that wait for room
- * @param cacheBlocksInUse the blocks of the key-value cache that running requests hold
- * @param cacheBlocks all blocks of the cache
- * @param cacheBlockTokens the tokens that a block holds
- * @param cacheBytes the memory of the cache on each rank, in bytes
- * @param finished the requests that have ended, since the start, neither cancelled nor failed
- * @param cancelled those that were cancelled
- * @param failed those that have failed
- * @param promptTokens the tokens of prompts that the model has read
- * @param generatedTokens the tokens it has generated
+ * @param cacheBlocksInUse the KV cache blocks that running requests hold
+ * @param cacheBlocks the KV cache blocks in total
+ * @param cacheBlockTokens the tokens of a block
+ * @param cacheBytes the size of the KV cache on each rank, in bytes
+ * @param finished the requests that have ended, neither cancelled nor failed
+ * @param cancelled the requests that were cancelled
+ * @param failed the requests that failed
+ * @param promptTokens the prompt tokens computed (prefill)
+ * @param generatedTokens the tokens generated (decode)
  * @param rebuilds how often the model was loaded again after a rank had failed
  */
 public record GeneratorStatistics(

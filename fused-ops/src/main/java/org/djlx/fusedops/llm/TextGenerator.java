@@ -10,7 +10,7 @@ import java.util.Optional;
 import org.djlx.fusedops.llm.text.TextTokenizer;
 
 /**
- * Generates text for many requests at a time, which join and leave a running batch. Thread-safe.
+ * Generates text for many requests at a time (continuous batching). Thread-safe.
  *
  * <pre>{@code
  * Generation generation =
@@ -24,65 +24,65 @@ import org.djlx.fusedops.llm.text.TextTokenizer;
 public interface TextGenerator extends AutoCloseable {
 
     /**
-     * Accepts a request. Returns at once.
+     * Submits a request. Returns at once.
      *
      * @param request the request
-     * @return the generation, whose pieces come from now on
-     * @throws IllegalArgumentException if the model cannot do it; this and the following as {@link
-     *     #submitAll} says
-     * @throws java.util.concurrent.RejectedExecutionException if too many requests wait already
-     * @throws IllegalStateException if the generator is closed, or its model is lost
+     * @return the generation
+     * @throws IllegalArgumentException if the model cannot serve the request; see {@link
+     *     #submitAll}
+     * @throws java.util.concurrent.RejectedExecutionException if the queue is full
+     * @throws IllegalStateException if the generator is closed or has failed
      */
     default Generation submit(GenerationRequest request) {
         return submitAll(Collections.singletonList(request)).get(0);
     }
 
     /**
-     * Accepts requests, which wait for their turn together; all of them or none. Returns at once.
+     * Submits requests: all of them or none. Returns at once.
      *
-     * @param requests the requests, one or more
-     * @return a generation for each, whose pieces come from now on
-     * @throws IllegalArgumentException if the model cannot do one of them: the prompt is empty or,
-     *     with what is to be generated, too long, or a token of it or one that is to end it is none
-     *     of the model's; or if they are more than may wait
-     * @throws java.util.concurrent.RejectedExecutionException if too many requests wait already
-     * @throws IllegalStateException if the generator is closed, or its model is lost: {@link
-     *     #unavailabilityCause()} says why
+     * @param requests one or more requests
+     * @return a generation for each
+     * @throws IllegalArgumentException if the model cannot serve one of the requests: its prompt is
+     *     empty; prompt and new tokens are longer than {@link #maxLength()}; a token of the prompt
+     *     or a stop token is not in the vocabulary; or there are more requests than the queue holds
+     * @throws java.util.concurrent.RejectedExecutionException if the queue is full
+     * @throws IllegalStateException if the generator is closed or has failed; {@link
+     *     #unavailabilityCause()} has the reason
      */
     List<Generation> submitAll(List<GenerationRequest> requests);
 
     /**
-     * Returns how many tokens a prompt and what is generated after it may have together.
+     * Returns the most tokens of a prompt and its new tokens together.
      *
-     * @return the tokens
+     * @return the number of tokens
      */
     int maxLength();
 
     /**
-     * Returns the model's tokenizer, which lives as long as the generator.
+     * Returns the model's tokenizer. It is closed with the generator.
      *
-     * @return the tokenizer; empty if there is none, and requests hold tokens only
+     * @return the tokenizer; empty if the model has none, and requests must have token prompts
      */
     Optional<TextTokenizer> tokenizer();
 
     /**
-     * Returns what is going on.
+     * Returns counters.
      *
-     * @return counts, of one moment
+     * @return the counters at one moment
      */
     GeneratorStatistics statistics();
 
     /**
-     * Tells why no requests are accepted.
+     * Returns why requests are not accepted.
      *
-     * @return the reason, or empty if they are: also while the model is loaded again after a rank
-     *     has failed
+     * @return the reason; empty if requests are accepted, also while the model is loaded again
+     *     after a rank has failed
      */
     Optional<String> unavailabilityCause();
 
     /**
-     * Cancels all requests and frees the model. Returns when that is done; may be called again, and
-     * by any thread but those that run listeners.
+     * Cancels all requests and frees the model. Blocks until done. No-op if closed already. Must
+     * not be called by a {@linkplain Generation#onProgress progress listener}.
      */
     @Override
     void close();

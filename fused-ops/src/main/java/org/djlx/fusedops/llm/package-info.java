@@ -3,17 +3,18 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 /**
- * Text generation on tensor-parallel ranks: what a user names. Start with {@link
- * org.djlx.fusedops.llm.TextGenerator}; {@link org.djlx.fusedops.llm.engine.LlamaGenerator} is the
- * generator.
+ * Text generation on tensor-parallel ranks: the types of the public API. Start with {@link
+ * org.djlx.fusedops.llm.engine.LlamaGenerator}, which implements {@link
+ * org.djlx.fusedops.llm.TextGenerator}.
  *
  * <ul>
- *   <li>{@link org.djlx.fusedops.llm.FinishReason} - why it has ended
- *   <li>{@link org.djlx.fusedops.llm.GeneratedPiece} - one token of that, with its text
- *   <li>{@link org.djlx.fusedops.llm.Generation} - what becomes of it
- *   <li>{@link org.djlx.fusedops.llm.GenerationRequest} - one of them
- *   <li>{@link org.djlx.fusedops.llm.GeneratorStatistics} - what a generator does
- *   <li>{@link org.djlx.fusedops.llm.TextGenerator} - what takes requests
+ *   <li>{@link org.djlx.fusedops.llm.FinishReason} - why a generation has ended
+ *   <li>{@link org.djlx.fusedops.llm.GeneratedPiece} - a generated token and its text
+ *   <li>{@link org.djlx.fusedops.llm.Generation} - an accepted request and its generated pieces
+ *   <li>{@link org.djlx.fusedops.llm.GenerationRequest} - prompt, sampling parameters and stop
+ *       conditions
+ *   <li>{@link org.djlx.fusedops.llm.GeneratorStatistics} - counters of a generator
+ *   <li>{@link org.djlx.fusedops.llm.TextGenerator} - generates text for many requests at a time
  * </ul>
  */
 package org.djlx.fusedops.llm;

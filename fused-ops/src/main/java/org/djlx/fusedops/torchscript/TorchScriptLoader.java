@@ -20,6 +20,7 @@ import org.djlx.collectives.CudaP2pOptions;
 import org.djlx.collectives.NcclOptions;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.TorchThreads;
 import org.djlx.collectives.engine.ParallelModel;
 import org.djlx.collectives.engine.ParallelModelLoader;
 import org.slf4j.Logger;
@@ -175,6 +176,7 @@ public final class TorchScriptLoader implements ParallelModelLoader {
 
     private static List<ProcessGroup> groups(List<Device> devices) {
         if (!devices.get(0).isGpu()) {
+            TorchThreads.choose(devices.size());
             return ProcessGroups.local(devices.size());
         }
         Device[] each = devices.toArray(new Device[0]);

@@ -204,7 +204,8 @@ class CostModelTest {
     void choosesWhatWasMeasuredToBeFaster() {
         List<Chosen> choices = choices(ROWS, false, Measurement::source, Measurement::micros);
         long fastest = choices.stream().filter(each -> each.overFastest() == 1).count();
-        assertEquals("156 of 183", fastest + " of " + choices.size(), "docs/cost.md says so");
+        assertEquals(
+                "156 of 183", fastest + " of " + choices.size(), "docs/fused-operators.md says so");
         Predicate<Chosen> ofHost = each -> isOfHost(each.taken());
         Predicate<Chosen> exchange = each -> each.measured().containsKey(Path.GATHERED);
         assertEquals(1.30, worst(choices, ofHost.negate()), 0.01);

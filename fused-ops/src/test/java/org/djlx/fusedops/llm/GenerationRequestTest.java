@@ -50,8 +50,8 @@ class GenerationRequestTest {
 
     @Test
     void namesWhatIsWrong() {
-        refuse("either a prompt or its tokens", builder -> builder.setPrompt(null));
-        refuse("either a prompt or its tokens", builder -> builder.setPromptTokens(1));
+        refuse("either prompt or promptTokens", builder -> builder.setPrompt(null));
+        refuse("either prompt or promptTokens", builder -> builder.setPromptTokens(1));
         refuse("prompt is empty", builder -> builder.setPrompt(""));
         refuse("no tokens", builder -> builder.setPrompt(null).setPromptTokens());
         refuse("maxNewTokens", builder -> builder.optMaxNewTokens(0));

@@ -33,6 +33,7 @@ import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.fusedops.nn.LanguageModel.Settings;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.ScalarType;
+import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.function.Executable;
 import org.junit.jupiter.params.ParameterizedTest;
@@ -42,6 +43,7 @@ import org.junit.jupiter.params.provider.CsvSource;
  * A language model of all blocks on several ranks, compared with DJL's operators on one rank with
  * the same full parameters, in float64: loss, logits and gradients.
  */
+@Tag("slow")
 class LanguageModelTest {
 
     private static final double TOLERANCE = 1e-11;

@@ -33,6 +33,7 @@ import org.djlx.collectives.train.GradientReduction;
 import org.djlx.fusedops.nn.LanguageModel.Settings;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.ScalarType;
+import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
@@ -41,6 +42,7 @@ import org.junit.jupiter.params.provider.CsvSource;
  * Ranks that share a model, in several groups that share batches, train like DJL with the undivided
  * model and undivided batches: losses of ten steps, and parameters at the end.
  */
+@Tag("slow")
 class LanguageModelTrainingTest {
 
     private static final int STEPS = 10;

@@ -30,6 +30,7 @@ import org.djlx.collectives.train.DistributedSampler;
 import org.djlx.collectives.train.GradientReduction;
 import org.djlx.collectives.train.Training;
 import org.djlx.collectives.train.Training.Outcome;
+import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
@@ -65,6 +66,7 @@ class TwoDimensionsTest {
 
     @Test
     @Timeout(200)
+    @Tag("slow")
     void processesTrainAsOneDevice(@TempDir Path directory) throws Exception {
         List<Outcome> outcomes = new ArrayList<>();
         try (RankProcesses processes =

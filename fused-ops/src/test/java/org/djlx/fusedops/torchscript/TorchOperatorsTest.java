@@ -27,6 +27,7 @@ import org.djlx.collectives.pool.RankPool;
 import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.nativeops.host.CHeap;
 import org.junit.jupiter.api.BeforeAll;
+import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
@@ -240,7 +241,7 @@ class TorchOperatorsTest {
                                                             "fail_alone",
                                                             manager.ones(new Shape(2)))));
             String message = failure.getMessage();
-            assertTrue(message.contains("rank 3 of 4 of mlp failed"), message);
+            assertTrue(message.contains("mlp: rank 3 of 4 failed"), message);
             assertTrue(message.contains("the last rank fails alone"), message);
         }
     }
@@ -290,6 +291,7 @@ class TorchOperatorsTest {
     }
 
     @Test
+    @Tag("slow")
     void leaksNoTensor() throws Exception {
         int calls = 10_000;
         try (RankPool<ScriptedMlp.Task, Void> pool = pool(1)) {

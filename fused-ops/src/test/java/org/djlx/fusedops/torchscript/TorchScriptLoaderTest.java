@@ -39,6 +39,7 @@ import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.RankProcesses;
 import org.djlx.collectives.engine.ParallelModel;
 import org.djlx.nativeops.host.CHeap;
+import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
@@ -304,6 +305,7 @@ class TorchScriptLoaderTest {
     }
 
     @Test
+    @Tag("slow")
     void isRefusedInOneOfSeveralProcesses() throws Exception {
         String files = ScriptedMlp.directory(2).toString();
         try (RankProcesses ranks = new RankProcesses(2, TorchScriptLoadMain.class, files)) {
@@ -409,7 +411,7 @@ class TorchScriptLoaderTest {
                                 CollectiveException.class,
                                 () -> loader.load("m", directory, Device.cpu(), degree("4")))
                         .getMessage();
-        assertTrue(message.contains("rank 1 of 4 of m failed"), message);
+        assertTrue(message.contains("m: rank 1 of 4 failed"), message);
     }
 
     private static Map<String, String> degree(String value) {

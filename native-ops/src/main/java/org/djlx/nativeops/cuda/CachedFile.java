@@ -8,7 +8,7 @@ import java.nio.ByteBuffer;
 import java.util.Arrays;
 
 /**
- * What a file of a {@link KernelCache} looks like, big-endian:
+ * The format of a file of a {@link KernelCache}, big-endian:
  *
  * <pre>
  *   0        8             16           48            (bytes)
@@ -32,7 +32,7 @@ final class CachedFile {
                 .array();
     }
 
-    /** Returns the content, or null if the file is not as it was written. */
+    /** Returns the content, or null if the file is damaged. */
     static byte[] unwrap(byte[] file) {
         if (file.length < HEADER_BYTES) {
             return null;

@@ -9,12 +9,12 @@ import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.torch.ScalarType;
 
 /**
- * Matrix products on one GPU by cuBLASLt. A product is planned once for its layouts, which is when
- * cuBLASLt chooses an algorithm; running it is then one call that neither allocates nor waits.
+ * Matrix products on one GPU with cuBLASLt. A product is planned once for its layouts, when
+ * cuBLASLt chooses an algorithm. Running a plan is one call that neither allocates nor blocks.
  *
- * <p>All plans share a workspace on the GPU. So products run one after the other: on one stream, or
- * on streams that are ordered by events. Creating this object and planning may be done by any
- * thread, one at a time; running is up to who orders the streams.
+ * <p>All plans share a workspace on the GPU, so products must run one after the other: on one
+ * stream, or on streams ordered by events. Creating this object and planning is for one thread at a
+ * time.
  */
 public final class CublasLt implements AutoCloseable {
 
@@ -28,8 +28,8 @@ public final class CublasLt implements AutoCloseable {
      * Opens cuBLASLt.
      *
      * @param device the GPU
-     * @return the library, to be closed by the caller
-     * @throws UnsatisfiedLinkError if it cannot be used; see {@link NativeLibrary#CUBLASLT}
+     * @return cuBLASLt; the caller closes it
+     * @throws UnsatisfiedLinkError if {@link NativeLibrary#CUBLASLT} is not available
      * @throws CudaException if there is no memory for the workspace
      */
     public static CublasLt create(CudaDevice device) {
@@ -38,18 +38,17 @@ public final class CublasLt implements AutoCloseable {
     }
 
     /**
-     * Plans {@code out = a b} and {@code out += a b}. 16-bit types and float32 are accumulated in
-     * float32, the latter without TF32; float64 in float64.
+     * Plans {@code out = a b} and {@code out += a b}. Products of 16-bit types and float32 are
+     * accumulated in float32, without TF32; products of float64 in float64.
      *
      * @param type the element type of both operands: float16, bfloat16, float32 or float64
-     * @param outType that of the product: the same, or float32 for 16-bit operands
+     * @param outType the element type of the product: the same, or float32 for 16-bit operands
      * @param out the layout of the product, row-major, not empty
      * @param a the layout of the left operand, row-major or transposed
      * @param b the layout of the right operand, row-major or transposed; not empty
-     * @param alignment a power of two up to 256 of which the three addresses are multiples, in
-     *     bytes
+     * @param alignment the alignment of the three addresses in bytes, a power of two up to 256
      * @return the plan, to be closed before this object; empty if cuBLASLt has no algorithm for it
-     * @throws IllegalArgumentException if the sizes or types do not fit together
+     * @throws IllegalArgumentException if the sizes or types do not match
      */
     public Optional<CublasLtMatmul> plan(
             ScalarType type,
@@ -64,7 +63,7 @@ public final class CublasLt implements AutoCloseable {
         boolean isWidened = outType == ScalarType.FLOAT32 && type.itemSize() == Short.BYTES;
         if (outType != type && !isWidened) {
             throw new IllegalArgumentException(
-                    "a product of matrices of " + type + " cannot be one of " + outType);
+                    "a product of matrices of " + type + " cannot have the type " + outType);
         }
         boolean possible =
                 out.isRowMajor()
@@ -75,7 +74,7 @@ public final class CublasLt implements AutoCloseable {
                 : Optional.empty();
     }
 
-    /** Frees the workspace; no product may be under way any more. Idempotent. */
+    /** Frees the workspace. No product may be running. Idempotent. */
     @Override
     public void close() {
         handle.close();

@@ -14,7 +14,7 @@ import org.djlx.nativeops.host.NativeMemory;
 /** cuBLASLt on one GPU, with the workspace of its products. */
 final class CublasLtHandle implements AutoCloseable {
 
-    // What NVIDIA recommends, as libtorch does: 32 MiB from Hopper on, 4 MiB before.
+    // NVIDIA's recommendation, as in libtorch: 32 MiB from Hopper on, 4 MiB before.
     private static final long HOPPER_WORKSPACE = 32L << 20;
     private static final long WORKSPACE = 4L << 20;
     private static final int HOPPER = 9;
@@ -53,12 +53,12 @@ final class CublasLtHandle implements AutoCloseable {
         return workspace;
     }
 
-    /** Makes a call with the GPU's context current, and checks its result. */
+    /** Calls a function with the GPU's context current, and checks its result. */
     void call(String function, IntSupplier call) {
         check(in(call), function);
     }
 
-    /** As {@link #call}, but returns the result. */
+    /** Calls a function with the GPU's context current, and returns its result. */
     int in(IntSupplier call) {
         NativeCalls.countOther();
         return device.inContext(call);

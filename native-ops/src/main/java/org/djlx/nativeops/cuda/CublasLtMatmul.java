@@ -20,11 +20,11 @@ import org.bytedeco.javacpp.Pointer;
 import org.djlx.nativeops.torch.ScalarType;
 
 /**
- * A product of matrices whose algorithm is chosen; see {@link CublasLt#plan}. For one thread at a
- * time.
+ * A planned matrix product; see {@link CublasLt#plan}. For one thread at a time.
  *
- * <p>cuBLASLt's matrices are column-major. A row-major matrix is its own transpose to it, so it is
- * given {@code outᵀ = bᵀ aᵀ}: our right operand comes first.
+ * <p>cuBLASLt's matrices are column-major. A row-major matrix is the transpose of a column-major
+ * one with the same memory, so cuBLASLt computes {@code outᵀ = bᵀ aᵀ}: its first operand is our
+ * second.
  */
 public final class CublasLtMatmul implements AutoCloseable {
 
@@ -34,8 +34,8 @@ public final class CublasLtMatmul implements AutoCloseable {
     private final cublasLtMatrixLayoutOpaque_t second = new cublasLtMatrixLayoutOpaque_t();
     private final cublasLtMatrixLayoutOpaque_t result = new cublasLtMatrixLayoutOpaque_t();
     private final cublasLtMatmulHeuristicResult_t heuristic = new cublasLtMatmulHeuristicResult_t();
-    private final Pointer one; // the factor of the product, of the type that it is computed in
-    private final Pointer zero; // that of what the result held before, unless it is added to
+    private final Pointer one; // alpha, in the compute type; beta of add()
+    private final Pointer zero; // beta of run()
     private final CudaDriver.Address firstAddress = new CudaDriver.Address(0);
     private final CudaDriver.Address secondAddress = new CudaDriver.Address(0);
     private final CudaDriver.Address resultAddress = new CudaDriver.Address(0);
@@ -97,11 +97,11 @@ public final class CublasLtMatmul implements AutoCloseable {
             case FLOAT64 -> cudart.CUDA_R_64F;
             default ->
                     throw new IllegalArgumentException(
-                            "matrices of " + type + " cannot be multiplied");
+                            "cuBLASLt plans do not support the element type " + type);
         };
     }
 
-    /** Describes an operand, which cuBLASLt transposes if it is not row-major to us. */
+    /** Describes an operand. cuBLASLt transposes it if it is not row-major. */
     private void operand(
             int attribute, cublasLtMatrixLayoutOpaque_t layout, int cudaType, MatrixLayout matrix) {
         boolean transposed = !matrix.isRowMajor();
@@ -115,7 +115,7 @@ public final class CublasLtMatmul implements AutoCloseable {
         }
     }
 
-    /** A word of native memory; the constructor that takes a number takes it for a size. */
+    /** Returns an int in native memory. (The constructor's number is the size.) */
     private static IntPointer word(int value) {
         return new IntPointer(1).put(value);
     }
@@ -141,7 +141,7 @@ public final class CublasLtMatmul implements AutoCloseable {
                     "cublasLtMatmulPreferenceInit",
                     () -> cublas.cublasLtMatmulPreferenceInit(preference));
             prefer(preference, cublas.CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, size, Long.BYTES);
-            // Partial sums of a split K are added as they are, not rounded to 16 bits before.
+            // With split K, partial sums are added in the compute type, not rounded to 16 bits.
             try (IntPointer schemes = word(cublas.CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE)) {
                 prefer(
                         preference,
@@ -191,7 +191,7 @@ public final class CublasLtMatmul implements AutoCloseable {
     }
 
     /**
-     * Enqueues the product.
+     * Queues {@code out = a b}.
      *
      * @param stream a stream of the GPU
      * @param out the address of the product; must not overlap the operands
@@ -203,10 +203,10 @@ public final class CublasLtMatmul implements AutoCloseable {
     }
 
     /**
-     * Enqueues the addition of the product to what is there.
+     * Queues {@code out += a b}.
      *
      * @param stream a stream of the GPU
-     * @param out the address of what is added to; must not overlap the operands
+     * @param out the address of the sum; must not overlap the operands
      * @param a the address of the left operand
      * @param b the address of the right operand
      */
@@ -214,7 +214,7 @@ public final class CublasLtMatmul implements AutoCloseable {
         enqueue(stream, out, a, b, one);
     }
 
-    private void enqueue(CudaStream stream, long out, long a, long b, Pointer ofBefore) {
+    private void enqueue(CudaStream stream, long out, long a, long b, Pointer beta) {
         handle.device().requireSame(stream.device(), "the stream");
         firstAddress.to(b);
         secondAddress.to(a);
@@ -230,7 +230,7 @@ public final class CublasLtMatmul implements AutoCloseable {
                                 first,
                                 secondAddress,
                                 second,
-                                ofBefore,
+                                beta,
                                 resultAddress,
                                 result,
                                 resultAddress,
@@ -241,7 +241,7 @@ public final class CublasLtMatmul implements AutoCloseable {
                                 stream.stream()));
     }
 
-    /** Frees the description. Idempotent. */
+    /** Frees the plan. Idempotent. */
     @Override
     public void close() {
         for (Pointer pointer :

@@ -14,15 +14,11 @@ public enum CudaAttribute {
     COMPUTE_CAPABILITY_MAJOR(cudart.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
     /** The second number of the compute capability. */
     COMPUTE_CAPABILITY_MINOR(cudart.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
-    /** The number of copy engines. */
-    COPY_ENGINE_COUNT(cudart.CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT),
-    /** How much shared memory a block can be given, in bytes. */
+    /** The most shared memory of a block, in bytes. */
     MAX_SHARED_MEMORY_PER_BLOCK(cudart.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),
-    /** 1 if kernels can be launched cooperatively, else 0. */
-    COOPERATIVE_LAUNCH(cudart.CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH),
-    /** 1 if memory can be made and mapped by separate calls, else 0; see CudaVirtualMemory. */
+    /** 1 if virtual memory management is supported, else 0; see {@link CudaVirtualMemory}. */
     VIRTUAL_MEMORY_MANAGEMENT(cudart.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED),
-    /** 1 if such memory can go to other processes as a file descriptor, else 0. */
+    /** 1 if such memory can be exported as a file descriptor, else 0. */
     FILE_DESCRIPTOR_HANDLES(cudart.CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
 
     private final int code;

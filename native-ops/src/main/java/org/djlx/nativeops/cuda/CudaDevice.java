@@ -16,15 +16,15 @@ import org.djlx.nativeops.host.CallingThread;
 import org.djlx.nativeops.host.NativeMemory;
 
 /**
- * A GPU, with its primary context: the one that libtorch, NCCL and CUDA's run-time library use.
+ * A GPU and its primary context, which libtorch, NCCL and CUDA's run-time library use, too.
  *
- * <p>The context is kept from {@link #open} until this object and everything made with it (streams,
- * events, memory, modules, graphs) is closed. Methods of this package leave the calling thread's
- * current context as it was, {@link #makeCurrent()} excepted; none needs one to be current, but
- * many calls are faster {@link #within} it. Safe for use by several threads.
+ * <p>The context is retained from {@link #open} until this object and everything created with it
+ * (streams, events, memory, modules, graphs) is closed. Methods of this package restore the calling
+ * thread's current context, except {@link #makeCurrent()}. No method requires a current context,
+ * but many calls are faster {@link #within} it. Thread-safe.
  *
- * <p><b>Errors</b> of the driver are {@link CudaException}s; using what is closed is an {@link
- * IllegalStateException}.
+ * <p><b>Errors.</b> Failures of the driver are {@link CudaException}s; using a closed object is an
+ * {@link IllegalStateException}.
  */
 public final class CudaDevice implements AutoCloseable {
 
@@ -45,9 +45,9 @@ public final class CudaDevice implements AutoCloseable {
     /**
      * Opens a GPU.
      *
-     * @param device the GPU, as DJL names it
-     * @return the GPU, to be closed by the caller
-     * @throws UnsatisfiedLinkError if CUDA cannot be used; see {@link NativeLibrary#CUDA_PRESETS}
+     * @param device the GPU
+     * @return the GPU; the caller closes it
+     * @throws UnsatisfiedLinkError if {@link NativeLibrary#CUDA_PRESETS} is not available
      * @throws IllegalArgumentException if the device is not a single GPU, or does not exist
      */
     public static CudaDevice open(Device device) {
@@ -67,14 +67,14 @@ public final class CudaDevice implements AutoCloseable {
     /**
      * Returns how many GPUs this process can use.
      *
-     * @return the number of GPUs; 0 where {@link NativeLibrary#CUDA} is not available
+     * @return the number of GPUs; 0 if {@link NativeLibrary#CUDA} is not available
      */
     public static int count() {
         return NativeLibrary.CUDA.isAvailable() ? CudaProbe.deviceCount() : 0;
     }
 
     /**
-     * Returns the GPU's name in DJL.
+     * Returns the GPU as a DJL device.
      *
      * @return the device
      */
@@ -94,9 +94,9 @@ public final class CudaDevice implements AutoCloseable {
     }
 
     /**
-     * Returns where the GPU is on the PCI bus, which is the same in all processes of the host.
+     * Returns the PCI bus id, which is the same in all processes of the host.
      *
-     * @return the bus id as domain:bus:device.function, for example {@code 0000:1b:00.0}
+     * @return the id as domain:bus:device.function, for example {@code 0000:1b:00.0}
      */
     public String pciBusId() {
         byte[] id = new byte[NAME_BYTES];
@@ -113,9 +113,9 @@ public final class CudaDevice implements AutoCloseable {
     }
 
     /**
-     * Returns a number that describes the GPU.
+     * Returns an attribute of the GPU.
      *
-     * @param attribute what to ask for
+     * @param attribute the attribute
      * @return its value
      */
     public int attribute(CudaAttribute attribute) {
@@ -127,8 +127,8 @@ public final class CudaDevice implements AutoCloseable {
     }
 
     /**
-     * Returns what kernels are to be compiled for, with the features of just this architecture
-     * where there are such (compute capability 9.0 and later).
+     * Returns the architecture for which kernels are compiled, from compute capability 9.0 on with
+     * architecture-specific features.
      *
      * @return the architecture, for example {@code sm_80} or {@code sm_90a}
      */
@@ -139,19 +139,19 @@ public final class CudaDevice implements AutoCloseable {
     }
 
     /**
-     * Tells whether the GPU has instructions for bfloat16, which it has from compute capability 8.0
-     * on; without, kernels for it are left out of what is compiled, as {@code element.cuh} says.
+     * Tells whether the GPU has bfloat16 instructions: compute capability 8.0 and later. For other
+     * GPUs, bfloat16 kernels are not compiled; see {@code element.cuh}.
      *
-     * @return whether it has
+     * @return whether bfloat16 is supported
      */
     public boolean hasBfloat16() {
         return attribute(CudaAttribute.COMPUTE_CAPABILITY_MAJOR) >= 8;
     }
 
     /**
-     * Returns the priority of the streams that the GPU serves first.
+     * Returns the highest stream priority.
      *
-     * @return the priority; the lower the number, the sooner, and 0 is the default
+     * @return the priority: a lower number is a higher priority, and 0 is the default
      */
     public int highestStreamPriority() {
         requireOpen();
@@ -164,9 +164,10 @@ public final class CudaDevice implements AutoCloseable {
     }
 
     /**
-     * Tells whether this GPU can address a peer's memory. Ask both ways: the answers can differ.
+     * Tells whether this GPU can access a peer's memory. The answer may differ for the other
+     * direction.
      *
-     * @param peer the other GPU
+     * @param peer the peer
      * @return whether it can; false for the GPU itself
      */
     public boolean canAccessPeer(CudaDevice peer) {
@@ -177,10 +178,10 @@ public final class CudaDevice implements AutoCloseable {
     }
 
     /**
-     * Lets this GPU address all memory of a peer, for as long as both contexts live; does nothing
-     * when called again, or if libtorch or NCCL did so before.
+     * Enables access of this GPU to all memory of a peer, as long as both contexts exist.
+     * Idempotent, also if libtorch or NCCL have enabled it.
      *
-     * @param peer the other GPU; may be this one
+     * @param peer the peer; may be this GPU
      * @throws CudaException with {@code CUDA_ERROR_PEER_ACCESS_UNSUPPORTED} if it cannot
      */
     public void enablePeerAccess(CudaDevice peer) {
@@ -195,44 +196,49 @@ public final class CudaDevice implements AutoCloseable {
         }
     }
 
-    /** Makes the context current for the calling thread, for other libraries' sake. */
+    /** Makes the context current for the calling thread, for other libraries. */
     public void makeCurrent() {
         requireOpen();
         CudaDriver.check(cudart.cuCtxSetCurrent(context), "cuCtxSetCurrent");
     }
 
     /**
-     * Runs code with the context current for the calling thread, so that the calls in it need not
-     * see to that each; restores the thread's own. The code must not make another context current
-     * without restoring this one.
+     * Runs code with the context current for the calling thread, and restores the thread's own.
+     * Calls in it are faster, because they need not switch contexts. The code must not make another
+     * context current without restoring this one.
      *
      * @param body the code
-     * @param <T> what it returns
-     * @return what it returned
+     * @param <T> the type of the result
+     * @return the result
      */
     public <T> T within(Supplier<T> body) {
         requireOpen();
         return CudaDriver.within(context, body);
     }
 
-    /** Waits until the GPU has done all work that this process gave it. */
+    /** Waits for all work of this process on the GPU. */
     public void synchronize() {
         requireOpen();
         call("cuCtxSynchronize", cudart::cuCtxSynchronize);
     }
 
-    /** Makes a call with this context current, and checks its result. */
+    /** Calls the driver with this context current, and checks its result. */
     void call(String function, IntSupplier call) {
         CudaDriver.check(in(call), function);
     }
 
-    /** Begins one call of the driver, as {@link CudaDriver#enter}. */
+    /** Begins a call of the driver; see {@link CudaDriver#enter}. */
     boolean enter(CallingThread thread) {
         thread.driverCalls++;
         return CudaDriver.enter(thread, context);
     }
 
-    /** As {@link #call}, but returns the result. */
+    /**
+     * Calls the driver with this context current.
+     *
+     * @param call the call
+     * @return its result
+     */
     public int in(IntSupplier call) {
         return CudaDriver.in(context, call);
     }
@@ -242,11 +248,11 @@ public final class CudaDevice implements AutoCloseable {
         return CudaDriver.inContext(context, call);
     }
 
-    /** Checks that two things that are to work together belong to one GPU. */
+    /** Checks that an object of another GPU is not used with this one. */
     void requireSame(CudaDevice other, String what) {
         if (other.ordinal != ordinal) {
             throw new IllegalArgumentException(
-                    what + " is of " + other.device() + ", not of " + device());
+                    what + " belongs to " + other.device() + ", not to " + device());
         }
     }
 
@@ -256,13 +262,13 @@ public final class CudaDevice implements AutoCloseable {
         }
     }
 
-    /** Keeps the context for one more user. */
+    /** Adds a reference to the context. */
     public synchronized void retain() {
         requireOpen();
         references++;
     }
 
-    /** Gives up what {@link #retain} or {@link #open} gave. */
+    /** Releases a reference of {@link #retain} or {@link #open}. */
     public synchronized void release() {
         references--;
         if (references == 0) {
@@ -271,7 +277,7 @@ public final class CudaDevice implements AutoCloseable {
         }
     }
 
-    /** Gives up the context; does nothing when called again. */
+    /** Releases the context. Idempotent. */
     @Override
     public synchronized void close() {
         if (!closed) {

@@ -15,16 +15,16 @@ import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.host.CallingThread;
 
 /**
- * How this package calls the driver through JavaCPP's presets. Loaded only after {@link
- * NativeLibrary#CUDA_PRESETS} was found available. Other classes load without the presets, so that
- * they can say that these are missing; they never convert a class of the presets to a superclass,
- * for which the JVM's verifier would load both.
+ * Calls the driver through JavaCPP's presets. Loaded only after {@link NativeLibrary#CUDA_PRESETS}
+ * was found available. The package's other classes load without the presets, so that they can
+ * report that the presets are missing. For that they never convert a class of the presets to its
+ * superclass, because the JVM's verifier would load both.
  */
 public final class CudaDriver {
 
     private CudaDriver() {}
 
-    /** Checks what a function of the driver returned. */
+    /** Checks the result of a function of the driver. */
     static void check(int result, String function) {
         if (result != cudart.CUDA_SUCCESS) {
             throw new CudaException(function, errorName(result), result, errorDescription(result));
@@ -32,8 +32,8 @@ public final class CudaDriver {
     }
 
     /**
-     * Makes a call with a context current, and restores the thread's own; returns its result.
-     * Within {@link #within} nothing is to be done for that.
+     * Calls the driver with a context current, and restores the thread's own. Inside {@link
+     * #within} no switch is needed.
      */
     static int in(CUctx_st context, IntSupplier call) {
         CallingThread.get().driverCalls++;
@@ -52,11 +52,11 @@ public final class CudaDriver {
     }
 
     /**
-     * Makes a context current for one call, to {@link #leave} after it: what {@link #inContext}
-     * does, for the calls that each operation makes. Until C2 has compiled them, a lambda that
-     * captures something costs more than the driver does.
+     * Makes a context current for one call; {@link #leave} must follow it. Does the same as {@link
+     * #inContext} without a lambda, for calls on hot paths: until C2 has compiled it, a capturing
+     * lambda costs more than the driver's call.
      *
-     * @return whether it was not current before
+     * @return whether the context was switched
      */
     static boolean enter(CallingThread thread, CUctx_st context) {
         if (thread.context == context.address() || isCurrent(thread, context)) {
@@ -73,7 +73,7 @@ public final class CudaDriver {
         }
     }
 
-    /** Runs code with a context current, and restores the thread's own; returns its result. */
+    /** Runs code with a context current, and restores the thread's own. */
     static <T> T within(CUctx_st context, Supplier<T> body) {
         CallingThread thread = CallingThread.get();
         long before = thread.context;
@@ -125,7 +125,7 @@ public final class CudaDriver {
         return new PointerPointer<>(pointer(address));
     }
 
-    /** Returns a copy of bytes in native memory, to be closed. */
+    /** Returns a copy of bytes in native memory; the caller closes it. */
     static Pointer copy(byte[] bytes) {
         return new BytePointer(bytes);
     }
@@ -144,7 +144,7 @@ public final class CudaDriver {
         }
     }
 
-    /** An address that JavaCPP neither owns nor frees, and that can be changed. */
+    /** A mutable address that JavaCPP neither owns nor frees. */
     static final class Address extends Pointer {
         Address(long address) {
             this.address = address;

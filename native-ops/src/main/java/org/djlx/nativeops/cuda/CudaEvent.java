@@ -9,14 +9,13 @@ import org.bytedeco.cuda.global.cudart;
 import org.djlx.nativeops.host.CallingThread;
 
 /**
- * A mark in the work of a stream, for which other streams and the host can wait. It may be recorded
- * any number of times; who waits or asks means the last time. Methods may be called by any thread.
- *
- * <p>Closing it is safe while streams wait for it.
+ * A CUDA event: a point in a stream for which other streams and the host can wait. It may be
+ * recorded any number of times; waits and queries refer to the last time. Thread-safe. May be
+ * closed while streams wait for it.
  */
 public final class CudaEvent extends CudaResource {
 
-    // Without CU_EVENT_BLOCKING_SYNC, for which the GPU interrupts the host each time.
+    // Without CU_EVENT_BLOCKING_SYNC, which makes the GPU interrupt the host on every event.
     private static final int ORDER_ONLY = cudart.CU_EVENT_DISABLE_TIMING;
     private static final int TIMING = cudart.CU_EVENT_BLOCKING_SYNC;
 
@@ -28,30 +27,30 @@ public final class CudaEvent extends CudaResource {
     }
 
     /**
-     * Creates an event without a time, the cheaper kind.
+     * Creates an event without timing, which is cheaper.
      *
-     * @param device the GPU whose streams it can be recorded on
-     * @return the event, to be closed by the caller
+     * @param device the GPU on whose streams it can be recorded
+     * @return the event; the caller closes it
      */
     public static CudaEvent create(CudaDevice device) {
         return new CudaEvent(device, ORDER_ONLY);
     }
 
     /**
-     * Creates an event that remembers when the GPU passed it.
+     * Creates an event with timing.
      *
-     * @param device the GPU whose streams it can be recorded on
-     * @return the event, to be closed by the caller
+     * @param device the GPU on whose streams it can be recorded
+     * @return the event; the caller closes it
      */
     public static CudaEvent createTiming(CudaDevice device) {
         return new CudaEvent(device, TIMING);
     }
 
     /**
-     * Puts the mark behind all work that a stream has been given so far.
+     * Records the event on a stream, after all work queued so far.
      *
      * @param stream a stream of the same GPU
-     * @throws IllegalArgumentException if it is of another GPU
+     * @throws IllegalArgumentException if the stream belongs to another GPU
      */
     public void record(CudaStream stream) {
         device().requireSame(stream.device(), "the stream");
@@ -60,9 +59,9 @@ public final class CudaEvent extends CudaResource {
     }
 
     /**
-     * Tells whether the GPU has passed the mark. Never waits.
+     * Tells whether the event is complete. Does not block.
      *
-     * @return whether it has; true if the event was never recorded
+     * @return whether the GPU has passed it; true if it was never recorded
      */
     public boolean query() {
         requireOpen();
@@ -82,20 +81,20 @@ public final class CudaEvent extends CudaResource {
     }
 
     /**
-     * Waits until the GPU has passed the mark. The thread sleeps meanwhile if the event is
-     * {@linkplain #createTiming for timing}, and may spin otherwise.
+     * Waits until the event is complete. The thread sleeps if the event {@linkplain #createTiming
+     * has timing}; otherwise it may spin.
      */
     public void synchronize() {
         call("cuEventSynchronize", () -> cudart.cuEventSynchronize(event));
     }
 
     /**
-     * Returns the time from one mark to another.
+     * Returns the time between two events.
      *
-     * @param start the earlier mark; both must have been created for timing, and passed
+     * @param start the earlier event; both must have timing and be complete
      * @return the time in milliseconds, as the GPU measured it
-     * @throws CudaException with {@code CUDA_ERROR_INVALID_HANDLE} if one is not for timing or not
-     *     recorded, {@code CUDA_ERROR_NOT_READY} if the GPU has not passed both
+     * @throws CudaException with {@code CUDA_ERROR_INVALID_HANDLE} if one has no timing or was not
+     *     recorded, {@code CUDA_ERROR_NOT_READY} if one is not complete
      */
     public float elapsedMillisSince(CudaEvent start) {
         float[] millis = new float[1];

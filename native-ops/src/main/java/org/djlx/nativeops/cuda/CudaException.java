@@ -6,7 +6,7 @@ package org.djlx.nativeops.cuda;
 
 import ai.djl.engine.EngineException;
 
-/** A call of one of CUDA's libraries (the driver, NVRTC, NVML) that failed. */
+/** A failed call of one of CUDA's libraries: the driver, NVRTC or NVML. */
 public class CudaException extends EngineException {
 
     private static final long serialVersionUID = 1L;
@@ -14,20 +14,20 @@ public class CudaException extends EngineException {
     /** The function that failed. */
     private final String call;
 
-    /** The library's name of the error. */
+    /** The library's name for the error. */
     private final String errorName;
 
-    /** The number of the error. */
+    /** The library's error code. */
     private final int code;
 
     /**
-     * Describes a failed call.
+     * Creates an exception.
      *
-     * @param call the function that was called, for example {@code cuMemAlloc}
-     * @param errorName the library's name of the error, for example {@code
+     * @param call the function, for example {@code cuMemAlloc}
+     * @param errorName the library's name for the error, for example {@code
      *     CUDA_ERROR_OUT_OF_MEMORY}
-     * @param code the number of the error
-     * @param detail what else is known: the library's description, a compiler's log
+     * @param code the library's error code
+     * @param detail the library's description, or a compiler's log
      */
     public CudaException(String call, String errorName, int code, String detail) {
         super(call + " failed with " + errorName + " (" + code + "): " + detail);
@@ -46,7 +46,7 @@ public class CudaException extends EngineException {
     }
 
     /**
-     * Returns the library's name of the error.
+     * Returns the library's name for the error.
      *
      * @return the name, for example {@code CUDA_ERROR_OUT_OF_MEMORY}
      */
@@ -55,9 +55,9 @@ public class CudaException extends EngineException {
     }
 
     /**
-     * Returns the number of the error.
+     * Returns the library's error code.
      *
-     * @return what the function returned
+     * @return the code
      */
     public int code() {
         return code;

@@ -13,10 +13,10 @@ import org.bytedeco.cuda.global.cudart;
 import org.djlx.nativeops.torch.HeldArrays;
 
 /**
- * Work recorded once and launched any number of times, at the cost of one call a launch. It uses
- * the addresses that it was recorded with: what it reads and writes must stay where it is. Arrays
- * given to {@link CudaStream#keepAlive} during the recording do, until the graph is closed. If
- * there are such, {@link #close()} waits for the last launch to end.
+ * A CUDA graph: work that is captured once and launched any number of times, with one call a
+ * launch. It uses the addresses of the capture, so the memory that it reads and writes must stay in
+ * place. Arrays given to {@link CudaStream#keepAlive} during capture are kept until the graph is
+ * closed; with such arrays, {@link #close()} waits for the last launch.
  */
 public final class CudaGraph extends CudaResource {
 
@@ -25,7 +25,7 @@ public final class CudaGraph extends CudaResource {
     private final CUgraphExec_st graph = new CUgraphExec_st();
     private final List<HeldArrays> held;
 
-    /** Behind the last launch, if arrays are held. */
+    /** Recorded after the last launch; null if no arrays are held. */
     private final CudaEvent launched;
 
     private CudaGraph(CudaDevice device, CUgraph_st recorded, List<HeldArrays> held) {
@@ -36,21 +36,21 @@ public final class CudaGraph extends CudaResource {
     }
 
     /**
-     * Records what is queued on a stream instead of doing it. Other streams take part from when
-     * they wait for an event of the stream on; by the end the stream must have waited for an event
-     * behind all their work.
+     * Captures the work queued on a stream, instead of executing it. Another stream joins the
+     * capture when it waits for an event of the stream; in the end the stream must wait for an
+     * event after all work of that stream.
      *
      * @param stream a stream other than the default one
-     * @param work queues the work, from the calling thread. It must neither wait for the GPU nor
-     *     allocate or free GPU memory, which libtorch does where its cache has nothing that fits
-     * @return the graph, to be closed by the caller, ready to be launched
-     * @throws IllegalStateException if this thread is recording already
-     * @throws CudaException with {@code CUDA_ERROR_STREAM_CAPTURE_*} if the work does what a graph
-     *     cannot record. What {@code work} throws is passed on
+     * @param work queues the work on the calling thread. It must neither wait for the GPU nor
+     *     allocate or free GPU memory, as libtorch does if its cache has no free block that fits
+     * @return the graph, ready to launch; the caller closes it
+     * @throws IllegalStateException if this thread is capturing already
+     * @throws CudaException with {@code CUDA_ERROR_STREAM_CAPTURE_*} if the work cannot be
+     *     captured. Exceptions of {@code work} are passed on
      */
     public static CudaGraph capture(CudaStream stream, Runnable work) {
         if (isCapturing()) {
-            throw new IllegalStateException("this thread is recording another graph");
+            throw new IllegalStateException("this thread is capturing another graph");
         }
         stream.call(
                 "cuStreamBeginCapture",
@@ -97,18 +97,18 @@ public final class CudaGraph extends CudaResource {
         return CAPTURE.get() != null;
     }
 
-    /** Holds arrays until the graph that the calling thread records is closed. */
+    /** Keeps arrays until the graph that the calling thread captures is closed. */
     static void holdForCapture(NDArray... arrays) {
         List<HeldArrays> held = CAPTURE.get();
         if (held == null) {
             throw new IllegalStateException(
-                    "the stream is being captured, but not by CudaGraph.capture on this thread:"
-                            + " how long to keep the arrays is not known");
+                    "keepAlive during capture requires CudaGraph.capture on the same thread, which"
+                            + " keeps the arrays with the graph");
         }
         held.add(new HeldArrays(arrays));
     }
 
-    /** Does beforehand what the first launch would do, which could wait for the GPU. */
+    /** Uploads the graph, because the first launch would do so and could block. */
     private void upload(CudaStream stream) {
         try {
             call("cuGraphUpload", () -> cudart.cuGraphUpload(graph, stream.stream()));
@@ -119,8 +119,8 @@ public final class CudaGraph extends CudaResource {
     }
 
     /**
-     * Queues all the work. Launches of one graph are done one after the other, also on different
-     * streams.
+     * Launches the graph on a stream. Launches of one graph run one after the other, also on
+     * different streams.
      *
      * @param stream a stream of the same GPU
      */

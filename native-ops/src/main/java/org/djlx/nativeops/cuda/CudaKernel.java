@@ -15,25 +15,23 @@ import org.bytedeco.javacpp.PointerPointer;
 import org.bytedeco.javacpp.SizeTPointer;
 import org.djlx.nativeops.host.CallingThread;
 
-/**
- * A function that runs on a GPU; lives as long as its {@link CudaModule}. Safe for use by threads.
- */
+/** A kernel of a {@link CudaModule}, valid as long as the module is open. Thread-safe. */
 public final class CudaKernel {
 
-    /** The first driver with cuFuncLoad and cuFuncGetParamInfo: that of CUDA 12.4. */
+    /** The first driver version with cuFuncLoad and cuFuncGetParamInfo, CUDA 12.4. */
     private static final int FIRST_WITH_PARAMETER_INFO = 12040;
 
-    /** The first driver that records dependent launches into graphs: that of CUDA 12.3. */
+    /** The first driver version that captures programmatic dependent launches, CUDA 12.3. */
     private static final int FIRST_WITH_DEPENDENT_NODES = 12030;
 
     private final CudaModule module;
     private final String name;
-    private final String launch; // in errors
+    private final String launch; // the call's name in errors
     private final CUfunc_st function = new CUfunc_st();
 
-    private final boolean dependent; // whether the driver knows launches that are
+    private final boolean supportsDependent; // programmatic dependent launch
 
-    /** The size of each parameter in bytes; null where the driver does not tell. */
+    /** The size of each parameter in bytes; null if the driver has no function for it. */
     private final int[] parameterSizes;
 
     CudaKernel(CudaModule module, String name) {
@@ -45,12 +43,12 @@ public final class CudaKernel {
                 () -> cudart.cuModuleGetFunction(function, module.module(), name));
         int[] version = new int[1];
         CudaDriver.check(cudart.cuDriverGetVersion(version), "cuDriverGetVersion");
-        dependent = version[0] >= FIRST_WITH_DEPENDENT_NODES;
+        supportsDependent = version[0] >= FIRST_WITH_DEPENDENT_NODES;
         if (version[0] >= FIRST_WITH_PARAMETER_INFO) {
             module.call("cuFuncLoad", () -> cudart.cuFuncLoad(function));
             parameterSizes = readParameterSizes();
         } else {
-            // Loads the function, too.
+            // Has the side effect of loading the function.
             maxThreadsPerBlock();
             parameterSizes = null;
         }
@@ -76,16 +74,16 @@ public final class CudaKernel {
     }
 
     /**
-     * Returns the name.
+     * Returns the kernel's name.
      *
-     * @return the name under which the module has it
+     * @return the name in the module
      */
     public String name() {
         return name;
     }
 
     /**
-     * Returns how many threads a block can have, as the registers suffice for.
+     * Returns the most threads of a block, which the kernel's registers limit.
      *
      * @return the number of threads
      */
@@ -100,9 +98,9 @@ public final class CudaKernel {
     }
 
     /**
-     * Returns how many blocks one multiprocessor runs at once. Blocks that wait for each other must
-     * all be running: no more than this times {@link CudaAttribute#MULTIPROCESSOR_COUNT}, if
-     * nothing else runs.
+     * Returns how many blocks one SM runs at once (occupancy). Blocks that wait for each other must
+     * all be resident: at most this times {@link CudaAttribute#MULTIPROCESSOR_COUNT}, if nothing
+     * else runs.
      *
      * @param threads the threads of a block
      * @param sharedBytes the dynamic shared memory of a block, in bytes
@@ -119,9 +117,9 @@ public final class CudaKernel {
     }
 
     /**
-     * Lets launches ask for dynamic shared memory above 48 KiB.
+     * Allows launches with more than 48 KiB of dynamic shared memory.
      *
-     * @param byteSize the most that a launch will ask for, in bytes
+     * @param byteSize the most dynamic shared memory of a launch, in bytes
      * @throws CudaException with {@code CUDA_ERROR_INVALID_VALUE} if it is more than {@link
      *     CudaAttribute#MAX_SHARED_MEMORY_PER_BLOCK}
      */
@@ -136,14 +134,14 @@ public final class CudaKernel {
     }
 
     /**
-     * Queues the kernel on a stream. Blocks form clusters as the source says.
+     * Launches the kernel on a stream. The source defines its clusters.
      *
      * @param stream a stream of the same GPU
-     * @param size how many blocks and threads
-     * @param arguments the arguments, which are copied: they can be changed for the next launch
-     * @throws IllegalArgumentException if the arguments differ from the kernel's parameters in
-     *     number or size (where the driver tells these: CUDA 12.4 and later), or the stream is of
-     *     another GPU
+     * @param size the launch size
+     * @param arguments the arguments; they are copied and may be changed after the call
+     * @throws IllegalArgumentException if the number or sizes of the arguments differ from the
+     *     kernel's parameters (checked with CUDA 12.4 and later), or the stream belongs to another
+     *     GPU
      */
     public void launch(CudaStream stream, LaunchSize size, KernelArguments arguments) {
         module.device().requireSame(stream.device(), "the stream");
@@ -158,38 +156,26 @@ public final class CudaKernel {
         } finally {
             CudaDriver.leave(thread, pushed);
         }
-        // Only an address of the arguments is used above, which keeps nothing alive.
+        // Only the arguments' address is used above, which does not keep them alive.
         Reference.reachabilityFence(arguments);
     }
 
     private int launch(LaunchSize size, CUstream_st queue, PointerPointer<?> pointers) {
-        if (size.dependent() && dependent) {
+        if (size.dependent() && supportsDependent) {
             return launchDependent(size, queue, pointers);
         }
-        return size.cooperative()
-                ? cudart.cuLaunchCooperativeKernel(
-                        function,
-                        size.gridX(),
-                        size.gridY(),
-                        size.gridZ(),
-                        size.blockX(),
-                        size.blockY(),
-                        size.blockZ(),
-                        size.sharedBytes(),
-                        queue,
-                        pointers)
-                : cudart.cuLaunchKernel(
-                        function,
-                        size.gridX(),
-                        size.gridY(),
-                        size.gridZ(),
-                        size.blockX(),
-                        size.blockY(),
-                        size.blockZ(),
-                        size.sharedBytes(),
-                        queue,
-                        pointers,
-                        (PointerPointer<?>) null);
+        return cudart.cuLaunchKernel(
+                function,
+                size.gridX(),
+                size.gridY(),
+                size.gridZ(),
+                size.blockX(),
+                size.blockY(),
+                size.blockZ(),
+                size.sharedBytes(),
+                queue,
+                pointers,
+                (PointerPointer<?>) null);
     }
 
     private int launchDependent(LaunchSize size, CUstream_st queue, PointerPointer<?> pointers) {
@@ -205,7 +191,9 @@ public final class CudaKernel {
         }
     }
 
-    /** Of the presets' overloads, that for these passes the array itself, not its address. */
+    /**
+     * Returns the type for which the presets' overload passes the array itself, not its address.
+     */
     private static PointerPointer<?> pointers(KernelArguments arguments) {
         if (arguments.pointers == null) {
             arguments.pointers = CudaDriver.pointers(arguments.address());

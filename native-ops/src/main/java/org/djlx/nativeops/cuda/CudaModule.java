@@ -16,9 +16,8 @@ import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * Compiled kernels, loaded onto a GPU. Close it when no work of its kernels is queued any more;
- * they cannot be launched afterwards. The same kernels are loaded once, however many modules of a
- * process have them.
+ * Compiled kernels, loaded onto a GPU. Close it after the last work of its kernels; they cannot be
+ * launched afterwards. Modules with the same image share one loaded copy in a process.
  */
 public final class CudaModule extends CudaResource {
 
@@ -29,18 +28,18 @@ public final class CudaModule extends CudaResource {
 
     private record Key(int device, ByteBuffer image) {}
 
-    /** What modules of the same kernels share. */
+    /** The loaded copy that modules with the same image share. */
     private static final class Loaded {
 
         final CUmod_st module = new CUmod_st();
-        int users; // under the lock of all
+        int users; // guarded by ALL
         volatile boolean done;
 
         synchronized int load(ByteBuffer image) {
             if (done) {
                 return cudart.CUDA_SUCCESS;
             }
-            // PTX is text, which ends with a zero; the other forms know their size.
+            // PTX is text and must be zero-terminated; other formats contain their size.
             byte[] bytes = Arrays.copyOf(image.array(), image.capacity() + 1);
             try (Pointer terminated = CudaDriver.copy(bytes)) {
                 int result = cudart.cuModuleLoadData(module, terminated);
@@ -69,14 +68,14 @@ public final class CudaModule extends CudaResource {
     }
 
     /**
-     * Loads compiled kernels. Unless they are loaded already, this waits for the calling thread's
-     * current stream, unless that is captured, and may wait for the whole GPU.
+     * Loads compiled kernels. If they are not loaded yet, waits for the calling thread's current
+     * stream (unless it is being captured), and may wait for the whole GPU.
      *
      * @param device the GPU
      * @param image a cubin for its architecture, a fat binary or PTX
-     * @return the module, to be closed by the caller
-     * @throws CudaException with {@code CUDA_ERROR_INVALID_IMAGE} if it is none of them, {@code
-     *     CUDA_ERROR_NO_BINARY_FOR_GPU} if it is for other GPUs
+     * @return the module; the caller closes it
+     * @throws CudaException with {@code CUDA_ERROR_INVALID_IMAGE} if the image has another format,
+     *     {@code CUDA_ERROR_NO_BINARY_FOR_GPU} if it is for other GPUs
      */
     public static CudaModule load(CudaDevice device, byte[] image) {
         if (image.length == 0) {
@@ -97,13 +96,13 @@ public final class CudaModule extends CudaResource {
     }
 
     /**
-     * Waits for what the calling thread has queued. The driver waits for running kernels before it
-     * loads others, and takes no calls for that GPU meanwhile: not even those of a rank that shares
-     * it and has yet to launch what a kernel of this rank waits for.
+     * Waits for the calling thread's current stream, to prevent a deadlock. Loading waits for
+     * running kernels and blocks other calls for the GPU meanwhile. If a kernel of this rank waited
+     * for a kernel that another rank on this GPU has not launched yet, neither could continue.
      */
     private static void awaitCurrentStream(CudaDevice device) {
         if (!NativeLibrary.LIBTORCH.isAvailable()) {
-            return; // Then there are no ranks.
+            return; // Without libtorch there are no ranks.
         }
         try (CudaStream stream =
                 CudaStream.wrap(device, Torch.currentCudaStream(device.device()))) {
@@ -114,21 +113,21 @@ public final class CudaModule extends CudaResource {
     }
 
     /**
-     * Returns a kernel of this module, loaded: its launch never waits for the GPU.
+     * Returns a kernel of this module. It is loaded eagerly, so launches do not block.
      *
-     * @param name its name, which is that in the source if it is {@code extern "C"}
-     * @return the kernel, which lives as long as the module
-     * @throws CudaException with {@code CUDA_ERROR_NOT_FOUND} if there is none of that name
+     * @param name the name: that of the source if it is {@code extern "C"}
+     * @return the kernel, valid as long as the module is open
+     * @throws CudaException with {@code CUDA_ERROR_NOT_FOUND} if the module has no such kernel
      */
     public CudaKernel kernel(String name) {
         return new CudaKernel(this, name);
     }
 
     /**
-     * As {@link #kernel}, for a kernel that the source has for some GPUs only.
+     * Returns a kernel that the source may lack for some GPUs.
      *
-     * @param name its name
-     * @return the kernel; empty if there is none of that name
+     * @param name the name
+     * @return the kernel; empty if the module has no such kernel
      */
     public Optional<CudaKernel> findKernel(String name) {
         try {
@@ -146,7 +145,7 @@ public final class CudaModule extends CudaResource {
         return loaded.module;
     }
 
-    /** Tells whether nothing else has what is loaded, which is forgotten then. */
+    /** Releases the loaded copy. Returns whether this was its last user. */
     private boolean leave() {
         synchronized (ALL) {
             boolean last = --loaded.users == 0;

@@ -7,15 +7,15 @@ package org.djlx.nativeops.cuda;
 import java.util.function.IntSupplier;
 
 /**
- * Something that lives in a GPU's context, which it keeps until it is closed. Closing is safe for
- * use by several threads; using while another thread closes is not.
+ * A native object in a GPU's context, which it retains until it is closed. Closing is thread-safe,
+ * but must not happen while another thread uses the object.
  */
 abstract class CudaResource implements AutoCloseable {
 
     private final CudaDevice device;
     private volatile boolean closed;
 
-    /** Keeps the device's context; the constructor of a subclass goes on with {@link #create}. */
+    /** Retains the device's context. The constructor of a subclass then calls {@link #create}. */
     CudaResource(CudaDevice device) {
         if (device == null) {
             throw new IllegalArgumentException("the device is null");
@@ -24,7 +24,7 @@ abstract class CudaResource implements AutoCloseable {
         this.device = device;
     }
 
-    /** Makes the call that creates the native object; if it fails, so does the constructor. */
+    /** Creates the native object. If the call fails, releases the context and throws. */
     final void create(String function, IntSupplier call) {
         try {
             device.call(function, call);
@@ -41,13 +41,13 @@ abstract class CudaResource implements AutoCloseable {
     /**
      * Returns the GPU.
      *
-     * @return the GPU to which this belongs
+     * @return the GPU of this object
      */
     public final CudaDevice device() {
         return device;
     }
 
-    /** Makes a call on the open native object, and checks its result. */
+    /** Calls the driver, if this is open, and checks its result. */
     final void call(String function, IntSupplier call) {
         requireOpen();
         device.call(function, call);
@@ -63,7 +63,7 @@ abstract class CudaResource implements AutoCloseable {
         return closed;
     }
 
-    /** Frees what is held; does nothing when called again. */
+    /** Destroys the native object and releases the context. Idempotent. */
     @Override
     public final void close() {
         synchronized (this) {

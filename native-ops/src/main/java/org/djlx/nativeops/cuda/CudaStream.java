@@ -13,16 +13,9 @@ import org.djlx.nativeops.host.NativeMemory;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * A queue of work for a GPU, which does it in order. Methods queue work and return, {@link
- * #synchronize()} excepted. They may be called by any thread; what several threads queue at once is
- * in some order.
- *
- * <p><b>Waiting for flags.</b> While a stream waits in {@link #waitValue32}, nothing may make the
- * host wait for the whole GPU before the flag is raised: not the first launch of a kernel whose
- * module loads lazily, nor allocating or freeing GPU memory, nor the default stream. Load and
- * allocate first. The wait has no deadline and holds up its hardware queue, which other streams may
- * share, so that the host may have no way to end it: where the flag may never be raised, wait in a
- * kernel.
+ * A CUDA stream: a queue of work that a GPU executes in order. Methods queue work and return,
+ * except {@link #synchronize()}. Thread-safe; work that several threads queue at once has no
+ * defined order.
  */
 public final class CudaStream extends CudaResource {
 
@@ -55,7 +48,7 @@ public final class CudaStream extends CudaResource {
      * Creates a stream that is independent of the default stream.
      *
      * @param device the GPU
-     * @return the stream, to be closed by the caller
+     * @return the stream; the caller closes it
      */
     public static CudaStream create(CudaDevice device) {
         return create(device, 0);
@@ -65,28 +58,28 @@ public final class CudaStream extends CudaResource {
      * Creates a stream that is independent of the default stream.
      *
      * @param device the GPU
-     * @param priority the lower the number, the sooner its kernels start; CUDA clamps it to the
+     * @param priority the priority: a lower number is a higher priority; CUDA clamps it to the
      *     range from {@link CudaDevice#highestStreamPriority()} to 0
-     * @return the stream, to be closed by the caller
+     * @return the stream; the caller closes it
      */
     public static CudaStream create(CudaDevice device, int priority) {
         return new CudaStream(device, priority);
     }
 
     /**
-     * Returns a stream that another library owns, such as libtorch's current one.
+     * Wraps a stream of another library, such as libtorch's current one.
      *
-     * @param device the GPU that the stream is of
-     * @param handle the {@code cudaStream_t}, as {@link Torch#currentCudaStream} returns it; 0 is
+     * @param device the GPU of the stream
+     * @param handle the {@code cudaStream_t}, for example of {@link Torch#currentCudaStream}; 0 is
      *     the default stream. It must outlive the result
-     * @return the stream; closing it leaves the other library's stream alone
+     * @return the stream; closing it does not destroy the other library's stream
      */
     public static CudaStream wrap(CudaDevice device, long handle) {
         return new CudaStream(device, new CUstream_st(CudaDriver.pointer(handle)));
     }
 
     /**
-     * Returns the stream as other libraries take it.
+     * Returns the handle for other libraries.
      *
      * @return the {@code cudaStream_t}; 0 is the default stream
      */
@@ -95,9 +88,9 @@ public final class CudaStream extends CudaResource {
     }
 
     /**
-     * Lets work queued from now on wait until the event, as last recorded, has passed.
+     * Makes work queued later wait for an event, as last recorded.
      *
-     * @param event an event, of this or another GPU
+     * @param event an event of this or another GPU
      */
     public void waitEvent(CudaEvent event) {
         CUevent_st handle = event.event();
@@ -112,11 +105,11 @@ public final class CudaStream extends CudaResource {
     }
 
     /**
-     * Writes a 32-bit value once all work before is done. What that work wrote is visible to
-     * whoever sees the value.
+     * Writes a 32-bit value after all work queued before (release: an observer of the value also
+     * sees the writes of that work).
      *
-     * @param address where to, a multiple of 4: memory of this GPU, of a peer to which access is
-     *     enabled, or pinned host memory
+     * @param address the destination, a multiple of 4: memory of this GPU, of a peer to which
+     *     access is enabled, or pinned host memory
      * @param value the value
      */
     public void writeValue32(long address, int value) {
@@ -134,42 +127,28 @@ public final class CudaStream extends CudaResource {
         }
     }
 
-    /**
-     * Lets work queued from now on wait until a 32-bit word has reached a value, counting on past
-     * the largest: until {@code word - value >= 0} as a signed difference. See the class's note on
-     * waiting for flags.
-     *
-     * @param address where the word is, a multiple of 4: memory of this GPU or pinned host memory
-     * @param value the value to wait for
-     */
-    public void waitValue32(long address, int value) {
-        requireAligned(address);
-        call(
-                "cuStreamWaitValue32",
-                () ->
-                        cudart.cuStreamWaitValue32(
-                                stream, address, value, cudart.CU_STREAM_WAIT_VALUE_GEQ));
-    }
-
     private static void requireAligned(long address) {
         if (address == 0 || address % Integer.BYTES != 0) {
             throw new IllegalArgumentException(
-                    String.format("0x%x is not the address of a 32-bit word", address));
+                    String.format(
+                            "0x%x is not the address of a 32-bit word: it must be a multiple of 4"
+                                    + " and not 0",
+                            address));
         }
     }
 
     /**
-     * Copies bytes; between GPUs by a copy engine, over NVLink where there is one.
+     * Copies bytes. Between GPUs a copy engine does it, over NVLink if there is one.
      *
-     * @param destination where to: an address on this GPU, on a peer to which access is enabled, or
-     *     in pinned host memory
-     * @param source where from, likewise
-     * @param byteSize how many bytes; 0 does nothing
+     * @param destination the destination: memory of this GPU, of a peer to which access is enabled,
+     *     or pinned host memory
+     * @param source the source, in the same kinds of memory
+     * @param byteSize the number of bytes; 0 does nothing
      */
     public void copyAsync(long destination, long source, long byteSize) {
         requireSize(byteSize);
         if (byteSize > 0) {
-            // Not cuMemcpyAsync, which takes an unknown address for one of the host and uses it.
+            // Not cuMemcpyAsync, which treats an unknown address as a host address.
             requireOpen();
             CallingThread thread = CallingThread.get();
             boolean pushed = device().enter(thread);
@@ -186,9 +165,9 @@ public final class CudaStream extends CudaResource {
     /**
      * Sets bytes.
      *
-     * @param address the address of the first
-     * @param value the value of each
-     * @param byteSize how many bytes; 0 does nothing
+     * @param address the address of the first byte
+     * @param value the value of each byte
+     * @param byteSize the number of bytes; 0 does nothing
      */
     public void memsetAsync(long address, byte value, long byteSize) {
         requireSize(byteSize);
@@ -204,38 +183,36 @@ public final class CudaStream extends CudaResource {
     }
 
     /**
-     * Keeps arrays' storage from being reused until this stream has done all work that it has been
-     * given so far, even if the arrays are closed at once. The host does not wait.
+     * Keeps the storage of arrays until this stream has executed all work queued so far, even if
+     * the arrays are closed at once. Does not block.
      *
-     * <p>Why this is needed: libtorch keeps the memory of a freed tensor and gives it to the next
-     * tensor that fits. It takes care that the stream on which the tensor was <em>allocated</em> is
-     * done with it by doing the work of both in that stream's order; of other streams it knows
-     * nothing. An array that a side stream still reads or writes when its last owner closes it
-     * would be overwritten meanwhile. {@code Tensor.record_stream}, which tells libtorch of a side
-     * stream, is not in its stable C interface. So this method holds one more reference to each
-     * tensor (and to the {@link NativeMemory} behind a view) and records an event on this stream.
-     * Later calls of this method, on any stream, let go of what their GPU has passed; {@link
-     * #releasePassed()} does so without keeping more.
+     * <p>Why: libtorch gives the memory of a freed tensor to the next tensor that fits. This is
+     * safe on the stream on which the tensor was <em>allocated</em>, whose work runs in order.
+     * libtorch does not know of work on other streams, and {@code Tensor.record_stream}, which
+     * would tell it, is not in its stable C ABI. So an array that a side stream still uses when it
+     * is closed would be overwritten. This method holds a reference to each tensor (and to the
+     * {@link NativeMemory} of a view) and records an event on this stream. Later calls, on any
+     * stream, release arrays whose event is complete; {@link #releasePassed()} does only that.
      *
-     * <p>While {@link CudaGraph#capture} runs on this thread, the arrays belong to the graph and
-     * are held until it is closed, for every replay uses them.
+     * <p>During {@link CudaGraph#capture} on this thread, the graph keeps the arrays until it is
+     * closed, because every replay uses them.
      *
      * @param arrays the arrays that work queued on this stream reads or writes; on any device
-     * @throws IllegalStateException if the stream is being captured by something else than {@link
-     *     CudaGraph#capture} on this thread, as nobody would know when to let go
+     * @throws IllegalStateException if the stream is being captured, but not by {@link
+     *     CudaGraph#capture} on this thread
      */
     public void keepAlive(NDArray... arrays) {
         requireOpen();
         kept.hold(arrays);
     }
 
-    /** Lets go of arrays in {@link #keepAlive} whose work is done. Never waits. */
+    /** Releases arrays of {@link #keepAlive} whose work is complete. Does not block. */
     public void releasePassed() {
         kept.releasePassed();
     }
 
     /**
-     * Tells whether work queued now goes into a graph instead of being done.
+     * Tells whether work queued now is captured instead of executed.
      *
      * @return whether the stream is being captured
      */
@@ -253,9 +230,9 @@ public final class CudaStream extends CudaResource {
     }
 
     /**
-     * Tells whether all work is done. Never waits.
+     * Tells whether all work is complete. Does not block.
      *
-     * @return whether it is
+     * @return whether it is complete
      */
     public boolean query() {
         requireOpen();
@@ -268,11 +245,11 @@ public final class CudaStream extends CudaResource {
     }
 
     /**
-     * Waits until all work is done. The thread may spin; {@link CudaEvent#synchronize()} of an
-     * event for timing sleeps.
+     * Waits until all work is complete. The thread may spin; {@link CudaEvent#synchronize()} of an
+     * event with timing sleeps.
      *
-     * @throws CudaException also with the error of work done before, such as {@code
-     *     CUDA_ERROR_ILLEGAL_ADDRESS}, after which the context is of no more use
+     * @throws CudaException also for an error of earlier work, such as {@code
+     *     CUDA_ERROR_ILLEGAL_ADDRESS}, after which the context cannot be used any more
      */
     public void synchronize() {
         call("cuStreamSynchronize", () -> cudart.cuStreamSynchronize(stream));
@@ -298,7 +275,7 @@ public final class CudaStream extends CudaResource {
     void destroy() {
         kept.close();
         if (owned) {
-            // Returns at once: the stream goes when its work is done.
+            // Does not block: CUDA destroys the stream after its work.
             device().call("cuStreamDestroy", () -> cudart.cuStreamDestroy(stream));
         }
     }

@@ -20,20 +20,25 @@ import org.djlx.nativeops.host.DescriptorChannel;
 import org.djlx.nativeops.host.NativeMemory;
 
 /**
- * Memory of a GPU that is mapped for just those GPUs that are to use it (CUDA's virtual memory
- * management). The contents are not initialised.
+ * GPU memory that is mapped for named GPUs only (CUDA's virtual memory management). Contents are
+ * not initialised.
  *
- * <p>It differs from {@link CudaMemory} in two ways that matter between peers. One mapping is
- * addressed by all GPUs that it names, so that nobody needs {@link CudaDevice#enablePeerAccess}.
- * And a copy into it does not wait for another thread's {@code cuMemFree} on its GPU, as one into
- * memory of {@code cuMemAlloc} does: streams may wait for each other's copies without deadlock.
+ * <p>Differences to {@link CudaMemory} that matter between peers:
  *
- * <p>Other processes of the host map it by a file descriptor; a {@link DescriptorChannel} passes
- * it. The memory below lives until all processes have unmapped it and closed their descriptors.
+ * <ul>
+ *   <li>All named GPUs use one mapping; {@link CudaDevice#enablePeerAccess} is not needed.
+ *   <li>A copy into it does not wait for another thread's {@code cuMemFree} on its GPU, as a copy
+ *       into memory of {@code cuMemAlloc} does. So streams can wait for each other's copies without
+ *       deadlock.
+ * </ul>
  *
- * <p>{@link #close} gives the mapping up; it goes when the last array that views it is closed.
- * Close it only when no stream uses it any more: the driver need not wait for work that does. It
- * keeps its GPU's context until it is unmapped. Safe for use by several threads. Failures of the
+ * <p>Other processes of the host map it by a file descriptor, which a {@link DescriptorChannel}
+ * passes. The physical memory exists until all processes have unmapped it and closed their
+ * descriptors.
+ *
+ * <p>{@link #close} releases the mapping; it is unmapped when the last array that views it is
+ * closed. Close it only after the last stream has used it, because the driver may not wait for
+ * running work. It retains its GPU's context until it is unmapped. Thread-safe. Failures of the
  * driver are {@link CudaException}s.
  */
 public final class CudaVirtualMemory implements AutoCloseable {
@@ -49,10 +54,11 @@ public final class CudaVirtualMemory implements AutoCloseable {
     }
 
     /**
-     * Tells whether a GPU and its driver have such memory, and can share it by file descriptors.
+     * Tells whether a GPU and its driver support virtual memory and can share it by file
+     * descriptors.
      *
      * @param device the GPU
-     * @return whether they do
+     * @return whether it is supported
      */
     public static boolean isSupported(CudaDevice device) {
         return device.attribute(CudaAttribute.VIRTUAL_MEMORY_MANAGEMENT) != 0
@@ -60,18 +66,18 @@ public final class CudaVirtualMemory implements AutoCloseable {
     }
 
     /**
-     * Allocates memory of a GPU. It takes up room in steps of the driver's granularity, 2 MiB on
-     * many GPUs.
+     * Allocates GPU memory. The size is rounded up to the driver's granularity, 2 MiB on many GPUs.
      *
      * @param device the GPU
-     * @param peers further GPUs that are to read and write it, each with {@linkplain
-     *     CudaDevice#canAccessPeer access} to {@code device}; may name it, and name one twice
-     * @param byteSize how many bytes, at least 1
-     * @return the memory, to be closed by the caller; at a multiple of the granularity
-     * @throws IllegalArgumentException if an argument is null or the size not positive
+     * @param peers further GPUs that read and write it, each with {@linkplain
+     *     CudaDevice#canAccessPeer access} to {@code device}; may contain {@code device} and
+     *     duplicates
+     * @param byteSize the size in bytes, at least 1
+     * @return the memory, aligned to the granularity; the caller closes it
+     * @throws IllegalArgumentException if an argument is null or the size is not positive
      * @throws EngineException if the GPU does not {@linkplain #isSupported support} it, or a peer
      *     has no access
-     * @throws CudaException with {@code CUDA_ERROR_OUT_OF_MEMORY} if there is not enough
+     * @throws CudaException with {@code CUDA_ERROR_OUT_OF_MEMORY} if memory runs out
      */
     public static CudaVirtualMemory allocate(
             CudaDevice device, List<CudaDevice> peers, long byteSize) {
@@ -84,18 +90,18 @@ public final class CudaVirtualMemory implements AutoCloseable {
     }
 
     /**
-     * Maps memory that this or another process of the host {@linkplain #export() exported}. Its
-     * {@link NativeMemory#device()} is the GPU that owns it, as this process counts GPUs; that GPU
-     * must be visible here.
+     * Maps memory that this or another process of the host has {@linkplain #export() exported}. Its
+     * {@link NativeMemory#device()} is the GPU that owns it, by this process's numbers; that GPU
+     * must be visible to this process.
      *
-     * @param device the GPU that is to read and write it: the owner, or one with access to that
-     * @param descriptor the descriptor, which remains the caller's and can be closed at once
-     * @param byteSize the size that it was allocated with
-     * @return the memory, to be closed by the caller
-     * @throws IllegalArgumentException if an argument is null or the size not positive
+     * @param device the GPU that reads and writes it: the owner, or a GPU with access to the owner
+     * @param descriptor the descriptor; the caller keeps it and may close it after the call
+     * @param byteSize the size with which it was allocated
+     * @return the memory; the caller closes it
+     * @throws IllegalArgumentException if an argument is null or the size is not positive
      * @throws EngineException if the GPU does not {@linkplain #isSupported support} it, or has no
      *     access to the owner
-     * @throws CudaException if the descriptor is not one of GPU memory, or the memory is smaller
+     * @throws CudaException if the descriptor is not of GPU memory, or the memory is smaller
      */
     public static CudaVirtualMemory open(CudaDevice device, Descriptor descriptor, long byteSize) {
         CudaMemory.requirePositive(byteSize);
@@ -116,7 +122,8 @@ public final class CudaVirtualMemory implements AutoCloseable {
                     device
                             + " ("
                             + device.name()
-                            + ") or its driver cannot share mapped memory by file descriptors");
+                            + ") or its driver does not support sharing virtual memory by file"
+                            + " descriptors");
         }
     }
 
@@ -147,17 +154,17 @@ public final class CudaVirtualMemory implements AutoCloseable {
     /**
      * Returns the mapped memory.
      *
-     * @return the memory; unmapped after {@link #close()}, when its last view is closed
+     * @return the memory; unmapped after {@link #close()} and after its last view is closed
      */
     public NativeMemory memory() {
         return memory;
     }
 
     /**
-     * Returns a descriptor by which others can map the memory. It keeps the memory, not this
-     * mapping of it.
+     * Returns a descriptor with which other processes can map the memory. The descriptor keeps the
+     * physical memory, but not this mapping.
      *
-     * @return a new descriptor, to be closed by the caller
+     * @return a new descriptor; the caller closes it
      * @throws IllegalStateException if this is closed
      */
     public Descriptor export() {
@@ -169,15 +176,15 @@ public final class CudaVirtualMemory implements AutoCloseable {
         }
     }
 
-    /** Gives the mapping up; does nothing when called again. */
+    /** Releases the mapping. Idempotent. */
     @Override
     public void close() {
         memory.close();
     }
 
     /**
-     * What the driver was asked for, step by step, so that it can be given back from any of them. A
-     * class of its own: the JVM loads what it needs of the presets to verify it.
+     * The driver's objects, created step by step, so that {@link #free} can undo any number of
+     * steps. A class of its own, because the JVM loads the presets that it needs to verify a class.
      */
     private static final class Mapping {
 
@@ -189,7 +196,7 @@ public final class CudaVirtualMemory implements AutoCloseable {
         private long address;
         private boolean mapped;
 
-        /** Takes over one {@link CudaDevice#retain}. */
+        /** Takes ownership of one {@link CudaDevice#retain}. */
         Mapping(CudaDevice device) {
             this.device = device;
         }
@@ -241,13 +248,13 @@ public final class CudaVirtualMemory implements AutoCloseable {
             held = true;
         }
 
-        void map(long wanted) {
+        void map(long size) {
             try (CUmemAllocationProp_v1 properties = new CUmemAllocationProp_v1()) {
                 device.call(
                         "cuMemGetAllocationPropertiesFromHandle",
                         () -> cudart.cuMemGetAllocationPropertiesFromHandle(properties, handle));
                 owner = properties.location().id();
-                byteSize = roundUp(device, properties, wanted);
+                byteSize = roundUp(device, properties, size);
             }
             long[] reserved = new long[1];
             device.call(
@@ -273,7 +280,7 @@ public final class CudaVirtualMemory implements AutoCloseable {
             } catch (CudaException e) {
                 throw new EngineException(
                         String.format(
-                                "GPUs %s cannot all be given access to memory of GPU %d: %s",
+                                "cannot give GPUs %s access to memory of GPU %d: %s",
                                 Arrays.toString(users), owner, e.getMessage()),
                         e);
             }
@@ -293,7 +300,7 @@ public final class CudaVirtualMemory implements AutoCloseable {
             }
         }
 
-        /** Undoes what was done, the last first. Runs once. */
+        /** Undoes the completed steps in reverse order. Runs once. */
         void free() {
             try {
                 if (mapped) {

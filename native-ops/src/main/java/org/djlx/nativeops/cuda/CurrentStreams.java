@@ -11,7 +11,7 @@ import org.djlx.nativeops.torch.AotiTorch;
 import org.djlx.nativeops.torch.AotiTorchCuda;
 import org.djlx.nativeops.torch.TorchChecks;
 
-/** The streams that libtorch has made current, of one GPU. */
+/** libtorch's current streams of one GPU, wrapped once each. Thread-safe. */
 public final class CurrentStreams implements AutoCloseable {
 
     private final CudaDevice cuda;
@@ -20,7 +20,7 @@ public final class CurrentStreams implements AutoCloseable {
     private volatile CudaStream last;
 
     /**
-     * Creates it.
+     * Creates the cache of wrapped streams.
      *
      * @param cuda the GPU
      */
@@ -33,10 +33,10 @@ public final class CurrentStreams implements AutoCloseable {
     /**
      * Returns the calling thread's current stream.
      *
-     * @return the stream, not to be closed
+     * @return the stream; the caller must not close it
      */
     public CudaStream get() {
-        // As Torch.currentCudaStream, for a device that was found usable.
+        // As Torch.currentCudaStream, without checking the device again.
         Scratch scratch = Scratch.get();
         AotiTorch.check(
                 AotiTorchCuda.aoti_torch_get_current_cuda_stream(ordinal, scratch.slot(0)),

@@ -5,33 +5,33 @@
 package org.djlx.nativeops.cuda;
 
 /**
- * The best way between two GPUs of a host.
+ * The best connection of two GPUs of a host.
  *
- * @param kind what it goes through
- * @param nvLinks how many NVLinks make it up; 0 unless the kind is {@link Kind#NVLINK} or {@link
+ * @param kind the kind of connection
+ * @param nvLinks the number of NVLinks; 0 unless the kind is {@link Kind#NVLINK} or {@link
  *     Kind#NVSWITCH}
  */
 public record GpuLink(Kind kind, int nvLinks) {
 
-    /** What a link goes through, from near to far. */
+    /** The kinds of connections, from near to far. */
     public enum Kind {
-        /** Nothing: the GPU itself. */
+        /** The GPU itself. */
         SELF("X"),
         /** NVLinks from one GPU to the other. */
         NVLINK("NV"),
         /** NVLinks of both GPUs into NVSwitches. */
         NVSWITCH("NV"),
-        /** The board that both are on. */
+        /** On the same board. */
         SAME_BOARD("PSB"),
-        /** One PCIe switch. */
+        /** Through one PCIe switch. */
         PCIE_SWITCH("PIX"),
-        /** Several PCIe switches, but not the host bridge. */
+        /** Through several PCIe switches, without the host bridge. */
         PCIE_SWITCHES("PXB"),
-        /** The PCIe host bridge of a CPU. */
+        /** Through the PCIe host bridge of a CPU. */
         HOST_BRIDGE("PHB"),
-        /** The host bridges of one NUMA node. */
+        /** Through the host bridges of one NUMA node. */
         NUMA_NODE("NODE"),
-        /** The connection between NUMA nodes. */
+        /** Through the connection between NUMA nodes. */
         SYSTEM("SYS");
 
         private final String label;
@@ -42,23 +42,24 @@ public record GpuLink(Kind kind, int nvLinks) {
     }
 
     /**
-     * Checks that the two fit.
+     * Checks the values.
      *
-     * @param kind what it goes through
-     * @param nvLinks how many NVLinks make it up
+     * @param kind the kind of connection
+     * @param nvLinks the number of NVLinks
      * @throws IllegalArgumentException if an NVLink kind has no links, or another kind has some
      */
     public GpuLink {
         boolean nvLink = kind == Kind.NVLINK || kind == Kind.NVSWITCH;
         if (kind == null || nvLink != nvLinks > 0 || nvLinks < 0) {
-            throw new IllegalArgumentException(nvLinks + " NVLinks make up no link of " + kind);
+            throw new IllegalArgumentException(
+                    "a link of kind " + kind + " cannot have " + nvLinks + " NVLinks");
         }
     }
 
     /**
      * Returns a link without NVLinks.
      *
-     * @param kind what it goes through
+     * @param kind the kind of connection
      * @return the link
      */
     public static GpuLink of(Kind kind) {
@@ -66,7 +67,7 @@ public record GpuLink(Kind kind, int nvLinks) {
     }
 
     /**
-     * Tells whether the GPUs are linked by NVLink, directly or through switches.
+     * Tells whether the GPUs are connected by NVLink, directly or through switches.
      *
      * @return whether they are
      */
@@ -75,7 +76,7 @@ public record GpuLink(Kind kind, int nvLinks) {
     }
 
     /**
-     * Returns the link as nvidia-smi shows it.
+     * Returns the label that nvidia-smi shows.
      *
      * @return for example {@code NV18}, {@code PIX} or {@code SYS}
      */

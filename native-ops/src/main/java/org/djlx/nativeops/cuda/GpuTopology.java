@@ -10,18 +10,18 @@ import java.util.List;
 import org.djlx.nativeops.NativeLibrary;
 
 /**
- * How GPUs of a host are linked: for every pair the best way between them. GPUs are numbered by
- * their place in the matrix.
+ * The links of GPUs of a host: for every pair the best connection. GPUs are identified by their
+ * index in the matrix.
  */
 public final class GpuTopology {
 
-    /** What algorithms choose by. */
+    /** The kinds of topologies that algorithms distinguish. */
     public enum Kind {
-        /** Every pair is linked by NVLink, directly or through NVSwitches. One GPU counts, too. */
+        /** Every pair is linked by NVLink, directly or through NVSwitches. Also a single GPU. */
         FULLY_CONNECTED_NVLINK,
         /**
-         * Eight GPUs in two groups of four: within a group every pair is linked by NVLink, and
-         * every GPU is linked to one of the other group. DGX-1 and servers like it.
+         * Eight GPUs in two groups of four: in a group every pair is linked by NVLink, and every
+         * GPU is linked to one GPU of the other group. Used by DGX-1 and similar servers.
          */
         HYBRID_CUBE_MESH,
         /** Anything else. */
@@ -35,11 +35,12 @@ public final class GpuTopology {
     private final Kind kind;
 
     /**
-     * Describes GPUs.
+     * Creates a topology.
      *
-     * @param links for every pair (row, column) the link; on the diagonal {@link GpuLink.Kind#SELF}
-     * @throws IllegalArgumentException if the matrix is empty, not square or not symmetric, or the
-     *     diagonal is not as it must be
+     * @param links the link of every pair (row, column), with {@link GpuLink.Kind#SELF} on the
+     *     diagonal
+     * @throws IllegalArgumentException if the matrix is empty, not square or not symmetric, or has
+     *     another diagonal
      */
     public GpuTopology(GpuLink[][] links) {
         this.links = Arrays.stream(links).map(GpuLink[]::clone).toArray(GpuLink[][]::new);
@@ -63,7 +64,8 @@ public final class GpuTopology {
                 if (link == null || !link.equals(links[j][i])) {
                     throw new IllegalArgumentException(
                             String.format(
-                                    "the link of GPUs %d and %d is %s one way, %s the other",
+                                    "the link of GPUs %d and %d is %s in one direction, %s in the"
+                                            + " other",
                                     i, j, link, links[j][i]));
                 }
                 if ((i == j) != (link.kind() == GpuLink.Kind.SELF)) {
@@ -95,8 +97,8 @@ public final class GpuTopology {
     }
 
     /**
-     * With four neighbours each, two disjoint cliques of four leave every GPU one link across; as
-     * both sides have one each, these pair the GPUs up.
+     * If every GPU has four neighbours and there are two disjoint cliques of four, every GPU has
+     * exactly one link to the other clique.
      */
     private boolean isHybridCubeMesh() {
         if (links.length != MESH_GPUS) {
@@ -115,7 +117,7 @@ public final class GpuTopology {
         return false;
     }
 
-    /** Returns GPU 0 and its neighbours but one. */
+    /** Returns GPU 0 and its neighbours except {@code across}. */
     private int[] groupOfFirst(int across) {
         List<Integer> group = new ArrayList<>(List.of(0));
         for (int neighbour : neighbours(0)) {
@@ -138,11 +140,11 @@ public final class GpuTopology {
     }
 
     /**
-     * Asks NVML how GPUs of this host are linked.
+     * Queries the topology of GPUs with NVML.
      *
      * @param devices the GPUs, in the order of the matrix
      * @return the topology
-     * @throws UnsatisfiedLinkError if there is no NVML; see {@link NativeLibrary#NVML}
+     * @throws UnsatisfiedLinkError if {@link NativeLibrary#NVML} is not available
      * @throws CudaException if NVML fails, or does not know one of the GPUs
      */
     public static GpuTopology query(List<CudaDevice> devices) {
@@ -150,12 +152,12 @@ public final class GpuTopology {
     }
 
     /**
-     * Asks NVML how GPUs of this host are linked, also such as this process cannot use.
+     * Queries the topology of GPUs with NVML, including GPUs that this process cannot use.
      *
-     * @param busIds where the GPUs are on the PCI bus, as {@link CudaDevice#pciBusId}, in the order
-     *     of the matrix
+     * @param busIds the PCI bus ids of the GPUs, see {@link CudaDevice#pciBusId}, in the order of
+     *     the matrix
      * @return the topology
-     * @throws UnsatisfiedLinkError if there is no NVML
+     * @throws UnsatisfiedLinkError if {@link NativeLibrary#NVML} is not available
      * @throws CudaException if NVML fails, or does not know one of the GPUs
      */
     public static GpuTopology queryBus(List<String> busIds) {
@@ -164,7 +166,7 @@ public final class GpuTopology {
     }
 
     /**
-     * Returns what algorithms choose by.
+     * Returns the kind of the topology.
      *
      * @return the kind of the topology
      */
@@ -184,8 +186,8 @@ public final class GpuTopology {
     /**
      * Returns the link of two GPUs.
      *
-     * @param a the place of one
-     * @param b the place of the other
+     * @param a the index of one GPU
+     * @param b the index of the other
      * @return the link
      */
     public GpuLink link(int a, int b) {
@@ -195,8 +197,8 @@ public final class GpuTopology {
     /**
      * Returns the GPUs to which a GPU is linked by NVLink.
      *
-     * @param gpu the place of the GPU
-     * @return their places, ascending
+     * @param gpu the index of the GPU
+     * @return their indices, ascending
      */
     public int[] neighbours(int gpu) {
         List<Integer> result = new ArrayList<>();
@@ -211,7 +213,7 @@ public final class GpuTopology {
     /**
      * Returns the topology of some of the GPUs.
      *
-     * @param gpus their places, in the order that they are to have
+     * @param gpus their indices, in the order of the new matrix
      * @return the topology
      */
     public GpuTopology subset(int... gpus) {
@@ -224,7 +226,7 @@ public final class GpuTopology {
         return new GpuTopology(some);
     }
 
-    /** Returns the matrix, a line for each GPU, as nvidia-smi shows it. */
+    /** Returns the matrix as nvidia-smi shows it, with a line for each GPU. */
     @Override
     public String toString() {
         StringBuilder text = new StringBuilder("     ");

@@ -10,7 +10,7 @@ import java.nio.ByteBuffer;
 import java.nio.ByteOrder;
 
 /**
- * The arguments of a kernel, in the order of its parameters. Meant to be kept and filled again:
+ * The arguments of a kernel, in the order of its parameters. Reuse the object for many launches:
  * {@code arguments.clear().add(pointer).add(count)}. For one thread at a time.
  *
  * <pre>
@@ -20,10 +20,10 @@ import java.nio.ByteOrder;
  */
 public final class KernelArguments {
 
-    /** The most arguments that a kernel can be given. */
+    /** The most arguments of a kernel. */
     public static final int MAX_COUNT = 64;
 
-    /** What all kernels can take together, in bytes. */
+    /** The most bytes of all arguments of a kernel. */
     private static final int MAX_BYTES = 4096;
 
     private static final int VALUES = MAX_COUNT * Long.BYTES;
@@ -33,7 +33,7 @@ public final class KernelArguments {
     private final long address = Pointer.nativeValue(Native.getDirectBufferPointer(buffer));
     private final int[] sizes = new int[MAX_COUNT];
 
-    /** What {@link CudaKernel} passes to the driver, once it has; a class of the presets. */
+    /** The cached pointer of {@link CudaKernel}, whose class is one of the presets; null before. */
     Object pointers;
 
     private int count;
@@ -102,7 +102,7 @@ public final class KernelArguments {
     }
 
     /**
-     * Adds a struct of 64-bit members, such as an array of pointers, which is passed by value.
+     * Adds a struct of 64-bit members, such as an array of pointers, passed by value.
      *
      * @param members the members
      * @return this
@@ -120,9 +120,9 @@ public final class KernelArguments {
     }
 
     /**
-     * Adds a struct that is kept: what it holds when the kernel is launched is passed by value.
+     * Adds a struct by reference. Its content at the time of the launch is passed by value.
      *
-     * @param struct the struct, which must live until the launch
+     * @param struct the struct; must be reachable until the launch
      * @return this
      * @throws IllegalArgumentException if there are too many arguments
      */
@@ -138,14 +138,14 @@ public final class KernelArguments {
 
     private static IllegalArgumentException tooMany() {
         return new IllegalArgumentException(
-                "a kernel takes no more than "
+                "a kernel takes at most "
                         + MAX_COUNT
-                        + " arguments of "
+                        + " arguments with at most "
                         + MAX_BYTES
-                        + " bytes together");
+                        + " bytes in total");
     }
 
-    /** Returns the offset for an argument of some size, and notes its address. */
+    /** Appends an argument of a size. Returns its offset. */
     private int next(int size) {
         int offset = end;
         int next = offset + (size + Long.BYTES - 1) / Long.BYTES * Long.BYTES;
@@ -159,12 +159,12 @@ public final class KernelArguments {
         return offset;
     }
 
-    /** Returns the address of the array of the arguments' addresses. */
+    /** Returns the address of the array of argument addresses. */
     long address() {
         return address;
     }
 
-    /** Checks the arguments against a kernel's parameters, if these are known. */
+    /** Checks the arguments against a kernel's parameters, if those are known. */
     void requireSizes(int[] parameterSizes, String kernel) {
         if (parameterSizes == null) {
             return;
@@ -177,7 +177,7 @@ public final class KernelArguments {
             if (sizes[i] != parameterSizes[i]) {
                 throw new IllegalArgumentException(
                         String.format(
-                                "argument %d of %s has %d bytes, not %d",
+                                "argument %d of %s must have %d bytes, not %d",
                                 i, kernel, parameterSizes[i], sizes[i]));
             }
         }

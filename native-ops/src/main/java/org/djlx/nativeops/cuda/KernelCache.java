@@ -33,66 +33,67 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * Keeps compiled kernels in files, so that they are compiled once on a machine, and in memory, so
- * that a file is read once by a process.
+ * A cache of compiled kernels: in files, so that a machine compiles each kernel once, and in
+ * memory, so that a process reads each file once. Thread-safe.
  *
- * <p>A file is written under another name and renamed when complete: processes may share the
- * folder, and a reader sees a complete file or none. One that is not what was written, because a
- * disk was full or failed, does not fit its checksum; the kernel is compiled again and the file
- * replaced. Where the folder cannot be written, kernels are compiled by every process, and one
- * warning says so. Safe for use by several threads; of those that want the same kernel, one
- * compiles it, while others compile other kernels. So it is with processes: a locked file beside
- * the kernel's says that one compiles it. The others wait, but not for ever.
- *
- * <p>The folder is not cleaned: a kernel takes some ten kilobytes, and files may be deleted at any
- * time.
+ * <ul>
+ *   <li><b>Shared folder.</b> A file is written under a temporary name and renamed when complete,
+ *       so readers see a complete file or none.
+ *   <li><b>Damaged files.</b> A file whose checksum is wrong is compiled again and replaced.
+ *   <li><b>Read-only folder.</b> Every process compiles kernels itself; one warning says so.
+ *   <li><b>Concurrency.</b> Of several threads that need the same kernel, one compiles it; other
+ *       kernels compile at the same time. Between processes, a lock file beside the kernel's file
+ *       does the same, with a timeout.
+ *   <li><b>Cleaning.</b> The folder is never cleaned. A kernel takes some ten kilobytes; files may
+ *       be deleted at any time.
+ * </ul>
  */
 public final class KernelCache {
 
     /** The system property that names the folder of {@link #user()}. */
     public static final String DIRECTORY_PROPERTY = "djlx.kernels.cache";
 
-    /** The environment variable that names the folder where the property does not. */
+    /** The environment variable that names the folder if the property is not set. */
     public static final String DIRECTORY_VARIABLE = "DJLX_KERNELS_CACHE";
 
     private static final Logger LOGGER = LoggerFactory.getLogger(KernelCache.class);
 
-    /** After which time a compilation is told of: somebody may wonder why nothing happens. */
-    private static final Duration PATIENCE = Duration.ofSeconds(1);
+    /** The time after which a running compilation is logged, so that users know what takes long. */
+    private static final Duration LOG_DELAY = Duration.ofSeconds(1);
 
-    /** How long another process that compiles the same kernel is waited for: it may be stopped. */
-    private static final Duration MOST_WAIT = Duration.ofSeconds(60);
+    /** How long to wait for another process that compiles the same kernel: it may be stopped. */
+    private static final Duration MAX_LOCK_WAIT = Duration.ofSeconds(60);
 
     private final Path directory;
-    private final Duration patience;
-    private final Consumer<String> teller;
+    private final Duration logDelay;
+    private final Consumer<String> log;
     private final Map<String, Entry> entries = new ConcurrentHashMap<>();
     private final AtomicBoolean warned = new AtomicBoolean();
 
-    /** Held while its kernel is read or compiled. */
+    /** A kernel. Its monitor is held while the kernel is read or compiled. */
     private static final class Entry {
-        volatile byte[] compiled; // null before; written by who holds it
+        volatile byte[] compiled; // null until then; guarded by this for writing
     }
 
     /**
      * Creates a cache.
      *
-     * @param directory the folder, which is created when first written to
+     * @param directory the folder; created on the first write
      */
     public KernelCache(Path directory) {
-        this(directory, PATIENCE, LOGGER::info);
+        this(directory, LOG_DELAY, LOGGER::info);
     }
 
-    /** As above; tells what is being compiled if it takes longer than the patience. */
-    KernelCache(Path directory, Duration patience, Consumer<String> teller) {
+    /** Creates a cache that logs compilations which take longer than a delay. */
+    KernelCache(Path directory, Duration logDelay, Consumer<String> log) {
         this.directory = directory;
-        this.patience = patience;
-        this.teller = teller;
+        this.logDelay = logDelay;
+        this.log = log;
     }
 
     /**
-     * Returns the cache of this process: in the folder that {@value #DIRECTORY_PROPERTY} or {@value
-     * #DIRECTORY_VARIABLE} names, else in {@code ~/.cache/djlx/kernels}.
+     * Returns the cache of this process, in the folder named by {@value #DIRECTORY_PROPERTY} or
+     * {@value #DIRECTORY_VARIABLE}, by default {@code ~/.cache/djlx/kernels}.
      *
      * @return the cache
      */
@@ -112,30 +113,31 @@ public final class KernelCache {
     }
 
     /**
-     * Returns compiled kernels, from memory, from a file or from the compiler. If the latter takes
-     * longer than a second, the log says at level info what is being compiled.
+     * Returns compiled kernels: from memory, from a file, or from the compiler. A compilation that
+     * takes longer than a second is logged at level info.
      *
-     * @param key what is compiled, how and by what
-     * @param compiler compiles it; what it throws is passed on, and nothing is kept
-     * @return the compiled kernels, which must not be changed
+     * @param key the key
+     * @param compiler compiles the kernels; its exceptions are passed on, and nothing is cached
+     * @return the compiled kernels; must not be changed
      */
     public byte[] get(Key key, Supplier<byte[]> compiler) {
         String digest = key.digest();
-        // Not compiled by the map, which lets other keys wait, too.
+        // Not compiled in computeIfAbsent, which would block other keys.
         Entry entry = entries.computeIfAbsent(digest, absent -> new Entry());
         synchronized (entry) {
             if (entry.compiled == null) {
                 Path file = file(digest);
                 byte[] cached = read(file, false);
-                entry.compiled = cached != null ? cached : told(key, () -> compile(file, compiler));
+                entry.compiled =
+                        cached != null ? cached : logged(key, () -> compile(file, compiler));
             }
             return entry.compiled;
         }
     }
 
     /**
-     * Tells, without waiting for anybody, whether {@link #get} will hardly have to compile: the
-     * kernels are in memory, or there is a file of them, which nobody has looked at.
+     * Tells whether {@link #get} probably need not compile: the kernels are in memory, or there is
+     * a file, which is not checked. Does not block.
      */
     boolean has(Key key) {
         String digest = key.digest();
@@ -147,31 +149,32 @@ public final class KernelCache {
         return directory.resolve(digest + ".cubin");
     }
 
-    /** Compiles a kernel, or waits for another process that does; tells so if it takes long. */
-    private byte[] told(Key key, Supplier<byte[]> compiler) {
-        Executor later = CompletableFuture.delayedExecutor(patience.toNanos(), NANOSECONDS);
+    /** Compiles a kernel, and logs it if it takes longer than the delay. */
+    private byte[] logged(Key key, Supplier<byte[]> compiler) {
+        Executor later = CompletableFuture.delayedExecutor(logDelay.toNanos(), NANOSECONDS);
         CompletableFuture<Void> message =
                 CompletableFuture.runAsync(
                         () ->
-                                teller.accept(
+                                log.accept(
                                         String.format(
-                                                "compiling %s by %s, to be kept in %s",
+                                                "compiling %s by %s; the result is cached in %s",
                                                 key.describe(), key.compiler(), directory)),
                         later);
         try {
             return compiler.get();
         } finally {
-            message.cancel(false); // If it has not been written yet, it is not.
+            message.cancel(false); // No-op if it has been logged.
         }
     }
 
     private byte[] compile(Path file, Supplier<byte[]> compiler) {
         Path lockFile = Path.of(file + ".lock");
-        try (ProcessLock lock = ProcessLock.acquire(lockFile, MOST_WAIT)) {
+        try (ProcessLock lock = ProcessLock.acquire(lockFile, MAX_LOCK_WAIT)) {
             if (!lock.isHeld()) {
-                LOGGER.debug("{} is not locked", lockFile);
+                LOGGER.debug("compiling without the lock {}", lockFile);
             }
-            byte[] cached = read(file, true); // Who held the lock before may have written it.
+            byte[] cached =
+                    read(file, true); // The previous holder of the lock may have written it.
             if (cached != null) {
                 return cached;
             }
@@ -181,12 +184,12 @@ public final class KernelCache {
         }
     }
 
-    /** Returns what a file holds, or null if there is none or it is damaged. */
+    /** Returns the content of a file; null if there is none or it is damaged. */
     private static byte[] read(Path file, boolean warn) {
         try {
             byte[] content = CachedFile.unwrap(Files.readAllBytes(file));
             if (content == null && warn) {
-                LOGGER.warn("{} is damaged; the kernel is compiled again", file);
+                LOGGER.warn("{} is damaged; compiling the kernel again", file);
             }
             return content;
         } catch (NoSuchFileException e) {
@@ -214,8 +217,8 @@ public final class KernelCache {
         } catch (IOException e) {
             if (!warned.getAndSet(true)) {
                 LOGGER.warn(
-                        "compiled kernels cannot be kept in {} ({}); each process compiles its own."
-                                + " Name another folder with the system property {} or the"
+                        "cannot write compiled kernels to {} ({}); each process compiles its own."
+                                + " Set another folder with the system property {} or the"
                                 + " environment variable {}",
                         directory,
                         e.toString(),
@@ -226,10 +229,10 @@ public final class KernelCache {
     }
 
     /**
-     * All that a compiled kernel depends on.
+     * Everything on which a compiled kernel depends.
      *
      * @param source the source with its headers
-     * @param options the compiler's options, in their order
+     * @param options the compiler's options in order
      * @param architecture the architecture, for example {@code sm_90a}
      * @param compiler the compiler and its version, for example {@code NVRTC 13.0}
      */
@@ -249,7 +252,7 @@ public final class KernelCache {
             options = List.copyOf(options);
         }
 
-        /** Names the kernels, as {@code k.cu for sm_90a with -DWIDTH=16}. */
+        /** Returns a description, for example {@code k.cu for sm_90a with -DWIDTH=16}. */
         String describe() {
             String defined =
                     options.stream()
@@ -261,7 +264,7 @@ public final class KernelCache {
                     + (defined.isEmpty() ? "" : " with " + defined);
         }
 
-        /** Returns a name that no other key has. */
+        /** Returns a unique name: the SHA-256 of the key. */
         String digest() {
             ByteArrayOutputStream bytes = new ByteArrayOutputStream();
             try (DataOutputStream out = new DataOutputStream(bytes)) {
@@ -284,7 +287,9 @@ public final class KernelCache {
             return HexFormat.of().formatHex(sha256(bytes.toByteArray()));
         }
 
-        /** Writes the length first, so that no two lists of texts look the same. */
+        /**
+         * Writes a text with its length, so that different lists of texts differ in their bytes.
+         */
         private static void put(DataOutputStream out, String text) throws IOException {
             byte[] bytes = text.getBytes(StandardCharsets.UTF_8);
             out.writeInt(bytes.length);

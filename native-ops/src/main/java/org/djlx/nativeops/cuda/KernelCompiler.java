@@ -10,7 +10,7 @@ import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.Executor;
 import org.djlx.nativeops.NativeLibrary;
 
-/** Compiles kernels for the GPU at hand with NVRTC, and loads them. Safe for use by threads. */
+/** Compiles kernels with NVRTC for a GPU, and loads them. Thread-safe. */
 public final class KernelCompiler {
 
     private final KernelCache cache;
@@ -18,36 +18,36 @@ public final class KernelCompiler {
     /**
      * Creates a compiler.
      *
-     * @param cache where compiled kernels are kept
+     * @param cache the cache of compiled kernels
      */
     public KernelCompiler(KernelCache cache) {
         this.cache = cache;
     }
 
     /**
-     * Returns kernels, compiled as C++17, loaded onto a GPU.
+     * Compiles kernels as C++17, or takes them from the cache, and loads them onto a GPU.
      *
      * @param device the GPU; the kernels are compiled for {@link CudaDevice#architecture()}
      * @param source the source
      * @param options further options of NVRTC, for example {@code -DWIDTH=16}
-     * @return the module, to be closed by the caller
-     * @throws UnsatisfiedLinkError if there is no NVRTC; see {@link NativeLibrary#NVRTC}
-     * @throws CudaException with NVRTC's messages if they do not compile, or if the driver does not
-     *     load them
+     * @return the module; the caller closes it
+     * @throws UnsatisfiedLinkError if {@link NativeLibrary#NVRTC} is not available
+     * @throws CudaException with NVRTC's log if they do not compile, or if the driver cannot load
+     *     them
      */
     public CudaModule load(CudaDevice device, KernelSource source, String... options) {
         return CudaModule.load(device, compile(key(device, source, options)));
     }
 
     /**
-     * Begins to compile, on a thread of its own, kernels that are loaded later, unless they have
-     * been compiled already. {@link #load} waits for that, and tells what was wrong.
+     * Starts to compile kernels on a new thread, unless they are cached. {@link #load} waits for
+     * it, and throws its errors.
      *
-     * @param device as for {@link #load}
-     * @param source likewise
-     * @param options likewise
-     * @return done when they are compiled, or have turned out not to be right
-     * @throws UnsatisfiedLinkError if there is no NVRTC
+     * @param device the GPU
+     * @param source the source
+     * @param options further options of NVRTC
+     * @return a future that completes normally after the compilation, also if that fails
+     * @throws UnsatisfiedLinkError if {@link NativeLibrary#NVRTC} is not available
      */
     public CompletableFuture<Void> prepare(
             CudaDevice device, KernelSource source, String... options) {

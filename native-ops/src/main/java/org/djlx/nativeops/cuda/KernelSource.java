@@ -17,12 +17,12 @@ import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 
 /**
- * The source of kernels, with the files that it includes.
+ * The source of kernels and the files that it includes.
  *
- * @param name what the compiler calls it in messages, for example {@code all_reduce.cu}
+ * @param name the name in the compiler's messages, for example {@code all_reduce.cu}
  * @param text CUDA C++
- * @param headers the text of every file included with {@code #include "..."}, by the name that the
- *     {@code #include} uses
+ * @param headers the text of every file included with {@code #include "..."}, by the name in the
+ *     {@code #include}
  */
 public record KernelSource(String name, String text, Map<String, String> headers) {
 
@@ -30,9 +30,9 @@ public record KernelSource(String name, String text, Map<String, String> headers
             Pattern.compile("^\\s*#\\s*include\\s*\"([^\"]+)\"", Pattern.MULTILINE);
 
     /**
-     * Copies the headers, in the order of their names.
+     * Copies the headers, sorted by name.
      *
-     * @param name what the compiler calls it
+     * @param name the name in the compiler's messages
      * @param text CUDA C++
      * @param headers the text of every included file by its name
      * @throws NullPointerException if an argument is null
@@ -44,14 +44,14 @@ public record KernelSource(String name, String text, Map<String, String> headers
     }
 
     /**
-     * Reads a source from the class path, and what it and its headers include with {@code #include
-     * "..."}. Names count from the owner's folder, also in headers and in folders below, as with
-     * the option {@code -I} of nvcc. No NVIDIA headers are there at run time.
+     * Reads a source from the class path, with all files that it includes with {@code #include
+     * "..."}, directly or through headers. All names are relative to the owner's folder, as with
+     * nvcc's option {@code -I}. NVIDIA's headers are not available at run time.
      *
-     * @param owner the class in whose folder, or in a folder below, the files lie
-     * @param name the file's name from there, for example {@code all_reduce/all_reduce.cu}
+     * @param owner the class whose folder contains the files, directly or in subfolders
+     * @param name the file's name in that folder, for example {@code all_reduce/all_reduce.cu}
      * @return the source
-     * @throws IllegalArgumentException if a file is missing, or lies elsewhere
+     * @throws IllegalArgumentException if a file is missing or in another folder
      */
     public static KernelSource ofResource(Class<?> owner, String name) {
         String text = read(owner, name);
@@ -74,7 +74,7 @@ public record KernelSource(String name, String text, Map<String, String> headers
 
     private static String read(Class<?> owner, String name) {
         if (name.startsWith("/") || List.of(name.split("/")).contains("..")) {
-            throw new IllegalArgumentException(name + " is not in the folder of " + owner);
+            throw new IllegalArgumentException(name + " must be in the folder of " + owner);
         }
         try (InputStream file = owner.getResourceAsStream(name)) {
             if (file == null) {

@@ -5,7 +5,7 @@
 package org.djlx.nativeops.cuda;
 
 /**
- * How many blocks of how many threads a kernel is launched with.
+ * The grid and thread blocks of a kernel launch.
  *
  * @param gridX the blocks along x
  * @param gridY the blocks along y
@@ -13,14 +13,11 @@ package org.djlx.nativeops.cuda;
  * @param blockX the threads of a block along x
  * @param blockY the threads of a block along y
  * @param blockZ the threads of a block along z
- * @param sharedBytes the dynamic shared memory of a block, in bytes; above 48 KiB see {@link
- *     CudaKernel#allowSharedMemory}
- * @param cooperative whether all blocks must run at once, so that they can wait for each other;
- *     where they cannot, the launch fails with {@code CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE}
- * @param dependent whether it may begin while the kernel queued before it still runs, if that lets
- *     it (programmatic dependent launch): the kernel itself waits before it touches what others
- *     write. Not together with {@code cooperative}; before compute capability 9.0 and CUDA 12.3 it
- *     begins behind
+ * @param sharedBytes the dynamic shared memory of a block in bytes; more than 48 KiB requires
+ *     {@link CudaKernel#allowSharedMemory}
+ * @param dependent whether this is a programmatic dependent launch: the kernel may start while the
+ *     kernel before it still runs, if that allows it, and must itself wait before it accesses data
+ *     of other kernels. Before compute capability 9.0 and CUDA 12.3 this is an ordinary launch
  */
 public record LaunchSize(
         int gridX,
@@ -30,11 +27,10 @@ public record LaunchSize(
         int blockY,
         int blockZ,
         int sharedBytes,
-        boolean cooperative,
         boolean dependent) {
 
     /**
-     * Checks the numbers.
+     * Checks the values.
      *
      * @param gridX the blocks along x
      * @param gridY the blocks along y
@@ -43,8 +39,7 @@ public record LaunchSize(
      * @param blockY the threads of a block along y
      * @param blockZ the threads of a block along z
      * @param sharedBytes the dynamic shared memory of a block, in bytes
-     * @param cooperative whether all blocks must run at once
-     * @param dependent whether it may begin while the kernel before still runs
+     * @param dependent whether this is a programmatic dependent launch
      * @throws IllegalArgumentException if one is out of range
      */
     public LaunchSize {
@@ -57,62 +52,46 @@ public record LaunchSize(
                                     + " of shared memory is not possible",
                             gridX, gridY, gridZ, blockX, blockY, blockZ, sharedBytes));
         }
-        if (cooperative && dependent) {
-            throw new IllegalArgumentException("a cooperative launch cannot be dependent");
-        }
     }
 
     /**
-     * Returns a size along one dimension.
+     * Returns a one-dimensional size.
      *
-     * @param blocks how many blocks
-     * @param threads how many threads in each
-     * @return the size, without dynamic shared memory, not cooperative
+     * @param blocks the number of blocks
+     * @param threads the threads of a block
+     * @return the size, without dynamic shared memory
      */
     public static LaunchSize of(int blocks, int threads) {
-        return new LaunchSize(blocks, 1, 1, threads, 1, 1, 0, false, false);
+        return new LaunchSize(blocks, 1, 1, threads, 1, 1, 0, false);
     }
 
     /**
-     * Returns the same size with other blocks along y and z.
+     * Returns this size with other blocks along y and z.
      *
      * @param y the blocks along y
      * @param z the blocks along z
      * @return the size
      */
     public LaunchSize withGrid(int y, int z) {
-        return new LaunchSize(
-                gridX, y, z, blockX, blockY, blockZ, sharedBytes, cooperative, dependent);
+        return new LaunchSize(gridX, y, z, blockX, blockY, blockZ, sharedBytes, dependent);
     }
 
     /**
-     * Returns the same size with dynamic shared memory.
+     * Returns this size with dynamic shared memory.
      *
-     * @param byteSize how much a block has, in bytes
+     * @param byteSize the dynamic shared memory of a block, in bytes
      * @return the size
      */
     public LaunchSize withShared(int byteSize) {
-        return new LaunchSize(
-                gridX, gridY, gridZ, blockX, blockY, blockZ, byteSize, cooperative, dependent);
+        return new LaunchSize(gridX, gridY, gridZ, blockX, blockY, blockZ, byteSize, dependent);
     }
 
     /**
-     * Returns the same size for a cooperative launch.
-     *
-     * @return the size
-     */
-    public LaunchSize asCooperative() {
-        return new LaunchSize(
-                gridX, gridY, gridZ, blockX, blockY, blockZ, sharedBytes, true, dependent);
-    }
-
-    /**
-     * Returns the same size for a launch that may begin while the kernel before still runs.
+     * Returns this size for a programmatic dependent launch.
      *
      * @return the size
      */
     public LaunchSize asDependent() {
-        return new LaunchSize(
-                gridX, gridY, gridZ, blockX, blockY, blockZ, sharedBytes, cooperative, true);
+        return new LaunchSize(gridX, gridY, gridZ, blockX, blockY, blockZ, sharedBytes, true);
     }
 }

@@ -5,17 +5,17 @@
 package org.djlx.nativeops.cuda;
 
 /**
- * Where the elements of a matrix lie, apart from its address.
+ * The memory layout of a matrix.
  *
  * @param rows the number of rows
  * @param columns the number of columns
- * @param rowStride from an element to that below it, in elements
- * @param columnStride from an element to the next in its row, in elements
+ * @param rowStride the distance of adjacent rows, in elements
+ * @param columnStride the distance of adjacent columns, in elements
  */
 public record MatrixLayout(long rows, long columns, long rowStride, long columnStride) {
 
     /**
-     * Returns the layout of a matrix whose elements lie one after the other, row by row.
+     * Returns the layout of a contiguous row-major matrix.
      *
      * @param rows the number of rows
      * @param columns the number of columns
@@ -37,13 +37,13 @@ public record MatrixLayout(long rows, long columns, long rowStride, long columnS
     /**
      * Returns the layout of the transposed matrix.
      *
-     * @return the layout, of the same elements
+     * @return the layout of the same memory
      */
     public MatrixLayout transposed() {
         return new MatrixLayout(columns, rows, columnStride, rowStride);
     }
 
-    /** From one row to the next of a matrix that is {@linkplain #isRowMajor row-major}. */
+    /** Returns the leading dimension of a {@linkplain #isRowMajor row-major} matrix. */
     long leadingDimension() {
         return Math.max(1, rows <= 1 ? columns : rowStride);
     }

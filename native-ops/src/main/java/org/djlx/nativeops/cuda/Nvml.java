@@ -12,22 +12,23 @@ import org.djlx.nativeops.LibraryProbes;
 import org.djlx.nativeops.NativeLibrary;
 
 /**
- * Binds the functions of NVML that tell how GPUs are linked. Loaded only after {@link
- * NativeLibrary#NVML} was found available. All return 0 for success.
+ * Binds NVML's functions for the links of GPUs. Load only if {@link NativeLibrary#NVML} is
+ * available. All functions return 0 on success.
  */
 final class Nvml {
 
     static final int SUCCESS = 0;
 
-    /** What is at the other end of an NVLink. */
+    /** The device type of an NVLink's remote end: a GPU. */
     static final int REMOTE_GPU = 0;
 
-    /** The size of nvmlPciInfo_t, in bytes, and where in it the zero-terminated bus id is. */
+    /** The size of nvmlPciInfo_t in bytes. */
     static final int PCI_INFO_BYTES = 68;
 
+    /** The offset of the zero-terminated bus id in nvmlPciInfo_t. */
     static final int PCI_INFO_BUS_ID = 36;
 
-    /** The index of peer access over NVLink, for {@link #nvmlDeviceGetP2PStatus}; 0 is "OK". */
+    /** The index of NVLink for {@link #nvmlDeviceGetP2PStatus}, whose status 0 is "OK". */
     static final int P2P_NVLINK = 2;
 
     static {
@@ -36,7 +37,7 @@ final class Nvml {
 
     private Nvml() {}
 
-    /** Checks what a function returned. */
+    /** Checks the result of a function. */
     static void check(int result, String function) {
         if (result != SUCCESS) {
             throw new CudaException(

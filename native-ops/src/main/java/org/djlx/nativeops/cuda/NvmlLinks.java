@@ -13,15 +13,15 @@ import java.util.Collections;
 import java.util.List;
 import java.util.Locale;
 
-/** Reads the links of GPUs from NVML. */
+/** Queries the links of GPUs with NVML. */
 final class NvmlLinks {
 
-    /** More than any GPU has; NVML says where the last one is. */
+    /** An upper bound; NVML returns an error after the last link. */
     private static final int MAX_NVLINKS = 64;
 
     private NvmlLinks() {}
 
-    /** Returns the matrix of the links of GPUs that are given by their PCI bus ids. */
+    /** Returns the matrix of links of GPUs, given by their PCI bus ids. */
     static GpuLink[][] query(List<String> busIds) {
         Nvml.check(Nvml.nvmlInit_v2(), "nvmlInit_v2");
         try {
@@ -43,7 +43,7 @@ final class NvmlLinks {
         }
     }
 
-    /** Chooses the link of two different GPUs. */
+    /** Returns the best link of two different GPUs. */
     private static GpuLink link(Gpu one, Gpu other) {
         int direct = Collections.frequency(one.remoteGpus, other.busId);
         if (direct > 0) {

@@ -16,7 +16,7 @@ import java.util.List;
 import org.djlx.nativeops.LibraryProbes;
 import org.djlx.nativeops.NativeLibrary;
 
-/** Binds NVRTC, of CUDA 12 or 13. Loaded only after {@link NativeLibrary#NVRTC} was available. */
+/** Binds NVRTC of CUDA 12 or 13. Load only if {@link NativeLibrary#NVRTC} is available. */
 final class Nvrtc {
 
     private static final int SUCCESS = 0;
@@ -35,7 +35,7 @@ final class Nvrtc {
         return "NVRTC " + major.getValue() + "." + minor.getValue();
     }
 
-    /** Compiles a source for the architecture that the options name, to a cubin. */
+    /** Compiles a source to a cubin, for the architecture in the options. */
     static byte[] compile(KernelSource source, List<String> options) {
         PointerByReference created = new PointerByReference();
         check(
@@ -75,11 +75,11 @@ final class Nvrtc {
     private static String log(Pointer program) {
         LongByReference size = new LongByReference();
         if (nvrtcGetProgramLogSize(program, size) != SUCCESS || size.getValue() <= 1) {
-            return "without a message";
+            return "no log";
         }
         byte[] log = new byte[Math.toIntExact(size.getValue())];
         if (nvrtcGetProgramLog(program, log) != SUCCESS) {
-            return "without a message";
+            return "no log";
         }
         return new String(log, 0, log.length - 1, StandardCharsets.UTF_8).strip();
     }

@@ -12,12 +12,13 @@ import java.util.concurrent.ConcurrentHashMap;
 import org.djlx.nativeops.torch.HeldArrays;
 
 /**
- * Holds arrays until their stream has passed the work that uses them; {@link CudaStream#keepAlive}
- * tells why. Nothing runs in the background: what has passed is let go by later calls.
+ * Keeps arrays until their stream has executed the work that uses them; see {@link
+ * CudaStream#keepAlive}. There is no background thread: later calls release arrays whose work is
+ * complete.
  */
 final class StreamOrderedRelease implements AutoCloseable {
 
-    /** Those whose stream was closed while it had work to do. */
+    /** Instances whose stream was closed before its work was complete. */
     private static final Set<StreamOrderedRelease> CLOSED = ConcurrentHashMap.newKeySet();
 
     private final CudaStream stream;
@@ -55,7 +56,7 @@ final class StreamOrderedRelease implements AutoCloseable {
     }
 
     void releasePassed() {
-        // Asking an event would invalidate a capture by this thread.
+        // Querying an event would invalidate a capture by this thread.
         if (!CudaGraph.isCapturing()) {
             CLOSED.forEach(StreamOrderedRelease::close);
             releaseOwn();
@@ -70,7 +71,7 @@ final class StreamOrderedRelease implements AutoCloseable {
         }
     }
 
-    /** Lets go of what has passed now, and of the rest when another stream's turn comes. */
+    /** Releases arrays whose work is complete. Later calls on other streams release the rest. */
     @Override
     public synchronized void close() {
         CLOSED.add(this);

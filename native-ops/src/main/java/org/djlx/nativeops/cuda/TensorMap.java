@@ -10,17 +10,19 @@ import org.bytedeco.cuda.global.cudart;
 import org.djlx.nativeops.torch.ScalarType;
 
 /**
- * A member of a {@link KernelStruct} that tells a GPU's bulk copy engine (TMA; compute capability
- * 9.0 and later) how a tensor of 16-bit elements lies in memory, and which box a copy moves. Boxes
- * are swizzled by 128 bytes in shared memory; what lies outside the tensor is read as zeros and not
- * written. Nothing is allocated when the address changes. For one thread at a time.
+ * A tensor map in a {@link KernelStruct}: it describes to a GPU's bulk copy engine (TMA; compute
+ * capability 9.0 and later) the memory layout of a tensor of 16-bit elements, and the box that a
+ * copy moves. Boxes have the 128-byte swizzle in shared memory. Elements outside the tensor are
+ * read as zeros and not written. Changing the address allocates nothing. For one thread at a time.
  */
 public final class TensorMap {
 
-    /** The size of the member, in bytes; its offset is a multiple of half of it. */
+    /**
+     * The size of a tensor map in bytes. Its offset in the struct must be a multiple of half of it.
+     */
     public static final int BYTES = 128;
 
-    /** What addresses and strides are multiples of, in bytes. */
+    /** The alignment of addresses and strides, in bytes. */
     public static final int ALIGNMENT = 16;
 
     private final KernelStruct struct; // keeps the memory alive
@@ -34,17 +36,18 @@ public final class TensorMap {
     private long address; // 0 until there is one
 
     /**
-     * Describes a tensor whose address comes {@linkplain #place later}. Dimensions are in the
-     * engine's order, the innermost first, whose elements lie together.
+     * Creates a tensor map without an address; {@link #place} sets it. Dimensions are in the
+     * engine's order: the contiguous one first.
      *
      * @param struct the struct
-     * @param offset the member's offset
+     * @param offset the offset of the tensor map in the struct
      * @param type {@link ScalarType#FLOAT16} or {@link ScalarType#BFLOAT16}
      * @param sizes the size of each dimension, at least 1
-     * @param strides of each dimension but the first, in bytes; multiples of {@link #ALIGNMENT}
-     * @param box the box's size in each dimension, 1 to 256, of at most 128 bytes in the first
-     * @throws IllegalArgumentException if an argument is wrong
-     * @throws IndexOutOfBoundsException if the member lies outside the struct
+     * @param strides the stride of each dimension except the first, in bytes; multiples of {@link
+     *     #ALIGNMENT}
+     * @param box the size of the box in each dimension, 1 to 256; at most 128 bytes in the first
+     * @throws IllegalArgumentException if an argument is out of range
+     * @throws IndexOutOfBoundsException if the tensor map is outside the struct
      */
     public TensorMap(
             KernelStruct struct,
@@ -57,17 +60,21 @@ public final class TensorMap {
         if (strides.length != sizes.length - 1 || box.length != sizes.length) {
             throw new IllegalArgumentException(
                     String.format(
-                            "%d sizes, %d strides and %d sizes of a box do not belong together",
+                            "%d sizes, %d strides and %d box sizes do not match",
                             sizes.length, strides.length, box.length));
         }
         for (long stride : strides) {
             if (stride <= 0 || stride % ALIGNMENT != 0) {
                 throw new IllegalArgumentException(
-                        "strides are multiples of " + ALIGNMENT + " bytes, not " + stride);
+                        "strides must be multiples of " + ALIGNMENT + " bytes, not " + stride);
             }
         }
         if (offset % (BYTES / 2) != 0) {
-            throw new IllegalArgumentException("a tensor map at " + offset + " bytes");
+            throw new IllegalArgumentException(
+                    "the offset of a tensor map must be a multiple of "
+                            + BYTES / 2
+                            + ", not "
+                            + offset);
         }
         this.struct = struct;
         this.sizes = sizes.clone();
@@ -82,15 +89,17 @@ public final class TensorMap {
         return switch (type) {
             case FLOAT16 -> cudart.CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
             case BFLOAT16 -> cudart.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-            default -> throw new IllegalArgumentException("a tensor map of " + type);
+            default ->
+                    throw new IllegalArgumentException(
+                            "a tensor map does not support the element type " + type);
         };
     }
 
     /**
-     * Says where the tensor is; costs little if it is where it was.
+     * Sets the address of the tensor. Cheap if it has not changed.
      *
-     * @param address the address of its first element, a multiple of {@link #ALIGNMENT}
-     * @throws IllegalArgumentException if it is not
+     * @param address the address of the first element, a multiple of {@link #ALIGNMENT}
+     * @throws IllegalArgumentException if the address is 0 or not aligned
      */
     public void place(long address) {
         if (address == this.address) {
@@ -99,7 +108,8 @@ public final class TensorMap {
         if (address == 0 || address % ALIGNMENT != 0) {
             throw new IllegalArgumentException(
                     String.format(
-                            "a tensor map at the address 0x%x, not a multiple of %d",
+                            "the address of a tensor map must be a multiple of %2$d and not 0, not"
+                                    + " 0x%1$x",
                             address, ALIGNMENT));
         }
         pointer.to(address);

@@ -3,46 +3,47 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 /* Package-private:
- * CachedFile            a file of the cache
- * CublasLtHandle        the library and the workspace that products share
- * CudaResource          what lives in a context
- * Nvml                  the library's functions
- * NvmlLinks             reads the links
- * Nvrtc                 the compiler's functions
- * StreamOrderedRelease  holds arrays until their stream has passed what uses them
+ * CachedFile            the format of a file of the kernel cache
+ * CublasLtHandle        cuBLASLt's handle and the workspace of its products
+ * CudaResource          a native object in a GPU's context
+ * Nvml                  binds NVML
+ * NvmlLinks             queries the links of GPUs with NVML
+ * Nvrtc                 binds NVRTC
+ * StreamOrderedRelease  keeps arrays until a stream has executed the work that uses them
  */
 /**
- * The CUDA driver API: devices, memory, streams, events, graphs, kernels compiled by NVRTC, matrix
- * products by cuBLASLt, and the links between GPUs by NVML.
+ * The CUDA driver API: devices, memory, streams, events, graphs, kernels compiled with NVRTC,
+ * matrix products with cuBLASLt, and the links of GPUs with NVML. Start with {@link
+ * org.djlx.nativeops.cuda.CudaDevice}.
  *
  * <ul>
- *   <li>{@link org.djlx.nativeops.cuda.CublasLt} - plans products on one GPU
- *   <li>{@link org.djlx.nativeops.cuda.CublasLtMatmul} - one that is planned
- *   <li>{@link org.djlx.nativeops.cuda.CudaAttribute} - what it can be asked
- *   <li>{@link org.djlx.nativeops.cuda.CudaDevice} - a GPU and its context
- *   <li>{@link org.djlx.nativeops.cuda.CudaDriver} - how the driver is called
- *   <li>{@link org.djlx.nativeops.cuda.CudaEvent} - a mark in it
- *   <li>{@link org.djlx.nativeops.cuda.CudaException} - a call that failed
- *   <li>{@link org.djlx.nativeops.cuda.CudaGraph} - work that is recorded and launched again
- *   <li>{@link org.djlx.nativeops.cuda.CudaKernel} - one of them
- *   <li>{@link org.djlx.nativeops.cuda.CudaMemory} - memory of GPUs, and of the host for GPUs
- *   <li>{@link org.djlx.nativeops.cuda.CudaModule} - compiled kernels, loaded
- *   <li>{@link org.djlx.nativeops.cuda.CudaStream} - a queue of work
- *   <li>{@link org.djlx.nativeops.cuda.CudaVirtualMemory} - memory that is mapped for several GPUs
- *       or processes
- *   <li>{@link org.djlx.nativeops.cuda.CurrentStreams} - those that libtorch has made current
- *   <li>{@link org.djlx.nativeops.cuda.GpuLink} - two of them
- *   <li>{@link org.djlx.nativeops.cuda.GpuTopology} - all of a host's
- *   <li>{@link org.djlx.nativeops.cuda.KernelArguments} - what it is launched with
- *   <li>{@link org.djlx.nativeops.cuda.KernelCache} - keeps what was compiled in files
- *   <li>{@link org.djlx.nativeops.cuda.KernelCompiler} - compiles it for the GPU at hand
- *   <li>{@link org.djlx.nativeops.cuda.KernelSource} - a source with what it includes
- *   <li>{@link org.djlx.nativeops.cuda.KernelStruct} - an argument of several members, kept from
- *       launch to launch
- *   <li>{@link org.djlx.nativeops.cuda.LaunchSize} - how many blocks and threads
- *   <li>{@link org.djlx.nativeops.cuda.MatrixLayout} - where the elements of a matrix lie
- *   <li>{@link org.djlx.nativeops.cuda.TensorMap} - a member of it that tells the copy engine how a
- *       tensor lies
+ *   <li>{@link org.djlx.nativeops.cuda.CublasLt} - plans matrix products on a GPU
+ *   <li>{@link org.djlx.nativeops.cuda.CublasLtMatmul} - a planned matrix product
+ *   <li>{@link org.djlx.nativeops.cuda.CudaAttribute} - attributes of a GPU
+ *   <li>{@link org.djlx.nativeops.cuda.CudaDevice} - a GPU and its primary context
+ *   <li>{@link org.djlx.nativeops.cuda.CudaDriver} - calls the driver with the right context
+ *   <li>{@link org.djlx.nativeops.cuda.CudaEvent} - an event on a stream
+ *   <li>{@link org.djlx.nativeops.cuda.CudaException} - a failed call
+ *   <li>{@link org.djlx.nativeops.cuda.CudaGraph} - captured work that is launched many times
+ *   <li>{@link org.djlx.nativeops.cuda.CudaKernel} - a kernel of a module
+ *   <li>{@link org.djlx.nativeops.cuda.CudaMemory} - allocates GPU memory and pinned host memory
+ *   <li>{@link org.djlx.nativeops.cuda.CudaModule} - compiled kernels, loaded onto a GPU
+ *   <li>{@link org.djlx.nativeops.cuda.CudaStream} - a stream
+ *   <li>{@link org.djlx.nativeops.cuda.CudaVirtualMemory} - memory mapped for several GPUs or
+ *       processes
+ *   <li>{@link org.djlx.nativeops.cuda.CurrentStreams} - libtorch's current streams
+ *   <li>{@link org.djlx.nativeops.cuda.GpuLink} - the connection of two GPUs
+ *   <li>{@link org.djlx.nativeops.cuda.GpuTopology} - the connections of all GPUs of a host
+ *   <li>{@link org.djlx.nativeops.cuda.KernelArguments} - the arguments of a launch
+ *   <li>{@link org.djlx.nativeops.cuda.KernelCache} - a cache of compiled kernels
+ *   <li>{@link org.djlx.nativeops.cuda.KernelCompiler} - compiles and loads kernels
+ *   <li>{@link org.djlx.nativeops.cuda.KernelConstants} - block sizes, structs and tables, read
+ *       from a kernel source
+ *   <li>{@link org.djlx.nativeops.cuda.KernelSource} - a source with the files that it includes
+ *   <li>{@link org.djlx.nativeops.cuda.KernelStruct} - a struct argument, reused for many launches
+ *   <li>{@link org.djlx.nativeops.cuda.LaunchSize} - grid and thread blocks of a launch
+ *   <li>{@link org.djlx.nativeops.cuda.MatrixLayout} - the memory layout of a matrix
+ *   <li>{@link org.djlx.nativeops.cuda.TensorMap} - a tensor map (TMA) in a struct argument
  * </ul>
  */
 package org.djlx.nativeops.cuda;

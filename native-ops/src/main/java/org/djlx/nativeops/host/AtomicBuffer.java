@@ -13,12 +13,12 @@ import java.nio.ByteOrder;
 import java.nio.LongBuffer;
 
 /**
- * Words in memory that several threads or processes share, read and written atomically.
+ * Atomic access to 32-bit and 64-bit words in memory shared by threads or processes.
  *
  * <p>Offsets are in bytes from the start of the buffer; an {@code int} lies at a multiple of 4, a
  * {@code long} at a multiple of 8. An offset outside throws {@link IndexOutOfBoundsException}.
  * Volatile accesses are sequentially consistent between all processes that map the memory. Methods
- * must not be called after the memory below was closed.
+ * must not be called after the memory was closed.
  */
 public final class AtomicBuffer {
 
@@ -32,13 +32,13 @@ public final class AtomicBuffer {
 
     private final long address;
     private final ByteBuffer buffer;
-    private final LongBuffer longs; // the same
+    private final LongBuffer longs; // a view of buffer
 
     /**
      * Creates a buffer over a part of some memory.
      *
      * @param memory the memory, in the host's address space
-     * @param offset where the part begins, in bytes; a multiple of 8
+     * @param offset the start of the part, in bytes; a multiple of 8
      * @param byteSize the size of the part, in bytes
      */
     public AtomicBuffer(NativeMemory memory, long offset, int byteSize) {
@@ -63,7 +63,7 @@ public final class AtomicBuffer {
     /**
      * Reads an int.
      *
-     * @param offset where, in bytes
+     * @param offset the offset in bytes
      * @return the value
      */
     public int getIntVolatile(int offset) {
@@ -73,7 +73,7 @@ public final class AtomicBuffer {
     /**
      * Writes an int.
      *
-     * @param offset where, in bytes
+     * @param offset the offset in bytes
      * @param value the value
      */
     public void putIntVolatile(int offset, int value) {
@@ -83,8 +83,8 @@ public final class AtomicBuffer {
     /**
      * Adds to an int.
      *
-     * @param offset where, in bytes
-     * @param delta what to add
+     * @param offset the offset in bytes
+     * @param delta the number to add
      * @return the value before
      */
     public int getAndAddInt(int offset, int delta) {
@@ -92,9 +92,9 @@ public final class AtomicBuffer {
     }
 
     /**
-     * Reads a long without ordering; for data that a volatile access publishes.
+     * Reads a long without ordering guarantees, for data that a volatile access publishes.
      *
-     * @param offset where, in bytes
+     * @param offset the offset in bytes
      * @return the value
      */
     public long getLong(int offset) {
@@ -102,9 +102,9 @@ public final class AtomicBuffer {
     }
 
     /**
-     * Writes a long without ordering; for data that a volatile access publishes.
+     * Writes a long without ordering guarantees, for data that a volatile access publishes.
      *
-     * @param offset where, in bytes
+     * @param offset the offset in bytes
      * @param value the value
      */
     public void putLong(int offset, long value) {
@@ -112,20 +112,20 @@ public final class AtomicBuffer {
     }
 
     /**
-     * Reads longs without ordering; at once, which is much cheaper than one by one while the JVM
-     * has not compiled the caller.
+     * Reads longs without ordering guarantees. One bulk read is much cheaper than single reads
+     * while the JVM still interprets the caller.
      *
-     * @param offset where, in bytes
-     * @param values where the longs go
+     * @param offset the offset in bytes
+     * @param values receives the longs
      */
     public void getLongs(int offset, long[] values) {
         longs.get(index(offset), values);
     }
 
     /**
-     * Writes longs without ordering.
+     * Writes longs without ordering guarantees.
      *
-     * @param offset where, in bytes
+     * @param offset the offset in bytes
      * @param values the longs
      */
     public void putLongs(int offset, long[] values) {
@@ -140,33 +140,33 @@ public final class AtomicBuffer {
     }
 
     /**
-     * Reads bytes without ordering.
+     * Reads bytes without ordering guarantees.
      *
-     * @param offset where, in bytes
-     * @param bytes where the bytes go
+     * @param offset the offset in bytes
+     * @param bytes receives the bytes
      */
     public void getBytes(int offset, byte[] bytes) {
         buffer.get(offset, bytes);
     }
 
     /**
-     * Writes bytes without ordering.
+     * Writes bytes without ordering guarantees.
      *
-     * @param offset where, in bytes
+     * @param offset the offset in bytes
      * @param bytes the bytes
-     * @param length how many of them
+     * @param length the number of bytes to write
      */
     public void putBytes(int offset, byte[] bytes, int length) {
         buffer.put(offset, bytes, 0, length);
     }
 
     /**
-     * Sleeps while an int has a value, until {@link #wake}, the timeout, or for no reason at all
-     * (futex(2)); the caller checks its condition again.
+     * Sleeps while an int has a value (futex(2)). Returns on {@link #wake}, on timeout, or
+     * spuriously, so the caller must check its condition again.
      *
-     * @param offset where, in bytes
-     * @param expected the value to sleep on; if the int differs, the method returns at once
-     * @param timeoutNanos how long to sleep at most, in nanoseconds
+     * @param offset the offset in bytes
+     * @param expected the value; if the int differs, the method returns at once
+     * @param timeoutNanos the longest sleep, in nanoseconds
      */
     public void sleepWhile(int offset, int expected, long timeoutNanos) {
         check(offset);
@@ -179,7 +179,7 @@ public final class AtomicBuffer {
     /**
      * Wakes all threads, of any process, that sleep on an int.
      *
-     * @param offset where, in bytes
+     * @param offset the offset in bytes
      */
     public void wake(int offset) {
         check(offset);

@@ -7,15 +7,16 @@ package org.djlx.nativeops.host;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.CudaDriver;
 
-/** What this package notes for each thread that calls native code. */
+/** State of a thread that calls native code: its CUDA context, call counts and scratch memory. */
 public final class CallingThread {
 
     private static final ThreadLocal<CallingThread> LOCAL =
             ThreadLocal.withInitial(CallingThread::new);
 
-    // Of the threads seen last, by their ids: an operation looks this up some thirty times, and in
-    // JDK 17 a ThreadLocal is found by a native call until C2 has compiled it. A thread that has
-    // ended stays here until another takes its place.
+    // The threads seen last, by their ids. An operation calls get() some thirty times, and in JDK
+    // 17
+    // a ThreadLocal lookup is a native call until C2 has compiled it. The entry of an ended thread
+    // stays until another thread replaces it.
     private static final CallingThread[] RECENT = new CallingThread[64];
 
     private final Thread thread = Thread.currentThread();
@@ -24,17 +25,26 @@ public final class CallingThread {
     public long context;
 
     /**
-     * Where {@link CudaDriver} lets the driver write the current context; a class of the presets.
+     * The buffer into which {@link CudaDriver} reads the current context; its class is one of the
+     * presets.
      */
     public Object current;
 
+    /** The number of calls to the CUDA driver. */
     public long driverCalls;
+
+    /** The number of calls to other libraries. */
     public long otherCalls;
 
-    private Scratch scratch; // once it is needed
+    private Scratch scratch; // created on first use
 
     private CallingThread() {}
 
+    /**
+     * Returns the state of the calling thread.
+     *
+     * @return the state
+     */
     public static CallingThread get() {
         Thread current = Thread.currentThread();
         int slot = (int) current.getId() & RECENT.length - 1;

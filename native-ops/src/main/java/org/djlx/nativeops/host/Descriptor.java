@@ -7,22 +7,25 @@ package org.djlx.nativeops.host;
 import com.sun.jna.LastErrorException;
 
 /**
- * A file descriptor of this process, which whoever holds this object closes. Safe for use by
- * several threads, except that closing while another thread uses the number is not: the system may
- * give the number to another file at once.
+ * An owned file descriptor of this process. Thread-safe, with one exception: do not close it while
+ * another thread uses its number, which the system may give to another file at once.
  */
 public final class Descriptor implements AutoCloseable {
 
     private final int number;
     private boolean closed;
 
-    /** Takes over an open descriptor. */
+    /**
+     * Takes ownership of an open descriptor.
+     *
+     * @param number the descriptor's number
+     */
     public Descriptor(int number) {
         this.number = number;
     }
 
     /**
-     * Returns the descriptor's number in this process, for a call that takes one.
+     * Returns the descriptor's number, for system calls.
      *
      * @return the number
      * @throws IllegalStateException if it is closed
@@ -34,7 +37,7 @@ public final class Descriptor implements AutoCloseable {
         return number;
     }
 
-    /** Closes the descriptor; does nothing when called again. */
+    /** Closes the descriptor. Idempotent. */
     @Override
     public synchronized void close() {
         if (!closed) {
@@ -43,12 +46,12 @@ public final class Descriptor implements AutoCloseable {
         }
     }
 
-    /** Closes a descriptor that nothing was written through, so that nothing can be lost. */
+    /** Closes a descriptor, ignoring errors. Nothing was written to it, so no data can be lost. */
     static void close(int number) {
         try {
             LibC.close(number);
         } catch (LastErrorException e) {
-            // Linux has closed it in any case, and a second try could close another file.
+            // Linux has closed it all the same; a second try could close another file.
         }
     }
 

@@ -18,8 +18,8 @@ import java.util.Optional;
 /**
  * Receives file descriptors from threads and processes of this host.
  *
- * <p>It is a datagram socket in the abstract namespace of Unix domain sockets (unix(7)), so that no
- * file is left behind however the process ends. Processes must be in one network namespace. A
+ * <p>It is a datagram socket in the abstract namespace of Unix domain sockets (unix(7)), so no file
+ * is left behind however the process ends. All processes must be in the same network namespace. A
  * message is a tag, a token and one descriptor:
  *
  * <pre>
@@ -27,16 +27,16 @@ import java.util.Optional;
  *   control   one SCM_RIGHTS message of one descriptor
  * </pre>
  *
- * <p>Whoever is in the network namespace can see the names and send. The token is what only the
- * ranks know; a message that does not carry it is dropped, and its descriptors are closed.
+ * <p><b>Security.</b> Every process in the network namespace can see the names and send messages.
+ * Only the ranks know the token; messages without it are dropped and their descriptors closed.
  *
- * <p><b>Threads</b> may use a channel at the same time; one receives at a time. An interrupt does
- * not end a wait, {@link #close()} does. Failures of the system are {@link EngineException}s.
+ * <p><b>Threads.</b> Thread-safe; one thread receives at a time. An interrupt does not end a wait,
+ * {@link #close()} does. Failures of the system are {@link EngineException}s.
  */
 public final class DescriptorChannel implements AutoCloseable {
 
     private static final int NAME_BYTES = 16;
-    private static final int MAX_NAME_BYTES = 107; // of sun_path, less the zero before the name
+    private static final int MAX_NAME_BYTES = 107; // the size of sun_path, minus the leading zero
     private static final int MAX_TOKEN_BYTES = 4096;
     private static final Duration MAX_TIMEOUT = Duration.ofDays(365);
     private static final SecureRandom RANDOM = new SecureRandom();
@@ -52,17 +52,17 @@ public final class DescriptorChannel implements AutoCloseable {
     }
 
     /**
-     * A descriptor that has arrived.
+     * A received descriptor.
      *
-     * @param tag the number that the sender gave it
-     * @param descriptor the descriptor, to be closed by the receiver
+     * @param tag the sender's tag
+     * @param descriptor the descriptor; the receiver closes it
      */
     public record Received(int tag, Descriptor descriptor) {}
 
     /**
-     * Opens a channel with a name of its own.
+     * Opens a channel with a new random name.
      *
-     * @return the channel, to be closed by the caller
+     * @return the channel; the caller closes it
      * @throws EngineException if the system refuses
      */
     public static DescriptorChannel open() {
@@ -85,7 +85,7 @@ public final class DescriptorChannel implements AutoCloseable {
     }
 
     /**
-     * Returns what others send to.
+     * Returns the name for {@link #send}.
      *
      * @return the name
      */
@@ -94,16 +94,16 @@ public final class DescriptorChannel implements AutoCloseable {
     }
 
     /**
-     * Sends a copy of a descriptor, and waits while the receiver's queue is full (10 messages on
-     * many systems).
+     * Sends a copy of a descriptor. Waits while the receiver's queue is full (10 messages on many
+     * systems).
      *
      * @param name the receiver's {@link #name()}
-     * @param token what the receiver expects; 1 to 4096 bytes
-     * @param tag a number that tells the receiver what the descriptor is
-     * @param descriptor the descriptor, which remains the caller's and can be closed at once
-     * @param timeout how long to wait at most
-     * @throws EngineException if there is no receiver of the name, it has ended, or its queue
-     *     remained full
+     * @param token the token that the receiver expects; 1 to 4096 bytes
+     * @param tag a number that identifies the descriptor for the receiver
+     * @param descriptor the descriptor; the caller keeps it and may close it after the call
+     * @param timeout how long to wait
+     * @throws EngineException if there is no receiver of this name, it has ended, or its queue
+     *     stays full until the timeout
      */
     public static void send(
             String name, byte[] token, int tag, Descriptor descriptor, Duration timeout) {
@@ -113,7 +113,7 @@ public final class DescriptorChannel implements AutoCloseable {
                     "the receiver's name or the descriptor is null: " + name + ", " + descriptor);
         }
         long deadline = deadline(timeout);
-        // A socket of its own that is connected: only then does poll(2) wait for the receiver.
+        // A new socket, connected to the receiver: only then does poll(2) wait for its queue.
         int socket = socket();
         try (Memory address = address(name);
                 Message message = new Message(token.length)) {
@@ -123,20 +123,21 @@ public final class DescriptorChannel implements AutoCloseable {
                 if (!poll(socket, LibC.POLLOUT, deadline)) {
                     throw new EngineException(
                             String.format(
-                                    "a descriptor with tag %d was not sent to %s: its queue was"
-                                            + " full for %s",
-                                    tag, name, timeout));
+                                    "the descriptor with tag %d was not sent to %s: its queue was"
+                                            + " full for %s s",
+                                    tag, name, timeout.toMillis() / 1e3));
                 }
             }
         } catch (LastErrorException e) {
             String cause =
                     e.getErrorCode() == LibC.ECONNREFUSED || e.getErrorCode() == LibC.EPIPE
-                            ? "nobody receives there; its process has ended or closed the channel,"
-                                    + " or is on another host or in another network namespace"
+                            ? "no channel has this name; its process has ended or closed the"
+                                    + " channel, or is on another host or in another network"
+                                    + " namespace"
                             : e.getMessage();
             throw new EngineException(
                     String.format(
-                            "a descriptor with tag %d was not sent to %s: %s", tag, name, cause),
+                            "the descriptor with tag %d was not sent to %s: %s", tag, name, cause),
                     e);
         } finally {
             Descriptor.close(socket);
@@ -144,14 +145,14 @@ public final class DescriptorChannel implements AutoCloseable {
     }
 
     /**
-     * Waits for the next descriptor that comes with a token.
+     * Waits for the next descriptor with a token.
      *
-     * @param token what the message must carry; all others are dropped
-     * @param timeout how long to wait at most; with zero, only what has arrived is seen
+     * @param token the token; messages with another one are dropped
+     * @param timeout how long to wait; zero does not wait
      * @return the descriptor; empty if none came in time
-     * @throws EngineException if the descriptor of a message with the token was lost because this
-     *     process has no more room for one
-     * @throws IllegalStateException if the channel is closed, also while this waits
+     * @throws EngineException if a descriptor with this token was lost because this process has too
+     *     many open files
+     * @throws IllegalStateException if the channel is closed, also during the wait
      */
     public Optional<Received> receive(byte[] token, Duration timeout) {
         requireToken(token);
@@ -176,7 +177,7 @@ public final class DescriptorChannel implements AutoCloseable {
         }
     }
 
-    /** Ends a thread's wait for a descriptor, and drops what has arrived. Idempotent. */
+    /** Ends a thread's wait for a descriptor, and drops undelivered messages. Idempotent. */
     @Override
     public void close() {
         synchronized (this) {
@@ -186,7 +187,7 @@ public final class DescriptorChannel implements AutoCloseable {
             closed = true;
         }
         try {
-            // Wakes the thread that polls, so that the number is not given to another file before.
+            // Wakes a polling thread before the descriptor number can be reused.
             LibC.shutdown(socket, LibC.SHUT_RDWR);
         } finally {
             synchronized (receiving) {
@@ -204,12 +205,12 @@ public final class DescriptorChannel implements AutoCloseable {
         try {
             return LibC.socket(LibC.AF_UNIX, LibC.SOCK_DGRAM_CLOEXEC, 0);
         } catch (LastErrorException e) {
-            throw new EngineException("cannot make a Unix domain socket: " + e.getMessage(), e);
+            throw new EngineException("cannot create a Unix domain socket: " + e.getMessage(), e);
         }
     }
 
     /**
-     * Returns a sockaddr_un, as long as the name needs.
+     * Returns a sockaddr_un of the length of the name.
      *
      * <pre>
      *   0   u16 sun_family | 0 | name
@@ -219,7 +220,7 @@ public final class DescriptorChannel implements AutoCloseable {
         byte[] bytes = name.getBytes(StandardCharsets.UTF_8);
         if (bytes.length == 0 || bytes.length > MAX_NAME_BYTES) {
             throw new IllegalArgumentException(
-                    "a channel's name has 1 to " + MAX_NAME_BYTES + " bytes: " + name);
+                    "the name of a channel must have 1 to " + MAX_NAME_BYTES + " bytes: " + name);
         }
         Memory address = new Memory(Short.BYTES + 1 + bytes.length);
         address.setShort(0, (short) LibC.AF_UNIX);
@@ -230,7 +231,8 @@ public final class DescriptorChannel implements AutoCloseable {
 
     private static void requireToken(byte[] token) {
         if (token == null || token.length == 0 || token.length > MAX_TOKEN_BYTES) {
-            throw new IllegalArgumentException("a token has 1 to " + MAX_TOKEN_BYTES + " bytes");
+            throw new IllegalArgumentException(
+                    "the token must have 1 to " + MAX_TOKEN_BYTES + " bytes");
         }
     }
 
@@ -243,8 +245,8 @@ public final class DescriptorChannel implements AutoCloseable {
     }
 
     /**
-     * Waits until a socket is ready or broken. A signal ends the wait early, after which the caller
-     * finds nothing and comes again.
+     * Waits until a socket is ready or broken. A signal may end the wait early; then the caller
+     * finds nothing and polls again.
      *
      * <pre>
      *   struct pollfd   0   int fd | 4   short events | 6   short revents
@@ -271,7 +273,7 @@ public final class DescriptorChannel implements AutoCloseable {
     }
 
     /**
-     * A message in native memory: what sendmsg(2) and recvmsg(2) want on 64-bit Linux.
+     * A message in native memory, as sendmsg(2) and recvmsg(2) take it on 64-bit Linux.
      *
      * <pre>
      *         struct msghdr
@@ -335,7 +337,7 @@ public final class DescriptorChannel implements AutoCloseable {
             memory.write(TOKEN, token, 0, token.length);
         }
 
-        /** Returns false if the receiver's queue is full, or for no reason at all. */
+        /** Returns false if the receiver's queue is full, or spuriously. */
         boolean send(int socket) {
             return call(
                     () ->
@@ -345,7 +347,7 @@ public final class DescriptorChannel implements AutoCloseable {
                                     LibC.MSG_DONTWAIT | LibC.MSG_NOSIGNAL));
         }
 
-        /** Returns false if there is no message, or for no reason at all. */
+        /** Returns false if there is no message, or spuriously. */
         boolean receive(int socket) {
             memory.setLong(CONTROL_BYTES, DATA - CONTROL);
             memory.setLong(CONTROL, 0);
@@ -370,32 +372,34 @@ public final class DescriptorChannel implements AutoCloseable {
             }
         }
 
-        /** Takes the descriptor out of the message; null, with all closed, if it is not for us. */
+        /** Returns the message's descriptor; null, closing all, if the token does not match. */
         Received take(byte[] token) {
             int count = descriptorCount();
             int flags = memory.getInt(FLAGS);
-            boolean known =
+            boolean matches =
                     received == Integer.BYTES + tokenBytes
                             && (flags & LibC.MSG_TRUNC) == 0
                             && MessageDigest.isEqual(token, memory.getByteArray(TOKEN, tokenBytes));
-            if (known && count == 1 && (flags & LibC.MSG_CTRUNC) == 0) {
+            if (matches && count == 1 && (flags & LibC.MSG_CTRUNC) == 0) {
                 return new Received(
                         memory.getInt(DATA), new Descriptor(memory.getInt(DESCRIPTORS)));
             }
             for (int i = 0; i < count; i++) {
                 Descriptor.close(memory.getInt(DESCRIPTORS + (long) i * Integer.BYTES));
             }
-            if (known && (flags & LibC.MSG_CTRUNC) != 0) {
+            if (matches && (flags & LibC.MSG_CTRUNC) != 0) {
                 throw new EngineException(
                         String.format(
-                                "the descriptor with tag %d was lost: this process cannot open more"
-                                        + " files, see ulimit -n",
+                                "the descriptor with tag %d was lost, because this process has too"
+                                        + " many open files; raise ulimit -n",
                                 memory.getInt(DATA)));
             }
             return null;
         }
 
-        /** How many descriptors came: the system opens none for which there is no room. */
+        /**
+         * Returns the number of received descriptors. The system opens only those that have room.
+         */
         private int descriptorCount() {
             boolean any =
                     memory.getLong(CONTROL_BYTES) >= CONTROL_HEADER_BYTES

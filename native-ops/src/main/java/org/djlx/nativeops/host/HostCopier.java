@@ -7,8 +7,8 @@ package org.djlx.nativeops.host;
 import com.sun.jna.Pointer;
 
 /**
- * Copies numbers between Java arrays and addresses of this process, without allocating anything.
- * Addresses are not checked. For one thread at a time.
+ * Copies numbers between Java arrays and native addresses, without allocation. Addresses are not
+ * checked. For one thread at a time.
  */
 public final class HostCopier {
 
@@ -17,7 +17,7 @@ public final class HostCopier {
     /** Creates a copier. */
     public HostCopier() {}
 
-    /** A pointer that moves: JNA's cost 24 bytes each. */
+    /** A reusable pointer, because each of JNA's is a new object. */
     private static final class Cursor extends Pointer {
 
         private Cursor() {
@@ -33,9 +33,9 @@ public final class HostCopier {
     /**
      * Reads floats.
      *
-     * @param address the first float's address
-     * @param array where they go, from the start
-     * @param count how many
+     * @param address the address of the first float
+     * @param array the destination, filled from index 0
+     * @param count the number of floats
      */
     public void read(long address, float[] array, int count) {
         cursor.to(address).read(0, array, 0, count);
@@ -44,9 +44,9 @@ public final class HostCopier {
     /**
      * Reads doubles.
      *
-     * @param address the first double's address
-     * @param array where they go, from the start
-     * @param count how many
+     * @param address the address of the first double
+     * @param array the destination, filled from index 0
+     * @param count the number of doubles
      */
     public void read(long address, double[] array, int count) {
         cursor.to(address).read(0, array, 0, count);
@@ -55,9 +55,9 @@ public final class HostCopier {
     /**
      * Reads longs.
      *
-     * @param address the first long's address
-     * @param array where they go, from the start
-     * @param count how many
+     * @param address the address of the first long
+     * @param array the destination, filled from index 0
+     * @param count the number of longs
      */
     public void read(long address, long[] array, int count) {
         cursor.to(address).read(0, array, 0, count);
@@ -66,9 +66,9 @@ public final class HostCopier {
     /**
      * Writes floats.
      *
-     * @param address where the first float goes
-     * @param array the floats, from the start
-     * @param count how many
+     * @param address the destination of the first float
+     * @param array the source, read from index 0
+     * @param count the number of floats
      */
     public void write(long address, float[] array, int count) {
         cursor.to(address).write(0, array, 0, count);
@@ -77,9 +77,9 @@ public final class HostCopier {
     /**
      * Writes doubles.
      *
-     * @param address where the first double goes
-     * @param array the doubles, from the start
-     * @param count how many
+     * @param address the destination of the first double
+     * @param array the source, read from index 0
+     * @param count the number of doubles
      */
     public void write(long address, double[] array, int count) {
         cursor.to(address).write(0, array, 0, count);

@@ -8,18 +8,28 @@ import com.sun.jna.LastErrorException;
 import com.sun.jna.Native;
 import com.sun.jna.Platform;
 
-/**
- * The few functions of the C library that mapped memory, descriptors and threads need; Linux only.
- */
+/** The functions of the C library for mapped memory, descriptors and threads. Linux only. */
 public final class LibC {
 
     static final int PROT_READ = 0x1;
+
+    /** mmap: pages may be read and written. */
     public static final int PROT_READ_WRITE = 0x1 | 0x2;
+
+    /** mmap: pages may be read and executed. */
     public static final int PROT_READ_EXEC = 0x1 | 0x4;
+
     static final int MAP_SHARED = 0x1;
+
+    /** mmap: writes are not visible to other processes. */
     public static final int MAP_PRIVATE = 0x2;
+
+    /** mmap: the mapping has no file. */
     public static final int MAP_ANONYMOUS = 0x20;
+
+    /** memfd_create: closed on exec. */
     public static final int MFD_CLOEXEC = 0x1;
+
     static final int AF_UNIX = 1;
     static final int SOCK_DGRAM_CLOEXEC = 2 | 02000000;
     static final int SOL_SOCKET = 1;
@@ -57,7 +67,7 @@ public final class LibC {
                 || !Platform.is64Bit()
                 || !(Platform.isIntel() || Platform.isARM())) {
             throw new UnsatisfiedLinkError(
-                    "shared memory and descriptors need Linux on x86_64 or aarch64, this is "
+                    "shared memory and descriptors require Linux on x86_64 or aarch64; this is "
                             + Platform.RESOURCE_PREFIX);
         }
         Native.register(LibC.class, "c");
@@ -65,6 +75,13 @@ public final class LibC {
 
     private LibC() {}
 
+    /**
+     * Creates an anonymous file.
+     *
+     * @param name its name, for debugging
+     * @param flags flags {@code MFD_*}
+     * @return the descriptor
+     */
     public static native int memfd_create(String name, int flags) throws LastErrorException;
 
     static native int ftruncate(int fd, long length) throws LastErrorException;
@@ -77,12 +94,31 @@ public final class LibC {
 
     static native int close(int fd) throws LastErrorException;
 
+    /**
+     * Maps a file or anonymous memory.
+     *
+     * @param address the preferred address, or 0
+     * @param length the length in bytes
+     * @param prot the protection, {@code PROT_*}
+     * @param flags flags {@code MAP_*}
+     * @param fd the descriptor; -1 for anonymous memory
+     * @param offset the offset in the file, in bytes
+     * @return the address
+     */
     public static native long mmap(
             long address, long length, int prot, int flags, int fd, long offset)
             throws LastErrorException;
 
     static native int munmap(long address, long length);
 
+    /**
+     * Changes the protection of mapped pages.
+     *
+     * @param address the address of the first page
+     * @param length the length in bytes
+     * @param prot the protection, {@code PROT_*}
+     * @return 0
+     */
     public static native int mprotect(long address, long length, int prot)
             throws LastErrorException;
 
@@ -108,9 +144,7 @@ public final class LibC {
 
     static native long memcpy(long destination, long source, long byteSize);
 
-    /**
-     * Declared with the argument types of the only call made, so that JNA need not know varargs.
-     */
+    /** Declared with the argument types of its only call, so that JNA needs no varargs. */
     private static native long syscall(
             long number, long address, int operation, int value, long timespec);
 

@@ -12,11 +12,11 @@ import java.nio.file.Files;
 import java.nio.file.Path;
 
 /**
- * A file as memory of this process, of any size and read-only: nothing is read before it is used,
- * and the system may drop it again, so it needs addresses and no memory.
+ * A read-only mapping of a file of any size. Pages are read on first access, and the system may
+ * drop them again, so the mapping takes address space but no memory.
  *
- * <p>Unlike Java's mapped buffers it may have more than 2 GiB, and goes when it is closed. Writing
- * to the memory, or reading what somebody has cut off the file since, ends the process.
+ * <p>Unlike Java's mapped buffers it may be larger than 2 GiB, and is unmapped when it is closed.
+ * Writing to the memory, or reading a part that was truncated after mapping, ends the process.
  */
 public final class MappedFile implements AutoCloseable {
 
@@ -32,20 +32,20 @@ public final class MappedFile implements AutoCloseable {
      * Maps a file.
      *
      * @param path a regular file, or a link to one
-     * @return the file
-     * @throws IOException if it cannot be opened or mapped
+     * @return the mapping; the caller closes it
+     * @throws IOException if the file cannot be opened or mapped
      */
     public static MappedFile open(Path path) throws IOException {
         if (path == null) {
             throw new IllegalArgumentException("the path is null");
         }
         if (Files.exists(path) && !Files.isRegularFile(path)) {
-            throw new IOException(path + " is not a file");
+            throw new IOException(path + " is not a regular file");
         }
         int fd = -1;
         try {
             fd = LibC.open(path.toString(), LibC.O_RDONLY | LibC.O_CLOEXEC | LibC.O_NONBLOCK);
-            // The size of what is open: the path may lead elsewhere by now.
+            // The size of the open file, because the path may name another file by now.
             long byteSize = Files.size(Path.of("/proc/self/fd/" + fd));
             return new MappedFile(path, map(fd, byteSize));
         } catch (LastErrorException e) {
@@ -59,7 +59,7 @@ public final class MappedFile implements AutoCloseable {
 
     private static NativeMemory map(int fd, long byteSize) {
         if (byteSize == 0) {
-            return new NativeMemory(0, 0, Device.cpu(), () -> {}); // mmap(2) refuses it.
+            return new NativeMemory(0, 0, Device.cpu(), () -> {}); // mmap(2) rejects length 0.
         }
         long address = LibC.mmap(0, byteSize, LibC.PROT_READ, LibC.MAP_PRIVATE, fd, 0);
         return new NativeMemory(
@@ -67,21 +67,21 @@ public final class MappedFile implements AutoCloseable {
     }
 
     /**
-     * Returns the file's bytes.
+     * Returns the mapped memory.
      *
-     * @return the memory, which must not be written; unmapped after {@link #close()}, when its last
-     *     view is closed
+     * @return the memory, which must not be written; unmapped after {@link #close()} and after its
+     *     last view is closed
      */
     public NativeMemory memory() {
         return memory;
     }
 
     /**
-     * Copies bytes of the file. May be called by several threads, and not after {@link #close()}.
+     * Copies bytes of the file. Thread-safe, but must not be called after {@link #close()}.
      *
-     * @param offset where the first one is
-     * @param bytes where they go; all are filled
-     * @throws IllegalArgumentException if the file does not have as many there, or is closed
+     * @param offset the offset in the file
+     * @param bytes the destination, filled completely
+     * @throws IllegalArgumentException if the range is outside the file, or the mapping is closed
      */
     public void read(long offset, byte[] bytes) {
         if (memory.isClosed()) {
@@ -93,13 +93,15 @@ public final class MappedFile implements AutoCloseable {
         if (offset < 0 || offset > memory.byteSize() - bytes.length) {
             throw new IllegalArgumentException(
                     String.format(
-                            "%s has %d bytes, and not %d at offset %d",
-                            path, memory.byteSize(), bytes.length, offset));
+                            "%d bytes at offset %d are outside of %s, which has %d bytes",
+                            bytes.length, offset, path, memory.byteSize()));
         }
         new Pointer(memory.address() + offset).read(0, bytes, 0, bytes.length);
     }
 
-    /** Gives the mapping up; it goes when the last array that views it is closed. Idempotent. */
+    /**
+     * Releases the mapping. It is unmapped when the last array that views it is closed. Idempotent.
+     */
     @Override
     public void close() {
         memory.close();

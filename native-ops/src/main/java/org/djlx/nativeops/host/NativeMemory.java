@@ -10,12 +10,12 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * Off-heap memory that arrays can be views of; see {@link Torch#view(ai.djl.ndarray.NDManager,
- * NativeMemory, long, ai.djl.ndarray.types.Shape, ScalarType)}.
+ * Reference-counted off-heap memory that arrays can be views of; see {@link
+ * Torch#view(ai.djl.ndarray.NDManager, NativeMemory, long, ai.djl.ndarray.types.Shape,
+ * ScalarType)}.
  *
- * <p>The memory is reference-counted. Whoever creates it holds one reference, which {@link
- * #close()} gives up, and every view holds one until the view is closed. The memory is freed when
- * the last reference is gone, by the thread that gave it up. Safe for use by several threads.
+ * <p>The creator holds one reference, which {@link #close()} releases. Every view holds one until
+ * the view is closed. The thread that releases the last reference frees the memory. Thread-safe.
  */
 public final class NativeMemory implements AutoCloseable {
 
@@ -28,16 +28,16 @@ public final class NativeMemory implements AutoCloseable {
     private boolean closed;
 
     /**
-     * Wraps memory that the caller has allocated.
+     * Wraps allocated memory.
      *
      * @param address the address of the first byte, as the device sees it; may be 0 if {@code
      *     byteSize} is 0
      * @param byteSize the size in bytes
      * @param device where the memory is: {@link Device#cpu()} or a single GPU
-     * @param free frees the memory; runs once, when this object and all its views are closed. What
-     *     it throws reaches the caller of the last {@code close}
-     * @throws IllegalArgumentException if an argument is null, the size negative, the range not
-     *     within the address space, or the device neither the CPU nor a single GPU
+     * @param free frees the memory; runs once, after this object and all its views are closed. Its
+     *     exceptions are thrown by the last {@code close}
+     * @throws IllegalArgumentException if an argument is null, the size is negative, the range is
+     *     outside the address space, or the device is neither the CPU nor a single GPU
      */
     public NativeMemory(long address, long byteSize, Device device, Runnable free) {
         if (byteSize < 0) {
@@ -49,11 +49,11 @@ public final class NativeMemory implements AutoCloseable {
         if (Long.compareUnsigned(address + byteSize, address) < 0) {
             throw new IllegalArgumentException(
                     String.format(
-                            "%d bytes at 0x%x do not fit the address space", byteSize, address));
+                            "%d bytes at 0x%x are outside the address space", byteSize, address));
         }
         deviceType(device);
         if (free == null) {
-            throw new IllegalArgumentException("what frees the memory is null");
+            throw new IllegalArgumentException("free is null");
         }
         this.address = address;
         this.byteSize = byteSize;
@@ -81,7 +81,7 @@ public final class NativeMemory implements AutoCloseable {
     }
 
     /**
-     * Returns where the memory is.
+     * Returns the device of the memory.
      *
      * @return the device
      */
@@ -90,8 +90,8 @@ public final class NativeMemory implements AutoCloseable {
     }
 
     /**
-     * Tells whether {@link #close()} was called. Views may still hold the memory then, but there
-     * can be no new ones.
+     * Tells whether {@link #close()} was called. Existing views still hold the memory, but new ones
+     * cannot be created.
      *
      * @return whether this object is closed
      */
@@ -99,7 +99,7 @@ public final class NativeMemory implements AutoCloseable {
         return closed;
     }
 
-    /** Gives up the creator's reference; does nothing when called again. */
+    /** Releases the creator's reference. Idempotent. */
     @Override
     public void close() {
         synchronized (this) {
@@ -111,6 +111,11 @@ public final class NativeMemory implements AutoCloseable {
         release();
     }
 
+    /**
+     * Adds a reference.
+     *
+     * @throws IllegalStateException if {@link #close()} was called
+     */
     public synchronized void retain() {
         if (closed) {
             throw new IllegalStateException("the memory is closed");
@@ -118,7 +123,12 @@ public final class NativeMemory implements AutoCloseable {
         references++;
     }
 
-    /** As {@link #retain}, for who holds a view: also when the memory is closed for new ones. */
+    /**
+     * Adds a reference for the holder of a view. Unlike {@link #retain}, works after {@link
+     * #close()}.
+     *
+     * @throws IllegalStateException if the memory is freed
+     */
     public synchronized void share() {
         if (references == 0) {
             throw new IllegalStateException("the memory is freed");
@@ -126,6 +136,7 @@ public final class NativeMemory implements AutoCloseable {
         references++;
     }
 
+    /** Releases a reference. Frees the memory if it was the last one. */
     public void release() {
         synchronized (this) {
             if (references == 0) {
@@ -136,7 +147,7 @@ public final class NativeMemory implements AutoCloseable {
                 return;
             }
         }
-        // Outside the lock: freeing may be slow, or take locks of its own.
+        // Outside the lock, because freeing may be slow or take other locks.
         free.run();
     }
 
@@ -145,7 +156,13 @@ public final class NativeMemory implements AutoCloseable {
         return String.format("%d bytes at 0x%x on %s", byteSize, address, device);
     }
 
-    /** Returns libtorch's number for the kind of a device. */
+    /**
+     * Returns libtorch's code of a device's type.
+     *
+     * @param device the device: the CPU or a single GPU
+     * @return the code
+     * @throws IllegalArgumentException if the device is null or another one
+     */
     public static int deviceType(Device device) {
         if (device == null) {
             throw new IllegalArgumentException("the device is null");

@@ -6,18 +6,18 @@ package org.djlx.nativeops.host;
 
 import com.sun.jna.Function;
 
-/** How this process ends. */
+/** Control over the end of this process. */
 public final class ProcessExit {
 
     private ProcessExit() {}
 
     /**
-     * Lets the process end, with its exit status, without the destructors of its native libraries
-     * and what else they have registered with {@code atexit(3)} before this call. A thread that is
-     * in such a library would crash when that is taken down under it.
+     * Makes the process end without running the destructors of native libraries, nor handlers
+     * registered with {@code atexit(3)} before this call. The exit status is kept. Otherwise a
+     * thread that is inside a native library could crash while the library is destroyed.
      */
     public static void skipLibraries() {
-        // What is registered last runs first, and is given the status.
+        // The handler registered last runs first, and receives the exit status.
         Function.getFunction("c", "on_exit")
                 .invokeInt(new Object[] {Function.getFunction("c", "_exit"), null});
     }

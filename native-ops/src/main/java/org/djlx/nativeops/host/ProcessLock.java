@@ -15,13 +15,18 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * What one process holds at a time, by a lock of a file. The operating system releases it when the
- * process ends, however that ends.
+ * A lock between processes, on a file. The operating system releases it when the process ends,
+ * however it ends.
  *
- * <p>It saves work and guards nothing: where the file cannot be locked, or one that is stopped
- * holds it for too long, the caller goes on without it. The file is deleted by who has held it, so
- * that for a moment two processes may hold the lock of a file and of its successor; and a process
- * loses it when another of its threads has waited for it in vain.
+ * <p>The lock saves duplicate work; it does not guarantee exclusion:
+ *
+ * <ul>
+ *   <li>If the file cannot be locked, or another process holds it longer than the caller waits, the
+ *       caller continues without the lock.
+ *   <li>The holder deletes the file, so two processes may briefly hold locks on the old and the new
+ *       file.
+ *   <li>A process loses the lock if another of its threads waits for it and gives up.
+ * </ul>
  */
 public final class ProcessLock implements AutoCloseable {
 
@@ -37,27 +42,27 @@ public final class ProcessLock implements AutoCloseable {
     }
 
     /**
-     * Waits for others up to a time.
+     * Acquires the lock, or gives up after a timeout.
      *
-     * @param file the file to lock, which is created with its folder
-     * @param most how long they are waited for
-     * @return to be closed, whether it is held or not
+     * @param file the file to lock; created with its folder
+     * @param timeout how long to wait
+     * @return the lock; the caller closes it, whether it {@linkplain #isHeld is held} or not
      */
-    public static ProcessLock acquire(Path file, Duration most) {
-        return new ProcessLock(file, lock(file, most));
+    public static ProcessLock acquire(Path file, Duration timeout) {
+        return new ProcessLock(file, lock(file, timeout));
     }
 
-    private static FileChannel lock(Path file, Duration most) {
+    private static FileChannel lock(Path file, Duration timeout) {
         FileChannel channel = null;
         boolean locked = false;
         try {
             Files.createDirectories(file.toAbsolutePath().getParent());
             channel = FileChannel.open(file, StandardOpenOption.CREATE, StandardOpenOption.WRITE);
-            long end = System.nanoTime() + most.toNanos();
-            locked = isLocked(channel);
+            long end = System.nanoTime() + timeout.toNanos();
+            locked = tryLock(channel);
             while (!locked && System.nanoTime() - end < 0) {
                 Thread.sleep(POLL_MILLIS);
-                locked = isLocked(channel);
+                locked = tryLock(channel);
             }
         } catch (IOException e) {
             LOGGER.debug("cannot lock {}", file, e);
@@ -71,8 +76,8 @@ public final class ProcessLock implements AutoCloseable {
         return channel;
     }
 
-    /** Never waits. */
-    private static boolean isLocked(FileChannel channel) throws IOException {
+    /** Tries to lock the file, without waiting. */
+    private static boolean tryLock(FileChannel channel) throws IOException {
         try {
             return channel.tryLock() != null;
         } catch (OverlappingFileLockException e) {
@@ -90,7 +95,11 @@ public final class ProcessLock implements AutoCloseable {
         }
     }
 
-    /** Whether the file is locked. */
+    /**
+     * Tells whether the lock is held.
+     *
+     * @return whether the file is locked
+     */
     public boolean isHeld() {
         return channel != null;
     }

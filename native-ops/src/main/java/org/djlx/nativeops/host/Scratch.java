@@ -12,8 +12,8 @@ import java.nio.LongBuffer;
 import java.util.Arrays;
 
 /**
- * Native memory, one block a thread, for what the C functions read and write: results, sizes and
- * strides. Its content is gone with the next use by the same thread, so it is read at once.
+ * Native memory of a thread, for arguments and results of C functions: results, sizes and strides.
+ * The next use by the same thread overwrites it, so read results at once.
  *
  * <pre>
  *   0        16                   16 + 64                  16 + 2 * 64   (longs)
@@ -22,81 +22,134 @@ import java.util.Arrays;
  */
 public final class Scratch {
 
-    /** As many dimensions as libtorch's operators take. */
+    /** The most dimensions of libtorch's operators. */
     public static final int MAX_DIMENSIONS = 64;
 
-    /** As many as any operator that is called has arguments. */
+    /** The number of slots: the most arguments of any operator that is called. */
     public static final int SLOTS = 16;
 
     private final ByteBuffer buffer =
             ByteBuffer.allocateDirect((SLOTS + 2 * MAX_DIMENSIONS) * Long.BYTES)
                     .order(ByteOrder.nativeOrder());
-    private final LongBuffer longs = buffer.asLongBuffer(); // the same
-    private final long[] slots = new long[8]; // the first ones, as many as are read at once
+    private final LongBuffer longs = buffer.asLongBuffer(); // a view of buffer
+    private final long[] slots = new long[8]; // the result of slots()
     private final long address = Pointer.nativeValue(Native.getDirectBufferPointer(buffer));
 
     private final HostCopier copier = new HostCopier();
-    private final long[] ours = new long[MAX_DIMENSIONS];
-    private final long[] theirs = new long[MAX_DIMENSIONS];
+    private final long[] first = new long[MAX_DIMENSIONS];
+    private final long[] second = new long[MAX_DIMENSIONS];
 
     Scratch() {}
 
-    /** Returns this thread's block, with the first slot zeroed: no result reads as null. */
+    /**
+     * Returns the scratch memory of the calling thread. Slot 0 is zeroed, so that a missing result
+     * reads as null.
+     *
+     * @return the scratch memory
+     */
     public static Scratch get() {
         Scratch scratch = CallingThread.get().scratch();
         scratch.putLong(0, 0);
         return scratch;
     }
 
+    /**
+     * Returns the address of a slot.
+     *
+     * @param index the slot
+     * @return its address
+     */
     public long slot(int index) {
         return address + (long) index * Long.BYTES;
     }
 
+    /**
+     * Reads a slot.
+     *
+     * @param index the slot
+     * @return its value
+     */
     public long getLong(int index) {
         return buffer.getLong(index * Long.BYTES);
     }
 
     /**
-     * Returns what the first 8 slots hold, until the next call: at once, which is much cheaper than
-     * one by one while the JVM has not compiled the caller.
+     * Reads the first 8 slots. One bulk read is much cheaper than single reads while the JVM still
+     * interprets the caller.
+     *
+     * @return the values; overwritten by the next call
      */
     public long[] slots() {
         longs.get(0, slots);
         return slots;
     }
 
-    /** Reads the int that a function wrote to the start of a slot. */
+    /**
+     * Reads an int from the start of a slot.
+     *
+     * @param index the slot
+     * @return the int
+     */
     public int getInt(int index) {
         return buffer.getInt(index * Long.BYTES);
     }
 
+    /**
+     * Writes a slot.
+     *
+     * @param index the slot
+     * @param value the value
+     */
     public void putLong(int index, long value) {
         buffer.putLong(index * Long.BYTES, value);
     }
 
-    /** Returns the longs that lie at an address of this process. */
+    /**
+     * Copies longs from a native address.
+     *
+     * @param address the address of the first long
+     * @param count the number of longs
+     * @return the longs
+     */
     public long[] longsAt(long address, int count) {
         long[] longs = new long[count];
         copier.read(address, longs, count);
         return longs;
     }
 
-    /** Tells whether the longs at two addresses are the same. */
+    /**
+     * Compares longs at two native addresses.
+     *
+     * @param address1 the first address
+     * @param address2 the second address
+     * @param count the number of longs
+     * @return whether they are equal
+     */
     public boolean sameLongs(long address1, long address2, int count) {
         if (count > MAX_DIMENSIONS) {
             return Arrays.equals(longsAt(address1, count), longsAt(address2, count));
         }
-        copier.read(address1, ours, count);
-        copier.read(address2, theirs, count);
-        return Arrays.equals(ours, 0, count, theirs, 0, count);
+        copier.read(address1, first, count);
+        copier.read(address2, second, count);
+        return Arrays.equals(first, 0, count, second, 0, count);
     }
 
-    /** Stores sizes and returns their address. */
+    /**
+     * Stores sizes.
+     *
+     * @param sizes the sizes, at most {@link #MAX_DIMENSIONS}
+     * @return their address
+     */
     public long putSizes(long[] sizes) {
         return putLongs(SLOTS, sizes);
     }
 
-    /** Stores strides and returns their address. */
+    /**
+     * Stores strides.
+     *
+     * @param strides the strides, at most {@link #MAX_DIMENSIONS}
+     * @return their address
+     */
     public long putStrides(long[] strides) {
         return putLongs(SLOTS + MAX_DIMENSIONS, strides);
     }

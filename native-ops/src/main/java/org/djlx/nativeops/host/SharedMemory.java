@@ -13,22 +13,21 @@ import java.nio.file.Path;
 import java.util.regex.Pattern;
 
 /**
- * Memory that processes of one host share.
+ * Memory shared by processes of one host.
  *
- * <p>It is an anonymous file (memfd_create(2)), mapped by everyone who opens it. As it never has a
- * name, nothing is left behind in /dev/shm however its processes end, and the size limit of a
- * container's /dev/shm does not apply. Others open it through {@link #path()} for as long as its
- * creator has not called {@link #seal()}; they must run as the same user and see the same process
- * ids.
+ * <p>It is an anonymous file (memfd_create(2)) that each process maps. It has no name, so nothing
+ * is left behind in /dev/shm however the processes end, and the size limit of a container's
+ * /dev/shm does not apply. Other processes open it through {@link #path()} until its creator calls
+ * {@link #seal()}. They must run as the same user and in the same PID namespace.
  */
 public final class SharedMemory implements AutoCloseable {
 
     private static final int ENOMEM = 12;
 
-    /** How {@link #path()} looks. */
+    /** The form of {@link #path()}. */
     private static final Pattern PATH = Pattern.compile("/proc/[0-9]+/fd/[0-9]+");
 
-    /** Its size is fixed, so that no access can lie behind the end, and this cannot be undone. */
+    /** Fixes the size for good, so that no access can be beyond the end. */
     private static final int SEALS = LibC.F_SEAL_SEAL | LibC.F_SEAL_SHRINK | LibC.F_SEAL_GROW;
 
     private final NativeMemory memory;
@@ -43,11 +42,11 @@ public final class SharedMemory implements AutoCloseable {
     }
 
     /**
-     * Creates memory filled with zeros. Pages take up room from their first use on.
+     * Creates memory filled with zeros. Pages are allocated on first use.
      *
-     * @param name what tools such as pmap(1) show; need not be unique
+     * @param name the name in tools such as pmap(1); need not be unique
      * @param byteSize the size in bytes
-     * @return the memory
+     * @return the memory; the caller closes it
      * @throws EngineException if the system refuses
      */
     public static SharedMemory create(String name, long byteSize) {
@@ -70,19 +69,19 @@ public final class SharedMemory implements AutoCloseable {
     /**
      * Maps memory that another thread or process created.
      *
-     * <p>The path may come from somebody who is not to be trusted: whatever it leads to other than
-     * such memory, of this user and of this size, is neither mapped nor changed.
+     * <p>The path need not be trusted. A file is mapped only if it is shared memory created by this
+     * class, of this user and of this size; any other file is not changed.
      *
      * @param path its {@link #path()}
      * @param byteSize its size in bytes
-     * @return the memory
-     * @throws EngineException if it cannot be opened, or is something else
+     * @return the memory; the caller closes it
+     * @throws EngineException if it cannot be opened, or is not such memory
      */
     public static SharedMemory open(String path, long byteSize) {
         int fd = -1;
         try {
             checkLink(path);
-            // Were it something else after all, opening it would not wait for anything.
+            // O_NONBLOCK and O_NOCTTY, in case the path names a device or a pipe.
             fd = LibC.open(path, LibC.O_RDWR | LibC.O_CLOEXEC | LibC.O_NONBLOCK | LibC.O_NOCTTY);
             checkFile(path, fd, byteSize);
             SharedMemory shared = new SharedMemory(fd, byteSize);
@@ -106,21 +105,21 @@ public final class SharedMemory implements AutoCloseable {
 
     private static void checkLink(String path) throws IOException {
         if (path == null || !PATH.matcher(path).matches()) {
-            throw refusal(path, "it is not the path of a process's descriptor");
+            throw refusal(path, "it is not of the form /proc/<pid>/fd/<number>");
         }
         String target = Files.readSymbolicLink(Path.of(path)).toString();
         if (!target.startsWith("/memfd:")) {
-            throw refusal(path, "it leads to " + target + ", which is no shared memory");
+            throw refusal(path, "it links to " + target + ", which is not shared memory");
         }
     }
 
-    /** Checks the open file itself: what the path leads to may have changed meanwhile. */
+    /** Checks the open file itself, because the path may link to another file by now. */
     private static void checkFile(String path, int fd, long byteSize) throws IOException {
         int seals;
         try {
             seals = LibC.fcntl(fd, LibC.F_GET_SEALS, 0);
         } catch (LastErrorException e) {
-            throw refusal(path, "it is no shared memory");
+            throw refusal(path, "it is not shared memory");
         }
         if (seals != SEALS) {
             throw refusal(path, "its seals are " + seals + ", not " + SEALS);
@@ -142,12 +141,12 @@ public final class SharedMemory implements AutoCloseable {
                         + path
                         + " as shared memory: "
                         + why
-                        + ". Whoever gave this path is not a rank of this group, or runs another"
-                        + " version of this library");
+                        + ". The path does not come from a rank of this group, or that rank has"
+                        + " another version of this library");
     }
 
     /**
-     * Returns where others of this host open the memory.
+     * Returns the path for {@link #open}.
      *
      * @return the path
      */
@@ -159,7 +158,7 @@ public final class SharedMemory implements AutoCloseable {
         return "/proc/" + ProcessHandle.current().pid() + "/fd/" + fd;
     }
 
-    /** Ends the time in which others can open the memory. Idempotent. */
+    /** Closes the descriptor, after which other processes cannot open the memory. Idempotent. */
     public synchronized void seal() {
         closeQuietly(fd);
         fd = -1;
@@ -168,24 +167,26 @@ public final class SharedMemory implements AutoCloseable {
     /**
      * Returns the mapped memory.
      *
-     * @return the memory; unmapped after {@link #close()}, when its last view is closed
+     * @return the memory; unmapped after {@link #close()} and after its last view is closed
      */
     public NativeMemory memory() {
         return memory;
     }
 
     /**
-     * Copies bytes between addresses of this process that must not overlap; memcpy(3).
+     * Copies bytes with memcpy(3). The ranges must not overlap.
      *
-     * @param destination where to
-     * @param source where from
-     * @param byteSize how many
+     * @param destination the destination address
+     * @param source the source address
+     * @param byteSize the number of bytes
      */
     public static void copy(long destination, long source, long byteSize) {
         LibC.memcpy(destination, source, byteSize);
     }
 
-    /** Gives the mapping up; it goes when the last array that views it is closed. Idempotent. */
+    /**
+     * Releases the mapping. It is unmapped when the last array that views it is closed. Idempotent.
+     */
     @Override
     public void close() {
         seal();
@@ -197,7 +198,7 @@ public final class SharedMemory implements AutoCloseable {
             try {
                 LibC.close(fd);
             } catch (LastErrorException e) {
-                // Nothing was written through the descriptor, so nothing can be lost.
+                // Nothing was written to the descriptor, so no data can be lost.
             }
         }
     }
@@ -206,10 +207,10 @@ public final class SharedMemory implements AutoCloseable {
         if (e instanceof LastErrorException error && error.getErrorCode() == ENOMEM) {
             return "this process has no room for "
                     + byteSize
-                    + " more bytes of addresses. Ranks that are threads need them each: take"
+                    + " more bytes of address space. Each rank that is a thread maps them: use"
                     + " processes, fewer ranks, or smaller buffers";
         }
-        return "its creator must be alive, on this host, of the same user and in the same PID"
-                + " namespace";
+        return "the process that created it must be alive, on this host, of the same user and in"
+                + " the same PID namespace";
     }
 }

@@ -10,7 +10,7 @@ import com.sun.jna.Memory;
 import com.sun.jna.Pointer;
 import java.util.BitSet;
 
-/** Binds threads to cores; sched_setaffinity(2). Linux only. */
+/** Binds threads to cores (sched_setaffinity(2)). Linux only. */
 public final class ThreadBinding {
 
     private static final int MASK_BYTES = 1024 / Byte.SIZE;
@@ -18,10 +18,10 @@ public final class ThreadBinding {
     private ThreadBinding() {}
 
     /**
-     * Binds the calling thread to one of the cores that it may run on. Threads that it starts
-     * afterwards inherit that.
+     * Binds the calling thread to one of the cores that it may run on. Threads that it starts later
+     * inherit the binding.
      *
-     * @param index which of the cores, in their order; taken modulo their number
+     * @param index the index into the allowed cores, modulo their number
      * @return the core's number
      * @throws EngineException if the system refuses
      */

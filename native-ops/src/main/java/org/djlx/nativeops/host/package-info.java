@@ -3,24 +3,23 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 /**
- * Memory, files, threads and processes of the host: shared memory, mapped files, file descriptors,
- * thread binding.
+ * Memory, files, threads and processes of the host: shared memory, mapped files, file descriptors
+ * and thread binding.
  *
  * <ul>
- *   <li>{@link org.djlx.nativeops.host.AtomicBuffer} - words in it that several threads or
- *       processes read and write
- *   <li>{@link org.djlx.nativeops.host.CallingThread} - what is noted for each thread that does
- *   <li>{@link org.djlx.nativeops.host.Descriptor} - a file descriptor
+ *   <li>{@link org.djlx.nativeops.host.AtomicBuffer} - atomic words in shared memory, with futex
+ *   <li>{@link org.djlx.nativeops.host.CallingThread} - state of a thread that calls native code
+ *   <li>{@link org.djlx.nativeops.host.Descriptor} - an owned file descriptor
  *   <li>{@link org.djlx.nativeops.host.DescriptorChannel} - passes file descriptors between
  *       processes
  *   <li>{@link org.djlx.nativeops.host.HostCopier} - copies between Java arrays and addresses
  *   <li>{@link org.djlx.nativeops.host.LibC} - functions of the C library
- *   <li>{@link org.djlx.nativeops.host.MappedFile} - a file as memory
- *   <li>{@link org.djlx.nativeops.host.NativeMemory} - memory of any kind, counted by its users
- *   <li>{@link org.djlx.nativeops.host.ProcessExit} - how the process ends
- *   <li>{@link org.djlx.nativeops.host.ProcessLock} - one process at a time
- *   <li>{@link org.djlx.nativeops.host.Scratch} - memory of a thread for results of C functions
- *   <li>{@link org.djlx.nativeops.host.SharedMemory} - memory that processes share
+ *   <li>{@link org.djlx.nativeops.host.MappedFile} - a read-only mapping of a file
+ *   <li>{@link org.djlx.nativeops.host.NativeMemory} - reference-counted off-heap memory
+ *   <li>{@link org.djlx.nativeops.host.ProcessExit} - control over the end of the process
+ *   <li>{@link org.djlx.nativeops.host.ProcessLock} - a lock between processes
+ *   <li>{@link org.djlx.nativeops.host.Scratch} - a thread's memory for results of C functions
+ *   <li>{@link org.djlx.nativeops.host.SharedMemory} - memory shared by processes
  *   <li>{@link org.djlx.nativeops.host.ThreadBinding} - binds threads to cores
  * </ul>
  */

@@ -11,10 +11,7 @@ import org.djlx.nativeops.LibraryProbes;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.torch.ScalarType;
 
-/**
- * NCCL's functions, and how it numbers things. Loaded on first use, after {@link
- * NativeLibrary#NCCL}.
- */
+/** Binds NCCL's functions and constants. Load only if {@link NativeLibrary#NCCL} is available. */
 final class Nccl {
 
     static final int SUCCESS = 0;
@@ -22,7 +19,7 @@ final class Nccl {
     static final int UNIQUE_ID_BYTES = 128;
     static final int NO_COLOR = -1;
 
-    /** NCCL's numbers of the element types that it reduces; all others are moved as bytes. */
+    /** NCCL's codes of the element types that it reduces. Others can only be moved, as bytes. */
     static final Map<ScalarType, Integer> TYPES =
             Map.ofEntries(
                     Map.entry(ScalarType.INT8, 0),
@@ -44,14 +41,14 @@ final class Nccl {
 
     private Nccl() {}
 
-    /** {@code ncclUniqueId}, which NCCL takes by value. */
+    /** {@code ncclUniqueId}, passed by value. */
     @Structure.FieldOrder("internal")
     public static final class UniqueId extends Structure implements Structure.ByValue {
 
-        /** What the ranks exchange. */
+        /** The id. */
         public byte[] internal = new byte[UNIQUE_ID_BYTES];
 
-        /** Creates an empty one. */
+        /** Creates an empty id. */
         public UniqueId() {}
     }
 

@@ -21,53 +21,57 @@ import org.djlx.nativeops.torch.ScalarType;
 /**
  * One rank of an NCCL communicator.
  *
- * <p>Collectives are enqueued on a stream and return at once; addresses are of the communicator's
- * GPU, counts are in elements. All ranks enqueue the same collectives in the same order. Where
- * something must first be set up with other ranks (the communicator, a split, the connections at
- * their first use), a call waits for them; {@link #abort} ends that. A thread that makes the calls
- * of several ranks makes them in a {@link NcclGroup}. A failed call throws {@link NcclException},
- * one on a communicator that was closed or aborted {@link IllegalStateException}.
+ * <p>Collectives are queued on a stream and return at once. Addresses are on the communicator's
+ * GPU; counts are in elements. Rules:
  *
- * <p>Operations on one communicator must not overlap. {@link #abort} may be called by any thread at
- * any time, and so may {@link #asyncError}.
+ * <ul>
+ *   <li>All ranks queue the same collectives in the same order; operations on one communicator must
+ *       not overlap.
+ *   <li>Calls that set something up with other ranks (creation, split, the connections on first
+ *       use) block until those ranks call too, or until {@link #abort}.
+ *   <li>A thread that makes the calls of several ranks makes them in a {@link NcclGroup}.
+ *   <li>{@link #abort} and {@link #asyncError} may be called by any thread at any time.
+ *   <li>A failed call throws {@link NcclException}; a call after close or abort throws {@link
+ *       IllegalStateException}.
+ * </ul>
  */
 public final class NcclCommunicator implements AutoCloseable {
 
-    /** How a reduction combines elements, by NCCL's numbers. */
+    /** The reductions, in the order of NCCL's codes. */
     public enum Op {
         /** The sum. */
         SUM,
         /** The product. */
         PRODUCT,
-        /** The largest. */
+        /** The maximum. */
         MAX,
-        /** The smallest. */
+        /** The minimum. */
         MIN,
         /** The sum divided by the number of ranks. */
         AVG
     }
 
-    /** The size of what {@link #uniqueId} returns. */
+    /** The size of {@link #uniqueId}. */
     public static final int UNIQUE_ID_BYTES = Nccl.UNIQUE_ID_BYTES;
 
     private static final int HOST_IMMEDIATE = 1;
-    // Calls take microseconds; one that has not returned by then waits for other ranks, and returns
-    // only by the abort.
-    private static final long ABORT_PATIENCE_MILLIS = 500;
+    // Calls take microseconds. A call that runs longer waits for other ranks, until the abort.
+    private static final long ABORT_WAIT_MILLIS = 500;
 
     private final CudaDevice device;
-    private long comm; // 0 when closed; guarded by this, like those below
+    // Guarded by this.
+    private long comm; // 0 when closed
     private boolean aborted;
-    private int users;
+    private int users; // calls in progress
 
-    /** Takes over a use of the device. */
+    /** Takes ownership of one {@link CudaDevice#retain}. */
     private NcclCommunicator(CudaDevice device, long comm) {
         this.device = device;
         this.comm = comm;
     }
 
     /**
-     * Returns what all ranks of a new communicator must be given.
+     * Returns a unique id, which all ranks of a new communicator must be given.
      *
      * @return {@link #UNIQUE_ID_BYTES} bytes
      */
@@ -79,14 +83,14 @@ public final class NcclCommunicator implements AutoCloseable {
     }
 
     /**
-     * Creates this rank of a communicator; returns when all ranks have.
+     * Creates this rank of a communicator. Blocks until all ranks call this.
      *
      * @param device the rank's GPU
-     * @param uniqueId from {@link #uniqueId()} of one of the ranks
+     * @param uniqueId the {@link #uniqueId()} of one of the ranks
      * @param rank the rank
      * @param ranks the number of ranks
-     * @param config how it is to work
-     * @return the communicator
+     * @param config the configuration
+     * @return the communicator; the caller closes it
      */
     public static NcclCommunicator create(
             CudaDevice device, byte[] uniqueId, int rank, int ranks, NcclConfig config) {
@@ -97,7 +101,7 @@ public final class NcclCommunicator implements AutoCloseable {
         Memory result = new Memory(Long.BYTES);
         Memory struct = config.write();
         result.setLong(0, 0);
-        device.retain(); // It may be closed by the time that the other ranks have come.
+        device.retain(); // The caller may close the device while this waits for other ranks.
         boolean done = false;
         try {
             device.makeCurrent();
@@ -120,13 +124,13 @@ public final class NcclCommunicator implements AutoCloseable {
     }
 
     /**
-     * Creates a communicator among the ranks of this one that give the same color. All ranks of
-     * this one call it, and wait for each other.
+     * Creates a new communicator for each color. Blocks until all ranks of this one call this.
      *
-     * @param color which of the new communicators this rank joins; negative for none
-     * @param key orders the ranks of the new communicator; equal keys by their ranks here
-     * @param config how it is to work
-     * @return the communicator; null if this rank joins none
+     * @param color the color: ranks with the same color form a communicator; negative for none
+     * @param key the order of the ranks in the new communicator; equal keys are ordered by rank
+     *     here
+     * @param config the configuration
+     * @return the communicator; the caller closes it. Null if the color is negative
      */
     public NcclCommunicator split(int color, int key, NcclConfig config) {
         Memory result = new Memory(Long.BYTES);
@@ -154,7 +158,7 @@ public final class NcclCommunicator implements AutoCloseable {
     }
 
     /**
-     * Tells which element types NCCL reduces. Others can be moved, as {@link ScalarType#UINT8}.
+     * Returns the element types that NCCL reduces. Others can be moved as {@link ScalarType#UINT8}.
      *
      * @return the types
      */
@@ -163,14 +167,14 @@ public final class NcclCommunicator implements AutoCloseable {
     }
 
     /**
-     * Reduces; every rank gets the result.
+     * All-reduce.
      *
-     * @param send this rank's contribution
-     * @param recv where the result goes; may be the same
+     * @param send the address of this rank's input
+     * @param recv the address of the output; may be {@code send}
      * @param count the number of elements
-     * @param type their type
-     * @param op a number from {@link Op#ordinal()} or {@link #premulSum}
-     * @param stream where it is enqueued
+     * @param type the element type
+     * @param op the code of the reduction: {@link Op#ordinal()} or from {@link #premulSum}
+     * @param stream the stream
      */
     public void allReduce(
             long send, long recv, long count, ScalarType type, int op, CudaStream stream) {
@@ -182,15 +186,15 @@ public final class NcclCommunicator implements AutoCloseable {
     }
 
     /**
-     * Reduces; one rank gets the result.
+     * Reduces to one rank.
      *
-     * @param send this rank's contribution
-     * @param recv where the result goes on the root
+     * @param send the address of this rank's input
+     * @param recv the address of the output, used on the root only
      * @param count the number of elements
-     * @param type their type
-     * @param op a number from {@link Op#ordinal()} or {@link #premulSum}
-     * @param root the rank that gets it
-     * @param stream where it is enqueued
+     * @param type the element type
+     * @param op the code of the reduction: {@link Op#ordinal()} or from {@link #premulSum}
+     * @param root the rank that receives the result
+     * @param stream the stream
      */
     public void reduce(
             long send,
@@ -208,14 +212,14 @@ public final class NcclCommunicator implements AutoCloseable {
     }
 
     /**
-     * Sends from one rank to all others.
+     * Broadcasts from one rank to all.
      *
-     * @param send what is sent, on the root
-     * @param recv where it goes
+     * @param send the address of the input, used on the root only
+     * @param recv the address of the output
      * @param count the number of elements
-     * @param type their type
+     * @param type the element type
      * @param root the rank that sends
-     * @param stream where it is enqueued
+     * @param stream the stream
      */
     public void broadcast(
             long send, long recv, long count, ScalarType type, int root, CudaStream stream) {
@@ -227,13 +231,13 @@ public final class NcclCommunicator implements AutoCloseable {
     }
 
     /**
-     * Gathers on every rank.
+     * All-gather.
      *
-     * @param send this rank's contribution
-     * @param recv where those of all ranks go, in rank order
-     * @param count the number of elements of one contribution
-     * @param type their type
-     * @param stream where it is enqueued
+     * @param send the address of this rank's input
+     * @param recv the address of the output: the inputs of all ranks, in rank order
+     * @param count the number of elements of one input
+     * @param type the element type
+     * @param stream the stream
      */
     public void allGather(long send, long recv, long count, ScalarType type, CudaStream stream) {
         call(
@@ -243,14 +247,14 @@ public final class NcclCommunicator implements AutoCloseable {
     }
 
     /**
-     * Reduces and scatters the result.
+     * Reduce-scatter.
      *
-     * @param send this rank's contribution, of all ranks' parts in rank order
-     * @param recv where this rank's part of the result goes
+     * @param send the address of this rank's input: a part for each rank, in rank order
+     * @param recv the address of the output: this rank's part of the result
      * @param count the number of elements of one part
-     * @param type their type
-     * @param op a number from {@link Op#ordinal()} or {@link #premulSum}
-     * @param stream where it is enqueued
+     * @param type the element type
+     * @param op the code of the reduction: {@link Op#ordinal()} or from {@link #premulSum}
+     * @param stream the stream
      */
     public void reduceScatter(
             long send, long recv, long count, ScalarType type, int op, CudaStream stream) {
@@ -262,13 +266,13 @@ public final class NcclCommunicator implements AutoCloseable {
     }
 
     /**
-     * Sends to one rank, which must receive.
+     * Sends to one rank, which must call {@link #recv}.
      *
-     * @param send what is sent
+     * @param send the address of the input
      * @param count the number of elements
-     * @param type their type
+     * @param type the element type
      * @param peer the rank that receives
-     * @param stream where it is enqueued
+     * @param stream the stream
      */
     public void send(long send, long count, ScalarType type, int peer, CudaStream stream) {
         call(
@@ -277,13 +281,13 @@ public final class NcclCommunicator implements AutoCloseable {
     }
 
     /**
-     * Receives from one rank, which must send.
+     * Receives from one rank, which must call {@link #send}.
      *
-     * @param recv where it goes
+     * @param recv the address of the output
      * @param count the number of elements
-     * @param type their type
+     * @param type the element type
      * @param peer the rank that sends
-     * @param stream where it is enqueued
+     * @param stream the stream
      */
     public void recv(long recv, long count, ScalarType type, int peer, CudaStream stream) {
         call(
@@ -292,11 +296,11 @@ public final class NcclCommunicator implements AutoCloseable {
     }
 
     /**
-     * Creates a reduction that multiplies each contribution with a factor and sums.
+     * Creates a reduction that multiplies each input by a factor and sums the products.
      *
      * @param factor the factor
      * @param type the element type: float16, float32, float64 or bfloat16
-     * @return its number, valid until {@link #destroyOp}
+     * @return the code of the reduction, valid until {@link #destroyOp}
      */
     public int premulSum(double factor, ScalarType type) {
         Scratch scratch = Scratch.get();
@@ -313,28 +317,30 @@ public final class NcclCommunicator implements AutoCloseable {
         return scratch.getInt(1);
     }
 
-    /** The bits of an element, the lowest of a long: they come first, on all CPUs that CUDA has. */
+    /** Returns the bits of an element in a little-endian long. */
     private static long factorBits(double factor, ScalarType type) {
         return switch (type) {
             case FLOAT64 -> Double.doubleToRawLongBits(factor);
             case FLOAT32 -> Float.floatToRawIntBits((float) factor);
             case BFLOAT16 -> HalfBits.bfloat16((float) factor);
             case FLOAT16 -> HalfBits.float16((float) factor);
-            default -> throw new IllegalArgumentException("no factor for " + type);
+            default ->
+                    throw new IllegalArgumentException(
+                            "premulSum does not support the element type " + type);
         };
     }
 
     /**
-     * Frees a reduction of {@link #premulSum}; what was called with it before goes on.
+     * Frees a reduction of {@link #premulSum}. Operations called with it before are not affected.
      *
-     * @param op its number
+     * @param op the code of the reduction
      */
     public void destroyOp(int op) {
         call("ncclRedOpDestroy", handle -> Nccl.ncclRedOpDestroy(op, handle));
     }
 
     /**
-     * Returns what went wrong behind the calls, such as a peer that died.
+     * Returns an asynchronous error, for example a dead peer.
      *
      * @return the error, or empty
      */
@@ -359,19 +365,18 @@ public final class NcclCommunicator implements AutoCloseable {
     }
 
     /**
-     * Ends what is under way on this rank and frees the communicator. A call that waits for other
-     * ranks fails. With ranks in one process, NCCL frees when the last of them aborts or closes,
-     * and the GPU may need some time to come to the end: see {@link CudaStream#query()}.
-     * Idempotent.
+     * Aborts the operations of this rank and frees the communicator. A call that waits for other
+     * ranks fails. With ranks in one process, NCCL frees memory only when the last of them aborts
+     * or closes. The GPU may finish later: see {@link CudaStream#query()}. Idempotent.
      */
     public void abort() {
         free(take(true), Nccl::ncclCommAbort);
     }
 
     /**
-     * Frees the communicator, of which nothing must be under way any more. With ranks in one
-     * process, the last of them frees all, and the others return at once; ranks in several
-     * processes of a host wait for each other. Idempotent.
+     * Frees the communicator. No operation may be running. With ranks in one process, the last of
+     * them frees all, and the others return at once; ranks in several processes of a host wait for
+     * each other. Idempotent.
      */
     @Override
     public void close() {
@@ -388,7 +393,7 @@ public final class NcclCommunicator implements AutoCloseable {
         }
     }
 
-    /** Takes the native communicator away, when no call uses it any more. */
+    /** Takes the handle, after waiting for calls in progress; 0 if it was taken before. */
     private synchronized long take(boolean abort) {
         long handle = comm;
         if (handle == 0) {
@@ -396,7 +401,7 @@ public final class NcclCommunicator implements AutoCloseable {
         }
         comm = 0;
         aborted = abort;
-        long end = System.nanoTime() + ABORT_PATIENCE_MILLIS * 1_000_000;
+        long end = System.nanoTime() + ABORT_WAIT_MILLIS * 1_000_000;
         boolean interrupted = false;
         while (users > 0 && System.nanoTime() < end) {
             try {
@@ -411,19 +416,18 @@ public final class NcclCommunicator implements AutoCloseable {
         return handle;
     }
 
-    /** The GPU. */
     CudaDevice device() {
         return device;
     }
 
-    /** Makes a call. */
+    /** Calls a function of NCCL, and checks its result. */
     void call(String name, LongToIntFunction function) {
         NcclGroup group = NcclGroup.current();
         long handle = enter();
         boolean stays = false;
         try {
             device.makeCurrent();
-            stays = group != null && group.add(this); // Until the group's end.
+            stays = group != null && group.add(this); // The use lasts until the group's end.
             check(function.applyAsInt(handle), name, handle);
         } finally {
             if (!stays) {
@@ -441,7 +445,7 @@ public final class NcclCommunicator implements AutoCloseable {
         return comm;
     }
 
-    /** Ends a use; also that by a group. */
+    /** Ends a use, by a call or by a group. */
     synchronized void exit() {
         users--;
         notifyAll();
@@ -463,7 +467,8 @@ public final class NcclCommunicator implements AutoCloseable {
     private static int code(ScalarType type) {
         Integer code = Nccl.TYPES.get(type);
         if (code == null) {
-            throw new IllegalArgumentException("NCCL does not know " + type);
+            throw new IllegalArgumentException(
+                    "NCCL does not support the element type " + type + "; move it as UINT8");
         }
         return code;
     }

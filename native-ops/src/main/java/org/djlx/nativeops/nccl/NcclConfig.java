@@ -7,13 +7,13 @@ package org.djlx.nativeops.nccl;
 import com.sun.jna.Memory;
 
 /**
- * How a communicator is to work; the members of NCCL's {@code ncclConfig_t} that users set. A null
- * leaves the choice to NCCL.
+ * The configuration of a communicator: members of NCCL's {@code ncclConfig_t}. With null, NCCL
+ * chooses.
  *
- * @param minCtas the least number of thread blocks for a collective
- * @param maxCtas the greatest number
- * @param cgaClusterSize the size of the clusters of blocks, 0 to 8
- * @param splitShare whether communicators that are split off share resources with their parent
+ * @param minCtas the minimum of thread blocks for a collective
+ * @param maxCtas the maximum of thread blocks for a collective
+ * @param cgaClusterSize the size of thread block clusters, 0 to 8
+ * @param splitShare whether communicators created by a split share resources with their parent
  */
 public record NcclConfig(
         Integer minCtas, Integer maxCtas, Integer cgaClusterSize, Boolean splitShare) {
@@ -23,14 +23,14 @@ public record NcclConfig(
 
     private static final int UNDEFINED = Integer.MIN_VALUE;
     private static final int MAGIC = 0xcafebeef;
-    // The struct as it was in 2.18; later members are behind it, and left out by its size.
+    // The struct of version 2.18. Its size tells NCCL that later members are missing.
     private static final int VERSION = 21800;
     private static final int BYTES = 48;
-    // No NCCL has more channels. It compares a minimum with the maximum before it fills that in.
-    private static final int MOST_CTAS = 64;
+    // NCCL has no more channels. It compares the minimum with the maximum before it sets a default.
+    private static final int MAX_CTAS = 64;
 
     /**
-     * Writes the struct for a communicator whose calls block, which then costs no thread for each:
+     * Returns the struct, with blocking calls, which need no extra thread:
      *
      * <pre>
      *   0 long size | 8 int magic | 12 int version | 16 int blocking | 20 int cgaClusterSize
@@ -46,7 +46,7 @@ public record NcclConfig(
         struct.setInt(20, orUndefined(cgaClusterSize));
         struct.setInt(24, orUndefined(minCtas));
         boolean minimumOnly = minCtas != null && maxCtas == null;
-        struct.setInt(28, minimumOnly ? Math.max(minCtas, MOST_CTAS) : orUndefined(maxCtas));
+        struct.setInt(28, minimumOnly ? Math.max(minCtas, MAX_CTAS) : orUndefined(maxCtas));
         struct.setLong(32, 0);
         struct.setInt(40, splitShare == null ? UNDEFINED : splitShare ? 1 : 0);
         struct.setInt(44, 0);

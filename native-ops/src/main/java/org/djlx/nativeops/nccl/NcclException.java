@@ -6,7 +6,7 @@ package org.djlx.nativeops.nccl;
 
 import ai.djl.engine.EngineException;
 
-/** A call of NCCL failed. */
+/** A failed call of NCCL. */
 public class NcclException extends EngineException {
 
     private static final long serialVersionUID = 1L;
@@ -15,7 +15,7 @@ public class NcclException extends EngineException {
      * Creates an exception.
      *
      * @param call the function
-     * @param reason what NCCL says
+     * @param reason NCCL's message
      */
     public NcclException(String call, String reason) {
         super(call + " failed: " + reason);

@@ -9,10 +9,10 @@ import java.util.Set;
 import org.djlx.nativeops.NativeLibrary;
 
 /**
- * Calls of one thread on one or several communicators that NCCL starts together, at the end of the
- * outermost group: sends and receives among them can wait for each other in any order, and one
- * thread can issue the calls of several ranks. The calls of a communicator in a group are all made
- * by one thread.
+ * A group of calls by one thread, on one or more communicators, that NCCL starts together at the
+ * end of the outermost group ({@code ncclGroupStart}). Sends and receives in a group can wait for
+ * each other in any order, and one thread can make the calls of several ranks. All calls of a
+ * communicator in a group are made by one thread.
  */
 public final class NcclGroup {
 
@@ -23,17 +23,17 @@ public final class NcclGroup {
 
     private NcclGroup() {}
 
-    /** The group that this thread has begun, or null. */
+    /** Returns the calling thread's group, or null. */
     static NcclGroup current() {
         return CURRENT.get();
     }
 
-    /** Adds a communicator; returns whether it is new in the group. */
+    /** Adds a communicator. Returns whether it was added now. */
     boolean add(NcclCommunicator communicator) {
         return members.add(communicator);
     }
 
-    /** Begins a group; may be nested. */
+    /** Begins a group. Groups may be nested. */
     public static void begin() {
         NcclGroup group = CURRENT.get();
         if (group != null) {
@@ -46,10 +46,9 @@ public final class NcclGroup {
     }
 
     /**
-     * Ends what {@link #begin} began; the outermost end starts the calls, and may wait for other
-     * ranks as these may.
+     * Ends a group. The outermost end starts the calls, and blocks if one of them does.
      *
-     * @throws NcclException if a call cannot be started, which may then be so for all
+     * @throws NcclException if a call cannot be started; then other calls may not be started either
      */
     public static void end() {
         NcclGroup group = CURRENT.get();
@@ -64,9 +63,9 @@ public final class NcclGroup {
     }
 
     /**
-     * Runs calls as a group.
+     * Runs code in a group.
      *
-     * @param calls the calls
+     * @param calls the code
      * @throws NcclException see {@link #end}
      */
     public static void run(Runnable calls) {

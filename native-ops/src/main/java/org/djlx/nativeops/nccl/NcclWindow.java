@@ -13,13 +13,12 @@ import org.djlx.nativeops.cuda.CudaMemory;
 import org.djlx.nativeops.host.NativeMemory;
 
 /**
- * Memory that NCCL allocates and all ranks of a communicator register together, at the same offset
- * for all: collectives on it use NCCL's kernels for symmetric memory, the fastest that NCCL has for
- * small messages. Send and receive buffers of a collective both lie in windows, at the same offset
- * on all ranks.
+ * Symmetric memory: NCCL allocates it, and all ranks of a communicator register it together.
+ * Collectives on it use NCCL's symmetric-memory kernels, the fastest for small messages, if the
+ * send and receive buffers are both in windows, at the same offset on all ranks.
  *
- * <p>With NVLS, NCCL maps such memory for multicast; {@code NCCL_NVLS_ENABLE=0} in the environment
- * keeps it from that.
+ * <p>With NVLS, NCCL maps such memory for multicast. The environment variable {@code
+ * NCCL_NVLS_ENABLE=0} prevents that.
  */
 public final class NcclWindow implements AutoCloseable {
 
@@ -37,9 +36,9 @@ public final class NcclWindow implements AutoCloseable {
     }
 
     /**
-     * Tells why there are no windows.
+     * Returns why windows are not available.
      *
-     * @return the cause; empty if NCCL is there and has them, which it does since 2.27
+     * @return the cause; empty if they are, which requires NCCL 2.27
      */
     public static Optional<String> unavailabilityCause() {
         Throwable cause = NativeLibrary.NCCL.unavailabilityCause();
@@ -50,19 +49,19 @@ public final class NcclWindow implements AutoCloseable {
             Class.forName(NcclWindowCalls.class.getName(), true, NcclWindow.class.getClassLoader());
             return Optional.empty();
         } catch (ClassNotFoundException | LinkageError e) {
-            return Optional.of("this NCCL has no windows, which came with 2.27: " + e.getMessage());
+            return Optional.of("windows require NCCL 2.27 or later: " + e.getMessage());
         }
     }
 
     /**
-     * Allocates memory and registers it. All ranks of the communicator call this with the same
-     * size, in the same order among their calls, and wait for each other.
+     * Allocates and registers memory. All ranks of the communicator call this with the same size
+     * and in the same order. Blocks until all ranks call it.
      *
      * @param communicator the communicator, which must outlive the window
-     * @param byteSize how many bytes, at least 1
-     * @return the window, to be closed by the caller
+     * @param byteSize the size in bytes, at least 1
+     * @return the window; the caller closes it
      * @throws IllegalArgumentException if the size is not positive
-     * @throws IllegalStateException if there are no windows, see {@link #unavailabilityCause}
+     * @throws IllegalStateException if windows are {@linkplain #unavailabilityCause not available}
      * @throws NcclException if NCCL fails
      */
     public static NcclWindow create(NcclCommunicator communicator, long byteSize) {
@@ -120,15 +119,15 @@ public final class NcclWindow implements AutoCloseable {
     /**
      * Returns the memory.
      *
-     * @return the memory, freed when this and all its views are closed
+     * @return the memory; freed after this and all its views are closed
      */
     public NativeMemory memory() {
         return memory;
     }
 
     /**
-     * Ends the registration and gives the memory up; does nothing when called again. All ranks do
-     * so, when no collective uses it any more, before they close the communicator.
+     * Deregisters the memory and releases it. All ranks call this after the last collective on it
+     * and before they close the communicator. Idempotent.
      */
     @Override
     public synchronized void close() {

@@ -8,8 +8,8 @@ import com.sun.jna.Native;
 import org.djlx.nativeops.LibraryProbes;
 
 /**
- * NCCL's functions for memory that all ranks know. A class of its own: NCCL has them since 2.27,
- * and of a class whose functions are missing none can be called.
+ * Binds NCCL's functions for symmetric memory. A class of its own, because NCCL has them only from
+ * 2.27 on, and JNA cannot bind a class with missing functions.
  */
 final class NcclWindowCalls {
 

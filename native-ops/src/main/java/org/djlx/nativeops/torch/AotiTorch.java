@@ -11,14 +11,14 @@ import org.djlx.nativeops.LoadedLibraries;
 import org.djlx.nativeops.NativeCalls;
 
 /**
- * Binds libtorch's stable C interface ({@code torch/csrc/inductor/aoti_torch/c/shim.h}), as
- * exported by the libtorch_cpu.so that DJL loaded. A handle is an {@code at::Tensor*}, which is
- * what DJL's arrays hold. All arguments are primitive, pointers are {@code long}: that is what
- * makes JNA's direct mapping fast (60 ns a call).
+ * Binds libtorch's stable C ABI ({@code torch/csrc/inductor/aoti_torch/c/shim.h}), as exported by
+ * the libtorch_cpu.so that DJL loaded. A handle is an {@code at::Tensor*}, the same as in DJL's
+ * arrays. All arguments are primitive and pointers are {@code long}, which makes JNA's direct
+ * mapping fast (60 ns a call).
  *
- * <p>A function that returns a status returns 0 or, after printing the error to the standard error
- * stream, 1. Handles passed in are borrowed, those returned are new and the caller's to delete,
- * except with {@link #aoti_torch_call_dispatcher}: see {@link TorchDispatcher}.
+ * <p>Functions return status 0, or 1 after printing the error to the standard error stream. Handles
+ * passed in are borrowed. Returned handles are new; the caller deletes them. The exception is
+ * {@link #aoti_torch_call_dispatcher}: see {@link TorchDispatcher}.
  */
 public final class AotiTorch {
 
@@ -33,20 +33,28 @@ public final class AotiTorch {
 
     /**
      * Returns the address of {@code void aoti_torch_check(bool cond, const char* func, const char*
-     * file, uint32_t line, const char* msg)}, which throws a C++ exception if the condition does
-     * not hold, and so cannot be called from Java.
+     * file, uint32_t line, const char* msg)}. It throws a C++ exception if the condition is false,
+     * so Java cannot call it.
      */
     static long addressOfCheck() {
         return Pointer.nativeValue(LIBRARY.getFunction("aoti_torch_check"));
     }
 
-    /** Throws if a function reported an error; the interface hands out a status, no message. */
+    /**
+     * Checks the status of a function. The message does not have the reason, because the ABI
+     * returns none.
+     *
+     * @param status the status
+     * @param operation the operation, for the message
+     * @throws EngineException if the status is not 0
+     */
     public static void check(int status, String operation) {
         NativeCalls.countOther();
         if (status != 0) {
             throw new EngineException(
                     operation
-                            + " failed in libtorch, which wrote why to the standard error stream");
+                            + " failed in libtorch, which wrote the reason to the standard error"
+                            + " stream");
         }
     }
 
@@ -57,10 +65,6 @@ public final class AotiTorch {
     static native int aoti_torch_get_sizes(long tensor, long resultAddress);
 
     static native int aoti_torch_get_strides(long tensor, long resultAddress);
-
-    static native int aoti_torch_get_size(long tensor, long dimension, long resultAddress);
-
-    static native int aoti_torch_get_stride(long tensor, long dimension, long resultAddress);
 
     static native int aoti_torch_get_dtype(long tensor, long resultAddress);
 

@@ -8,8 +8,8 @@ import com.sun.jna.Native;
 import org.djlx.nativeops.LoadedLibraries;
 
 /**
- * Binds the CUDA part of libtorch's stable C interface, which is in libtorch_cuda.so. The
- * conventions are those of {@link AotiTorch}; streams are {@code cudaStream_t}.
+ * Binds the CUDA part of libtorch's stable C ABI, in libtorch_cuda.so. Conventions are those of
+ * {@link AotiTorch}; streams are {@code cudaStream_t}.
  */
 public final class AotiTorchCuda {
 
@@ -21,11 +21,18 @@ public final class AotiTorchCuda {
 
     private AotiTorchCuda() {}
 
-    /** Does nothing but initialise this class, which fails if a function is missing. */
+    /** Initialises this class, which fails if a function is missing. */
     static void load() {}
 
     static native int aoti_torch_cuda_mm_out(long out, long a, long b);
 
+    /**
+     * Returns the calling thread's current stream.
+     *
+     * @param deviceIndex the GPU
+     * @param resultAddress the address to which the stream is written
+     * @return the status
+     */
     public static native int aoti_torch_get_current_cuda_stream(
             int deviceIndex, long resultAddress);
 

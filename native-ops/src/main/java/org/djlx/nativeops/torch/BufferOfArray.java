@@ -9,9 +9,10 @@ import java.lang.reflect.Field;
 import java.nio.ByteBuffer;
 
 /**
- * Finds the Java buffer in which an array's elements lie. Arrays that DJL creates on the CPU from
- * Java data have one; libtorch does not know of it, so the elements live as long as the array holds
- * the buffer, however many tensors share them. DJL has no way to ask for it but its field.
+ * Finds the Java buffer that holds an array's elements. Arrays that DJL creates on the CPU from
+ * Java data have one. libtorch does not own it, so the elements live only as long as the array
+ * refers to the buffer, even if other tensors share them. DJL has no accessor for it, so a field is
+ * read.
  */
 final class BufferOfArray {
 
@@ -25,7 +26,7 @@ final class BufferOfArray {
             field.setAccessible(true);
             return field;
         } catch (ReflectiveOperationException | RuntimeException e) {
-            return null; // Another DJL. A test checks that it is there in the one we build with.
+            return null; // Another version of DJL. A test checks that our version has the field.
         }
     }
 
@@ -34,7 +35,7 @@ final class BufferOfArray {
         try {
             return DATA_REF == null ? null : (ByteBuffer) DATA_REF.get(array);
         } catch (IllegalAccessException e) {
-            throw new AssertionError("The field has been made accessible", e);
+            throw new AssertionError("the field has been made accessible", e);
         }
     }
 }

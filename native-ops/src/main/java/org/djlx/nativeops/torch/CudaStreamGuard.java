@@ -5,9 +5,10 @@
 package org.djlx.nativeops.torch;
 
 /**
- * Makes a CUDA stream libtorch's current stream of the calling thread until closed; see {@link
- * Torch#cudaStreamGuard(ai.djl.Device, long)}. Guards nest: close them in the reverse order, on the
- * thread that opened them, as a try-with-resources statement does. The stream is not owned.
+ * Makes a CUDA stream the calling thread's current stream in libtorch until closed; see {@link
+ * Torch#cudaStreamGuard(ai.djl.Device, long)}. Guards nest: close them in reverse order, on the
+ * thread that opened them, as a try-with-resources statement does. The guard does not own the
+ * stream.
  */
 public final class CudaStreamGuard implements AutoCloseable {
 
@@ -20,7 +21,7 @@ public final class CudaStreamGuard implements AutoCloseable {
     }
 
     /**
-     * Restores the device and the stream that were current before; does nothing when called again.
+     * Restores the device and stream that were current before. Idempotent.
      *
      * @throws IllegalStateException if called by another thread than the one that opened the guard
      * @throws ai.djl.engine.EngineException if libtorch fails to restore them
@@ -31,7 +32,7 @@ public final class CudaStreamGuard implements AutoCloseable {
             throw new IllegalStateException(
                     "a stream guard of thread "
                             + owner.getName()
-                            + " was closed by thread "
+                            + " must be closed by it, not by thread "
                             + Thread.currentThread().getName());
         }
         if (!closed) {

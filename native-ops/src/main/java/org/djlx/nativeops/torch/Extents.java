@@ -7,7 +7,7 @@ package org.djlx.nativeops.torch;
 import java.util.Arrays;
 import org.djlx.nativeops.host.Scratch;
 
-/** Arithmetic on the sizes and strides of arrays, in elements, that does not overflow silently. */
+/** Overflow-checked arithmetic on the sizes and strides of arrays, in elements. */
 final class Extents {
 
     private Extents() {}
@@ -18,12 +18,15 @@ final class Extents {
         }
         if (sizes.length > Scratch.MAX_DIMENSIONS) {
             throw new IllegalArgumentException(
-                    sizes.length + " dimensions are more than " + Scratch.MAX_DIMENSIONS);
+                    "an array has at most "
+                            + Scratch.MAX_DIMENSIONS
+                            + " dimensions, not "
+                            + sizes.length);
         }
         for (long size : sizes) {
             if (size < 0) {
                 throw new IllegalArgumentException(
-                        "a size is negative or not known in the shape " + Arrays.toString(sizes));
+                        "a size is negative or unknown in the shape " + Arrays.toString(sizes));
             }
         }
     }
@@ -34,7 +37,7 @@ final class Extents {
         }
         if (strides.length != sizes.length) {
             throw new IllegalArgumentException(
-                    strides.length + " strides do not fit " + sizes.length + " sizes");
+                    strides.length + " strides do not match " + sizes.length + " sizes");
         }
         for (long stride : strides) {
             if (stride < 0) {
@@ -44,7 +47,7 @@ final class Extents {
         }
     }
 
-    /** Returns the strides of a contiguous array, with libtorch's rule for empty ones. */
+    /** Returns the strides of a contiguous array, as libtorch defines them for empty ones, too. */
     static long[] contiguousStrides(long[] sizes) {
         long[] strides = new long[sizes.length];
         long stride = 1;
@@ -63,7 +66,7 @@ final class Extents {
     static long byteSpan(long[] sizes, long[] strides, int itemSize) {
         for (long size : sizes) {
             if (size == 0) {
-                return 0; // Strides may then be anything.
+                return 0; // The strides do not matter.
             }
         }
         long last = 0;

@@ -17,17 +17,23 @@ import org.djlx.nativeops.LoadedLibraries;
 import org.djlx.nativeops.host.Scratch;
 
 /**
- * Where a leaf keeps its gradient: {@code tensor.grad}, which can be set in C++ and Python alone. A
- * handle is an {@code at::Tensor}, whose only member points to its {@code c10::TensorImpl}; so is
- * what {@code TensorImpl::mutable_grad()} returns. Two of these change what they hold by swapping
- * their pointers, as {@code std::swap} would. How many handles there are is counted behind the
- * pointer that a {@code c10::TensorImpl} begins with. That this is so is tried once, on a tensor of
- * one element, before any other is touched.
+ * Access to {@code tensor.grad} of a leaf, which otherwise only C++ and Python can set.
+ *
+ * <p>It relies on the layout of libtorch's objects:
+ *
+ * <ul>
+ *   <li>A handle is an {@code at::Tensor}, whose only member points to its {@code c10::TensorImpl}.
+ *   <li>{@code TensorImpl::mutable_grad()} returns an {@code at::Tensor}. Swapping the pointers of
+ *       two of these, as {@code std::swap} does, replaces the gradient.
+ *   <li>A {@code c10::TensorImpl} has its reference count at offset 8.
+ * </ul>
+ *
+ * <p>The layout is verified once, on a tensor of one element, before any other tensor is changed.
  */
 final class GradientSlot {
 
-    private static final long NONE; // the TensorImpl of what is no tensor
-    private static final Throwable FAILURE; // why gradients cannot be set; null if they can
+    private static final long NONE; // the TensorImpl of an undefined tensor
+    private static final Throwable FAILURE; // null if the layout is as expected
 
     static {
         long none = 0;
@@ -36,7 +42,7 @@ final class GradientSlot {
             Native.register(
                     GradientSlot.class,
                     com.sun.jna.NativeLibrary.getInstance(LoadedLibraries.find("libc10.so")));
-            none = tryOut();
+            none = verifyLayout();
         } catch (RuntimeException | UnsatisfiedLinkError e) {
             failure = e;
         }
@@ -44,7 +50,7 @@ final class GradientSlot {
         FAILURE = failure;
     }
 
-    private static final int COUNT = 8; // where a TensorImpl has the number of its handles
+    private static final int COUNT = 8; // offset of the reference count in a TensorImpl
 
     private GradientSlot() {}
 
@@ -53,7 +59,8 @@ final class GradientSlot {
 
     private static void check() {
         if (FAILURE != null) {
-            throw new EngineException("gradients cannot be set in this libtorch", FAILURE);
+            throw new EngineException(
+                    "this version of libtorch does not allow setting gradients", FAILURE);
         }
     }
 
@@ -62,7 +69,7 @@ final class GradientSlot {
         return new Pointer(_ZN3c1010TensorImpl12mutable_gradEv(impl));
     }
 
-    /** Returns a new handle: of a tensor, or, for 0, of none. */
+    /** Returns a new handle of a tensor; for 0, of an undefined tensor. */
     private static long handle(long tensor) {
         Scratch scratch = Scratch.get();
         AotiTorch.check(
@@ -89,7 +96,7 @@ final class GradientSlot {
         }
     }
 
-    /** Returns how many handles there are of a leaf's gradient; 0 if it has none. */
+    /** Returns the number of other handles of a leaf's gradient; 0 if it has none. */
     static int holders(long leaf) {
         check();
         long impl = of(leaf).getLong(0);
@@ -102,7 +109,7 @@ final class GradientSlot {
         other.setLong(0, word);
     }
 
-    private static long tryOut() {
+    private static long verifyLayout() {
         long none = handle(0);
         try (NDManager manager = NDManager.newBaseManager(Device.cpu(), "PyTorch")) {
             NDArray leaf = manager.ones(new Shape(1));
@@ -123,7 +130,8 @@ final class GradientSlot {
             }
             if (!holds) {
                 throw new EngineException(
-                        "this libtorch keeps gradients elsewhere than Torch.setGradient knows");
+                        "this version of libtorch has another layout of gradients than"
+                                + " Torch.setGradient expects");
             }
             return before;
         } finally {

@@ -4,12 +4,17 @@
  */
 package org.djlx.nativeops.torch;
 
-/** Rounds float32 to the 16-bit types, to nearest even, as libtorch does. */
+/** Rounds float32 to 16-bit types, to nearest even, as libtorch does. */
 public final class HalfBits {
 
     private HalfBits() {}
 
-    /** The bits of the nearest bfloat16: the upper half of those of the float32, rounded. */
+    /**
+     * Rounds to bfloat16: the upper half of the float32's bits, rounded.
+     *
+     * @param value the value
+     * @return the bits of the nearest bfloat16
+     */
     public static short bfloat16(float value) {
         if (Float.isNaN(value)) {
             return 0x7fc0;
@@ -20,8 +25,11 @@ public final class HalfBits {
     }
 
     /**
-     * The bits of the nearest float16; infinite from 65520 on. The additions of floats round, as in
-     * Maratyszcza's <a href="https://github.com/Maratyszcza/FP16">FP16</a>, which libtorch has.
+     * Rounds to float16; infinite from 65520 on. Float additions do the rounding, as in
+     * Maratyszcza's <a href="https://github.com/Maratyszcza/FP16">FP16</a>, which libtorch uses.
+     *
+     * @param value the value
+     * @return the bits of the nearest float16
      */
     public static short float16(float value) {
         int bits = Float.floatToRawIntBits(value);
@@ -31,8 +39,8 @@ public final class HalfBits {
         }
         float infiniteIfLarge = Math.abs(value) * 0x1.0p112f;
         float scaled = infiniteIfLarge * 0x1.0p-110f;
-        // A power of two so much larger that the sum has as many bits as a float16, and no fewer
-        // than a subnormal one.
+        // Adding this power of two leaves as many fraction bits as a float16 has, also a subnormal
+        // one.
         int exponent = Math.max(bits & 0x7f800000, 0x38800000);
         int sum = Float.floatToRawIntBits(Float.intBitsToFloat(exponent + 0x07800000) + scaled);
         return (short) (sign | (sum >>> 13 & 0x7c00) + (sum & 0xfff));

@@ -11,8 +11,8 @@ import org.djlx.nativeops.host.NativeMemory;
 import org.djlx.nativeops.host.Scratch;
 
 /**
- * References to the storage of arrays, whose owners may close them meanwhile. Not an array and of
- * no manager, so nothing but {@link #close} gives them up.
+ * References to the storage of arrays, which keep it alive after the arrays are closed. They belong
+ * to no manager; only {@link #close} releases them.
  */
 public final class HeldArrays implements AutoCloseable {
 
@@ -21,6 +21,11 @@ public final class HeldArrays implements AutoCloseable {
     private final ByteBuffer[] buffers;
     private int count;
 
+    /**
+     * Takes references.
+     *
+     * @param arrays the arrays
+     */
     public HeldArrays(NDArray... arrays) {
         tensors = new long[arrays.length];
         memories = new NativeMemory[arrays.length];

@@ -9,18 +9,18 @@ import ai.djl.pytorch.engine.PtNDManager;
 import java.util.concurrent.atomic.AtomicReference;
 import org.djlx.nativeops.host.NativeMemory;
 
-/** An array that holds a reference to the memory it is a view of. */
+/** A view of memory, to which it holds a reference. */
 final class MemoryView extends PtNDArray {
 
     private final AtomicReference<NativeMemory> memory;
 
-    /** Takes over one reference to the memory, unless the constructor throws. */
+    /** Takes ownership of one reference to the memory, unless the constructor throws. */
     MemoryView(PtNDManager manager, long handle, NativeMemory memory) {
         super(manager, handle);
         this.memory = new AtomicReference<>(memory);
     }
 
-    /** Returns the memory with one more reference for the caller, or null if it is given up. */
+    /** Returns the memory and adds a reference for the caller; null if this is closed. */
     NativeMemory retainMemory() {
         NativeMemory held = memory.get();
         if (held != null) {
@@ -31,8 +31,8 @@ final class MemoryView extends PtNDArray {
 
     @Override
     public void close() {
-        // NDArray.intern moves the tensor into another array, then closes this one. That array
-        // knows nothing of the memory, which therefore must stay: a leak, not a dangling pointer.
+        // NDArray.intern moves the tensor into another array and closes this one. The other array
+        // holds no reference to the memory, so the memory is leaked to avoid a dangling pointer.
         boolean moved = isReleased();
         super.close();
         NativeMemory held = memory.getAndSet(null);

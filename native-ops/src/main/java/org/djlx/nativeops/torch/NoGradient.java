@@ -9,8 +9,8 @@ import ai.djl.pytorch.jni.JniUtils;
 import java.util.function.Supplier;
 
 /**
- * Runs code without libtorch recording gradients, as {@code torch.no_grad}. The mode is that of the
- * calling thread, which gets it back.
+ * Runs code without recording gradients, as {@code torch.no_grad}. Switches the calling thread's
+ * mode off, and restores it afterwards.
  */
 public final class NoGradient {
 
@@ -30,11 +30,11 @@ public final class NoGradient {
     }
 
     /**
-     * Runs code that returns something.
+     * Runs code and returns its result.
      *
      * @param body the code
-     * @param <T> the type of what it returns
-     * @return what it returns
+     * @param <T> the type of the result
+     * @return the result
      */
     public static <T> T get(Supplier<T> body) {
         if (!JniUtils.isGradMode()) {
@@ -49,11 +49,11 @@ public final class NoGradient {
     }
 
     /**
-     * Tells whether autograd would record what is done with an array: whether the calling thread's
-     * mode is on and the array requires a gradient, be it a leaf or computed from one.
+     * Tells whether autograd records operators on an array: the calling thread's gradient mode is
+     * on, and the array requires a gradient, as a leaf or because it was computed from one.
      *
      * @param array an array
-     * @return whether it would
+     * @return whether operators are recorded
      */
     public static boolean isRecorded(NDArray array) {
         return JniUtils.isGradMode() && Torch.requiresGradient(array);

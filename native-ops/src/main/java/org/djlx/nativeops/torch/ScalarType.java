@@ -4,12 +4,10 @@
  */
 package org.djlx.nativeops.torch;
 
-import ai.djl.ndarray.types.DataType;
-
 /**
- * The element types of libtorch's arrays ({@code c10::ScalarType}), with those that {@link
- * DataType} cannot name. Quantized types are left out: their elements mean nothing without the
- * quantizer that the array carries.
+ * The element types of libtorch's arrays ({@code c10::ScalarType}), including those that {@link
+ * ai.djl.ndarray.types.DataType} does not have. Quantized types are left out, because their
+ * elements have no meaning without the array's quantizer.
  */
 public enum ScalarType {
     /** Unsigned 8-bit integer, {@code Byte}. */
@@ -53,7 +51,9 @@ public enum ScalarType {
     /** Unsigned 64-bit integer; libtorch has few operators for it. */
     UINT64(29, 8, Category.INTEGER);
 
-    /** In the order of libtorch's type promotion: a result may be stored in its category or up. */
+    /**
+     * In the order of type promotion: a result can be stored in its own category or a later one.
+     */
     enum Category {
         BOOLEAN,
         INTEGER,
@@ -107,7 +107,7 @@ public enum ScalarType {
     }
 
     /**
-     * Tells whether this is an integer type, signed or not; booleans are none.
+     * Tells whether this is a signed or unsigned integer type. Booleans are not integers.
      *
      * @return true for int8 to int64 and uint8 to uint64
      */
@@ -116,7 +116,7 @@ public enum ScalarType {
     }
 
     /**
-     * Tells whether this is a 16-bit floating-point type, whose sums are best accumulated in
+     * Tells whether this is a 16-bit floating-point type, whose sums should be accumulated in
      * float32.
      *
      * @return true for float16 and bfloat16
@@ -138,7 +138,7 @@ public enum ScalarType {
      *
      * @param code the value of {@code c10::ScalarType}
      * @return the type
-     * @throws IllegalArgumentException if the code is not that of one of these types
+     * @throws IllegalArgumentException if no type has the code
      */
     public static ScalarType fromCode(int code) {
         ScalarType type = code >= 0 && code < BY_CODE.length ? BY_CODE[code] : null;
@@ -147,28 +147,5 @@ public enum ScalarType {
                     "no supported element type has the c10::ScalarType code " + code);
         }
         return type;
-    }
-
-    /**
-     * Returns the type that DJL's type stands for.
-     *
-     * @param type the type, other than {@link DataType#STRING} and {@link DataType#UNKNOWN}
-     * @return the type; {@link #COMPLEX64} for DJL's type of that name
-     * @throws IllegalArgumentException if libtorch has no such type
-     */
-    public static ScalarType of(DataType type) {
-        if (type == null) {
-            throw new IllegalArgumentException("the data type is null");
-        }
-        switch (type) {
-            case BOOLEAN:
-                return BOOL;
-            case STRING:
-            case UNKNOWN:
-                throw new IllegalArgumentException(
-                        "libtorch has no element type for DJL's data type " + type);
-            default:
-                return valueOf(type.name());
-        }
     }
 }

@@ -11,19 +11,19 @@ import org.djlx.nativeops.host.NativeMemory;
 import org.djlx.nativeops.host.Scratch;
 
 /**
- * Keeps an array's storage alive, even if the array is closed: an {@linkplain Torch#alias alias}
- * for one who needs no array but what {@link Torch#info} tells, at a fraction of its cost. Closing
- * it is not safe while another thread uses the memory.
+ * A reference to an array's storage, which keeps it alive after the array is closed. Much cheaper
+ * than an {@linkplain Torch#alias alias}, for callers that need only {@link Torch#info}. Closing it
+ * is not safe while another thread uses the memory.
  */
 public final class TensorHold implements AutoCloseable {
 
     private long handle;
-    // What the elements lie in, if it is not libtorch's.
+    // The owners of the elements, if libtorch does not own them.
     private NativeMemory memory;
     private ByteBuffer buffer;
 
     /**
-     * Takes hold of an array's storage.
+     * Takes a reference.
      *
      * @param array the array
      * @throws IllegalArgumentException if the array is null, closed, of another engine, sparse, or
@@ -40,7 +40,7 @@ public final class TensorHold implements AutoCloseable {
         buffer = BufferOfArray.get(original);
     }
 
-    /** Gives the storage up. Idempotent. */
+    /** Releases the reference. Idempotent. */
     @Override
     public synchronized void close() {
         if (handle != 0) {

@@ -5,7 +5,8 @@
 package org.djlx.nativeops.torch;
 
 /**
- * What libtorch says of a tensor, asked for at once: each question costs a call and its checks.
+ * Properties of a tensor, read at once, because each getter of {@link Torch} costs a call and
+ * checks.
  *
  * @param type the element type
  * @param sizes the size of every dimension, not to be changed
@@ -37,22 +38,21 @@ public record TensorInfo(ScalarType type, long[] sizes, long[] strides, long add
     }
 
     /**
-     * Tells whether the elements lie one after the other in row-major order.
+     * Tells whether the elements are contiguous in row-major order.
      *
-     * @return as {@link Torch#isContiguous}
+     * @return see {@link Torch#isContiguous}
      */
     public boolean isContiguous() {
-        // libtorch conjugates lazily: what is in memory may be the conjugate.
+        // libtorch conjugates lazily, so memory may hold the conjugates.
         return type.category() != ScalarType.Category.COMPLEX
                 && Extents.isContiguous(sizes, strides);
     }
 
     /**
-     * Tells whether some memory lies both between the first and the last element of this array and
-     * between those of another.
+     * Tells whether the memory ranges from first to last element of two arrays overlap.
      *
      * @param other the other array
-     * @return whether it does; false if one of the two has no elements
+     * @return whether they overlap; false if one of the arrays has no elements
      */
     public boolean overlaps(TensorInfo other) {
         long span = Extents.byteSpan(sizes, strides, type.itemSize());

@@ -9,7 +9,7 @@ import ai.djl.pytorch.engine.PtDeviceType;
 import java.util.Arrays;
 import org.djlx.nativeops.host.Scratch;
 
-/** Reads the properties of tensors, given by their handles, and checks that several fit. */
+/** Reads properties of tensors, given by their handles, and checks that tensors match. */
 final class Tensors {
 
     private Tensors() {}
@@ -22,21 +22,13 @@ final class Tensors {
         return scratch.longsAt(scratch.getLong(0), dimensions);
     }
 
-    /** Returns the stride of every dimension, in elements. */
-    static long[] strides(long tensor) {
-        Scratch scratch = Scratch.get();
-        int dimensions = dimensions(tensor);
-        AotiTorch.check(AotiTorch.aoti_torch_get_strides(tensor, scratch.slot(0)), "Torch.strides");
-        return scratch.longsAt(scratch.getLong(0), dimensions);
-    }
-
     private static int dimensions(long tensor) {
         Scratch scratch = Scratch.get();
         AotiTorch.check(AotiTorch.aoti_torch_get_dim(tensor, scratch.slot(0)), "Torch.sizes");
         return (int) scratch.getLong(0);
     }
 
-    /** Returns what can be asked for one by one above and below. */
+    /** Returns type, sizes, strides and address. */
     static TensorInfo info(long tensor) {
         Scratch scratch = Scratch.get();
         AotiTorch.check(AotiTorch.aoti_torch_get_dim(tensor, scratch.slot(0)), "Torch.info");
@@ -53,7 +45,7 @@ final class Tensors {
                 results[3]);
     }
 
-    /** Returns the element type; fails if the tensor is quantized. */
+    /** Returns the element type; throws if the tensor is quantized. */
     static ScalarType scalarType(long tensor) {
         Scratch scratch = Scratch.get();
         AotiTorch.check(
@@ -67,7 +59,9 @@ final class Tensors {
         return Device.of(PtDeviceType.fromDeviceType((int) (code >> 32)), (int) code);
     }
 
-    /** Returns libtorch's number for the kind of the device, and in the lower half its index. */
+    /**
+     * Returns libtorch's code of the device type in the upper half, its index in the lower half.
+     */
     private static long deviceCode(long tensor) {
         Scratch scratch = Scratch.get();
         AotiTorch.check(
@@ -88,20 +82,20 @@ final class Tensors {
         }
     }
 
-    /** Refuses what {@link Torch#attentionOfLast} does not take besides. */
+    /** Checks the further requirements of {@link Torch#attentionOfLast}. */
     static void requireAttentionOfLast(long[] query, long[] key) {
         boolean empty = query[0] == 0 || query[1] == 0 || query[2] == 0;
         if (empty || query[2] > key[2] || query[3] == 0 || query[3] % 8 != 0 || query[3] > 256) {
             throw new IllegalArgumentException(
                     String.format(
-                            "attentionOfLast takes a query or more, as many keys or more, and"
-                                    + " sizes that are multiples of 8 up to 256, not a query of"
-                                    + " shape %s and keys of shape %s",
+                            "attentionOfLast requires at least one query, no fewer keys than"
+                                    + " queries, and a head size that is a multiple of 8 up to 256,"
+                                    + " not a query of shape %s and keys of shape %s",
                             Arrays.toString(query), Arrays.toString(key)));
         }
     }
 
-    /** Refuses a tensor of 16-bit elements whose rows cannot be read by 16 bytes at a time. */
+    /** Checks that the rows of a 16-bit tensor can be read 16 bytes at a time. */
     static void requireAligned(String name, long tensor) {
         TensorInfo info = info(tensor);
         long[] sizes = info.sizes();
@@ -114,13 +108,13 @@ final class Tensors {
         if (!aligned) {
             throw new IllegalArgumentException(
                     String.format(
-                            "the rows of %s must be contiguous and begin at multiples of 16 bytes,"
-                                    + " which Torch.cast makes of it: shape %s, strides %s",
+                            "the rows of %s must be contiguous and begin at multiples of 16 bytes;"
+                                    + " copy it with Torch.cast: shape %s, strides %s",
                             name, Arrays.toString(sizes), Arrays.toString(strides)));
         }
     }
 
-    /** Checks that a query, keys and values are (batch, heads, places, size) of one type. */
+    /** Checks that a query, keys and values are (batch, heads, positions, size) of one type. */
     static void requireAttention(long query, long key, long value) {
         long[] q = sizes(query);
         long[] k = sizes(key);
@@ -134,9 +128,10 @@ final class Tensors {
         if (!fits) {
             throw new IllegalArgumentException(
                     String.format(
-                            "attention takes a query, keys and values of shape (batch, heads,"
-                                    + " places, size), of which places may differ between the query"
-                                    + " and the others, and heads by a factor, not %s, %s and %s",
+                            "attention requires a query, keys and values of shape (batch, heads,"
+                                    + " positions, size); keys and values may have other positions"
+                                    + " than the query, and fewer heads by a factor; not %s, %s and"
+                                    + " %s",
                             Arrays.toString(q), Arrays.toString(k), Arrays.toString(sizes(value))));
         }
         ScalarType type = scalarType(query);
@@ -147,19 +142,21 @@ final class Tensors {
                             type, scalarType(key), scalarType(value)));
         }
         if (!type.isFloatingPoint() || type.isFloat8()) {
-            throw new IllegalArgumentException("there is no attention of " + type);
+            throw new IllegalArgumentException(
+                    "attention does not support the element type " + type);
         }
         requireSameDevice("the query", query, "the key", key);
         requireSameDevice("the query", query, "the value", value);
     }
 
-    /** Checks that {@code acc op= other} is defined, and stored without loss of kind. */
+    /** Checks that {@code acc op= other} is defined, and that acc can store the result. */
     static void requireArithmetic(long self, long operand) {
         ScalarType selfType = scalarType(self);
         ScalarType otherType = scalarType(operand);
         if (selfType.isFloat8() || otherType.isFloat8()) {
             throw new IllegalArgumentException(
-                    "there is no arithmetic on " + (selfType.isFloat8() ? selfType : otherType));
+                    "arithmetic does not support the element type "
+                            + (selfType.isFloat8() ? selfType : otherType));
         }
         if (otherType.category().compareTo(selfType.category()) > 0) {
             throw new IllegalArgumentException(

@@ -19,27 +19,26 @@ import org.djlx.nativeops.host.NativeMemory;
 import org.djlx.nativeops.host.Scratch;
 
 /**
- * What DJL's PyTorch engine does not show of its arrays, through libtorch's stable C interface:
- * addresses, strides, all element types, views of memory, and operators. Those that change an array
- * in place are in {@link TorchInPlace}, of which all that follows holds, too.
+ * Properties and operators of DJL's PyTorch arrays that DJL does not offer, through libtorch's
+ * stable C ABI: addresses, strides, all element types, views of memory, and operators. In-place
+ * operators are in {@link TorchInPlace}, to which the rules below apply, too.
  *
- * <p><b>Errors.</b> Arguments are checked first: an {@link IllegalArgumentException} says which one
- * is wrong, be it null, closed, of another engine, sparse, an array of strings, or of a type, shape
- * or device that does not fit. What fails inside libtorch is an {@link EngineException}; where its
- * message does not say why, libtorch wrote that to the standard error stream. If libtorch is not
- * there, methods throw what {@link NativeLibrary#ensureAvailability()} throws.
+ * <p><b>Errors.</b> A wrong argument is an {@link IllegalArgumentException} that names it: one that
+ * is null, closed, of another engine, sparse, an array of strings, or of a type, shape or device
+ * that does not match. A failure inside libtorch is an {@link EngineException}; if its message
+ * lacks the reason, libtorch has written that to the standard error stream. Without libtorch,
+ * methods throw as {@link NativeLibrary#ensureAvailability()} does.
  *
- * <p><b>Threads.</b> Methods may be called by any thread, and by several at once on arrays that
- * none of them writes. Closing an array, its manager or its memory while another thread is in a
- * method with it is not safe. On a GPU, operators are queued on the calling thread's current stream
- * and return at once. libtorch takes care of arrays that are closed before this stream has passed
- * them; for other streams, {@link CudaStream#keepAlive} does.
+ * <p><b>Threads.</b> Thread-safe, except that an array must not be read while it is written, and an
+ * array, its manager or its memory must not be closed while another thread uses it. On a GPU,
+ * operators are queued on the calling thread's current stream and return at once. An array may be
+ * closed before this stream has executed them; for other streams use {@link CudaStream#keepAlive}.
  *
- * <p><b>Gradients.</b> {@link #copy}, {@link #cast}, {@link #attention}, {@link #silu} and those in
- * place are recorded by autograd like PyTorch's own if the calling thread has its gradient mode on,
- * which libtorch's threads have unless it is switched off ({@link NoGradient}): writing to an array
- * that was given a gradient is then an {@link EngineException}, and what is computed from one keeps
- * the graph alive. {@link #mmOut} and writes through a view are never recorded.
+ * <p><b>Gradients.</b> Autograd records {@link #copy}, {@link #cast}, {@link #attention}, {@link
+ * #silu} and the in-place operators, as it does PyTorch's own, if the calling thread's gradient
+ * mode is on. That is the default of libtorch's threads; {@link NoGradient} switches it off. With
+ * it on, writing to an array that requires a gradient is an {@link EngineException}, and results of
+ * such arrays keep the graph alive. {@link #mmOut} and writes through a view are never recorded.
  */
 public final class Torch {
 
@@ -47,7 +46,7 @@ public final class Torch {
 
     /**
      * Returns the address of an array's first element, on the array's device. It is valid until the
-     * storage is freed, which is when the array and all that share its storage are closed.
+     * array and all arrays that share its storage are closed.
      *
      * @param array the array
      * @return the address; 0 if the array has no elements
@@ -71,18 +70,7 @@ public final class Torch {
     }
 
     /**
-     * Returns the distance between neighbours along every dimension.
-     *
-     * @param array the array
-     * @return the strides, in elements; empty for a scalar
-     */
-    public static long[] strides(NDArray array) {
-        return Tensors.strides(TorchChecks.tensor(array, "the array"));
-    }
-
-    /**
-     * Returns the element type, which {@link NDArray#getDataType()} does for those only that DJL
-     * can name.
+     * Returns the element type, including types that {@link NDArray#getDataType()} does not have.
      *
      * @param array the array
      * @return the element type
@@ -96,8 +84,7 @@ public final class Torch {
      * Returns an array's element type, sizes, strides and address at once.
      *
      * @param array the array
-     * @return what {@link #scalarType}, {@link #sizes}, {@link #strides} and {@link #dataPointer}
-     *     return
+     * @return the type, sizes, strides and address
      * @throws IllegalArgumentException also if the array is quantized
      */
     public static TensorInfo info(NDArray array) {
@@ -105,7 +92,7 @@ public final class Torch {
     }
 
     /**
-     * Returns the device on which an array is.
+     * Returns the device of an array.
      *
      * @param array the array
      * @return the device
@@ -115,12 +102,12 @@ public final class Torch {
     }
 
     /**
-     * Tells whether an array's elements lie one after the other in row-major order, so that its
-     * bytes can be copied as one block from {@link #dataPointer}. Arrays of complex numbers are
-     * taken not to be contiguous: libtorch conjugates lazily, and has the conjugate in memory.
+     * Tells whether an array's elements are contiguous in row-major order, so that they can be
+     * copied as one block from {@link #dataPointer}. Complex arrays count as not contiguous:
+     * libtorch conjugates lazily, so memory may hold the conjugates.
      *
      * @param array the array
-     * @return whether it is contiguous; true if it has no elements and none is complex
+     * @return whether it is contiguous; true for an array without elements that is not complex
      */
     public static boolean isContiguous(NDArray array) {
         long tensor = TorchChecks.tensor(array, "the array");
@@ -128,19 +115,21 @@ public final class Torch {
     }
 
     /**
-     * Returns a contiguous array whose elements are a range of a memory: nothing is copied.
+     * Returns a contiguous array over a range of memory, without a copy.
      *
-     * @param manager the manager to which the array belongs; its device does not matter
-     * @param memory the memory, of which the array holds a reference until it is closed, by itself
-     *     or by its manager. What DJL derives from the array without copying (slices, transposes,
-     *     reshapes) shares the memory but holds no reference: close it before the array. If the
-     *     array is {@linkplain NDArray#intern interned} into another, the memory is never freed
-     * @param offset where the first element is, in bytes from the start of the memory; {@code
-     *     memory.address() + offset} is a multiple of the size of an element
+     * <p>The array holds a reference to the memory until it is closed, by itself or by its manager.
+     * Arrays that DJL derives from it without a copy (slices, transposes, reshapes) share the
+     * memory but hold no reference: close them before the array. If the array is {@linkplain
+     * NDArray#intern interned} into another, the memory is never freed.
+     *
+     * @param manager the manager of the array; its device does not matter
+     * @param memory the memory
+     * @param offset the offset of the first element in bytes; {@code memory.address() + offset}
+     *     must be a multiple of the element size
      * @param shape the shape, with all sizes known; sizes may be 0
      * @param type the element type
      * @return the array, on the memory's device
-     * @throws IllegalArgumentException also if the memory is closed or too small, or the offset
+     * @throws IllegalArgumentException also if the memory is closed or too small, or the offset is
      *     negative or not aligned
      */
     public static NDArray view(
@@ -150,15 +139,14 @@ public final class Torch {
     }
 
     /**
-     * Returns an array with given strides whose elements lie in a memory: nothing is copied. Apart
-     * from the strides it is as {@link #view(NDManager, NativeMemory, long, Shape, ScalarType)}.
+     * Returns an array with given strides over memory, without a copy. Otherwise as {@link
+     * #view(NDManager, NativeMemory, long, Shape, ScalarType)}.
      *
-     * @param manager the manager to which the array belongs
+     * @param manager the manager of the array
      * @param memory the memory
-     * @param offset where the first element is, in bytes from the start of the memory
+     * @param offset the offset of the first element in bytes
      * @param sizes the size of every dimension, at most 64 of them
-     * @param strides the stride of every dimension, in elements, not negative; with stride 0, or
-     *     smaller than what it steps over, elements share their memory
+     * @param strides the stride of every dimension, in elements, not negative; elements may overlap
      * @param type the element type
      * @return the array, on the memory's device
      */
@@ -216,8 +204,8 @@ public final class Torch {
         if (offset < 0 || offset > memory.byteSize() || span > memory.byteSize() - offset) {
             throw new IllegalArgumentException(
                     String.format(
-                            "%s of shape %s with strides %s at offset %d needs %d bytes there,"
-                                    + " which %s does not have",
+                            "%s of shape %s with strides %s at offset %d needs %d bytes, which is"
+                                    + " more than the rest of %s",
                             type,
                             Arrays.toString(sizes),
                             Arrays.toString(strides),
@@ -245,39 +233,47 @@ public final class Torch {
     }
 
     /**
-     * Tells whether autograd differentiates with respect to an array, as {@code
-     * torch.Tensor.requires_grad}: it is a leaf that requires a gradient, or was computed from one
-     * while gradients were on. {@link NDArray#hasGradient()} tells it of leaves alone.
+     * Tells whether an array requires a gradient, as {@code torch.Tensor.requires_grad}: it is a
+     * leaf that does, or was computed from one with the gradient mode on. {@link
+     * NDArray#hasGradient()} is true for leaves only.
      *
      * @param array the array
-     * @return whether it does
+     * @return whether it requires a gradient
      */
     public static boolean requiresGradient(NDArray array) {
         long tensor = TorchChecks.tensor(array, "the array");
         return array.hasGradient()
-                || !TorchDispatcher.tell(
+                || !TorchDispatcher.bool(
                         TorchDispatcher.Operator.IS_LEAF, "Torch.requiresGradient", tensor);
     }
 
     /**
-     * Replaces the gradient of an array that requires one, as setting {@code torch.Tensor.grad}.
-     * Without a gradient the next backward pass keeps what it computes, where it would add to one
-     * that is zero.
+     * Replaces the gradient of an array that requires one, as setting {@code torch.Tensor.grad}. If
+     * the gradient is null, the next backward pass stores its gradient instead of adding to a zero
+     * one.
      *
-     * @param array the array; no backward pass that reaches it is under way
-     * @param gradient its new gradient, whose storage it shares from now on, of its shape, type and
-     *     device, and not a view of memory that is not libtorch's, nor a slice of an array made
-     *     from values of Java, of which that cannot be told; null for none, which DJL's {@link
-     *     NDArray#getGradient()} shows as new zeros of float32
-     * @throws IllegalArgumentException if the array is to have a gradient and requires none, or the
-     *     gradient is not like it, requires one itself, or lies in memory that is not libtorch's
-     * @throws EngineException if libtorch does not keep gradients where this expects them
+     * <p>Restrictions:
+     *
+     * <ul>
+     *   <li>No backward pass that reaches the array may be running.
+     *   <li>The gradient shares its storage with the array's gradient from now on, so libtorch must
+     *       own it. A view of {@link NativeMemory} is refused. A slice of an array that DJL created
+     *       from Java data must not be used either, but cannot be detected.
+     *   <li>With no gradient, DJL's {@link NDArray#getGradient()} returns new float32 zeros.
+     * </ul>
+     *
+     * @param array the array
+     * @param gradient the gradient, of the array's shape, type and device; null for none
+     * @throws IllegalArgumentException if the array does not require a gradient and one is given,
+     *     or the gradient has another shape, type or device, requires a gradient itself, or is not
+     *     in libtorch's memory
+     * @throws EngineException if this version of libtorch has an unexpected layout of gradients
      */
     public static void setGradient(NDArray array, NDArray gradient) {
         long leaf = TorchChecks.tensor(array, "the array");
         if (gradient != null && !array.hasGradient()) {
             throw new IllegalArgumentException(
-                    "setGradient: the array requires no gradient, so it cannot have this one");
+                    "setGradient: the array does not require a gradient");
         }
         long tensor = 0;
         if (gradient != null) {
@@ -291,8 +287,9 @@ public final class Torch {
                 throw new IllegalArgumentException(
                         String.format(
                                 "setGradient: an array of %s, %s on %s cannot have a gradient of"
-                                        + " %s, %s on %s; its gradient must be alike, require none"
-                                        + " itself, and lie in memory of libtorch",
+                                    + " %s, %s on %s; the gradient must have the same shape, type"
+                                    + " and device, not require a gradient, and be in libtorch's"
+                                    + " memory",
                                 array.getShape(),
                                 scalarType(array),
                                 device(array),
@@ -305,24 +302,24 @@ public final class Torch {
     }
 
     /**
-     * Returns how many open arrays are the gradient of another, as {@link NDArray#getGradient()}
-     * makes them.
+     * Returns the number of open arrays that {@link NDArray#getGradient()} has returned for an
+     * array's gradient.
      *
-     * @param array the other
-     * @return their number; 0 also if it has no gradient
-     * @throws EngineException if libtorch does not keep gradients where this expects them
+     * @param array the array
+     * @return the number; 0 if it has no gradient
+     * @throws EngineException if this version of libtorch has an unexpected layout of gradients
      */
     public static int gradientHolders(NDArray array) {
         return GradientSlot.holders(TorchChecks.tensor(array, "the array"));
     }
 
     /**
-     * Returns how often operators of libtorch have written to an array in place, directly or
-     * through views; kernels and copies that know its address alone are not counted.
+     * Returns the version counter: how often libtorch's operators have written to an array in
+     * place, directly or through views. Kernels and copies that use its address are not counted.
      *
      * @param array the array
-     * @return the number
-     * @throws EngineException if libtorch does not count for it, as in its inference mode
+     * @return the counter
+     * @throws EngineException if the array has no counter, as in libtorch's inference mode
      */
     public static long version(NDArray array) {
         long tensor = TorchChecks.tensor(array, "the array");
@@ -331,11 +328,12 @@ public final class Torch {
 
     /**
      * Returns a second array on the storage of an array. The storage lives until both are closed,
-     * so that work under way can hold on to an array that its owner may close. That goes for the
-     * array itself: what DJL derives from an array without copying (slices, transposes, reshapes)
-     * is valid only as long as the array it comes from, and so is an alias of that.
+     * so an asynchronous operation can keep an array that its owner may close.
      *
-     * @param manager the manager to which the new array belongs
+     * <p>This does not extend the life of the array that an array was derived from: slices,
+     * transposes and reshapes, and aliases of them, are valid only as long as their original.
+     *
+     * @param manager the manager of the new array
      * @param array the array
      * @return the new array, of the same device, shape, strides and element type
      */
@@ -367,14 +365,14 @@ public final class Torch {
     }
 
     /**
-     * Returns a range of an array along a dimension, as PyTorch's {@code narrow}: nothing is
-     * copied, and no index is parsed. Recorded by autograd.
+     * Returns a range of an array along a dimension, as PyTorch's {@code narrow}: without a copy,
+     * and without parsing an index. Recorded by autograd.
      *
-     * @param array the array, as long as which the result is valid
+     * @param array the array; the result is valid as long as it is
      * @param dimension the dimension, from 0
-     * @param start where the range begins, in elements along that dimension
-     * @param length how long it is
-     * @return the range, of as many dimensions, in the array's manager
+     * @param start the start of the range, in elements along the dimension
+     * @param length the length of the range
+     * @return the range, with as many dimensions, in the array's manager
      */
     public static NDArray narrow(NDArray array, int dimension, long start, long length) {
         PtNDArray whole = TorchChecks.array(array, "the array");
@@ -388,16 +386,17 @@ public final class Torch {
         if (!inside) {
             throw new IllegalArgumentException(
                     String.format(
-                            "an array of shape %s has no %d elements from %d on in dimension %d",
-                            Arrays.toString(sizes), length, start, dimension));
+                            "narrow: %d elements from %d on are outside of dimension %d of an array"
+                                    + " of shape %s",
+                            length, start, dimension, Arrays.toString(sizes)));
         }
         return JniUtils.slice(whole, dimension, start, start + length, 1);
     }
 
     /**
-     * Makes an array empty, of shape (0), also for all who have the same tensor: where something
-     * has kept a reference to a tensor and will not give it up, so that its storage goes. Arrays of
-     * other tensors on the storage, such as views, keep it.
+     * Changes an array, and all arrays of the same tensor, to shape (0). This frees the storage
+     * even if other code keeps a reference to the tensor. Arrays of other tensors on the storage,
+     * such as views, keep it.
      *
      * @param array the array
      */
@@ -409,13 +408,13 @@ public final class Torch {
     }
 
     /**
-     * Returns a new contiguous array whose elements are not initialised.
+     * Returns a new contiguous array with uninitialised elements.
      *
-     * @param manager the manager to which the array belongs and on whose device it is
+     * @param manager the manager of the array, on whose device it is allocated
      * @param shape the shape, with all sizes known; sizes may be 0
      * @param type the element type
      * @return the array
-     * @throws EngineException also if there is not enough memory
+     * @throws EngineException also if memory runs out
      */
     public static NDArray empty(NDManager manager, Shape shape, ScalarType type) {
         PtNDManager owner = TorchChecks.manager(manager);
@@ -446,24 +445,25 @@ public final class Torch {
         NDArray adopt(long tensor);
     }
 
-    /** Makes an array own a new tensor, or deletes the tensor. */
+    /** Creates an array that owns a new tensor; deletes the tensor on failure. */
     private static NDArray adopt(long tensor, Adopter adopter) {
         try {
             return adopter.adopt(tensor);
         } catch (IllegalStateException e) {
             AotiTorch.check(AotiTorch.aoti_torch_delete_tensor_object(tensor), "Torch.adopt");
-            throw new IllegalArgumentException("the manager takes no array: " + e.getMessage(), e);
+            throw new IllegalArgumentException(
+                    "the manager cannot own the array: " + e.getMessage(), e);
         }
     }
 
     /**
-     * Copies all elements of an array into another of the same shape, converting them if the types
-     * differ. Conversions are those of PyTorch's {@code copy_}: to a narrower floating-point type
-     * they round to nearest even, to an integer they truncate. From one device to another the call
-     * waits for the copy; on one GPU it is queued like any operator.
+     * Copies all elements of an array to another of the same shape, as PyTorch's {@code copy_}.
+     * Elements of other types are converted: to a narrower floating-point type they are rounded to
+     * nearest even, to an integer they are truncated. A copy between devices blocks; a copy on one
+     * GPU is queued.
      *
-     * @param dst the array to write; it may have any strides. Must not partly overlap {@code src}
-     * @param src the array to read
+     * @param dst the destination, with any strides; must not partly overlap {@code src}
+     * @param src the source
      */
     public static void copy(NDArray dst, NDArray src) {
         long to = TorchChecks.tensor(dst, "the destination");
@@ -475,11 +475,11 @@ public final class Torch {
     }
 
     /**
-     * Returns a contiguous copy of an array with another element type, also one that {@link
-     * NDArray#toType} cannot name. Elements are converted as by {@link #copy}.
+     * Returns a contiguous copy of an array with another element type, including types that {@link
+     * NDArray#toType} does not have. Elements are converted as by {@link #copy}.
      *
      * @param array the array
-     * @param type the element type of the result; may be that of the array
+     * @param type the element type of the result; may be the array's own
      * @return a new array, in the array's manager and on its device
      */
     public static NDArray cast(NDArray array, ScalarType type) {
@@ -508,15 +508,15 @@ public final class Torch {
     }
 
     /**
-     * Multiplies two matrices: {@code out = a b}. The arrays may have any strides; an {@code out}
-     * whose rows or columns are not contiguous costs libtorch a temporary matrix and a copy. Never
+     * Multiplies two matrices: {@code out = a b}. The arrays may have any strides, but if neither
+     * rows nor columns of {@code out} are contiguous, libtorch uses a temporary matrix. Never
      * recorded by autograd.
      *
-     * @param out the matrix to write, of shape (m, n); must not overlap {@code a} or {@code b}
+     * @param out the product, of shape (m, n); must not overlap {@code a} or {@code b}
      * @param a a matrix of shape (m, k)
-     * @param b a matrix of shape (k, n); with k = 0 the result is zeros
-     * @throws IllegalArgumentException also unless all three are of one type out of float16,
-     *     bfloat16, float32 and float64, and on one device
+     * @param b a matrix of shape (k, n); with k = 0 the product is zeros
+     * @throws IllegalArgumentException also unless all three are on one device and of one type of
+     *     float16, bfloat16, float32 and float64
      */
     public static void mmOut(NDArray out, NDArray a, NDArray b) {
         long result = TorchChecks.tensor(out, "out");
@@ -531,7 +531,7 @@ public final class Torch {
                             type, Tensors.scalarType(left), Tensors.scalarType(right)));
         }
         if (!type.isFloatingPoint() || type.isFloat8()) {
-            throw new IllegalArgumentException("matrices of " + type + " cannot be multiplied");
+            throw new IllegalArgumentException("mmOut does not support the element type " + type);
         }
         Tensors.requireSameDevice("out", result, "a", left);
         Tensors.requireSameDevice("out", result, "b", right);
@@ -545,17 +545,18 @@ public final class Torch {
     /**
      * Computes attention, {@code softmax(query keyᵀ / sqrt(size)) value} for each head (Vaswani et
      * al., 2017, <a href="https://arxiv.org/abs/1706.03762">arXiv:1706.03762</a>), as PyTorch's
-     * {@code scaled_dot_product_attention}. Recorded by autograd. Where libtorch has a kernel for
-     * it, as on CPUs and for 16-bit types on GPUs, the scores of all pairs are never in memory at
-     * once (Dao et al., 2022, <a href="https://arxiv.org/abs/2205.14135">arXiv:2205.14135</a>). On
-     * a GPU where that is cuDNN's, each new shape takes the calling thread once some 45 ms, so that
-     * few lengths, filled up to, are faster than many.
+     * {@code scaled_dot_product_attention}. Recorded by autograd.
      *
-     * @param query of shape (batch, heads, queries, size), of a floating-point type
-     * @param key of shape (batch, heads of keys, keys, size). Where there are fewer heads than the
-     *     query has, by a whole factor, so many heads of queries share each, one after the other
+     * <p>On CPUs, and for 16-bit types on GPUs, libtorch has kernels that never hold the scores of
+     * all pairs in memory (Dao et al., 2022, <a
+     * href="https://arxiv.org/abs/2205.14135">arXiv:2205.14135</a>). If that is cuDNN's, every new
+     * shape takes 45 ms once, so pad sequences to few different lengths.
+     *
+     * @param query of shape (batch, query heads, queries, size), of a floating-point type
+     * @param key of shape (batch, key heads, keys, size). With fewer key heads than query heads, by
+     *     a whole factor, adjacent query heads share a key head (grouped-query attention)
      * @param value of the key's shape
-     * @param causal whether a query sees no key after the one at its own place
+     * @param causal whether query {@code i} attends only to the keys up to {@code i}
      * @return the result, of the query's shape and type and in its manager
      * @throws IllegalArgumentException also unless all three are of one type and on one device
      */
@@ -580,19 +581,20 @@ public final class Torch {
     }
 
     /**
-     * Computes causal attention of a sequence's last places to all of it, as PyTorch's {@code
-     * causal_lower_right}: the last query sees all keys, each one before it a key less. By
-     * FlashAttention 2 (Dao, 2023, <a
-     * href="https://arxiv.org/abs/2307.08691">arXiv:2307.08691</a>), with which the scores of all
-     * pairs are never in memory at once. Has no gradient.
+     * Computes causal attention of a sequence's last positions to the whole sequence, as PyTorch's
+     * {@code causal_lower_right}: the last query attends to all keys, each query before it to one
+     * key less. Uses FlashAttention 2 (Dao, 2023, <a
+     * href="https://arxiv.org/abs/2307.08691">arXiv:2307.08691</a>), which never holds the scores
+     * of all pairs in memory. Has no gradient.
      *
-     * <p>Rows of all three are contiguous and begin at multiples of 16 bytes.
+     * <p>Requirements of all three arrays: a GPU of compute capability 8.0 or later, float16 or
+     * bfloat16, and rows that are contiguous and begin at multiples of 16 bytes.
      *
-     * @param query of shape (batch, heads, queries, size) on a GPU of compute capability 8.0 or
-     *     more, and none of these 0; float16 or bfloat16, and the size a multiple of 8 up to 256
-     * @param key of shape (batch, heads of keys, keys, size), with as many keys as queries or more.
-     *     Where there are fewer heads than the query has, by a whole factor, so many heads of
-     *     queries share each, one after the other
+     * @param query of shape (batch, query heads, queries, size), none of them 0; the size is a
+     *     multiple of 8 up to 256
+     * @param key of shape (batch, key heads, keys, size), with no fewer keys than queries. With
+     *     fewer key heads than query heads, by a whole factor, adjacent query heads share a key
+     *     head
      * @param value of the key's shape
      * @return the result, of the query's shape and type and in its manager
      * @throws IllegalArgumentException also unless all three are of one type and on one device, and
@@ -607,16 +609,16 @@ public final class Torch {
         for (NDArray each : new NDArray[] {query, key, value}) {
             if (NoGradient.isRecorded(each)) {
                 throw new IllegalArgumentException(
-                        "attentionOfLast has no gradient, which the array "
+                        "attentionOfLast has no gradient, but the array of shape "
                                 + each.getShape()
-                                + " requires; use Torch.attention, or NoGradient");
+                                + " requires one; use Torch.attention, or NoGradient");
             }
         }
         Tensors.requireAttentionOfLast(Tensors.sizes(queries), Tensors.sizes(keys));
         if (!sharesHeads(queries)) {
             throw new IllegalArgumentException(
                     String.format(
-                            "attentionOfLast takes float16 and bfloat16 on a GPU, not %s on %s",
+                            "attentionOfLast supports float16 and bfloat16 on a GPU, not %s on %s",
                             Tensors.scalarType(queries), query.getDevice()));
         }
         Tensors.requireAligned("the query", queries);
@@ -641,14 +643,14 @@ public final class Torch {
     }
 
     /**
-     * Tells whether libtorch's kernels let heads share keys. Where they do not, it would put the
-     * scores of all pairs into memory.
+     * Tells whether libtorch's kernel supports grouped-query attention. If not, libtorch would hold
+     * the scores of all pairs in memory.
      */
     private static boolean sharesHeads(long query) {
         return Tensors.device(query).isGpu() && Tensors.scalarType(query).itemSize() == 2;
     }
 
-    /** Copies each head as often as queries share it. */
+    /** Copies each key head for each of its query heads. */
     private static NDArray repeated(NDArray x, long heads) {
         Shape shape = x.getShape();
         long times = heads / shape.get(1);
@@ -661,7 +663,7 @@ public final class Torch {
     }
 
     /**
-     * Computes {@code x sigmoid(x)}, element by element, as PyTorch's {@code silu}, in one pass.
+     * Computes {@code x sigmoid(x)} for every element, as PyTorch's {@code silu}, in one pass.
      * Recorded by autograd.
      *
      * @param x an array of a floating-point type other than float8
@@ -672,14 +674,14 @@ public final class Torch {
         long tensor = TorchChecks.tensor(x, "x");
         ScalarType type = Tensors.scalarType(tensor);
         if (!type.isFloatingPoint() || type.isFloat8()) {
-            throw new IllegalArgumentException("there is no silu of " + type);
+            throw new IllegalArgumentException("silu does not support the element type " + type);
         }
         long result = TorchDispatcher.tensor(TorchDispatcher.Operator.SILU, "Torch.silu", tensor);
         return adopt(result, handle -> new PtNDArray(array.getManager(), handle));
     }
 
     /**
-     * Returns the stream on which libtorch queues the calling thread's work for a GPU.
+     * Returns libtorch's current stream of the calling thread.
      *
      * @param device the GPU
      * @return the {@code cudaStream_t}; 0 is the default stream
@@ -696,13 +698,13 @@ public final class Torch {
     }
 
     /**
-     * Makes a stream libtorch's current one for the calling thread, and its GPU the current device,
-     * until the guard is closed.
+     * Makes a stream the calling thread's current stream in libtorch, and its GPU the current
+     * device, until the guard is closed.
      *
      * @param device the GPU
      * @param stream a {@code cudaStream_t} of that GPU, which must outlive the guard and the work
      *     queued under it; 0 is the default stream
-     * @return the guard, to be closed by the same thread
+     * @return the guard; the same thread closes it
      * @throws IllegalArgumentException if the device is not a GPU that libtorch can use
      */
     public static CudaStreamGuard cudaStreamGuard(Device device, long stream) {

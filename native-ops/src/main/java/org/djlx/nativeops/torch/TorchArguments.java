@@ -10,22 +10,20 @@ import ai.djl.pytorch.engine.PtNDArray;
 import ai.djl.pytorch.engine.PtNDManager;
 
 /**
- * What an operator of a {@link TorchLibrary} is called with, in the schema's order; arguments that
- * the caller left out have their defaults. Valid during the call, on its thread.
+ * The arguments of an operator of a {@link TorchLibrary}, in the order of the schema, including
+ * defaults. Valid during the call, on its thread.
  */
 public final class TorchArguments implements AutoCloseable {
 
     private final TorchSchema schema;
     private final long[] values;
-    private final NDArray[] arrays; // those of tensors that were asked for, which own their handles
+    private final NDArray[] arrays; // of tensors that were read; they own their handles
     private NDManager manager;
     private boolean closed;
 
     /**
-     * Takes the arguments as libtorch passes them: 64 bits each.
-     *
-     * @param schema the operator's
-     * @param values of a tensor a handle, which is from now on this object's to delete
+     * Wraps the arguments as libtorch passes them, 64 bits each. Takes ownership of the tensors'
+     * handles.
      */
     TorchArguments(TorchSchema schema, long[] values) {
         this.schema = schema;
@@ -36,12 +34,15 @@ public final class TorchArguments implements AutoCloseable {
     private long value(int index, TorchSchema.Type type) {
         if (closed) {
             throw new IllegalStateException(
-                    schema.namespace() + "::" + schema.name() + ": the call has ended");
+                    schema.namespace()
+                            + "::"
+                            + schema.name()
+                            + ": arguments must not be read after the call has ended");
         }
         if (schema.arguments().get(index) != type) {
             throw new IllegalArgumentException(
                     String.format(
-                            "argument %d of %s::%s is no %s but %s",
+                            "argument %d of %s::%s is not of type %s but %s",
                             index,
                             schema.namespace(),
                             schema.name(),
@@ -54,9 +55,9 @@ public final class TorchArguments implements AutoCloseable {
     /**
      * Returns a tensor.
      *
-     * @param index where it stands, from 0
-     * @return the array, the same for each call; closed after the operator's call, as is all else
-     *     in its manager, which is on its device
+     * @param index the index of the argument, from 0
+     * @return the array, the same one for each call of this method; its manager, on its device, is
+     *     closed after the operator's call
      */
     public NDArray tensor(int index) {
         long handle = value(index, TorchSchema.Type.TENSOR);
@@ -70,9 +71,9 @@ public final class TorchArguments implements AutoCloseable {
     }
 
     /**
-     * Returns an {@code int} of the schema.
+     * Returns an argument of the schema's type {@code int}.
      *
-     * @param index where it stands, from 0
+     * @param index the index of the argument, from 0
      * @return the number
      */
     public long integer(int index) {
@@ -80,9 +81,9 @@ public final class TorchArguments implements AutoCloseable {
     }
 
     /**
-     * Returns a {@code float} of the schema.
+     * Returns an argument of the schema's type {@code float}.
      *
-     * @param index where it stands, from 0
+     * @param index the index of the argument, from 0
      * @return the number
      */
     public double floating(int index) {
@@ -90,16 +91,16 @@ public final class TorchArguments implements AutoCloseable {
     }
 
     /**
-     * Returns a {@code bool} of the schema.
+     * Returns an argument of the schema's type {@code bool}.
      *
-     * @param index where it stands, from 0
-     * @return the truth value
+     * @param index the index of the argument, from 0
+     * @return the value
      */
     public boolean bool(int index) {
-        return (byte) value(index, TorchSchema.Type.BOOL) != 0; // The other bytes are not set.
+        return (byte) value(index, TorchSchema.Type.BOOL) != 0; // The other bytes are undefined.
     }
 
-    /** Closes the arrays and deletes the tensors that were not asked for. */
+    /** Closes the arrays, and deletes tensors that were not read. */
     @Override
     public void close() {
         if (closed) {

@@ -15,12 +15,12 @@ import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.host.NativeMemory;
 
 /**
- * Checks what callers pass before native code sees it, since native code would end the process.
- * Every failure is an {@link IllegalArgumentException} that names the argument.
+ * Checks arguments before they reach native code, which would crash the process. Every failure is
+ * an {@link IllegalArgumentException} that names the argument.
  */
 public final class TorchChecks {
 
-    /** What {@link PtNDArray} holds in place of a tensor if it is an array of strings. */
+    /** The handle of a {@link PtNDArray} that is an array of strings. */
     private static final long STRINGS = -1;
 
     private static final int STRIDED = 0;
@@ -44,12 +44,12 @@ public final class TorchChecks {
         int layout = JniUtils.getLayout(result);
         if (layout != STRIDED) {
             throw new IllegalArgumentException(
-                    name + " is sparse or of another layout without strides: DJL's " + layout);
+                    name + " must be strided, not sparse or of another layout: DJL's number " + layout);
         }
         return result;
     }
 
-    /** Returns the tensor of an array that is to be read or written. */
+    /** Returns the tensor of an array. */
     static long tensor(NDArray array, String name) {
         return handle(array(array, name), name);
     }
@@ -83,7 +83,7 @@ public final class TorchChecks {
         }
     }
 
-    /** As {@link NativeMemory#deviceType}, for a device on which libtorch is to do something. */
+    /** As {@link NativeMemory#deviceType}, and checks that libtorch can use the device. */
     static int usableDeviceType(Device device) {
         int type = NativeMemory.deviceType(device);
         if (device.isGpu()) {
@@ -92,7 +92,12 @@ public final class TorchChecks {
         return type;
     }
 
-    /** Checks that a device is a GPU that libtorch can use. */
+    /**
+     * Checks that a device is a GPU that libtorch can use.
+     *
+     * @param device the device
+     * @throws IllegalArgumentException if it is not
+     */
     public static void usableGpu(Device device) {
         NativeMemory.deviceType(device);
         if (!device.isGpu()) {

@@ -8,7 +8,7 @@ import ai.djl.Device;
 import org.djlx.nativeops.CudaProbe;
 import org.djlx.nativeops.NativeLibrary;
 
-/** Whether the libtorch that DJL loaded can use GPUs, found out once. */
+/** Whether the libtorch that DJL loaded can use GPUs. Probed once. */
 final class TorchCuda {
 
     private static final Throwable UNAVAILABILITY_CAUSE = probe();
@@ -28,7 +28,7 @@ final class TorchCuda {
         }
     }
 
-    /** Checks that libtorch can use a GPU; libtorch is loaded. */
+    /** Checks that libtorch, which must be loaded, can use a GPU. */
     static void requireDevice(Device device) {
         if (UNAVAILABILITY_CAUSE != null) {
             throw new IllegalArgumentException(

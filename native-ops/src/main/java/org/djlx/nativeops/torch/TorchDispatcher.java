@@ -9,14 +9,13 @@ import com.sun.jna.Pointer;
 import org.djlx.nativeops.host.Scratch;
 
 /**
- * Calls operators by name that the stable C interface has no function for. Arguments and results
- * are passed on a stack of 64-bit values. The dispatcher consumes tensor arguments and the result
- * is the caller's, so new handles of the tensors go in, and the result's is deleted: all share the
- * tensor itself, nothing is copied.
+ * Calls operators by name, for which the stable C ABI has no function. Arguments and results are
+ * passed on a stack of 64-bit values. The dispatcher consumes the handles of tensor arguments, so
+ * it is given new ones. The caller owns the handle of the result.
  */
 final class TorchDispatcher {
 
-    /** An operator that returns a tensor, or what it tells; its arguments are mostly tensors. */
+    /** The operators. */
     enum Operator {
         BITWISE_AND_("aten::bitwise_and_", "Tensor"),
         BITWISE_OR_("aten::bitwise_or_", "Tensor"),
@@ -49,19 +48,19 @@ final class TorchDispatcher {
 
     private TorchDispatcher() {}
 
-    /** Calls an operator for its effect on its arguments. */
+    /** Calls an in-place operator. */
     static void call(Operator operator, String operation, long... tensors) {
         long result = result(operator, operation, tensors);
         AotiTorch.check(AotiTorch.aoti_torch_delete_tensor_object(result), operation);
     }
 
-    /** Calls an operator for its result, a handle that is the caller's to delete. */
+    /** Calls an operator that returns a tensor. The caller deletes the handle. */
     static long tensor(Operator operator, String operation, long... tensors) {
         return result(operator, operation, tensors);
     }
 
     /** Calls an operator that returns a bool. */
-    static boolean tell(Operator operator, String operation, long... tensors) {
+    static boolean bool(Operator operator, String operation, long... tensors) {
         return (byte) result(operator, operation, tensors) != 0;
     }
 
@@ -75,7 +74,7 @@ final class TorchDispatcher {
      * attn_mask, float dropout_p, bool is_causal, *, float? scale, bool enable_gqa)} without mask,
      * dropout and scale.
      *
-     * @return a handle of the result, the caller's to delete
+     * @return a handle of the result; the caller deletes it
      */
     static long attention(
             String operation, long query, long key, long value, boolean causal, boolean grouped) {
@@ -98,10 +97,10 @@ final class TorchDispatcher {
      * rng_state, Tensor unused, Tensor debug_attn_mask)}, causal, of sequences of one length,
      * without dropout, mask and scale.
      *
-     * <p>{@code _scaled_dot_product_flash_attention} has results of several types, of which
-     * libtorch 2.11 converts each to that of another.
+     * <p>Not {@code _scaled_dot_product_flash_attention}: libtorch 2.11 mixes up the types of its
+     * results.
      *
-     * @return a handle of the output, the caller's to delete
+     * @return a handle of the output; the caller deletes it
      */
     static long flashAttention(
             String operation, long query, long key, long value, long queries, long keys) {
@@ -109,7 +108,7 @@ final class TorchDispatcher {
         long noDropout = Double.doubleToRawLongBits(0);
         long[] others = {0, 0, queries, keys, noDropout, 1, 0};
         for (int i = 3; i < Scratch.SLOTS; i++) {
-            // All that follow are optional.
+            // The remaining arguments are optional, and 0 means none.
             scratch.putLong(i, i - 3 < others.length ? others[i - 3] : 0);
         }
         long output = result(Operator.FLASH_ATTENTION, operation, query, key, value);

@@ -9,9 +9,8 @@ import ai.djl.ndarray.NDArray;
 import org.djlx.nativeops.host.Scratch;
 
 /**
- * Operators that change an array in place, as PyTorch's {@code add_} does. They allocate nothing,
- * except where the types of two arrays differ. {@link Torch} says what holds of errors, threads and
- * gradients.
+ * In-place operators, such as PyTorch's {@code add_}. They allocate nothing unless the types of two
+ * arrays differ. For errors, threads and gradients see {@link Torch}.
  */
 public final class TorchInPlace {
 
@@ -20,14 +19,13 @@ public final class TorchInPlace {
     /**
      * Adds an array to another: {@code acc += other}, as PyTorch's {@code add_}.
      *
-     * @param acc the array to change. The sum is computed in the wider of the two types, and
-     *     rounded to that of {@code acc}
+     * @param acc the array to change. The sum is computed in the wider of the two types and rounded
+     *     to the type of {@code acc}
      * @param other an array of the same shape, on the same device
-     * @throws IllegalArgumentException also if the result cannot be stored in {@code acc}: complex
-     *     in real, floating-point in integer, any number in bool; or if one of the types is a
-     *     float8, for which there is no arithmetic
-     * @throws EngineException also if libtorch cannot do it: version 2.7 adds and multiplies no
-     *     uint16, uint32 and uint64, and converts none of them to a common type with another
+     * @throws IllegalArgumentException also if {@code acc} cannot store the result (complex in
+     *     real, floating-point in integer, any number in bool), or if a type is a float8
+     * @throws EngineException also if libtorch does not support the types: version 2.7 does not add
+     *     or multiply uint16, uint32 and uint64, nor promote them to another type
      */
     public static void add(NDArray acc, NDArray other) {
         Tensors.requireArithmetic(
@@ -63,7 +61,7 @@ public final class TorchInPlace {
     }
 
     /**
-     * Takes the smaller of every two elements: {@code acc = min(acc, other)}. NaN wins.
+     * Computes the minimum of every two elements: {@code acc = min(acc, other)}. NaN is propagated.
      *
      * @param acc the array to change; see {@link #add}
      * @param other an array of the same shape, on the same device
@@ -74,7 +72,7 @@ public final class TorchInPlace {
     }
 
     /**
-     * Takes the larger of every two elements: {@code acc = max(acc, other)}. NaN wins.
+     * Computes the maximum of every two elements: {@code acc = max(acc, other)}. NaN is propagated.
      *
      * @param acc the array to change; see {@link #add}
      * @param other an array of the same shape, on the same device
@@ -96,19 +94,19 @@ public final class TorchInPlace {
     }
 
     /**
-     * Takes the bits that both elements have: {@code acc &= other}.
+     * Computes the bitwise AND of every two elements: {@code acc &= other}.
      *
      * @param acc the array to change, of integers or booleans; see {@link #add}
      * @param other an array of the same shape, on the same device
-     * @throws IllegalArgumentException also as {@link #add}, or if a type has no bits to combine,
-     *     as floating-point and complex types
+     * @throws IllegalArgumentException also as {@link #add}, or if a type is floating-point or
+     *     complex
      */
     public static void bitAnd(NDArray acc, NDArray other) {
         bits(TorchDispatcher.Operator.BITWISE_AND_, "TorchInPlace.bitAnd", acc, other);
     }
 
     /**
-     * Takes the bits that any of two elements has: {@code acc |= other}.
+     * Computes the bitwise OR of every two elements: {@code acc |= other}.
      *
      * @param acc the array to change, of integers or booleans; see {@link #add}
      * @param other an array of the same shape, on the same device
@@ -119,7 +117,7 @@ public final class TorchInPlace {
     }
 
     /**
-     * Takes the bits in which two elements differ: {@code acc ^= other}.
+     * Computes the bitwise XOR of every two elements: {@code acc ^= other}.
      *
      * @param acc the array to change, of integers or booleans; see {@link #add}
      * @param other an array of the same shape, on the same device
@@ -136,7 +134,8 @@ public final class TorchInPlace {
         Tensors.requireArithmetic(self, operand);
         ScalarType type = Tensors.scalarType(self);
         if (type.category().compareTo(ScalarType.Category.INTEGER) > 0) {
-            throw new IllegalArgumentException("the bits of " + type + " cannot be combined");
+            throw new IllegalArgumentException(
+                    "bitwise operators do not support the element type " + type);
         }
         TorchDispatcher.call(operator, operation, self, operand);
     }
@@ -171,10 +170,12 @@ public final class TorchInPlace {
         long self = TorchChecks.tensor(acc, "acc");
         ScalarType type = Tensors.scalarType(self);
         if (!type.isFloatingPoint() || type.isFloat8()) {
-            throw new IllegalArgumentException("an array of " + type + " cannot be " + verb);
+            throw new IllegalArgumentException(
+                    "an array of " + type + " cannot be " + verb + "; use a floating-point type");
         }
-        // A scalar on the CPU, also for an array on a GPU: libtorch passes its value to the kernel,
-        // where DJL's divi would copy it to the GPU and wait.
+        // A CPU scalar, also for an array on a GPU: libtorch passes its value to the kernel. DJL's
+        // divi
+        // would copy it to the GPU and block.
         Scratch scratch = Scratch.get();
         AotiTorch.check(
                 AotiTorch.aoti_torch_scalar_to_tensor_float64(number, scratch.slot(0)), operation);

@@ -12,17 +12,19 @@ import java.nio.ByteOrder;
 import org.djlx.nativeops.host.LibC;
 
 /**
- * What libtorch calls for an operator whose kernel is in Java. A kernel fails by a C++ exception,
- * which cannot leave a callback of Java: the JVM's frames are not in the tables by which C++ finds
- * its way, and the process would end. So libtorch is given a few instructions that stand between:
+ * Machine code between libtorch and an operator's kernel in Java.
+ *
+ * <p>A kernel fails with a C++ exception, which cannot be thrown through a Java callback: C++ has
+ * no unwind tables for the JVM's frames, and would terminate the process. So libtorch calls a few
+ * instructions instead:
  *
  * <pre>
- *   message = callback(stack, arguments, results)    // Java; null if all is well
+ *   message = callback(stack, arguments, results)    // Java; null on success
  *   aoti_torch_check(message == null, name, name, 0, message)
  * </pre>
  *
- * <p>The second call is a jump, after the frame was given up: libtorch's function returns to
- * libtorch, or throws as if libtorch itself had called it, past no frame but its own.
+ * <p>The second call is a tail call, after the frame was removed. aoti_torch_check returns to
+ * libtorch, or throws as if libtorch itself had called it.
  */
 final class TorchKernelCode {
 
@@ -31,18 +33,18 @@ final class TorchKernelCode {
     private TorchKernelCode() {}
 
     /**
-     * Makes the instructions, for as long as the process lives.
+     * Creates the instructions. They are never freed.
      *
      * @param callback the address of {@code const char* (*)(uint64_t*, uint64_t, uint64_t)}
      * @param name the address of the operator's name, a C string
      * @return the address of the instructions
      * @throws UnsupportedOperationException on processors other than x86-64, and if the operating
-     *     system does not allow it
+     *     system does not allow executable memory
      */
     static long create(long callback, long name) {
         if (!Platform.isIntel() || !Platform.is64Bit()) {
             throw new UnsupportedOperationException(
-                    "operators in Java need an x86-64 processor, this is "
+                    "operators in Java require an x86-64 processor; this is "
                             + Platform.RESOURCE_PREFIX);
         }
         ByteBuffer code =
@@ -79,8 +81,7 @@ final class TorchKernelCode {
             return address;
         } catch (LastErrorException e) {
             throw new UnsupportedOperationException(
-                    "the operating system does not let this process make code: " + e.getMessage(),
-                    e);
+                    "the operating system does not allow executable memory: " + e.getMessage(), e);
         }
     }
 

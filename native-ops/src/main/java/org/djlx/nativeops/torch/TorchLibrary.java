@@ -18,8 +18,8 @@ import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.host.Scratch;
 
 /**
- * Defines operators of libtorch in Java. TorchScript models that are loaded afterwards, by DJL too,
- * call them as {@code torch.ops.space.name(...)}, on tensors of any device.
+ * Defines libtorch operators in Java. TorchScript models loaded afterwards, also by DJL, call them
+ * as {@code torch.ops.space.name(...)}, on tensors of any device.
  *
  * <pre>{@code
  * TorchLibrary.define(
@@ -28,26 +28,32 @@ import org.djlx.nativeops.host.Scratch;
  * NDList output = TorchLibrary.call(() -> predictor.predict(input));
  * }</pre>
  *
- * <p>A kernel runs on the thread that runs the model, but in what the model forks ({@code
- * torch.jit.fork}) on one of libtorch's. Where gradients are on, the operators of DJL that a kernel
- * calls are differentiated like any others; so a kernel that does something else must refuse inputs
- * for which {@link NoGradient#isRecorded} holds. libtorch takes operators to be free of side
- * effects: it may leave out a call whose result is not used, and make one of two that are equal.
+ * <p>Rules for kernels:
  *
- * <p>What a kernel throws ends the model's call: DJL's is an {@link ai.djl.engine.EngineException},
- * whose message holds the kernel's. {@link #call} throws what the kernel has thrown.
+ * <ul>
+ *   <li><b>Threads.</b> A kernel runs on the thread that runs the model; in code that the model
+ *       forks ({@code torch.jit.fork}), on one of libtorch's threads.
+ *   <li><b>Gradients.</b> With gradients on, DJL's operators in a kernel are differentiated as
+ *       usual. A kernel that does anything else must refuse inputs for which {@link
+ *       NoGradient#isRecorded} holds.
+ *   <li><b>Side effects.</b> libtorch assumes that there are none: it may drop a call whose result
+ *       is not used, and merge equal calls.
+ *   <li><b>Errors.</b> An exception ends the model's call with an {@link
+ *       ai.djl.engine.EngineException} that has its message. {@link #call} throws the original
+ *       exception.
+ * </ul>
  */
 public final class TorchLibrary {
 
-    // What libtorch calls must not be collected, and is never taken back.
+    // Keeps callbacks from garbage collection, because libtorch may call them at any time.
     private static final List<Object> DEFINED = new ArrayList<>();
 
     private static final ThreadLocal<Run> RUN = new ThreadLocal<>();
-    private static final ThreadLocal<Memory> MESSAGE = new ThreadLocal<>(); // the last failure's
+    private static final ThreadLocal<Memory> MESSAGE = new ThreadLocal<>(); // of the last failure
 
     private TorchLibrary() {}
 
-    /** What an operator does. */
+    /** The implementation of an operator. */
     @FunctionalInterface
     public interface Kernel {
 
@@ -55,30 +61,29 @@ public final class TorchLibrary {
          * Computes the result.
          *
          * @param arguments the arguments; closed after the call
-         * @return the result, which may be an argument; it may belong to the arguments' manager or
-         *     another, as the model gets a reference of its own. Must be libtorch's memory, not
-         *     Java's
+         * @return the result, which may be an argument, in any manager: the model gets a new
+         *     reference. Must be in libtorch's memory, not Java's
          */
         NDArray call(TorchArguments arguments);
     }
 
-    /** A call of models, and the last failure of a kernel in it. */
+    /** The state of a {@link #call}: the last failure of a kernel. */
     private static final class Run {
         Throwable failure;
     }
 
     /**
-     * Defines an operator, for as long as the process lives.
+     * Defines an operator. It exists until the process ends.
      *
-     * @param schema libtorch's text of it, such as {@code space::name(Tensor x, *, int n=0) ->
-     *     Tensor}: arguments of type Tensor, int, float and bool, with or without defaults, and one
-     *     tensor as the result
-     * @param kernel what it does; called by several threads at once
+     * @param schema libtorch's schema, such as {@code space::name(Tensor x, *, int n=0) -> Tensor}:
+     *     arguments of type Tensor, int, float and bool, with or without defaults, and one tensor
+     *     as result
+     * @param kernel the implementation; must be thread-safe
      * @throws IllegalArgumentException if the schema has other types or another form
-     * @throws ai.djl.engine.EngineException if libtorch refuses it, as when there is an operator of
-     *     this name
+     * @throws ai.djl.engine.EngineException if libtorch refuses it, for example because the
+     *     operator exists
      * @throws UnsupportedOperationException on processors other than x86-64, and if the operating
-     *     system does not let the process make code executable
+     *     system does not allow executable memory
      */
     public static void define(String schema, Kernel kernel) {
         TorchSchema parsed = TorchSchema.parse(schema);
@@ -130,20 +135,20 @@ public final class TorchLibrary {
         return memory;
     }
 
-    /** What {@link TorchKernelCode} calls. */
+    /** The callback of {@link TorchKernelCode}. */
     private interface BoxedKernel extends Callback {
 
         /**
-         * Replaces the arguments on the stack, each of 64 bits, by the result.
+         * Replaces the arguments on the stack, 64 bits each, by the result.
          *
-         * @return null, or a message, with which the stack is as it was
+         * @return null on success; otherwise a message, and the stack is not changed
          */
         Pointer call(Pointer stack, long arguments, long results);
     }
 
     /**
-     * Runs a kernel. The handles of tensors on the stack are its to delete, the result's is
-     * libtorch's. Nothing may be thrown into native code.
+     * Runs a kernel. Owns the handles of tensors on the stack; libtorch owns the result's. Must not
+     * throw into native code.
      */
     private static Pointer run(TorchSchema schema, Kernel kernel, Pointer stack) {
         try {
@@ -161,7 +166,8 @@ public final class TorchLibrary {
             Memory message = new Memory(text.length + 1L);
             message.write(0, text, 0, text.length);
             message.setByte(text.length, (byte) 0);
-            MESSAGE.set(message); // libtorch copies it before this thread calls here again.
+            MESSAGE.set(
+                    message); // Valid until the next failure on this thread; libtorch copies it.
             return message;
         }
     }
@@ -170,7 +176,7 @@ public final class TorchLibrary {
         long tensor = TorchChecks.tensor(result, "the kernel's result");
         if (result instanceof MemoryView || BufferOfArray.get((PtNDArray) result) != null) {
             throw new IllegalArgumentException(
-                    "the kernel's result does not lie in memory of libtorch");
+                    "the kernel's result must be in libtorch's memory; return a copy");
         }
         Scratch scratch = Scratch.get();
         AotiTorch.check(
@@ -179,12 +185,12 @@ public final class TorchLibrary {
     }
 
     /**
-     * Runs code that runs models. If it throws since a kernel has thrown, on this thread, throws
-     * what the kernel has; what the code has thrown is suppressed in that. May be nested.
+     * Runs code that runs models. If it throws because a kernel has thrown on this thread, throws
+     * the kernel's exception, with the code's as a suppressed one. Calls may be nested.
      *
      * @param code the code
-     * @param <T> the type of what it returns
-     * @return what it returns
+     * @param <T> the type of the result
+     * @return the result
      * @throws Exception if the code throws
      */
     public static <T> T call(Callable<T> code) throws Exception {

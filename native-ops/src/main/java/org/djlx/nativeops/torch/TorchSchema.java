@@ -10,16 +10,16 @@ import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 
 /**
- * What libtorch's text of an operator says, as far as it can be passed to Java: {@code
- * space::name(Tensor a, float b, *, int c=0) -> Tensor}. libtorch itself checks the rest.
+ * The parts of an operator's schema that Java needs: {@code space::name(Tensor a, float b, *, int
+ * c=0) -> Tensor}. libtorch checks the rest.
  *
- * @param namespace what stands before the colons
+ * @param namespace the namespace, before the colons
  * @param name the operator's name
- * @param arguments the types of its arguments
+ * @param arguments the types of the arguments
  */
 record TorchSchema(String namespace, String name, List<Type> arguments) {
 
-    /** The types of arguments that the stable C interface passes, in all versions we know. */
+    /** The types that the stable C ABI passes in all supported versions. */
     enum Type {
         TENSOR("Tensor"),
         INT("int"),
@@ -37,15 +37,16 @@ record TorchSchema(String namespace, String name, List<Type> arguments) {
             Pattern.compile("(\\w+)::(\\w+)\\(([^()]*)\\)\\s*->\\s*Tensor");
 
     /**
-     * Reads a schema.
+     * Parses a schema.
      *
-     * @throws IllegalArgumentException if it is not of the form above
+     * @throws IllegalArgumentException if it has another form
      */
     static TorchSchema parse(String schema) {
         Matcher matcher = SCHEMA.matcher(String.valueOf(schema));
         if (!matcher.matches()) {
             throw new IllegalArgumentException(
-                    "the schema must be like 'space::name(Tensor a, int b=0) -> Tensor', not "
+                    "the schema must be of the form 'space::name(Tensor a, int b=0) -> Tensor', not"
+                            + " "
                             + schema);
         }
         List<Type> types = new ArrayList<>();

@@ -3,38 +3,37 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 /* Package-private:
- * BufferOfArray    the Java buffer below an array of DJL
- * Extents          arithmetic on sizes and strides
- * GradientSlot     where a tensor keeps its gradient
+ * BufferOfArray    finds the Java buffer that holds an array's elements
+ * Extents          overflow-checked arithmetic on sizes and strides
+ * GradientSlot     access to a leaf's gradient
  * MemoryView       an array that is a view of NativeMemory
- * Tensors          the properties of tensors, and whether several fit
+ * Tensors          reads and checks properties of tensors
  * TorchCuda        whether this libtorch can use GPUs
  * TorchDispatcher  calls operators by name
- * TorchKernelCode  the instructions between libtorch and a kernel in Java
- * TorchSchema      an operator's name and the types of its arguments
+ * TorchKernelCode  machine code between libtorch and a kernel in Java
+ * TorchSchema      an operator's name and argument types
  */
 /**
- * libtorch through its stable C ABI ({@code aoti_torch_*}): properties of DJL's arrays that DJL
- * does not show, further operators, and operators for TorchScript written in Java.
+ * libtorch through its stable C ABI ({@code aoti_torch_*}): properties and operators of DJL's
+ * arrays that DJL does not offer, and TorchScript operators written in Java. Start with {@link
+ * org.djlx.nativeops.torch.Torch}.
  *
  * <ul>
- *   <li>{@link org.djlx.nativeops.torch.AotiTorch} - the functions
- *   <li>{@link org.djlx.nativeops.torch.AotiTorchCuda} - those for CUDA
+ *   <li>{@link org.djlx.nativeops.torch.AotiTorch} - binds the ABI's functions
+ *   <li>{@link org.djlx.nativeops.torch.AotiTorchCuda} - binds the ABI's CUDA functions
  *   <li>{@link org.djlx.nativeops.torch.CudaStreamGuard} - makes a stream libtorch's current one
- *   <li>{@link org.djlx.nativeops.torch.HalfBits} - the bits of 16-bit numbers
+ *   <li>{@link org.djlx.nativeops.torch.HalfBits} - rounds float32 to 16-bit types
  *   <li>{@link org.djlx.nativeops.torch.HeldArrays} - references to the storage of several arrays
  *   <li>{@link org.djlx.nativeops.torch.NoGradient} - runs code without recording gradients
  *   <li>{@link org.djlx.nativeops.torch.ScalarType} - the element types
- *   <li>{@link org.djlx.nativeops.torch.TensorHold} - keeps an array's storage alive
- *   <li>{@link org.djlx.nativeops.torch.TensorInfo} - what is known of an array, asked for at once
- *   <li>{@link org.djlx.nativeops.torch.Torch} - what DJL does not show of its arrays, and further
- *       operators
- *   <li>{@link org.djlx.nativeops.torch.TorchArguments} - what such an operator is called with
- *   <li>{@link org.djlx.nativeops.torch.TorchChecks} - checks of arrays, managers and devices
- *       before libtorch sees them
- *   <li>{@link org.djlx.nativeops.torch.TorchInPlace} - operators that change an array in place
- *   <li>{@link org.djlx.nativeops.torch.TorchLibrary} - defines operators that TorchScript calls,
- *       in Java
+ *   <li>{@link org.djlx.nativeops.torch.TensorHold} - a reference to the storage of an array
+ *   <li>{@link org.djlx.nativeops.torch.TensorInfo} - type, sizes, strides and address of an array
+ *   <li>{@link org.djlx.nativeops.torch.Torch} - properties and operators of arrays
+ *   <li>{@link org.djlx.nativeops.torch.TorchArguments} - the arguments of an operator written in
+ *       Java
+ *   <li>{@link org.djlx.nativeops.torch.TorchChecks} - checks arguments before they reach libtorch
+ *   <li>{@link org.djlx.nativeops.torch.TorchInPlace} - in-place operators
+ *   <li>{@link org.djlx.nativeops.torch.TorchLibrary} - defines operators in Java
  * </ul>
  */
 package org.djlx.nativeops.torch;

@@ -1,64 +1,59 @@
-// All-reduce between the GPUs of a host that can write into each other's memory.
+// All-reduce between the GPUs of a host that map each other's memory.
 //
-// Every rank has a region of memory that all can write, or for the mesh, those that are linked to it. It begins with the
-// control block of one_shot.cuh; behind it lie two halves of data, used in turn by one launch after the other, and two more for
-// the mesh:
+// Memory: every rank has a region that its peers write to (mesh: the linked peers). After the control block of one_shot.cuh it has
+// two halves for one-shot and two-shot, and two more for the mesh. Launches alternate between the halves.
 //
-//   one-shot   slots of the other ranks, in their order         a slot holds a whole tensor, or what is not there yet
-//   two-shot   the same slots                                   a slot holds a part, and from its middle on the sum of another
-//   mesh       slot of rank 0 | slot of rank 1 | …             a slot holds a whole tensor
-//   direct     none: every rank reads and writes the others' tensors themselves
+//   algorithm  slots of a half                     a slot holds
+//   one-shot   one per peer, in rank order         a whole tensor, or EMPTY words
+//   two-shot   the same slots                      a part of the tensor; in its second half, the sum of a part
+//   mesh       slot of rank 0 | slot of rank 1 | … a whole tensor
+//   direct     none                                (all ranks read and write the tensors themselves)
 //
-// But for direct, data is pushed. In one-shot and two-shot, whoever reads it sees whether it has arrived. In the mesh a block
-// writes its packs into the slots of the peers, then raises its flag on them; it waits for the flags of the same block on the
-// peers, which have written the same packs, and needs no other block. Flags are epochs, which only grow, and the epoch is
-// counted in memory, so that a launch can be replayed by a graph.
+// Synchronisation
+//   one-shot, two-shot  a thread polls for the packs that it needs (one_shot.cuh)
+//   mesh                block b signals block b of its peers and waits for them; they have written the same packs
+//   direct              the first blocks exchange addresses, the last blocks meet at a barrier
 //
-// A half is free when it is written again: its last readers were the kernels of two launches before; what a peer sent in the
-// launch between, data or a flag, it sent after its kernel before had ended.
-//
-// All ranks launch with the same count, and in the mesh with the same blocks and threads. Sums are in float32 and in rank order
-// (mesh: each four ranks, then the two sums), so that all ranks get the same bits.
+// Invariants
+// - All ranks launch with the same count; mesh: also with the same blocks and threads.
+// - Flags and epochs only grow. The epoch is counted in device memory, so graphs replay.
+// - Sums are in float32, in rank order (mesh: the sums of both quads are added), so all ranks get the same bits.
+// - After a timeout or stop the tensor is undefined (signal.cuh).
 //
 // Compiled with
-//   RANKS   how many there are, 2 to 8; the mesh is of 8
-//
-// Nothing waits for ever: a wait ends after `timeout` nanoseconds, or when the host sets `stop`. Then the kernel tells
-// the host who was missing and ends; what it has written into the tensor is worthless.
+//   RANKS   world size, 2 to 8; the mesh exists for 8
 #ifndef RANKS
 #define RANKS 2
 #endif
 #include "one_shot.cuh"
 
-// Tells the ranks in `mask`, by the flags of a block, that this one has written what they wait for, and waits until they have
-// told this one. Returns false, to all threads of the block, if one did not.
-__device__ bool exchange(const Launch& launch, int phase, u32 block, u32 mask, u32 epoch) {
-  __syncthreads();  // all threads' writes come before the flags
+// Barrier of a block with the same block of the ranks in `mask`: signals them that this block's writes are done, and waits for
+// their signals. Returns false to all threads on timeout or stop.
+__device__ bool flag_barrier(const Launch& launch, int phase, u32 block, u32 mask, u32 epoch) {
+  __syncthreads();  // all threads' writes happen before the signals
   bool good = true;
   u32 peer = threadIdx.x;
   if (peer < RANKS && (mask >> peer & 1)) {
     __threadfence_system();
-    raise(&control(launch, peer)->flags[phase][block][launch.rank], epoch);
-    good = wait(&control(launch, launch.rank)->flags[phase][block][peer], epoch, launch.status, launch.timeout, peer);
+    signal(&control(launch, peer)->flags[phase][block][launch.rank], epoch);
+    good = wait_signal(&control(launch, launch.rank)->flags[phase][block][peer], epoch, launch.status, launch.timeout, peer);
   }
   return __syncthreads_and(good);
 }
 
-// Every rank sends everything to all; all sum. There is no barrier and no flag: the data alone tells that it has arrived, as
-// until then there is something that nobody sends, and who has read a pack puts that back. (Lamport's idea; TensorRT-LLM and
-// FlashInfer use -0 so.) A thread sends its next pack, and reads the one behind that from the tensor, before it waits for what
-// the peers sent of this one: neither the links nor the memory are idle meanwhile.
+// One-shot: every rank pushes its tensor to all peers; every rank sums all tensors. A thread pushes its next pack, and loads the
+// one after it, before it waits for the peers' current one: links and memory stay busy during the wait.
 template <typename T>
 __device__ __forceinline__ void one_shot(typename T::Bits* tensor, u64 count, const Launch& launch, float divisor) {
   u32 epoch = begin_epoch(launch);
-  u64 packs = (count + Pack<T>::COUNT - 1) / Pack<T>::COUNT;
+  u64 packs = pack_count<T>(count);
   u64 stride = (u64)gridDim.x * blockDim.x;
-  auto load = [&](u64 i) { return i < packs ? load_pack<T>(tensor, count, i) : make_uint4(0, 0, 0, 0); };
+  auto load = [&](u64 i) { return i < packs ? load_pack<T>(tensor, count, i) : zeros(); };
   auto send = [&](u64 i, const uint4& pack) {
     if (i >= packs) return;
     for (u32 step = 1; step < RANKS; step++) {
-      u32 peer = other(launch, step);
-      put(slot_of_other(launch, peer, epoch, launch.rank) + i, present(pack));
+      u32 peer = ring_peer(launch, step);
+      store_relaxed(peer_slot(launch, peer, epoch, launch.rank) + i, without_empty(pack));
     }
   };
   u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x;
@@ -66,60 +61,65 @@ __device__ __forceinline__ void one_shot(typename T::Bits* tensor, u64 count, co
   uint4 next = load(i + stride);
   send(i, own);
   for (bool good = true; i < packs && good; i += stride) {
+    // Step 1: push the next pack, and load the one after it.
     send(i + stride, next);
     uint4 after = load(i + 2 * stride);
-    Sum<T> sum;
+    // Step 2: sum this rank's current pack with the peers'.
+    FloatPack<T> sum;
     good = take_sum<T>(launch, epoch, i, own, sum);
-    store_pack<T>(tensor, count, i, sum.result(divisor));
+    store_pack<T>(tensor, count, i, sum.rounded(divisor));
     own = next;
     next = after;
   }
   end_epoch(launch, epoch);
 }
 
-// Every rank sends part p to rank p, which sums it and sends the sum to all. As in one-shot, the data tells of itself; the
-// second half of a slot has sums. A thread sends its next packs before it sums the present ones, and takes the sums of those
-// before after that, so that neither way to the peers and back is waited for while there is something else to do.
+// Two-shot: rank p sums part p of all tensors and pushes the sum to all peers. The second half of a slot holds sums.
 //
-// It may wait for a thread of a peer, which may wait for another, but each for an earlier pack: the first ones wait for nobody.
+// Pipeline of a thread, per pack i: push the parts of pack i + 1, sum pack i, take the peers' sums of pack i - 1.
+// Free of deadlock: a chain of waiting threads leads to ever earlier packs, and the first packs wait for nobody.
 template <typename T>
 __device__ __forceinline__ void two_shot(typename T::Bits* tensor, u64 count, const Launch& launch, float divisor) {
   u32 epoch = begin_epoch(launch);
-  u64 packs = (count + Pack<T>::COUNT - 1) / Pack<T>::COUNT;
+  u64 packs = pack_count<T>(count);
   u64 part = (packs + RANKS - 1) / RANKS;
   u64 sums = launch.slot_bytes / (2 * sizeof(uint4));
   u64 stride = (u64)gridDim.x * blockDim.x;
+  // Step 1: push pack i of each part to the rank that sums it.
   auto send = [&](u64 i) {
     if (i >= part) return;
 #pragma unroll
     for (u32 step = 1; step < RANKS; step++) {
-      u32 peer = other(launch, step);
+      u32 peer = ring_peer(launch, step);
       u64 source = peer * part + i;
-      if (source < packs) put(slot_of_other(launch, peer, epoch, launch.rank) + i, present(load_pack<T>(tensor, count, source)));
+      if (source >= packs) continue;
+      store_relaxed(peer_slot(launch, peer, epoch, launch.rank) + i, without_empty(load_pack<T>(tensor, count, source)));
     }
   };
+  // Step 2: sum pack i of this rank's part, and push the sum to all peers.
   auto add = [&](u64 i) {
-    u64 place = launch.rank * part + i;
-    if (place >= packs) return true;
-    Sum<T> sum;
-    bool good = take_sum<T>(launch, epoch, i, load_pack<T>(tensor, count, place), sum);
-    uint4 value = sum.result(divisor);
+    u64 index = launch.rank * part + i;
+    if (index >= packs) return true;
+    FloatPack<T> sum;
+    bool good = take_sum<T>(launch, epoch, i, load_pack<T>(tensor, count, index), sum);
+    uint4 value = sum.rounded(divisor);
     for (u32 step = 1; step < RANKS; step++) {
-      put(slot_of_other(launch, other(launch, step), epoch, launch.rank) + sums + i, value);
+      store_relaxed(peer_slot(launch, ring_peer(launch, step), epoch, launch.rank) + sums + i, value);
     }
-    store_pack<T>(tensor, count, place, value);
+    store_pack<T>(tensor, count, index, value);
     return good;
   };
+  // Step 3: take pack i of the sums of all peers.
   auto take_sums = [&](u64 i) {
     uint4 arrived[RANKS];
-    get_all(launch, epoch, sums + i, arrived);
+    load_arrived(launch, epoch, sums + i, arrived);
     bool good = true;
 #pragma unroll
     for (u32 peer = 0; peer < RANKS; peer++) {
-      u64 place = peer * part + i;
-      if (peer == launch.rank || place >= packs) continue;
-      good = good && take(launch, epoch, sums + i, peer, arrived[peer]);
-      store_pack<T>(tensor, count, place, arrived[peer]);
+      u64 index = peer * part + i;
+      if (peer == launch.rank || index >= packs) continue;
+      good = good && take_pack(launch, epoch, sums + i, peer, arrived[peer]);
+      store_pack<T>(tensor, count, index, arrived[peer]);
     }
     return good;
   };
@@ -134,56 +134,59 @@ __device__ __forceinline__ void two_shot(typename T::Bits* tensor, u64 count, co
   end_epoch(launch, epoch);
 }
 
-// For eight GPUs that have a link to four neighbours each, as in a hybrid cube mesh: three form a group of four with
-// this one, the fourth, the relay, belongs to the other four. Every rank sums its four and swaps sums with its relay.
-// It reads and writes no other rank's memory. A relay tells this rank of its own sum when its whole four has come.
-// The relay's sum comes in float32, in the slots that the tensors of the other four would have.
+// Hybrid cube mesh: eight GPUs, each linked to four. Two quads of four fully linked ranks; each rank has one relay, its link to the
+// other quad.
+//
+// Step 1: push the tensor to the quad. Step 2: sum the quad's tensors, push the sum to the relay. Step 3: add the relay's sum.
+// Sums travel in float32, in the slots that the tensors of the other quad would use. `quad` is a bit mask.
 template <typename T>
-__device__ void mesh(typename T::Bits* tensor, u64 count, const Launch& launch, u32 four, u32 relay, float divisor) {
+__device__ void mesh(typename T::Bits* tensor, u64 count, const Launch& launch, u32 quad, u32 relay, float divisor) {
   u32 epoch = begin_epoch(launch);
-  const int words = Pack<T>::COUNT / 4;  // packs of floats for a pack of elements
-  u64 packs = (count + Pack<T>::COUNT - 1) / Pack<T>::COUNT;
+  const int words = Pack<T>::COUNT / 4;  // float packs of one element pack
+  u64 packs = pack_count<T>(count);
   u64 first = blockIdx.x * (u64)blockDim.x + threadIdx.x;
   u64 stride = (u64)gridDim.x * blockDim.x;
+  // Step 1
   for (u64 i = first; i < packs; i += stride) {
     uint4 value = load_pack<T>(tensor, count, i);
     for (u32 peer = 0; peer < RANKS; peer++)
-      if (four >> peer & 1) slot(launch, peer, epoch, launch.rank)[i] = value;
+      if (quad >> peer & 1) slot(launch, peer, epoch, launch.rank)[i] = value;
   }
-  bool good = exchange(launch, 0, blockIdx.x, four, epoch);
-  u32 relayed = __ffs(~four) - 1;  // the first slot that no tensor uses
-  u32 relayed_there = __ffs(four) - 1;
-  // Sums are kept in this rank's own slots of the other four until the relay's arrive beside them.
+  bool good = flag_barrier(launch, 0, blockIdx.x, quad, epoch);
+  u32 relay_slot = __ffs(~quad) - 1;  // the first slot of the other quad
+  u32 relay_slot_on_peer = __ffs(quad) - 1;
+  // Step 2: this rank's own sum goes to slot RANKS until the relay's sum has arrived.
   if (good) {
     for (u64 i = first; i < packs; i += stride) {
-      Sum<T> sum;
-      bool begun = false;
+      FloatPack<T> sum;
+      bool started = false;
       for (u32 rank = 0; rank < RANKS; rank++) {
-        if (!(four >> rank & 1)) continue;
+        if (!(quad >> rank & 1)) continue;
         uint4 value = slot(launch, launch.rank, epoch, rank)[i];
-        if (begun) {
+        if (started) {
           sum.add(value);
         } else {
           sum.set(value);
-          begun = true;
+          started = true;
         }
       }
       for (int k = 0; k < words; k++) {
         uint4 floats = make_uint4(__float_as_uint(sum.values[4 * k]), __float_as_uint(sum.values[4 * k + 1]),
                                   __float_as_uint(sum.values[4 * k + 2]), __float_as_uint(sum.values[4 * k + 3]));
-        slot(launch, relay, epoch, relayed_there)[words * i + k] = floats;
+        slot(launch, relay, epoch, relay_slot_on_peer)[words * i + k] = floats;
         slot(launch, launch.rank, epoch, RANKS)[words * i + k] = floats;
       }
     }
-    good = exchange(launch, 1, blockIdx.x, 1u << relay, epoch);
+    good = flag_barrier(launch, 1, blockIdx.x, 1u << relay, epoch);
   }
+  // Step 3: the sum of ranks 0 to 3 comes first on both quads.
   if (good) {
-    bool lower = four & 1;
+    bool lower = quad & 1;
     for (u64 i = first; i < packs; i += stride) {
-      Sum<T> total;
+      FloatPack<T> total;
       for (int k = 0; k < words; k++) {
         uint4 own = slot(launch, launch.rank, epoch, RANKS)[words * i + k];
-        uint4 other = slot(launch, launch.rank, epoch, relayed)[words * i + k];
+        uint4 other = slot(launch, launch.rank, epoch, relay_slot)[words * i + k];
         uint4 a = lower ? own : other;
         uint4 b = lower ? other : own;
         total.values[4 * k] = __uint_as_float(a.x) + __uint_as_float(b.x);
@@ -191,34 +194,34 @@ __device__ void mesh(typename T::Bits* tensor, u64 count, const Launch& launch, 
         total.values[4 * k + 2] = __uint_as_float(a.z) + __uint_as_float(b.z);
         total.values[4 * k + 3] = __uint_as_float(a.w) + __uint_as_float(b.w);
       }
-      store_pack<T>(tensor, count, i, total.result(divisor));
+      store_pack<T>(tensor, count, i, total.rounded(divisor));
     }
   }
   end_epoch(launch, epoch);
 }
 
-// Tells a peer of this rank's tensor: where it is, and how many elements it has, in words that have the epoch beside 32 bits each. So a
-// peer takes no word of another launch for one of this, not even if it is late and this rank has given up and gone on.
-__device__ void tell(u64* words, u64 address, u64 count, u32 epoch) {
-  u32 values[TOLD] = {(u32)address, (u32)(address >> 32), (u32)count};
-  for (int i = 0; i < TOLD; i++) {
+// Publishes this rank's tensor to a peer: its address and element count, 32 bits a word, the epoch in the upper half. So a peer
+// cannot take a word of another launch for one of this, even if it is late and this rank has timed out and moved on.
+__device__ void publish_tensor(u64* words, u64 address, u64 count, u32 epoch) {
+  u32 values[TENSOR_WORDS] = {(u32)address, (u32)(address >> 32), (u32)count};
+  for (int i = 0; i < TENSOR_WORDS; i++) {
     asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(words + i), "l"((u64)epoch << 32 | values[i]) : "memory");
   }
 }
 
-// Waits for what a peer tells. Returns its tensor; null if it does not come, or has another size.
-__device__ u64 told(const u64* words, u64 count, u32 epoch, const Launch& launch, u32 peer) {
-  u64 begin = now();
+// Waits for a peer's tensor and returns its address; null on timeout, stop or if its size differs.
+__device__ u64 wait_tensor(const u64* words, u64 count, u32 epoch, const Launch& launch, u32 peer) {
+  u64 begin = global_time();
   for (u32 i = 1;; i++) {
-    u64 values[TOLD];
-    bool here = true;
-    for (int k = 0; k < TOLD; k++) {
+    u64 values[TENSOR_WORDS];
+    bool arrived = true;
+    for (int k = 0; k < TENSOR_WORDS; k++) {
       asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(values[k]) : "l"(words + k) : "memory");
-      here = here && values[k] >> 32 == epoch;
+      arrived = arrived && values[k] >> 32 == epoch;
     }
-    bool given_up = (here || i % 1024 == 0) && (launch.status->stop != 0 || now() - begin > launch.timeout);
-    if (here && !given_up && (u32)values[2] == (u32)count) return (u32)values[0] | values[1] << 32;
-    if (here || given_up) {
+    bool stopped = (arrived || i % 1024 == 0) && (launch.status->stop != 0 || global_time() - begin > launch.timeout);
+    if (arrived && !stopped && (u32)values[2] == (u32)count) return (u32)values[0] | values[1] << 32;
+    if (arrived || stopped) {
       launch.status->missing = 1 + peer;
       __threadfence_system();
       return 0;
@@ -226,106 +229,111 @@ __device__ u64 told(const u64* words, u64 count, u32 epoch, const Launch& launch
   }
 }
 
-// Every rank sums a part of all tensors where they lie, and writes the sum to all of them. No other rank touches that part, so
-// ranks wait for each other at the beginning, for the first block of each to tell of its tensor, and at the end alone. A rank's
-// blocks need not run at once. The tensors are aligned to packs, and the GPUs of all ranks address them, as memory of cudaMalloc in
-// one process is once peers have access to each other. The host keeps the memory of one that has failed, as a rank that is late
-// may still write into it.
+// Direct: every rank sums one part of all tensors in place and writes the sum to all of them.
+//
+// - Ranks synchronise at the beginning (block 0 publishes the tensor's address) and at the end only; no other rank touches the part.
+// - The blocks of a rank need not be co-resident.
+// - Tensors are aligned to packs and addressable by all ranks' GPUs, as cudaMalloc memory of one process with peer access is.
+// - The host keeps the tensor of a failed rank allocated: a late peer may still write to it.
 template <typename T>
 __device__ __forceinline__ void direct(typename T::Bits* tensor, u64 count, const Launch& launch, float divisor) {
-  const int AT_ONCE = RANKS <= 2 ? 4 : RANKS <= 4 ? 2 : 1;  // packs of each rank: what is under way hides the links' latency
+  const int UNROLL = RANKS <= 2 ? 4 : RANKS <= 4 ? 2 : 1;  // packs of each rank in flight, to hide the links' latency
   __shared__ typename T::Bits* tensors[RANKS];
   __shared__ bool last, all_good;
   u32 epoch = begin_epoch(launch);
   Control* own = control(launch, launch.rank);
   u64 packs = count / Pack<T>::COUNT;
+  // Step 1: exchange addresses.
   u32 peer = threadIdx.x;
   u64 address = (u64)tensor;
   if (peer < RANKS) {
     if (peer != launch.rank) {
-      if (blockIdx.x == 0) tell(control(launch, peer)->told[launch.rank], address, count, epoch);
-      address = told(own->told[peer], count, epoch, launch, peer);
+      if (blockIdx.x == 0) publish_tensor(control(launch, peer)->tensors[launch.rank], address, count, epoch);
+      address = wait_tensor(own->tensors[peer], count, epoch, launch, peer);
     }
     tensors[peer] = (typename T::Bits*)address;
   }
   bool good = __syncthreads_and(address != 0);
+  // Step 2: sum this rank's part.
   if (good) {
     u64 part = (packs + RANKS - 1) / RANKS;
     u64 begin = launch.rank * part, end = begin + part < packs ? begin + part : packs;
     u64 stride = (u64)gridDim.x * blockDim.x;
-    for (u64 first = begin + blockIdx.x * (u64)blockDim.x + threadIdx.x; first < end; first += AT_ONCE * stride) {
-      uint4 parts[AT_ONCE][RANKS];
+    for (u64 first = begin + blockIdx.x * (u64)blockDim.x + threadIdx.x; first < end; first += UNROLL * stride) {
+      uint4 parts[UNROLL][RANKS];
 #pragma unroll
-      for (int k = 0; k < AT_ONCE; k++) {
+      for (int k = 0; k < UNROLL; k++) {
         u64 i = first + k * stride;
         if (i >= end) continue;
 #pragma unroll
         for (int rank = 0; rank < RANKS; rank++) parts[k][rank] = ((const uint4*)tensors[rank])[i];
       }
 #pragma unroll
-      for (int k = 0; k < AT_ONCE; k++) {
+      for (int k = 0; k < UNROLL; k++) {
         u64 i = first + k * stride;
         if (i >= end) continue;
-        Sum<T> sum;
+        FloatPack<T> sum;
         sum.set(parts[k][0]);
 #pragma unroll
         for (int rank = 1; rank < RANKS; rank++) sum.add(parts[k][rank]);
-        uint4 value = sum.result(divisor);
+        uint4 value = sum.rounded(divisor);
 #pragma unroll
         for (int rank = 0; rank < RANKS; rank++) ((uint4*)tensors[rank])[i] = value;
       }
     }
-    // What is left is less than a pack.
+    // The last rank sums the incomplete pack at the end.
     if (launch.rank == RANKS - 1 && blockIdx.x == 0 && threadIdx.x == 0 && packs * Pack<T>::COUNT < count) {
-      Sum<T> sum;
+      FloatPack<T> sum;
       sum.set(load_pack<T>(tensors[0], count, packs));
       for (int rank = 1; rank < RANKS; rank++) sum.add(load_pack<T>(tensors[rank], count, packs));
-      for (int rank = 0; rank < RANKS; rank++) store_pack<T>(tensors[rank], count, packs, sum.result(divisor));
+      for (int rank = 0; rank < RANKS; rank++) store_pack<T>(tensors[rank], count, packs, sum.rounded(divisor));
     }
   }
-  // The last block tells the others that all of this rank's have ended well. Those that have not are counted above the rest.
+  // Step 3: the last block of this rank signals the peers, if no block has failed. The upper bits of blocks_ended count failures.
   const u32 FAILED = 1 << 16;
   __syncthreads();
   if (threadIdx.x == 0) {
     __threadfence_system();
-    u32 before = atomicAdd(&own->ended, good ? 1 : FAILED + 1);
+    u32 before = atomicAdd(&own->blocks_ended, good ? 1 : FAILED + 1);
     __threadfence_system();
     last = before % FAILED == gridDim.x - 1;
     all_good = good && before < FAILED;
   }
   __syncthreads();
   if (last) {
-    if (all_good) exchange(launch, 1, 0, (1u << RANKS) - 1, epoch);
+    if (all_good) flag_barrier(launch, 1, 0, (1u << RANKS) - 1, epoch);
     if (threadIdx.x == 0) {
-      own->ended = 0;
+      own->blocks_ended = 0;
       *(volatile u32*)&own->epoch = epoch;
     }
   }
 }
 
-// More ranks need more registers.
-const int MOST_THREADS = RANKS <= 4 ? 1024 : 512;
+// More ranks need more registers. Java: AllReduceKernels.
+const int MAX_THREADS = RANKS <= 4 ? 1024 : 512;
 
 #if RANKS == 8
+const int MESH_THREADS = 512;
+
 #define MESH_KERNEL(name, T)                                                                                               \
-  extern "C" __global__ void __launch_bounds__(512)                                                                        \
-      mesh_##name(T::Bits* tensor, u64 count, const __grid_constant__ Launch launch, float divisor, u32 four, u32 relay) { \
-    mesh<T>(tensor, count, launch, four, relay, divisor);                                                                  \
+  extern "C" __global__ void __launch_bounds__(MESH_THREADS)                                                               \
+      mesh_##name(T::Bits* tensor, u64 count, const __grid_constant__ Launch launch, float divisor, u32 quad, u32 relay) { \
+    mesh<T>(tensor, count, launch, quad, relay, divisor);                                                                  \
   }
 #else
-#define MESH_KERNEL(name, T)  // There is no such mesh, and compiling takes time.
+#define MESH_KERNEL(name, T)  // no such mesh
 #endif
 
 #define ALL_REDUCE(name, T)                                                                                                \
-  extern "C" __global__ void __launch_bounds__(MOST_THREADS)                                                               \
+  extern "C" __global__ void __launch_bounds__(MAX_THREADS)                                                               \
       one_shot_##name(T::Bits* tensor, u64 count, const __grid_constant__ Launch launch, float divisor) {                  \
     one_shot<T>(tensor, count, launch, divisor);                                                                           \
   }                                                                                                                        \
-  extern "C" __global__ void __launch_bounds__(MOST_THREADS)                                                               \
+  extern "C" __global__ void __launch_bounds__(MAX_THREADS)                                                               \
       two_shot_##name(T::Bits* tensor, u64 count, const __grid_constant__ Launch launch, float divisor) {                  \
     two_shot<T>(tensor, count, launch, divisor);                                                                           \
   }                                                                                                                        \
-  extern "C" __global__ void __launch_bounds__(MOST_THREADS)                                                               \
+  extern "C" __global__ void __launch_bounds__(MAX_THREADS)                                                               \
       direct_##name(T::Bits* tensor, u64 count, const __grid_constant__ Launch launch, float divisor) {                    \
     direct<T>(tensor, count, launch, divisor);                                                                             \
   }                                                                                                                        \

@@ -1,29 +1,30 @@
-// All-reduce, addition of a residual and RMSNorm in one launch, for the few rows that decoding has; and the latter two alone,
-// behind an all-reduce of many rows.
+// All-reduce, residual addition and RMSNorm in one launch, for the few rows of a decode step; and the latter two alone, after an
+// all-reduce of many rows.
 //
-//   sum      = partials of all ranks, in rank order in float32, rounded to the element type
+//   sum      = partials of all ranks in rank order, in float32, rounded to the element type
 //   residual = residual + sum, in float32, rounded
 //   norm     = residual / sqrt(mean(residual^2) + epsilon) * weight, in float32, rounded
 //
-// So the residual has the bits that an all-reduce and an addition would give. Squares are added in an order that depends on the
-// length of a row alone: ranks with the same residual get the same bits.
+// Memory: the slots and epochs of one-shot all-reduces (one_shot.cuh); a row takes whole packs of a slot. Shared memory: the new
+// residual of a row, in whole packs.
+// Synchronisation: each thread polls for the packs that it pushed to the peers itself. No block waits for another of its rank.
 //
-// A block has a row at a time, and keeps its new residual in shared memory, of the size of a row in whole packs. Ranks exchange
-// rows as a one-shot all-reduce does (all_reduce.cu), in the same slots and epochs: a rank pushes its row to all others, and who
-// reads it sees whether it has arrived. A row takes whole packs in a slot. While it is on its way, the residual and the weight
-// are read. No block waits for another of its rank.
-//
-// Nothing waits for ever: see signal.cuh. When a wait has ended in vain, results are worthless.
+// Invariants
+// - A block has one row at a time. It reads the residual and the weight while the peers' packs are in flight.
+// - The residual has the bits of an all-reduce followed by an addition.
+// - The order in which squares are added depends on the row length alone: equal residuals give equal norms on all ranks.
+// - After a timeout or stop the results are undefined (signal.cuh).
 //
 // Compiled with
-//   RANKS   how many there are, 2 to 8
+//   RANKS   world size, 2 to 8
 #ifndef RANKS
 #define RANKS 2
 #endif
+#include "block_sum.cuh"
 #include "one_shot.cuh"
 #include "rms_norm.cuh"
 
-// Arrays of `rows` times `hidden` elements, the weight of one row; the new residual may be where the partial is.
+// Arrays of `rows` x `hidden` elements; the weight is one row. The new residual may overwrite the partial.
 template <typename T>
 struct Rows {
   typename T::Bits* new_residual;
@@ -35,75 +36,69 @@ struct Rows {
   u64 hidden;
 };
 
-// The sum over the threads of a block, the same bits to all. `sums` is shared memory that nobody has read since the last
-// barrier but one. Sets `good` to false on all threads if it is on one.
-__device__ __forceinline__ float sum_of_block(float value, float* sums, bool& good) {
-  value = sum_of_warp(value);
-  u32 lane = threadIdx.x % WARP;
-  if (lane == 0) sums[threadIdx.x / WARP] = value;
-  good = __syncthreads_and(good);
-  return sum_of_warp(lane < blockDim.x / WARP ? sums[lane] : 0);
-}
-
+// EXCHANGE: the partial is this rank's and the kernel all-reduces it; otherwise it is the sum already.
 template <typename T, bool EXCHANGE>
-__device__ __forceinline__ void normalize(const Rows<T>& of, float epsilon, const Launch& launch) {
+__device__ __forceinline__ void normalize(const Rows<T>& args, float epsilon, const Launch& launch) {
   extern __shared__ uint4 values[];
   __shared__ float sums[2][NORM_THREADS / WARP];
-  let_others_begin();
-  await_others();
+  launch_dependents();
+  wait_for_primary();
   u32 epoch = EXCHANGE ? begin_epoch(launch) : 0;
-  u32 packs = (of.hidden + Pack<T>::COUNT - 1) / Pack<T>::COUNT;
+  u32 packs = pack_count<T>(args.hidden);
   bool good = true;
-  u32 turn = 0;
-  for (u64 row = blockIdx.x; row < of.rows && good; row += gridDim.x, turn ^= 1) {
-    u64 begin = row * of.hidden;
-    auto load = [&](const typename T::Bits* array, u32 i) {
-      return i < packs ? load_pack<T>(array, of.hidden, i) : make_uint4(0, 0, 0, 0);
-    };
+  u32 parity = 0;
+  for (u64 row = blockIdx.x; row < args.rows && good; row += gridDim.x, parity ^= 1) {
+    u64 begin = row * args.hidden;
+    auto load = [&](const typename T::Bits* array, u32 i) { return i < packs ? load_pack<T>(array, args.hidden, i) : zeros(); };
     auto send = [&](u32 i, const uint4& pack) {
 #pragma unroll
       for (u32 step = 1; step < RANKS; step++) {
-        put(slot_of_other(launch, other(launch, step), epoch, launch.rank) + row * packs + i, present(pack));
+        store_relaxed(peer_slot(launch, ring_peer(launch, step), epoch, launch.rank) + row * packs + i, without_empty(pack));
       }
     };
-    uint4 own = load(of.partial + begin, threadIdx.x);
+    // Step 1: push the row to all peers.
+    uint4 own = load(args.partial + begin, threadIdx.x);
     if (EXCHANGE) {
       if (threadIdx.x < packs) send(threadIdx.x, own);
-      for (u32 i = threadIdx.x + blockDim.x; i < packs; i += blockDim.x) send(i, load(of.partial + begin, i));
+      for (u32 i = threadIdx.x + blockDim.x; i < packs; i += blockDim.x) send(i, load(args.partial + begin, i));
     }
-    uint4 residual = load(of.residual + begin, threadIdx.x);
-    uint4 weight = load(of.weight, threadIdx.x);
+    // Step 2: sum the ranks' packs, add the residual, and add up squares.
+    uint4 residual = load(args.residual + begin, threadIdx.x);
+    uint4 weight = load(args.weight, threadIdx.x);
     float squares = 0;
     for (u32 i = threadIdx.x; i < packs; i += blockDim.x) {
       uint4 total = own;
       if (EXCHANGE) {
-        Sum<T> sum;
+        FloatPack<T> sum;
         good = good && take_sum<T>(launch, epoch, row * packs + i, own, sum);
-        total = sum.result(1);
+        total = sum.rounded(1);
       }
-      values[i] = added<T>(residual, total);
-      store_pack<T>(of.new_residual + begin, of.hidden, i, values[i]);
-      squares = with_squares<T>(squares, values[i]);
-      own = load(of.partial + begin, i + blockDim.x);
-      residual = load(of.residual + begin, i + blockDim.x);
+      values[i] = add_packs<T>(residual, total);
+      store_pack<T>(args.new_residual + begin, args.hidden, i, values[i]);
+      squares = add_squares<T>(squares, values[i]);
+      own = load(args.partial + begin, i + blockDim.x);
+      residual = load(args.residual + begin, i + blockDim.x);
     }
-    float scale = norm_scale(sum_of_block(squares, sums[turn], good), of.hidden, epsilon);
+    // Step 3: norm the row. All threads of the block learn whether a wait has failed.
+    store_warp_sum(squares, sums[parity], threadIdx.x / WARP);
+    good = __syncthreads_and(good);
+    float scale = norm_scale(sum_of_warps(sums[parity], blockDim.x / WARP), args.hidden, epsilon);
     for (u32 i = threadIdx.x; i < packs; i += blockDim.x) {
-      store_pack<T>(of.norm + begin, of.hidden, i, scaled<T>(values[i], scale, weight));
-      weight = load(of.weight, i + blockDim.x);
+      store_pack<T>(args.norm + begin, args.hidden, i, normalize_pack<T>(values[i], scale, weight));
+      weight = load(args.weight, i + blockDim.x);
     }
   }
   if (EXCHANGE) end_epoch(launch, epoch);
 }
 
 #define RMS_NORM(name, T)                                                                                           \
-  extern "C" __global__ void __launch_bounds__(NORM_THREADS) all_reduce_rms_norm_##name(                             \
-      const __grid_constant__ Rows<T> of, float epsilon, const __grid_constant__ Launch launch) {                   \
-    normalize<T, true>(of, epsilon, launch);                                                                        \
+  extern "C" __global__ void __launch_bounds__(NORM_THREADS) all_reduce_rms_norm_##name(                            \
+      const __grid_constant__ Rows<T> args, float epsilon, const __grid_constant__ Launch launch) {                   \
+    normalize<T, true>(args, epsilon, launch);                                                                        \
   }                                                                                                                 \
-  extern "C" __global__ void __launch_bounds__(NORM_THREADS)                                                         \
-      add_rms_norm_##name(const __grid_constant__ Rows<T> of, float epsilon) {                                      \
-    normalize<T, false>(of, epsilon, Launch{});                                                                         \
+  extern "C" __global__ void __launch_bounds__(NORM_THREADS)                                                        \
+      add_rms_norm_##name(const __grid_constant__ Rows<T> args, float epsilon) {                                      \
+    normalize<T, false>(args, epsilon, Launch{});                                                                     \
   }
 
 RMS_NORM(float32, Float32)

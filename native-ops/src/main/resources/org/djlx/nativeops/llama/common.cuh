@@ -1,21 +1,21 @@
-// What the kernels of Llamas share; llama.cu says what they are compiled with.
+// Types, asynchronous copies and tensor core products of the LLM kernels. llama.cu lists the macros.
 #pragma once
 #include "element.cuh"
 
 #ifndef TYPE
 #define TYPE Bfloat16
 #endif
-#ifndef HEAD
-#define HEAD 128
+#ifndef HEAD_SIZE
+#define HEAD_SIZE 128
 #endif
-#ifndef SHARING
-#define SHARING 4
+#ifndef GROUP_SIZE
+#define GROUP_SIZE 4
 #endif
-#ifndef BLOCK
-#define BLOCK 16
+#ifndef BLOCK_TOKENS
+#define BLOCK_TOKENS 16
 #endif
-#ifndef ROOM
-#define ROOM 232448
+#ifndef SHARED_BYTES
+#define SHARED_BYTES 232448
 #endif
 
 #ifdef HAS_BFLOAT16
@@ -24,12 +24,12 @@ typedef TYPE T;
 typedef T::Bits Bits;
 
 const int PACK = Pack<T>::COUNT;
-const int STEP = 4 * PACK;  // elements of a row that are loaded at once: 4 lanes have them
-const float LEAST = -1e30f;  // a score that none is below
+const int STEP = 4 * PACK;  // elements of a row that 4 lanes load at once
+const float LOWEST = -1e30f;  // below every attention score and logit
 
-// Copies 16 bytes to shared memory, or zeros. Weights, which are read once, bring what lies beside them to the second cache.
+// Copies a pack to shared memory (cp.async), or zeros if `there` is false. ONCE: for weights; also fetches neighbouring bytes into L2.
 template <bool ONCE>
-__device__ __forceinline__ void copy_pack(u32 to, const Bits* from, bool there) {
+__device__ __forceinline__ void copy_pack_async(u32 to, const Bits* from, bool there) {
   if (ONCE) {
     asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
   } else {
@@ -37,23 +37,16 @@ __device__ __forceinline__ void copy_pack(u32 to, const Bits* from, bool there) 
   }
 }
 
-__device__ __forceinline__ void end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits for the thread's own copies, but those of the last PENDING groups.
+// Waits for the thread's copies, except for the last PENDING copy groups.
 template <int PENDING>
-__device__ __forceinline__ void await_groups() {
+__device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-__device__ __forceinline__ uint4 zeros() { return make_uint4(0, 0, 0, 0); }
-
-union Elements {
-  uint4 all;
-  Bits bits[PACK];
-};
-
-// Multiplies two matrices of a warp, and adds the products to the sums.
-__device__ __forceinline__ void multiply(float (&sum)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+// sum += A B for a warp: m16n8k16, A row-major, B column-major.
+__device__ __forceinline__ void mma(float (&sum)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   if (T::IS_BFLOAT16) {
     asm volatile(
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"

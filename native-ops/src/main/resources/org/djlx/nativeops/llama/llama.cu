@@ -1,97 +1,101 @@
-// What a rank of a Llama computes beside large products. For a step of decoding, in which each sequence of a batch has a new token:
-// the embedding, products of few rows with the weights, attention to the cached keys and values, and what is chosen from the scores.
-// For a prompt: rotations, the activation of the MLP. The all-reduce and the norm behind the attention and the MLP are
-// all_reduce_rms_norm.cu's.
+// Kernels of an LLM rank beside the large matmuls.
 //
-// All of it is bound by how fast memory is read. Kernels of decoding may be launched while the one before still runs (see
-// let_others_begin): products then read their first weights, which nobody writes.
+//   decode steps   embedding; matmul of few rows (matmul.cuh); attention to the KV cache (attention.cuh); logits to tokens
+//                  (sampling.cuh). all_reduce_rms_norm.cu has the all-reduce and norm after attention and MLP
+//   prefill        rotary embedding with the write to the KV cache; the MLP's gated activation
+//
+// All are bound by memory bandwidth. Decode kernels use programmatic dependent launch: a matmul loads its first weights, which no
+// kernel writes, while the primary kernel still runs.
 //
 // Compiled with
-//   TYPE      Float16 or Bfloat16, of weights, cache and what is computed
-//   HEAD      the size of a head: a multiple of 16 up to 128
-//   SHARING   how many heads of queries share one of keys and values
-//   BLOCK     how many tokens lie side by side in the cache, from where the table says; divides CHUNK
-//   ROOM      the most bytes of shared memory that a block may have
+//   TYPE          Float16 or Bfloat16: weights, KV cache and activations
+//   HEAD_SIZE     a multiple of 16, up to 128
+//   GROUP_SIZE    query heads that share a KV head, up to 8
+//   BLOCK_TOKENS  tokens of a KV cache block; a multiple of 16
+//   SHARED_BYTES  shared memory that a block may use
 // Needs compute capability 8.0.
 #include "llama/attention.cuh"
-#include "llama/choice.cuh"
-#include "llama/products.cuh"
+#include "llama/sampling.cuh"
+#include "llama/matmul.cuh"
+#include "silu.cuh"
 
 #ifdef HAS_BFLOAT16
 
 // ---------------------------------------------------------------------------------------------------------------------------
-// What a step or a prompt begins with: the embedding of each row's token, or zeros where it is another rank's, or there is none.
+// Embedding of each row's token; zeros if another rank has the token, or if there is none.
 
-// A row's token may be known to the GPU alone, which has chosen it in the step before.
-const int CHOSEN = -2;
+// In place of a token: use the token that decode_sample stored for the sequence, not yet known to the host.
+const int SAMPLED = -2;
 
 struct Embedding {
   Bits* output;           // (rows, hidden)
-  const int* tokens;      // of each row; -1: none; CHOSEN: what was chosen last for its sequence
-  const int* places;      // of each row, where that is
-  const int* chosen;
-  const Bits* embedding;  // (count, hidden): this rank's tokens, from `first` on
+  const int* tokens;      // of each row; -1: none; or SAMPLED
+  const int* slots;       // of each row: the index of its sequence in `sampled`
+  const int* sampled;
+  const Bits* embedding;  // (count, hidden): this rank's tokens, starting at `first`
   u64 first;
   u64 count;
   u64 hidden;
 };
 
-// A block has a row.
-extern "C" __global__ void decode_embed(const __grid_constant__ Embedding of) {
-  let_others_begin();
-  await_others();
-  int token = of.tokens[blockIdx.x];
-  if (token == CHOSEN) token = of.chosen[of.places[blockIdx.x]];
-  bool here = token >= 0 && token >= of.first && token - of.first < of.count;
-  const Bits* row = of.embedding + (here ? token - of.first : 0) * of.hidden;
-  for (u64 i = threadIdx.x; i * PACK < of.hidden; i += blockDim.x) {
-    store_pack<T>(of.output + blockIdx.x * of.hidden, of.hidden, i, here ? load_pack<T>(row, of.hidden, i) : zeros());
+// One block per row.
+extern "C" __global__ void decode_embed(const __grid_constant__ Embedding args) {
+  launch_dependents();
+  wait_for_primary();
+  int token = args.tokens[blockIdx.x];
+  if (token == SAMPLED) token = args.sampled[args.slots[blockIdx.x]];
+  bool here = token >= 0 && token >= args.first && token - args.first < args.count;
+  const Bits* row = args.embedding + (here ? token - args.first : 0) * args.hidden;
+  for (u64 i = threadIdx.x; i * PACK < args.hidden; i += blockDim.x) {
+    store_pack<T>(args.output + blockIdx.x * args.hidden, args.hidden, i, here ? load_pack<T>(row, args.hidden, i) : zeros());
   }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------
-// Of prompts.
+// Prefill.
 
 struct Rotation {
-  Bits* qkv;             // (rows, heads of queries, of keys, of values, HEAD); queries and keys are rotated in place
-  Bits* keys;            // (rows of the cache, heads of keys, HEAD)
+  Bits* qkv;             // (rows, query heads + key heads + value heads, HEAD_SIZE); queries and keys are rotated in place
+  Bits* keys;            // KV cache: (tokens, KV heads, HEAD_SIZE)
   Bits* values;
-  const int* places;     // of each row in the cache
-  u64 start;             // of the first row in its sequence
-  const float* cosines;  // (positions, HEAD / 2)
+  const int* slots;      // of each row: its token in the cache
+  u64 start;             // position of the first row in its sequence
+  const float* cosines;  // (positions, HEAD_SIZE / 2)
   const float* sines;
-  u64 queries;           // heads of them; may be none
-  u64 heads;             // of keys
+  u64 queries;           // query heads; may be 0
+  u64 heads;             // KV heads
 };
 
-// A block has a row.
-extern "C" __global__ void prompt_rotate(const __grid_constant__ Rotation of) {
-  u64 row = blockIdx.x, position = of.start + row;
-  place_row(of.qkv + row * (of.queries + 2 * of.heads) * HEAD, of.queries, of.heads, of.keys, of.values, of.places[row],
-            of.cosines + position * (HEAD / 2), of.sines + position * (HEAD / 2));
+// One block per row.
+extern "C" __global__ void prefill_rotate_and_cache(const __grid_constant__ Rotation args) {
+  u64 row = blockIdx.x, position = args.start + row;
+  Bits* qkv = args.qkv + row * (args.queries + 2 * args.heads) * HEAD_SIZE;
+  u64 angles = position * (HEAD_SIZE / 2);
+  rotate_and_cache(qkv, args.queries, args.heads, args.keys, args.values, args.slots[row], args.cosines + angles,
+                   args.sines + angles);
 }
 
 struct Activation {
   Bits* output;      // (rows, width)
-  const Bits* both;  // (rows, gates and values of `width` each)
+  const Bits* both;  // (rows, 2 width): gates, then values
   u64 rows;
   u64 width;         // a multiple of 8
 };
 
 // output = silu(gates) * values
-extern "C" __global__ void prompt_activate(const __grid_constant__ Activation of) {
-  u64 packs = of.width / PACK;
-  for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < of.rows * packs; i += (u64)gridDim.x * blockDim.x) {
-    const uint4* from = (const uint4*)of.both + i / packs * 2 * packs + i % packs;
-    Elements gates, values;
-    gates.all = from[0];
-    values.all = from[packs];
+extern "C" __global__ void prefill_activate(const __grid_constant__ Activation args) {
+  u64 packs = args.width / PACK;
+  for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < args.rows * packs; i += (u64)gridDim.x * blockDim.x) {
+    const uint4* from = (const uint4*)args.both + i / packs * 2 * packs + i % packs;
+    Pack<T> gates, values;
+    gates.vector = from[0];
+    values.vector = from[packs];
 #pragma unroll
     for (int e = 0; e < PACK; e++) {
-      float gate = T::load(gates.bits[e]);
-      gates.bits[e] = T::store(gate / (1 + __expf(-gate)) * T::load(values.bits[e]));
+      float gate = T::load(gates.elements[e]);
+      gates.elements[e] = T::store(silu_fast(gate) * T::load(values.elements[e]));
     }
-    ((uint4*)of.output)[i] = gates.all;
+    ((uint4*)args.output)[i] = gates.vector;
   }
 }
 

@@ -1,19 +1,23 @@
-// Updates of a parameter as DJL's optimizers do them, which call an operator of libtorch for each step of the formula: here in one
-// pass over the parameter, its gradient and its state, all of `count` floats. No synchronisation with anybody.
+// Optimizer updates of a parameter (SGD, momentum, Adam, AdamW) in one pass over the parameter, its gradient and its state. DJL's
+// optimizers call one libtorch operator for each step of the formula.
 //
-// Results are the same to the bit as DJL's (ai_djl_pytorch_jni_PyTorchLibrary_optim.cc): each operator rounds its result, and those
-// that add a multiple round once, as a fused multiply-add. __fmul_rn and its like keep the compiler from fusing any others.
+// Memory: arrays of `count` float32, aligned to their elements. Synchronisation: none.
+//
+// Invariant: results are bit-identical to DJL's (ai_djl_pytorch_jni_PyTorchLibrary_optim.cc). Each operator rounds its result;
+// operators that add a multiple round once, as a fused multiply-add. __fmul_rn and its like keep the compiler from other fusions.
 #include "element.cuh"
+
+const int OPTIMIZER_THREADS = 256;
 
 struct Values {
   float weight;
   float gradient;
-  float first;  // of the state
-  float second;
+  float first;   // state: momentum, or Adam's mean
+  float second;  // state: Adam's variance
 };
 
-// The gradient as all optimizers see it. Less than 0 does not clip; NaN stays.
-__device__ __forceinline__ float scaled(float gradient, float rescale, float clip) {
+// Rescales and clips a gradient from above, as DJL does. clip < 0: no clipping. NaN stays NaN.
+__device__ __forceinline__ float rescaled(float gradient, float rescale, float clip) {
   float value = __fmul_rn(gradient, rescale);
   return clip >= 0 && value > clip ? clip : value;
 }
@@ -23,7 +27,7 @@ struct Sgd {
   float rate, decay, rescale, clip;
 
   __device__ void operator()(Values& v) const {
-    float gradient = fmaf(decay, v.weight, scaled(v.gradient, rescale, clip));
+    float gradient = fmaf(decay, v.weight, rescaled(v.gradient, rescale, clip));
     v.weight = __fsub_rn(v.weight, __fmul_rn(gradient, rate));
   }
 };
@@ -33,7 +37,7 @@ struct Momentum {
   float rate, decay, rescale, clip, momentum;
 
   __device__ void operator()(Values& v) const {
-    float gradient = fmaf(decay, v.weight, scaled(v.gradient, rescale, clip));
+    float gradient = fmaf(decay, v.weight, rescaled(v.gradient, rescale, clip));
     v.first = __fadd_rn(__fmul_rn(v.first, momentum), __fmul_rn(gradient, rate));
     v.weight = __fsub_rn(v.weight, v.first);
   }
@@ -42,10 +46,10 @@ struct Momentum {
 struct Adam {
   static const int STATES = 2;
   float rate, corrected, decay, rescale, clip, beta1, beta2, epsilon;
-  int decoupled;  // whether the weight decays apart from the gradient: AdamW
+  int decoupled;  // AdamW: the weight decays directly, not through the gradient
 
   __device__ void operator()(Values& v) const {
-    float gradient = scaled(v.gradient, rescale, clip);
+    float gradient = rescaled(v.gradient, rescale, clip);
     if (decoupled) {
       v.weight = __fsub_rn(v.weight, __fmul_rn(__fmul_rn(v.weight, rate), decay));
     } else {
@@ -58,17 +62,17 @@ struct Adam {
   }
 };
 
-// The tensors need not be aligned to more than their elements.
+// Applies a rule to all elements, pack by pack.
 template <typename Rule>
 __device__ void update(const Rule& rule, float* weight, const float* gradient, float* first, float* second, u64 count) {
-  const int PACK = 4;
-  u64 packs = (count + PACK - 1) / PACK;
+  const int PACK = Pack<Float32>::COUNT;
+  u64 packs = pack_count<Float32>(count);
   for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < packs; i += (u64)gridDim.x * blockDim.x) {
     Pack<Float32> w, g, a, b;
-    w.all = load_pack<Float32>((u32*)weight, count, i);
-    g.all = load_pack<Float32>((const u32*)gradient, count, i);
-    if (Rule::STATES > 0) a.all = load_pack<Float32>((u32*)first, count, i);
-    if (Rule::STATES > 1) b.all = load_pack<Float32>((u32*)second, count, i);
+    w.vector = load_pack<Float32>((u32*)weight, count, i);
+    g.vector = load_pack<Float32>((const u32*)gradient, count, i);
+    if (Rule::STATES > 0) a.vector = load_pack<Float32>((u32*)first, count, i);
+    if (Rule::STATES > 1) b.vector = load_pack<Float32>((u32*)second, count, i);
 #pragma unroll
     for (int k = 0; k < PACK; k++) {
       Values v;
@@ -81,23 +85,23 @@ __device__ void update(const Rule& rule, float* weight, const float* gradient, f
       if (Rule::STATES > 0) a.elements[k] = Float32::store(v.first);
       if (Rule::STATES > 1) b.elements[k] = Float32::store(v.second);
     }
-    store_pack<Float32>((u32*)weight, count, i, w.all);
-    if (Rule::STATES > 0) store_pack<Float32>((u32*)first, count, i, a.all);
-    if (Rule::STATES > 1) store_pack<Float32>((u32*)second, count, i, b.all);
+    store_pack<Float32>((u32*)weight, count, i, w.vector);
+    if (Rule::STATES > 0) store_pack<Float32>((u32*)first, count, i, a.vector);
+    if (Rule::STATES > 1) store_pack<Float32>((u32*)second, count, i, b.vector);
   }
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(OPTIMIZER_THREADS)
     sgd(float* weight, const float* gradient, u64 count, float rate, float decay, float rescale, float clip) {
   update(Sgd{rate, decay, rescale, clip}, weight, gradient, nullptr, nullptr, count);
 }
 
-extern "C" __global__ void __launch_bounds__(256) momentum(float* weight, const float* gradient, float* state, u64 count, float rate,
+extern "C" __global__ void __launch_bounds__(OPTIMIZER_THREADS) momentum(float* weight, const float* gradient, float* state, u64 count, float rate,
                                                           float decay, float rescale, float clip, float momentum) {
   update(Momentum{rate, decay, rescale, clip, momentum}, weight, gradient, state, nullptr, count);
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(OPTIMIZER_THREADS)
     adam(float* weight, const float* gradient, float* mean, float* variance, u64 count, float rate, float corrected, float decay,
          float rescale, float clip, float beta1, float beta2, float epsilon, int decoupled) {
   update(Adam{rate, corrected, decay, rescale, clip, beta1, beta2, epsilon, decoupled}, weight, gradient, mean, variance, count);

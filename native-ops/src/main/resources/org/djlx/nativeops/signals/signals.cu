@@ -1,21 +1,23 @@
-// What an operation that is several launches and copies does with signals, from a stream; launches of one block. Kernels that
-// are a whole operation do it themselves.
+// Path PIPELINED: signals of a stream between its copies and matmuls. Kernels of the other paths signal for themselves.
 //
-// The driver's own means to wait, cuStreamWaitValue32, has no deadline, and cannot be ended by the host: streams share hardware
-// queues, in which a wait holds up whatever comes behind it, and that may be the very write that would end it. And what it
-// would compare with, as what cuStreamWriteValue32 writes, is fixed in a graph.
+// Memory: on each rank, rows of words (RegionLayout); word r of a row is signalled by rank r, words are `distance` bytes apart.
+// Word `rank` of row ENTERED is the rank's own count of operations: the epoch that it signals.
+// Synchronisation: launches of one block, ordered by their stream.
+//
+// Why not cuStreamWaitValue32 and cuStreamWriteValue32
+// - A wait has no deadline, and the host cannot end it: streams share hardware queues, so a wait blocks later work, possibly the
+//   very write that would end it.
+// - The values are fixed in a graph; epochs are not.
 #include "signal.cuh"
 
-// Where ranks tell each other which operation they have entered: on each rank, a word for each that tells it, `distance` bytes
-// apart. A rank counts in its own word.
 struct Entered {
-  char* words[MAX_RANKS];
+  char* words[MAX_RANKS];  // of each rank: the row
   u64 distance;
   u64 rank;
   u64 ranks;
 };
 
-// Enters the next operation: counts it, and tells the others. A thread for each rank.
+// Enters the next operation: counts it, then signals it to all peers. One thread per rank.
 extern "C" __global__ void enter(const __grid_constant__ Entered entered) {
   __shared__ u32 epoch;
   u32 peer = threadIdx.x;
@@ -25,26 +27,27 @@ extern "C" __global__ void enter(const __grid_constant__ Entered entered) {
     *count = epoch;
   }
   __syncthreads();
-  if (peer < entered.ranks && peer != entered.rank) raise((u32*)(entered.words[peer] + entered.rank * entered.distance), epoch);
+  if (peer < entered.ranks && peer != entered.rank) signal((u32*)(entered.words[peer] + entered.rank * entered.distance), epoch);
 }
 
-// Raises a word of a rank to this rank's epoch: what was before on the stream is visible to who sees it.
-extern "C" __global__ void raise_signal(u32* word, const u32* count) {
+// Signals this rank's epoch to a peer: the stream's earlier work is visible to the peer once it sees the signal.
+extern "C" __global__ void signal_peer(u32* word, const u32* count) {
   __threadfence_system();
-  raise(word, *count);
+  signal(word, *count);
 }
 
-const u64 HELD = 10000000000ull;  // ns
+const u64 HOLD = 10000000000ull;  // ns
 
-// Waits for signals of other ranks, a thread for each rank. If one does not come, what follows runs on what is not there, and may
-// overwrite what a rank still reads: not before the host has told the other ranks that the group is broken, and says stop.
-// words:   of this rank, one for each rank that raises it, `distance` bytes apart
-// ranks:   a bit for each rank to wait for
+// Waits for the signals of some peers. One thread per rank.
+// words:   of this rank, `distance` bytes apart
+// ranks:   bit mask of the ranks to wait for
+// If a signal is missing, the stream's later work would use incomplete data and might overwrite what a peer still reads. So the
+// kernel holds the stream until the host has told all ranks that the group is broken and sets `stop`, or for HOLD.
 extern "C" __global__ void wait_signals(const char* words, u64 distance, u32 ranks, const u32* count, Status* status,
                                         u64 timeout) {
   u32 peer = threadIdx.x;
   if (!(ranks >> peer & 1)) return;
-  if (wait((const u32*)(words + peer * distance), *count, status, timeout, peer)) return;
-  u64 begin = now();
-  while (status->stop == 0 && now() - begin < HELD) __nanosleep(1000);
+  if (wait_signal((const u32*)(words + peer * distance), *count, status, timeout, peer)) return;
+  u64 begin = global_time();
+  while (status->stop == 0 && global_time() - begin < HOLD) __nanosleep(1000);
 }

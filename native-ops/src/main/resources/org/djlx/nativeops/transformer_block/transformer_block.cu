@@ -1,31 +1,36 @@
-// What a transformer block computes between its matmuls, and the gradients of that, each in one pass: RMSNorm, the rotation of
-// queries and keys, and the gate of an MLP; and the conversion of weights. libtorch takes an operator, and so a pass, for each step of these. Computed in
-// float32 and rounded once. Results depend on the sizes and the number of blocks alone, not on their order. No synchronisation
-// with anybody.
+// What a transformer block computes between its matmuls, for training: RMSNorm, rotary embedding and SwiGLU's gate, their gradients,
+// and the conversion of weights. Each is one pass; libtorch takes an operator, so a pass, for each step of a formula.
+//
+// Computed in float32, rounded once. Results depend on the sizes and the number of blocks, not on the order in which blocks run.
+// Synchronisation: none between blocks.
+#include "block_sum.cuh"
 #include "element.cuh"
+#include "rms_norm.cuh"
+#include "rotary.cuh"
+#include "silu.cuh"
 
 const int MAX_THREADS = 512;
 const int MAX_WARPS = MAX_THREADS / WARP;
 
-// Blocks of norms that a multiprocessor is to have room for; from before compute capability 8.0 some have 1024 threads.
+// Resident blocks of the norm kernels per SM. Before compute capability 8.0 some SMs hold 1024 threads only.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-const int NORM_BLOCKS = 2;
+const int NORM_BLOCKS_PER_SM = 2;
 #else
-const int NORM_BLOCKS = 3;
+const int NORM_BLOCKS_PER_SM = 3;
 #endif
 
 // ---------------------------------------------------------------------------------------------------------------------------
 // RMSNorm: y = x / sqrt(mean(x^2) + epsilon) * weight, for `rows` rows of `size` elements. With r = 1 / sqrt(...),
 //   dx      = r (dy weight - x r^2 mean(dy weight x))
 //   dweight = sum of dy x r over the rows
-// Of a residual connection the rows are the sum of two, rounded before they are normalised, and other gradients reach that
-// sum, which are added to dx. A block has a row at a time. If a thread has no more than a pack of it, that stays in registers, and
-// the next row is on its way while the block adds up this one; otherwise what is read twice is in the block's cache.
+// With a residual connection, x is the rounded sum of two arrays, and the gradient of that sum (dsum) is added to dx.
+// A block has one row at a time. If a thread has at most one pack of a row ("short"), the pack stays in registers and the next row's
+// loads are in flight during the block sum. Otherwise the second read comes from the L1 cache.
 
 template <typename T>
 struct Norm {
   typename T::Bits* y;
-  typename T::Bits* sum;  // where the rows go; null if there is nothing to add
+  typename T::Bits* sum;  // output x + addend; null: no addend
   const typename T::Bits* x;
   const typename T::Bits* addend;
   const typename T::Bits* weight;
@@ -36,9 +41,9 @@ struct Norm {
 template <typename T>
 struct NormGradient {
   typename T::Bits* dx;
-  float* parts;  // of the weight's gradient, a row of `size` for each block
+  float* parts;  // partial dweight, a row of `size` per block
   const typename T::Bits* dy;
-  const typename T::Bits* dsum;  // what is added; null for nothing
+  const typename T::Bits* dsum;  // gradient of the residual sum; null: none
   const typename T::Bits* x;
   const typename T::Bits* weight;
   u64 rows;
@@ -49,301 +54,268 @@ template <typename T>
 struct WeightGradient {
   typename T::Bits* dweight;
   const float* parts;
-  u64 count;  // of parts
+  u64 count;  // parts
   u64 size;
 };
 
-// The sums over the threads of a block, the same bits to all. `sums` is shared memory that nobody has read since the last
-// barrier but one.
-template <int COUNT>
-__device__ __forceinline__ void sum_of_block(float (&values)[COUNT], float (&sums)[COUNT][MAX_WARPS]) {
-  u32 lane = threadIdx.x % WARP;
-#pragma unroll
-  for (int i = 0; i < COUNT; i++) {
-    values[i] = sum_of_warp(values[i]);
-    if (lane == 0) sums[i][threadIdx.x / WARP] = values[i];
-  }
-  __syncthreads();
-#pragma unroll
-  for (int i = 0; i < COUNT; i++) values[i] = sum_of_warp(lane < blockDim.x / WARP ? sums[i][lane] : 0);
-}
-
 template <typename T>
-__device__ __forceinline__ void load(Sum<T>& values, const typename T::Bits* row, u64 size, u32 pack) {
+__device__ __forceinline__ void load(FloatPack<T>& values, const typename T::Bits* row, u64 size, u32 pack) {
   values.set(load_pack<T>(row, size, pack));
 }
 
 template <typename T>
-__device__ __forceinline__ void rms_norm_short(const Norm<T>& of, float epsilon) {
+__device__ __forceinline__ void rms_norm_short(const Norm<T>& args, float epsilon) {
   __shared__ float sums[2][1][MAX_WARPS];
   u32 pack = threadIdx.x;
-  bool any = pack * Pack<T>::COUNT < of.size;
+  bool any = pack * Pack<T>::COUNT < args.size;
   auto read = [&](const typename T::Bits* rows, u64 row) {
-    return any && row < of.rows ? load_pack<T>(rows + row * of.size, of.size, pack) : make_uint4(0, 0, 0, 0);
+    return any && row < args.rows ? load_pack<T>(rows + row * args.size, args.size, pack) : zeros();
   };
-  uint4 weight = read(of.weight, 0);
-  uint4 next = read(of.x, blockIdx.x), next_addend = of.sum ? read(of.addend, blockIdx.x) : next;
-  u32 turn = 0;
-  for (u64 row = blockIdx.x; row < of.rows; row += gridDim.x, turn ^= 1) {
-    Sum<T> values, factors;
-    values.set(next);
-    if (of.sum) {
-      values.add(next_addend);
-      uint4 rounded = values.result(1);
-      if (any) store_pack<T>(of.sum + row * of.size, of.size, pack, rounded);
-      values.set(rounded);
-      next_addend = read(of.addend, row + gridDim.x);
+  uint4 weight = read(args.weight, 0);
+  uint4 next = read(args.x, blockIdx.x), next_addend = args.sum ? read(args.addend, blockIdx.x) : next;
+  u32 parity = 0;
+  for (u64 row = blockIdx.x; row < args.rows; row += gridDim.x, parity ^= 1) {
+    uint4 x = next;
+    if (args.sum) {
+      x = add_packs<T>(next, next_addend);
+      if (any) store_pack<T>(args.sum + row * args.size, args.size, pack, x);
+      next_addend = read(args.addend, row + gridDim.x);
     }
-    next = read(of.x, row + gridDim.x);
-    float squares[1] = {};
-#pragma unroll
-    for (int k = 0; k < Pack<T>::COUNT; k++) squares[0] += values.values[k] * values.values[k];
-    sum_of_block(squares, sums[turn]);
-    float scale = 1 / sqrtf(squares[0] / of.size + epsilon);
-    factors.set(weight);
-#pragma unroll
-    for (int k = 0; k < Pack<T>::COUNT; k++) values.values[k] = values.values[k] * scale * factors.values[k];
-    if (any) store_pack<T>(of.y + row * of.size, of.size, pack, values.result(1));
+    next = read(args.x, row + gridDim.x);
+    FloatPack<T> values;
+    values.set(x);
+    float squares[1] = {add_squares<T>(0, values)};
+    block_sums(squares, sums[parity]);
+    float scale = norm_scale(squares[0], args.size, epsilon);
+    if (any) store_pack<T>(args.y + row * args.size, args.size, pack, normalize_pack<T>(values, scale, weight));
   }
 }
 
 template <typename T>
-__device__ __forceinline__ void rms_norm(const Norm<T>& of, float epsilon) {
-  if (of.size <= (u64)blockDim.x * Pack<T>::COUNT) {
-    rms_norm_short(of, epsilon);
+__device__ __forceinline__ void rms_norm(const Norm<T>& args, float epsilon) {
+  if (args.size <= (u64)blockDim.x * Pack<T>::COUNT) {
+    rms_norm_short(args, epsilon);
     return;
   }
   __shared__ float sums[2][1][MAX_WARPS];
-  u32 packs = (of.size + Pack<T>::COUNT - 1) / Pack<T>::COUNT;
-  u32 turn = 0;
-  for (u64 row = blockIdx.x; row < of.rows; row += gridDim.x, turn ^= 1) {
-    const typename T::Bits* x = of.x + row * of.size;
+  u32 packs = pack_count<T>(args.size);
+  u32 parity = 0;
+  for (u64 row = blockIdx.x; row < args.rows; row += gridDim.x, parity ^= 1) {
+    const typename T::Bits* x = args.x + row * args.size;
     float squares[1] = {};
     for (u32 i = threadIdx.x; i < packs; i += blockDim.x) {
-      Sum<T> values;
-      load(values, x, of.size, i);
-      if (of.sum) {
-        values.add(load_pack<T>(of.addend + row * of.size, of.size, i));
-        uint4 rounded = values.result(1);
-        store_pack<T>(of.sum + row * of.size, of.size, i, rounded);
-        values.set(rounded);
+      uint4 pack = load_pack<T>(x, args.size, i);
+      if (args.sum) {
+        pack = add_packs<T>(pack, load_pack<T>(args.addend + row * args.size, args.size, i));
+        store_pack<T>(args.sum + row * args.size, args.size, i, pack);
       }
-#pragma unroll
-      for (int k = 0; k < Pack<T>::COUNT; k++) squares[0] += values.values[k] * values.values[k];
+      squares[0] = add_squares<T>(squares[0], pack);
     }
-    sum_of_block(squares, sums[turn]);
-    float scale = 1 / sqrtf(squares[0] / of.size + epsilon);
-    if (of.sum) x = of.sum + row * of.size;  // Each thread reads what it has written.
+    block_sums(squares, sums[parity]);
+    float scale = norm_scale(squares[0], args.size, epsilon);
+    if (args.sum) x = args.sum + row * args.size;  // each thread reads its own stores
     for (u32 i = threadIdx.x; i < packs; i += blockDim.x) {
-      Sum<T> values, factors;
-      load(values, x, of.size, i);
-      load(factors, of.weight, of.size, i);
-#pragma unroll
-      for (int k = 0; k < Pack<T>::COUNT; k++) values.values[k] = values.values[k] * scale * factors.values[k];
-      store_pack<T>(of.y + row * of.size, of.size, i, values.result(1));
+      uint4 pack = normalize_pack<T>(load_pack<T>(x, args.size, i), scale, load_pack<T>(args.weight, args.size, i));
+      store_pack<T>(args.y + row * args.size, args.size, i, pack);
     }
   }
 }
 
 template <typename T>
-__device__ __forceinline__ void rms_norm_gradient_short(const NormGradient<T>& of, float epsilon) {
+__device__ __forceinline__ void rms_norm_gradient_short(const NormGradient<T>& args, float epsilon) {
   __shared__ float sums[2][2][MAX_WARPS];
   u32 pack = threadIdx.x;
-  bool any = pack * Pack<T>::COUNT < of.size;
+  bool any = pack * Pack<T>::COUNT < args.size;
   auto read = [&](const typename T::Bits* rows, u64 row) {
-    return any && row < of.rows ? load_pack<T>(rows + row * of.size, of.size, pack) : make_uint4(0, 0, 0, 0);
+    return any && row < args.rows ? load_pack<T>(rows + row * args.size, args.size, pack) : zeros();
   };
-  uint4 weight = read(of.weight, 0);
-  uint4 next_x = read(of.x, blockIdx.x), next_dy = read(of.dy, blockIdx.x);
-  float of_weight[Pack<T>::COUNT] = {};
-  u32 turn = 0;
-  for (u64 row = blockIdx.x; row < of.rows; row += gridDim.x, turn ^= 1) {
-    Sum<T> values, gradients, factors;
+  uint4 weight = read(args.weight, 0);
+  uint4 next_x = read(args.x, blockIdx.x), next_dy = read(args.dy, blockIdx.x);
+  float weight_gradient[Pack<T>::COUNT] = {};
+  u32 parity = 0;
+  for (u64 row = blockIdx.x; row < args.rows; row += gridDim.x, parity ^= 1) {
+    FloatPack<T> values, gradients, factors;
     values.set(next_x);
     gradients.set(next_dy);
     factors.set(weight);
-    uint4 dsum = of.dsum ? read(of.dsum, row) : weight;
-    next_x = read(of.x, row + gridDim.x);
-    next_dy = read(of.dy, row + gridDim.x);
+    uint4 dsum = args.dsum ? read(args.dsum, row) : weight;
+    next_x = read(args.x, row + gridDim.x);
+    next_dy = read(args.dy, row + gridDim.x);
     float products[2] = {};  // x^2, and dy weight x
 #pragma unroll
     for (int k = 0; k < Pack<T>::COUNT; k++) {
       products[0] += values.values[k] * values.values[k];
       products[1] += gradients.values[k] * factors.values[k] * values.values[k];
     }
-    sum_of_block(products, sums[turn]);
-    float scale = 1 / sqrtf(products[0] / of.size + epsilon);
-    float slope = scale * scale * (products[1] / of.size);
+    block_sums(products, sums[parity]);
+    float scale = norm_scale(products[0], args.size, epsilon);
+    float slope = scale * scale * (products[1] / args.size);
 #pragma unroll
     for (int k = 0; k < Pack<T>::COUNT; k++) {
-      of_weight[k] += gradients.values[k] * (values.values[k] * scale);
+      weight_gradient[k] += gradients.values[k] * (values.values[k] * scale);
       gradients.values[k] = scale * (gradients.values[k] * factors.values[k] - values.values[k] * slope);
     }
-    if (of.dsum) gradients.add(dsum);
-    if (any) store_pack<T>(of.dx + row * of.size, of.size, pack, gradients.result(1));
+    if (args.dsum) gradients.add(dsum);
+    if (any) store_pack<T>(args.dx + row * args.size, args.size, pack, gradients.rounded(1));
   }
 #pragma unroll
   for (int k = 0; k < Pack<T>::COUNT; k++) {
     u64 element = (u64)pack * Pack<T>::COUNT + k;
-    if (element < of.size) of.parts[blockIdx.x * of.size + element] = of_weight[k];
+    if (element < args.size) args.parts[blockIdx.x * args.size + element] = weight_gradient[k];
   }
 }
 
-// Of longer rows each thread adds up the weight's gradient of its own elements in shared memory of `size` floats, in whole
-// packs: element k of pack i is number i of part k, so that a warp's lie side by side.
+// Long rows: each thread adds up dweight of its own elements in shared memory of `size` floats, in whole packs. Element k of pack i is
+// at k * packs + i, so a warp's accesses are contiguous.
 template <typename T>
-__device__ __forceinline__ void rms_norm_gradient(const NormGradient<T>& of, float epsilon) {
-  if (of.size <= (u64)blockDim.x * Pack<T>::COUNT) {
-    rms_norm_gradient_short(of, epsilon);
+__device__ __forceinline__ void rms_norm_gradient(const NormGradient<T>& args, float epsilon) {
+  if (args.size <= (u64)blockDim.x * Pack<T>::COUNT) {
+    rms_norm_gradient_short(args, epsilon);
     return;
   }
-  extern __shared__ float of_weight[];
+  extern __shared__ float weight_gradient[];
   __shared__ float sums[2][2][MAX_WARPS];
-  u32 packs = (of.size + Pack<T>::COUNT - 1) / Pack<T>::COUNT;
+  u32 packs = pack_count<T>(args.size);
   for (u32 i = threadIdx.x; i < packs; i += blockDim.x) {
 #pragma unroll
-    for (int k = 0; k < Pack<T>::COUNT; k++) of_weight[k * packs + i] = 0;
+    for (int k = 0; k < Pack<T>::COUNT; k++) weight_gradient[k * packs + i] = 0;
   }
-  u32 turn = 0;
-  for (u64 row = blockIdx.x; row < of.rows; row += gridDim.x, turn ^= 1) {
-    const typename T::Bits* x = of.x + row * of.size;
-    const typename T::Bits* dy = of.dy + row * of.size;
-    Sum<T> values, gradients, factors;
+  u32 parity = 0;
+  for (u64 row = blockIdx.x; row < args.rows; row += gridDim.x, parity ^= 1) {
+    const typename T::Bits* x = args.x + row * args.size;
+    const typename T::Bits* dy = args.dy + row * args.size;
+    FloatPack<T> values, gradients, factors;
     float products[2] = {};  // x^2, and dy weight x
     for (u32 i = threadIdx.x; i < packs; i += blockDim.x) {
-      load(values, x, of.size, i);
-      load(gradients, dy, of.size, i);
-      load(factors, of.weight, of.size, i);
+      load(values, x, args.size, i);
+      load(gradients, dy, args.size, i);
+      load(factors, args.weight, args.size, i);
 #pragma unroll
       for (int k = 0; k < Pack<T>::COUNT; k++) {
         products[0] += values.values[k] * values.values[k];
         products[1] += gradients.values[k] * factors.values[k] * values.values[k];
       }
     }
-    sum_of_block(products, sums[turn]);
-    float scale = 1 / sqrtf(products[0] / of.size + epsilon);
-    float slope = scale * scale * (products[1] / of.size);
+    block_sums(products, sums[parity]);
+    float scale = norm_scale(products[0], args.size, epsilon);
+    float slope = scale * scale * (products[1] / args.size);
     for (u32 i = threadIdx.x; i < packs; i += blockDim.x) {
-      load(values, x, of.size, i);
-      load(gradients, dy, of.size, i);
-      load(factors, of.weight, of.size, i);
+      load(values, x, args.size, i);
+      load(gradients, dy, args.size, i);
+      load(factors, args.weight, args.size, i);
 #pragma unroll
       for (int k = 0; k < Pack<T>::COUNT; k++) {
         float value = values.values[k];
         float gradient = gradients.values[k];
-        of_weight[k * packs + i] += gradient * (value * scale);
+        weight_gradient[k * packs + i] += gradient * (value * scale);
         gradients.values[k] = scale * (gradient * factors.values[k] - value * slope);
       }
-      if (of.dsum) gradients.add(load_pack<T>(of.dsum + row * of.size, of.size, i));
-      store_pack<T>(of.dx + row * of.size, of.size, i, gradients.result(1));
+      if (args.dsum) gradients.add(load_pack<T>(args.dsum + row * args.size, args.size, i));
+      store_pack<T>(args.dx + row * args.size, args.size, i, gradients.rounded(1));
     }
   }
   for (u32 i = threadIdx.x; i < packs; i += blockDim.x) {
 #pragma unroll
     for (int k = 0; k < Pack<T>::COUNT; k++) {
       u64 element = (u64)i * Pack<T>::COUNT + k;
-      if (element < of.size) of.parts[blockIdx.x * of.size + element] = of_weight[k * packs + i];
+      if (element < args.size) args.parts[blockIdx.x * args.size + element] = weight_gradient[k * packs + i];
     }
   }
 }
 
-// A warp's lanes have neighbouring elements, and its warps some of the parts each. Launched with WARP times SUMMING threads.
-const int SUMMING = 8;
+// Sums the partial dweight. Lanes have neighbouring elements; each of PART_WARPS warps has every PART_WARPS-th part.
+const int PART_WARPS = 8;
 
 template <typename T>
-__device__ __forceinline__ void rms_norm_weight_gradient(const WeightGradient<T>& of) {
-  __shared__ float sums[SUMMING][WARP];
+__device__ __forceinline__ void rms_norm_weight_gradient(const WeightGradient<T>& args) {
+  __shared__ float sums[PART_WARPS][WARP];
   u32 lane = threadIdx.x % WARP;
   u32 warp = threadIdx.x / WARP;
   u64 element = (u64)blockIdx.x * WARP + lane;
   float sum = 0;
-  if (element < of.size) {
+  if (element < args.size) {
 #pragma unroll 8
-    for (u64 part = warp; part < of.count; part += SUMMING) sum += of.parts[part * of.size + element];
+    for (u64 part = warp; part < args.count; part += PART_WARPS) sum += args.parts[part * args.size + element];
   }
   sums[warp][lane] = sum;
   __syncthreads();
-  if (warp == 0 && element < of.size) {
-    for (int i = 1; i < SUMMING; i++) sum += sums[i][lane];
-    of.dweight[element] = T::store(sum);
+  if (warp == 0 && element < args.size) {
+    for (int i = 1; i < PART_WARPS; i++) sum += sums[i][lane];
+    args.dweight[element] = T::store(sum);
   }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------
-// The rotation of heads, by pairs of an element of the first half and the one at the same place of the second (RotaryEmbedding
-// in Java). The gradient is the rotation back. A block has a token: its queries, keys and values, each of them in an array of
-// its own or beside the others; values are copied. Or queries alone.
+// Rotary embedding of heads (rotary.cuh; RotaryEmbedding in Java). The gradient rotates by the negative angle.
+//
+// A block has one token: its queries, keys and values, each in an array of its own or all in one; values are copied. Or queries only.
 
 template <typename T>
 struct Heads {
   typename T::Bits* y;
   const typename T::Bits* x;
-  u64 y_distance;  // from a token to the next, in elements; its heads lie one after the other, each as two halves
+  u64 y_distance;  // elements from a token to the next; the heads of a token are contiguous
   u64 x_distance;
   u32 count;
-  u32 turned;  // 1, or 0 for what is copied
+  u32 rotated;  // 1: rotate, 0: copy
 };
 
-const int KINDS = 3;
+const int HEAD_KINDS = 3;
 
 template <typename T>
 struct Rotation {
-  Heads<T> heads[KINDS];
-  const typename T::Bits* cosines;  // positions, half of a head
+  Heads<T> heads[HEAD_KINDS];
+  const typename T::Bits* cosines;  // (positions, half)
   const typename T::Bits* sines;
-  u64 positions;  // of a sequence; sequences of tokens, one after the other
-  u64 half;
+  u64 positions;  // tokens of a sequence; sequences are contiguous
+  u64 half;       // elements of half a head
 };
 
 // `direction` is 1, or -1 to rotate back.
 template <typename T>
-__device__ __forceinline__ void rotate(const Rotation<T>& of, float direction) {
-  u32 packs = (of.half + Pack<T>::COUNT - 1) / Pack<T>::COUNT;
-  u64 of_position = blockIdx.x % of.positions * of.half;
+__device__ __forceinline__ void rotate(const Rotation<T>& args, float direction) {
+  u32 packs = pack_count<T>(args.half);
+  u64 table_row = blockIdx.x % args.positions * args.half;
   u32 count = 0;
 #pragma unroll
-  for (int kind = 0; kind < KINDS; kind++) count += of.heads[kind].count;
+  for (int kind = 0; kind < HEAD_KINDS; kind++) count += args.heads[kind].count;
   for (u32 i = threadIdx.x; i < count * packs; i += blockDim.x) {
     u32 pack = i % packs;
     u32 head = i / packs;
     int kind = 0;
-    while (kind + 1 < KINDS && head >= of.heads[kind].count) head -= of.heads[kind++].count;
-    const Heads<T>& heads = of.heads[kind];
-    const typename T::Bits* x = heads.x + blockIdx.x * heads.x_distance + head * 2 * of.half;
-    typename T::Bits* y = heads.y + blockIdx.x * heads.y_distance + head * 2 * of.half;
-    Sum<T> first, second;
-    load(first, x, of.half, pack);
-    load(second, x + of.half, of.half, pack);
-    if (heads.turned) {
-      Sum<T> cosines, sines;
-      load(cosines, of.cosines + of_position, of.half, pack);
-      load(sines, of.sines + of_position, of.half, pack);
+    while (kind + 1 < HEAD_KINDS && head >= args.heads[kind].count) head -= args.heads[kind++].count;
+    const Heads<T>& heads = args.heads[kind];
+    const typename T::Bits* x = heads.x + blockIdx.x * heads.x_distance + head * 2 * args.half;
+    typename T::Bits* y = heads.y + blockIdx.x * heads.y_distance + head * 2 * args.half;
+    FloatPack<T> first, second;
+    load(first, x, args.half, pack);
+    load(second, x + args.half, args.half, pack);
+    if (heads.rotated) {
+      FloatPack<T> cosines, sines;
+      load(cosines, args.cosines + table_row, args.half, pack);
+      load(sines, args.sines + table_row, args.half, pack);
 #pragma unroll
       for (int k = 0; k < Pack<T>::COUNT; k++) {
-        float a = first.values[k];
-        float b = second.values[k];
-        float sine = direction * sines.values[k];
-        first.values[k] = a * cosines.values[k] - b * sine;
-        second.values[k] = b * cosines.values[k] + a * sine;
+        rotate_pair<false>(first.values[k], second.values[k], cosines.values[k], direction * sines.values[k]);
       }
     }
-    store_pack<T>(y, of.half, pack, first.result(1));
-    store_pack<T>(y + of.half, of.half, pack, second.result(1));
+    store_pack<T>(y, args.half, pack, first.rounded(1));
+    store_pack<T>(y + args.half, args.half, pack, second.rounded(1));
   }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------
-// The gate of SwiGLU: y = silu(gate) value, with silu(gate) = gate s and s = 1 / (1 + exp(-gate)). So
+// SwiGLU's gate: y = silu(gate) value. With s = sigmoid(gate):
 //   dvalue = dy silu(gate)
 //   dgate  = dy value s (1 + gate (1 - s))
 
-// The packs of some rows, which the threads of a grid take in turn: each divides once, not for each pack.
-struct Turns {
+// Grid-stride loop over the packs of some rows, with one division per thread instead of one per pack.
+struct PackLoop {
   u64 rows, packs;  // packs of a row
-  u64 row, pack;    // the thread's next
+  u64 row, pack;    // the thread's current pack
   u64 row_step, pack_step;
 
-  __device__ __forceinline__ Turns(u64 rows, u64 packs) : rows(rows), packs(packs) {
+  __device__ __forceinline__ PackLoop(u64 rows, u64 packs) : rows(rows), packs(packs) {
     u64 first = blockIdx.x * (u64)blockDim.x + threadIdx.x;
     u64 step = (u64)gridDim.x * blockDim.x;
     row = first / packs;
@@ -351,7 +323,7 @@ struct Turns {
     row_step = step / packs;
     pack_step = step % packs;
   }
-  __device__ __forceinline__ bool left() const { return row < rows; }
+  __device__ __forceinline__ bool has_next() const { return row < rows; }
   __device__ __forceinline__ void next() {
     row += row_step;
     pack += pack_step;
@@ -362,7 +334,7 @@ struct Turns {
   }
 };
 
-// Gates and values are two arrays, or the halves of the rows of one; so are their gradients.
+// Gates and values are two arrays, or the two halves of each row of one array; so are their gradients.
 template <typename T>
 struct Gate {
   typename T::Bits* y;
@@ -370,7 +342,7 @@ struct Gate {
   const typename T::Bits* value;
   u64 rows;
   u64 size;
-  u64 distance;  // from a row of gates or values to the next, in elements
+  u64 distance;  // elements between rows of gates or values
 };
 
 template <typename T>
@@ -382,50 +354,48 @@ struct GateGradient {
   const typename T::Bits* value;
   u64 rows;
   u64 size;
-  u64 distance;  // also of gradients
+  u64 distance;  // also between rows of gradients
 };
 
-__device__ __forceinline__ float sigmoid(float x) { return 1 / (1 + expf(-x)); }
-
-// A thread reads two packs at once, so that more is on its way.
+// A thread has two packs in flight.
 template <typename T>
-__device__ __forceinline__ void gate(const Gate<T>& of) {
-  const int AT_ONCE = 2;
-  Turns turn(of.rows, (of.size + Pack<T>::COUNT - 1) / Pack<T>::COUNT);
-  while (turn.left()) {
-    uint4 gates[AT_ONCE], values[AT_ONCE];
-    typename T::Bits* y[AT_ONCE];
-    u64 pack[AT_ONCE];
+__device__ __forceinline__ void gate(const Gate<T>& args) {
+  const int UNROLL = 2;
+  PackLoop loop(args.rows, pack_count<T>(args.size));
+  while (loop.has_next()) {
+    uint4 gates[UNROLL], values[UNROLL];
+    typename T::Bits* y[UNROLL];
+    u64 pack[UNROLL];
 #pragma unroll
-    for (int i = 0; i < AT_ONCE; i++) {
-      y[i] = turn.left() ? of.y + turn.row * of.size : nullptr;
-      pack[i] = turn.pack;
-      if (!turn.left()) continue;
-      gates[i] = load_pack<T>(of.gate + turn.row * of.distance, of.size, turn.pack);
-      values[i] = load_pack<T>(of.value + turn.row * of.distance, of.size, turn.pack);
-      turn.next();
+    for (int i = 0; i < UNROLL; i++) {
+      y[i] = loop.has_next() ? args.y + loop.row * args.size : nullptr;
+      pack[i] = loop.pack;
+      if (!loop.has_next()) continue;
+      gates[i] = load_pack<T>(args.gate + loop.row * args.distance, args.size, loop.pack);
+      values[i] = load_pack<T>(args.value + loop.row * args.distance, args.size, loop.pack);
+      loop.next();
     }
 #pragma unroll
-    for (int i = 0; i < AT_ONCE; i++) {
+    for (int i = 0; i < UNROLL; i++) {
       if (!y[i]) continue;
-      Sum<T> gate, result;
+      FloatPack<T> gate, result;
       gate.set(gates[i]);
       result.set(values[i]);
 #pragma unroll
-      for (int k = 0; k < Pack<T>::COUNT; k++) result.values[k] *= gate.values[k] * sigmoid(gate.values[k]);
-      store_pack<T>(y[i], of.size, pack[i], result.result(1));
+      for (int k = 0; k < Pack<T>::COUNT; k++) result.values[k] *= silu(gate.values[k]);
+      store_pack<T>(y[i], args.size, pack[i], result.rounded(1));
     }
   }
 }
 
 template <typename T>
-__device__ __forceinline__ void gate_gradient(const GateGradient<T>& of) {
-  for (Turns turn(of.rows, (of.size + Pack<T>::COUNT - 1) / Pack<T>::COUNT); turn.left(); turn.next()) {
-    u64 begin = turn.row * of.distance;
-    Sum<T> gates, values, gradients;
-    load(gates, of.gate + begin, of.size, turn.pack);
-    load(values, of.value + begin, of.size, turn.pack);
-    load(gradients, of.dy + turn.row * of.size, of.size, turn.pack);
+__device__ __forceinline__ void gate_gradient(const GateGradient<T>& args) {
+  for (PackLoop loop(args.rows, pack_count<T>(args.size)); loop.has_next(); loop.next()) {
+    u64 begin = loop.row * args.distance;
+    FloatPack<T> gates, values, gradients;
+    load(gates, args.gate + begin, args.size, loop.pack);
+    load(values, args.value + begin, args.size, loop.pack);
+    load(gradients, args.dy + loop.row * args.size, args.size, loop.pack);
 #pragma unroll
     for (int k = 0; k < Pack<T>::COUNT; k++) {
       float x = gates.values[k];
@@ -434,13 +404,13 @@ __device__ __forceinline__ void gate_gradient(const GateGradient<T>& of) {
       gates.values[k] = gradient * values.values[k] * (s * (1 + x * (1 - s)));
       values.values[k] = gradient * (x * s);
     }
-    store_pack<T>(of.dgate + begin, of.size, turn.pack, gates.result(1));
-    store_pack<T>(of.dvalue + begin, of.size, turn.pack, values.result(1));
+    store_pack<T>(args.dgate + begin, args.size, loop.pack, gates.rounded(1));
+    store_pack<T>(args.dvalue + begin, args.size, loop.pack, values.rounded(1));
   }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------
-// A matrix of float32, rounded, as some columns of another.
+// Converts a float32 matrix into some columns of a 16-bit matrix.
 
 template <typename T>
 struct Columns {
@@ -448,48 +418,48 @@ struct Columns {
   const float* x;
   u64 rows;
   u64 size;
-  u64 distance;  // from a row of y to the next, in elements
+  u64 distance;  // elements between rows of y
 };
 
 template <typename T>
-__device__ __forceinline__ void place(const Columns<T>& of) {
+__device__ __forceinline__ void convert_columns(const Columns<T>& args) {
   const int PARTS = sizeof(float) / sizeof(typename T::Bits);
-  for (Turns turn(of.rows, (of.size + Pack<T>::COUNT - 1) / Pack<T>::COUNT); turn.left(); turn.next()) {
-    const u32* row = (const u32*)of.x + turn.row * of.size;
-    Sum<T> values;
+  for (PackLoop loop(args.rows, pack_count<T>(args.size)); loop.has_next(); loop.next()) {
+    const u32* row = (const u32*)args.x + loop.row * args.size;
+    FloatPack<T> values;
 #pragma unroll
     for (int part = 0; part < PARTS; part++) {
-      Sum<Float32> floats;
-      load(floats, row, of.size, turn.pack * PARTS + part);
+      FloatPack<Float32> floats;
+      load(floats, row, args.size, loop.pack * PARTS + part);
 #pragma unroll
       for (int k = 0; k < Pack<Float32>::COUNT; k++) values.values[part * Pack<Float32>::COUNT + k] = floats.values[k];
     }
-    store_pack<T>(of.y + turn.row * of.distance, of.size, turn.pack, values.result(1));
+    store_pack<T>(args.y + loop.row * args.distance, args.size, loop.pack, values.rounded(1));
   }
 }
 
 #define KERNELS(name, T)                                                                                            \
-  extern "C" __global__ void __launch_bounds__(MAX_THREADS, NORM_BLOCKS)                                            \
-      rms_norm_##name(const __grid_constant__ Norm<T> of, float epsilon) {                                          \
-    rms_norm<T>(of, epsilon);                                                                                       \
+  extern "C" __global__ void __launch_bounds__(MAX_THREADS, NORM_BLOCKS_PER_SM)                                            \
+      rms_norm_##name(const __grid_constant__ Norm<T> args, float epsilon) {                                          \
+    rms_norm<T>(args, epsilon);                                                                                       \
   }                                                                                                                 \
   extern "C" __global__ void __launch_bounds__(MAX_THREADS, 2)                                                      \
-      rms_norm_gradient_##name(const __grid_constant__ NormGradient<T> of, float epsilon) {                         \
-    rms_norm_gradient<T>(of, epsilon);                                                                              \
+      rms_norm_gradient_##name(const __grid_constant__ NormGradient<T> args, float epsilon) {                         \
+    rms_norm_gradient<T>(args, epsilon);                                                                              \
   }                                                                                                                 \
-  extern "C" __global__ void rms_norm_weight_gradient_##name(const __grid_constant__ WeightGradient<T> of) {        \
-    rms_norm_weight_gradient<T>(of);                                                                                \
+  extern "C" __global__ void rms_norm_weight_gradient_##name(const __grid_constant__ WeightGradient<T> args) {        \
+    rms_norm_weight_gradient<T>(args);                                                                                \
   }                                                                                                                 \
-  extern "C" __global__ void rotate_##name(const __grid_constant__ Rotation<T> of, float direction) {               \
-    rotate<T>(of, direction);                                                                                       \
+  extern "C" __global__ void rotate_##name(const __grid_constant__ Rotation<T> args, float direction) {               \
+    rotate<T>(args, direction);                                                                                       \
   }                                                                                                                 \
-  extern "C" __global__ void gate_##name(const __grid_constant__ Gate<T> of) { gate<T>(of); }                       \
-  extern "C" __global__ void gate_gradient_##name(const __grid_constant__ GateGradient<T> of) { gate_gradient<T>(of); }
+  extern "C" __global__ void gate_##name(const __grid_constant__ Gate<T> args) { gate<T>(args); }                       \
+  extern "C" __global__ void gate_gradient_##name(const __grid_constant__ GateGradient<T> args) { gate_gradient<T>(args); }
 
-// Of what is narrower than float32.
+// 16-bit types only.
 #define NARROW_KERNELS(name, T)                                                                                     \
   KERNELS(name, T)                                                                                                  \
-  extern "C" __global__ void place_##name(const __grid_constant__ Columns<T> of) { place<T>(of); }
+  extern "C" __global__ void convert_columns_##name(const __grid_constant__ Columns<T> args) { convert_columns<T>(args); }
 
 KERNELS(float32, Float32)
 NARROW_KERNELS(float16, Float16)

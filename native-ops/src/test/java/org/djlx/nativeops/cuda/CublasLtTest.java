@@ -146,7 +146,7 @@ class CublasLtTest {
 
     private static MatrixLayout layout(NDArray matrix) {
         long[] sizes = Torch.sizes(matrix);
-        long[] strides = Torch.strides(matrix);
+        long[] strides = Torch.info(matrix).strides();
         return new MatrixLayout(sizes[0], sizes[1], strides[0], strides[1]);
     }
 

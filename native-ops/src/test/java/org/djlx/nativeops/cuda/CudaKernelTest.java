@@ -77,10 +77,7 @@ class CudaKernelTest {
             module.kernel("scale")
                     .launch(stream, size, arguments.addStruct(in, out).add(count).add(2.5));
             module.kernel("add")
-                    .launch(
-                            stream,
-                            size.asCooperative(),
-                            arguments.clear().add(out).add(count).add(-1f));
+                    .launch(stream, size, arguments.clear().add(out).add(count).add(-1f));
             stream.synchronize();
             int[] expected = new int[count];
             Arrays.setAll(expected, i -> Float.floatToIntBits(i * 2.5f - 1));
@@ -186,12 +183,7 @@ class CudaKernelTest {
             int resident =
                     kernel.maxBlocksPerMultiprocessor(1024, 0)
                             * device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
-            LaunchSize tooMany = LaunchSize.of(resident + 1, 1024).asCooperative();
-            var large =
-                    assertThrows(
-                            CudaException.class, () -> kernel.launch(stream, tooMany, arguments));
-            assertEquals("CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE", large.errorName());
-            kernel.launch(stream, LaunchSize.of(resident, 1024).asCooperative(), arguments);
+            kernel.launch(stream, LaunchSize.of(resident, 1024), arguments);
             int most = device.attribute(CudaAttribute.MAX_SHARED_MEMORY_PER_BLOCK);
             kernel.allowSharedMemory(most);
             kernel.launch(stream, size.withShared(most), arguments);

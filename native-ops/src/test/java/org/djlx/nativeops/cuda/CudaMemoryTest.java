@@ -100,30 +100,4 @@ class CudaMemoryTest {
         assertThrows(IllegalArgumentException.class, () -> CudaMemory.allocate(device, 0));
         assertThrows(IllegalArgumentException.class, () -> CudaMemory.allocatePinned(device, -1));
     }
-
-    @Test
-    void onlyWholeAllocationsAreExported() {
-        try (NativeMemory memory = CudaMemory.allocate(device, 4096);
-                NativeMemory part =
-                        new NativeMemory(memory.address() + 256, 256, Device.gpu(0), () -> {})) {
-            assertEquals(CudaMemory.HANDLE_BYTES, CudaMemory.exportHandle(device, memory).length);
-            var e =
-                    assertThrows(
-                            IllegalArgumentException.class,
-                            () -> CudaMemory.exportHandle(device, part));
-            assertTrue(e.getMessage().contains("part of an allocation of 4096"), e.getMessage());
-            byte[] own = CudaMemory.exportHandle(device, memory);
-            var self =
-                    assertThrows(
-                            CudaException.class, () -> CudaMemory.openHandle(device, own, 4096));
-            assertEquals("cuIpcOpenMemHandle", self.call());
-            assertThrows(
-                    IllegalArgumentException.class,
-                    () -> CudaMemory.openHandle(device, new byte[63], 4096));
-        }
-        try (NativeMemory pinned = CudaMemory.allocatePinned(device, 64)) {
-            assertThrows(
-                    IllegalArgumentException.class, () -> CudaMemory.exportHandle(device, pinned));
-        }
-    }
 }

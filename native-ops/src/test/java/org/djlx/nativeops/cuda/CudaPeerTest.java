@@ -8,18 +8,13 @@ import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
-import java.nio.file.Files;
-import java.nio.file.Path;
-import java.util.HexFormat;
 import java.util.List;
-import java.util.concurrent.TimeUnit;
 import org.djlx.nativeops.host.NativeMemory;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
-import org.junit.jupiter.api.io.TempDir;
 
 @Tag("gpu")
 @Timeout(120)
@@ -81,14 +76,14 @@ class CudaPeerTest {
             Gpus.write(two, flagsThere.address(), 0);
             Gpus.write(one, here.address(), Gpus.range(0, COUNT));
             for (int epoch = 1; epoch <= 100; epoch++) {
-                theirs.waitValue32(flagsThere.address(), epoch);
+                Gpus.waitValue32(theirs, flagsThere.address(), epoch);
                 // Proves that what came is passed on: one word is changed at each turn.
                 theirs.writeValue32(there.address() + 4L * epoch, -epoch);
                 theirs.copyAsync(here.address(), there.address(), BYTES);
                 theirs.writeValue32(flags.address(), epoch);
                 mine.copyAsync(there.address(), here.address(), BYTES);
                 mine.writeValue32(flagsThere.address(), epoch);
-                mine.waitValue32(flags.address(), epoch);
+                Gpus.waitValue32(mine, flags.address(), epoch);
             }
             mine.synchronize();
             int[] expected = Gpus.range(0, COUNT);
@@ -115,43 +110,6 @@ class CudaPeerTest {
             flag.raise();
             theirs.synchronize();
             assertEquals(2, Gpus.read(two, there.address(), 1)[0]);
-        }
-    }
-
-    /** Another process reads what is here, writes to it and raises a flag, on the other GPU. */
-    @Test
-    void processesShareMemory(@TempDir Path folder) throws Exception {
-        long flag = BYTES;
-        Path log = folder.resolve("log");
-        try (NativeMemory memory = CudaMemory.allocate(one, BYTES + 256);
-                CudaStream stream = CudaStream.create(one)) {
-            Gpus.write(one, memory.address(), Gpus.range(11, COUNT));
-            Gpus.write(one, memory.address() + flag, 0);
-            stream.waitValue32(memory.address() + flag, 1);
-            Process process =
-                    new ProcessBuilder(
-                                    System.getProperty("java.home") + "/bin/java",
-                                    "-cp",
-                                    System.getProperty("java.class.path"),
-                                    CudaIpcPeer.class.getName(),
-                                    HexFormat.of().formatHex(CudaMemory.exportHandle(one, memory)),
-                                    Integer.toString(COUNT))
-                            .redirectErrorStream(true)
-                            .redirectOutput(log.toFile())
-                            .start();
-            try {
-                boolean ended = process.waitFor(60, TimeUnit.SECONDS);
-                String output = Files.readString(log);
-                assertTrue(ended && process.exitValue() == 0, output);
-                assertTrue(output.contains(CudaIpcPeer.DONE), output);
-            } finally {
-                process.destroyForcibly();
-                if (!stream.query()) {
-                    Gpus.write(one, memory.address() + flag, 1);
-                }
-            }
-            stream.synchronize();
-            assertArrayEquals(Gpus.range(-5, COUNT), Gpus.read(one, memory.address(), COUNT));
         }
     }
 

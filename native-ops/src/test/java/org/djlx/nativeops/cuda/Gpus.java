@@ -8,6 +8,7 @@ import static org.junit.jupiter.api.Assumptions.assumeTrue;
 
 import ai.djl.Device;
 import com.sun.jna.Pointer;
+import org.bytedeco.cuda.global.cudart;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.host.NativeMemory;
 
@@ -49,6 +50,19 @@ public final class Gpus {
             stream.copyAsync(address, host.address(), host.byteSize());
             stream.synchronize();
         }
+    }
+
+    /**
+     * Lets a stream wait until a 32-bit word has reached a value: until {@code word - value >= 0}
+     * as a signed difference. Until then nothing may make the host wait for the whole GPU, such as
+     * loading a kernel or allocating memory.
+     */
+    static void waitValue32(CudaStream stream, long address, int value) {
+        stream.call(
+                "cuStreamWaitValue32",
+                () ->
+                        cudart.cuStreamWaitValue32(
+                                stream.stream(), address, value, cudart.CU_STREAM_WAIT_VALUE_GEQ));
     }
 
     /** Returns {@code count} ints from {@code start} on. */

@@ -21,7 +21,7 @@ final class HostFlag implements AutoCloseable {
 
     /** Lets what is queued on a stream from now on wait. */
     void holdUp(CudaStream stream) {
-        stream.waitValue32(memory.address(), 1);
+        Gpus.waitValue32(stream, memory.address(), 1);
     }
 
     void raise() {

@@ -45,7 +45,7 @@ class KernelArgumentsTest {
                 assertThrows(
                         IllegalArgumentException.class,
                         () -> arguments.requireSizes(new int[] {4, 4}, "k"));
-        assertEquals("argument 1 of k has 4 bytes, not 8", size.getMessage());
+        assertEquals("argument 1 of k must have 4 bytes, not 8", size.getMessage());
     }
 
     @Test
@@ -63,8 +63,8 @@ class KernelArgumentsTest {
 
     @Test
     void sizesOfLaunches() {
-        LaunchSize size = LaunchSize.of(2, 128).withShared(1024).asCooperative();
-        assertEquals(new LaunchSize(2, 1, 1, 128, 1, 1, 1024, true, false), size);
+        LaunchSize size = LaunchSize.of(2, 128).withShared(1024).asDependent();
+        assertEquals(new LaunchSize(2, 1, 1, 128, 1, 1, 1024, true), size);
         assertThrows(IllegalArgumentException.class, () -> LaunchSize.of(0, 128));
         assertThrows(IllegalArgumentException.class, () -> LaunchSize.of(1, 0));
         var e = assertThrows(IllegalArgumentException.class, () -> size.withShared(-1));

@@ -33,6 +33,7 @@ import java.util.concurrent.TimeoutException;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.function.Supplier;
 import org.djlx.nativeops.host.ProcessLock;
+import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
@@ -40,6 +41,7 @@ import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.ValueSource;
 
 @Timeout(60)
+@Tag("slow")
 class KernelCacheTest {
 
     private static final KernelSource SOURCE = new KernelSource("k.cu", "text", Map.of());
@@ -227,7 +229,7 @@ class KernelCacheTest {
                     return compiled;
                 });
         assertEquals(
-                "compiling k.cu for sm_90a with -DA=1 -DB=2 by NVRTC 13.0, to be kept in "
+                "compiling k.cu for sm_90a with -DA=1 -DB=2 by NVRTC 13.0; the result is cached in "
                         + directory,
                 message.join());
     }

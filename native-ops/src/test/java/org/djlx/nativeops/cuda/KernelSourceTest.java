@@ -29,7 +29,13 @@ class KernelSourceTest {
         Set<String> element = Set.of("element.cuh");
         Set<String> both = Set.of("element.cuh", "signal.cuh");
         Set<String> oneShot = Set.of("element.cuh", "signal.cuh", "one_shot.cuh");
-        Set<String> norm = Set.of("element.cuh", "signal.cuh", "one_shot.cuh", "rms_norm.cuh");
+        Set<String> norm =
+                Set.of(
+                        "element.cuh",
+                        "signal.cuh",
+                        "one_shot.cuh",
+                        "block_sum.cuh",
+                        "rms_norm.cuh");
         Map.of(
                         "reduce", element,
                         "signals", both,

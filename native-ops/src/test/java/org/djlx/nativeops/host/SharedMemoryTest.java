@@ -110,13 +110,13 @@ class SharedMemoryTest {
     void opensNothingButSharedMemoryOfTheRightSize(@TempDir Path directory) throws Exception {
         byte[] text = "of the user, and not to be changed".getBytes(StandardCharsets.US_ASCII);
         Path file = Files.write(directory.resolve("file"), text);
-        assertRefused(file.toString(), text.length, "not the path of a process's descriptor");
-        assertRefused("/proc/self/../self/fd/0", 1, "not the path of a process's descriptor");
-        assertRefused("", 1, "not the path");
+        assertRefused(file.toString(), text.length, "not of the form /proc/<pid>/fd/<number>");
+        assertRefused("/proc/self/../self/fd/0", 1, "not of the form /proc/<pid>/fd/<number>");
+        assertRefused("", 1, "not of the form");
         try (FileChannel open =
                 FileChannel.open(file, StandardOpenOption.READ, StandardOpenOption.WRITE)) {
             String path = descriptorOf(file);
-            assertRefused(path, text.length, "which is no shared memory");
+            assertRefused(path, text.length, "which is not shared memory");
             assertTrue(open.isOpen());
         }
         assertArrayEquals(text, Files.readAllBytes(file));

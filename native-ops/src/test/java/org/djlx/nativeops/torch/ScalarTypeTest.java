@@ -9,7 +9,6 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import ai.djl.ndarray.NDManager;
-import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import java.util.EnumSet;
 import org.djlx.nativeops.LoadedLibraries;
@@ -96,22 +95,5 @@ class ScalarTypeTest {
                         ScalarType.FLOAT8_E4M3FNUZ),
                 floating);
         assertEquals(EnumSet.of(ScalarType.FLOAT16, ScalarType.BFLOAT16), reduced);
-    }
-
-    @ParameterizedTest
-    @EnumSource(
-            value = DataType.class,
-            names = {"STRING", "UNKNOWN", "BOOLEAN"},
-            mode = EnumSource.Mode.EXCLUDE)
-    void djlsTypesHaveTheSameNames(DataType type) {
-        assertEquals(type.name(), ScalarType.of(type).name());
-    }
-
-    @Test
-    void otherDjlTypes() {
-        assertEquals(ScalarType.BOOL, ScalarType.of(DataType.BOOLEAN));
-        assertThrows(IllegalArgumentException.class, () -> ScalarType.of(DataType.STRING));
-        assertThrows(IllegalArgumentException.class, () -> ScalarType.of(DataType.UNKNOWN));
-        assertThrows(IllegalArgumentException.class, () -> ScalarType.of(null));
     }
 }

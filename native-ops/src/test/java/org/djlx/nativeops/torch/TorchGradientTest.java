@@ -118,11 +118,11 @@ class TorchGradientTest {
         assertRefused(leaf, create(1, 2, 3).toType(DataType.FLOAT64, true), "FLOAT64");
         NDArray required = create(1, 2, 3);
         required.setRequiresGradient(true);
-        assertRefused(leaf, required, "require none");
-        assertRefused(other, create(1, 2), "requires no gradient");
+        assertRefused(leaf, required, "not require a gradient");
+        assertRefused(other, create(1, 2), "does not require a gradient");
         NDArray ofTheJvm =
                 manager.create(ByteBuffer.allocateDirect(12), new Shape(3), DataType.FLOAT32);
-        assertRefused(leaf, ofTheJvm, "memory of libtorch");
+        assertRefused(leaf, ofTheJvm, "in libtorch's memory");
         assertNull(JniUtils.getGradient((PtNDArray) leaf));
     }
 

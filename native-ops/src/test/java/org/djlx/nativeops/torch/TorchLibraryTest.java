@@ -27,6 +27,7 @@ import org.djlx.nativeops.host.Scratch;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 
 /** Operators in Java, called by libtorch's dispatcher as the interpreter of TorchScript does. */
@@ -137,6 +138,7 @@ class TorchLibraryTest {
     }
 
     @Test
+    @Tag("slow")
     void leaksNothing() {
         NDArray x = manager.create(new float[] {1, 2, 3}).neg(); // in memory of libtorch
         // DJL's operators on numbers leak by themselves, so there are none here.
@@ -155,6 +157,7 @@ class TorchLibraryTest {
 
     /** By larger tensors, as libtorch takes milliseconds to write down a failure. */
     @Test
+    @Tag("slow")
     void leaksNoTensorWhenItFails() {
         TorchLibrary.Kernel fails =
                 arguments -> {

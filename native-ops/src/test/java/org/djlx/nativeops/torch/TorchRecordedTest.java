@@ -225,9 +225,9 @@ class TorchRecordedTest {
         NDArray wide = random(new Shape(1, 2, 3, 264), ScalarType.FLOAT32);
         NDArray headless = random(new Shape(1, 0, 3, 8), ScalarType.FLOAT32);
         NDArray none = random(new Shape(1, 2, 0, 8), ScalarType.FLOAT32);
-        assertRefusedOfLast("as many keys or more", query, fewer);
-        assertRefusedOfLast("multiples of 8 up to 256", narrow, narrow);
-        assertRefusedOfLast("multiples of 8 up to 256", wide, wide);
+        assertRefusedOfLast("no fewer keys", query, fewer);
+        assertRefusedOfLast("multiple of 8 up to 256", narrow, narrow);
+        assertRefusedOfLast("multiple of 8 up to 256", wide, wide);
         assertRefusedOfLast("shape [1, 0, 3, 8]", headless, headless);
         assertRefusedOfLast("shape [1, 2, 0, 8]", none, query);
         assertRefusedOfLast("not FLOAT32 on cpu()", query, query);

@@ -84,7 +84,7 @@ class TorchViewTest {
                         new long[] {2, 10},
                         ScalarType.INT32);
         assertArrayEquals(new int[] {1, 11, 21, 3, 13, 23}, view.toIntArray());
-        assertArrayEquals(new long[] {2, 10}, Torch.strides(view));
+        assertArrayEquals(new long[] {2, 10}, Torch.info(view).strides());
         assertFalse(Torch.isContiguous(view));
         NDArray repeated =
                 Torch.view(
@@ -121,18 +121,18 @@ class TorchViewTest {
         view(0, new Shape(SIZE / 4), ScalarType.FLOAT32);
         view(SIZE - 4, new Shape(1), ScalarType.FLOAT32);
         assertRefused("needs 1028 bytes", 0, new Shape(SIZE / 4 + 1), ScalarType.FLOAT32);
-        assertRefused("does not have", SIZE, new Shape(1), ScalarType.UINT8);
-        assertRefused("does not have", SIZE + 1, new Shape(0), ScalarType.UINT8);
-        assertRefused("does not have", Long.MAX_VALUE, new Shape(8), ScalarType.UINT8);
-        assertRefused("does not have", -4, new Shape(1), ScalarType.FLOAT32);
-        assertRefused("does not have", Long.MIN_VALUE, new Shape(0), ScalarType.FLOAT32);
+        assertRefused("more than the rest", SIZE, new Shape(1), ScalarType.UINT8);
+        assertRefused("more than the rest", SIZE + 1, new Shape(0), ScalarType.UINT8);
+        assertRefused("more than the rest", Long.MAX_VALUE, new Shape(8), ScalarType.UINT8);
+        assertRefused("more than the rest", -4, new Shape(1), ScalarType.FLOAT32);
+        assertRefused("more than the rest", Long.MIN_VALUE, new Shape(0), ScalarType.FLOAT32);
         assertRefused("2^63", 0, new Shape(1L << 62), ScalarType.FLOAT32);
         assertRefused("2^63", 0, new Shape(1L << 32, 1L << 32), ScalarType.FLOAT32);
     }
 
     @Test
     void stridesBeyondTheMemoryAreRefused() {
-        assertRefused("does not have", new long[] {2, 2}, new long[] {SIZE - 1, 1});
+        assertRefused("more than the rest", new long[] {2, 2}, new long[] {SIZE - 1, 1});
         assertRefused("2^63", new long[] {3, 2}, new long[] {Long.MAX_VALUE / 2, 5});
         assertRefused("negative", new long[] {2}, new long[] {-1});
         assertRefused("negative", new long[] {-2}, new long[] {1});
@@ -179,7 +179,7 @@ class TorchViewTest {
     void wrongArgumentsAreRefused() {
         assertRefused("shape is null", 0, null, ScalarType.INT8);
         assertRefused("type is null", 0, new Shape(1), null);
-        assertRefused("not known", 0, new Shape(-1), ScalarType.INT8);
+        assertRefused("negative or unknown", 0, new Shape(-1), ScalarType.INT8);
         assertThrows(
                 IllegalArgumentException.class,
                 () -> Torch.view(manager, null, 0, new Shape(1), ScalarType.INT8));

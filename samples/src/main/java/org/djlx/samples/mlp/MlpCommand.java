@@ -138,14 +138,15 @@ public final class MlpCommand implements Callable<Integer> {
         if (group.rank() == 0) {
             PrintWriter out = spec.commandLine().getOut();
             out.printf(
-                    "MLP on %d tokens of %s, %s, %s, device %s, backend %s%n%n%s%n",
+                    "MLP on %d tokens of %s, %s, %s, device %s, backend %s%n%n%s%n%s%n",
                     result.tokens(),
                     text.getFileName(),
                     dtype,
                     Ranks.count(group.worldSize()),
                     device,
                     device.backend(),
-                    result.table());
+                    result.operators(),
+                    result.comparison());
             out.printf(
                     "%s: the largest error relative to the unsharded MLP in float64 is %.1e,"
                             + " allowed are %.0e%n",

@@ -12,6 +12,7 @@ import java.util.Arrays;
 import java.util.List;
 import java.util.Random;
 import java.util.function.Supplier;
+import java.util.function.UnaryOperator;
 import java.util.stream.Collectors;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
@@ -22,6 +23,7 @@ import org.djlx.fusedops.cost.Path;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
+import org.djlx.samples.common.Ranks;
 import org.djlx.samples.common.TextTable;
 
 /**
@@ -60,9 +62,10 @@ final class MlpJob implements AutoCloseable {
      *
      * @param tokens the number of tokens
      * @param largestError of all ranks and operators, relative to the largest magnitude
-     * @param table a row for each operator
+     * @param operators a row for each operator
+     * @param comparison a row for each way to compute the MLP
      */
-    record Result(int tokens, double largestError, TextTable table) {}
+    record Result(int tokens, double largestError, TextTable operators, TextTable comparison) {}
 
     MlpJob(ProcessGroup group, byte[] text, ScalarType type) {
         int worldSize = group.worldSize();
@@ -135,7 +138,76 @@ final class MlpJob implements AutoCloseable {
         Measured second = measure(() -> multiplyAndScatter(hidden), expectedY, wideY);
         first.addTo(table, "allGatherMatmul", xShard, w1Shard);
         second.addTo(table, "matmulReduceScatter", hidden, w2Shard);
-        return new Result(tokens, Math.max(first.error(), second.error()), table);
+        return new Result(tokens, Math.max(first.error(), second.error()), table, compare());
+    }
+
+    /** Times the MLP on one rank, with NCCL's path, and with the fused operators, in turn. */
+    private TextTable compare() {
+        double[] undivided = new double[RUNS];
+        double[] gathered = new double[RUNS];
+        double[] fused = new double[RUNS];
+        for (int run = -WARM_UP; run < RUNS; run++) {
+            int slot = Math.max(run, 0); // A measured run overwrites the times of the warm-up.
+            if (group.rank() == 0) {
+                undivided[slot] = time(() -> mlp(() -> x.matMul(w1), h -> h.matMul(w2)));
+            }
+            FusedOps.Scope forced = FusedOps.forceFallback();
+            try (forced) {
+                gathered[slot] = timeTogether(this::shardedMlp);
+            }
+            fused[slot] = timeTogether(this::shardedMlp);
+        }
+        double[] slowest = maxOverRanks(median(undivided), median(gathered), median(fused));
+        String ranks = Ranks.count(group.worldSize());
+        TextTable table = new TextTable("MLP", "ranks", "ms", "speed-up");
+        addTime(table, "undivided", Ranks.count(1), slowest[0], slowest[0]);
+        addTime(table, "sharded, gather then matmul", ranks, slowest[1], slowest[0]);
+        addTime(table, "sharded, fused operators", ranks, slowest[2], slowest[0]);
+        return table;
+    }
+
+    private static void addTime(
+            TextTable table, String mlp, String ranks, double millis, double undivided) {
+        table.add(
+                mlp,
+                ranks,
+                String.format("%.2f", millis),
+                String.format("%.2fx", undivided / millis));
+    }
+
+    private NDArray shardedMlp() {
+        return mlp(this::gatherAndMultiply, this::multiplyAndScatter);
+    }
+
+    private static NDArray mlp(Supplier<NDArray> first, UnaryOperator<NDArray> second) {
+        try (NDArray product = first.get();
+                NDArray hidden = Activation.gelu(product)) {
+            return second.apply(hidden);
+        }
+    }
+
+    /** Times a computation of all ranks, which begin together; returns once all have ended. */
+    private double timeTogether(Supplier<NDArray> computation) {
+        group.barrier().await();
+        double millis = time(computation);
+        group.barrier().await();
+        return millis;
+    }
+
+    /** Returns the milliseconds that a computation takes. */
+    private double time(Supplier<NDArray> computation) {
+        long start = System.nanoTime();
+        computation.get().close();
+        if (gpu != null) {
+            gpu.synchronize();
+        }
+        return (System.nanoTime() - start) / 1e6;
+    }
+
+    private static double median(double[] values) {
+        double[] sorted = values.clone();
+        Arrays.sort(sorted);
+        return sorted[sorted.length / 2];
     }
 
     /** Trains copies of the weights. */
@@ -175,21 +247,12 @@ final class MlpJob implements AutoCloseable {
             path = path(usage);
         }
         for (int run = -WARM_UP; run < RUNS; run++) {
-            group.barrier().await();
-            long start = System.nanoTime();
-            operator.get().close();
-            if (gpu != null) {
-                gpu.synchronize();
-            }
-            if (run >= 0) {
-                millis[run] = (System.nanoTime() - start) / 1e6;
-            }
+            millis[Math.max(run, 0)] = timeTogether(operator);
         }
-        Arrays.sort(millis);
         double error =
                 doubles(result).sub(expected).abs().max().getDouble()
                         / scale.abs().max().getDouble();
-        double[] worst = maxOverRanks(millis[RUNS / 2], error);
+        double[] worst = maxOverRanks(median(millis), error);
         return new Measured(result, path, worst[0], worst[1]);
     }
 
@@ -197,7 +260,7 @@ final class MlpJob implements AutoCloseable {
     private static String path(UsageCounter usage) {
         for (FallbackReason reason : FallbackReason.values()) {
             if (usage.fallbacks(reason) > 0) {
-                return Path.NCCL + " (" + reason + ")";
+                return "fallback (" + reason + ")";
             }
         }
         return usage.choices().keySet().stream()

@@ -126,7 +126,9 @@ public final class PlanCommand implements Callable<Integer> {
             description = "Latency of a message between hosts; ${DEFAULT-VALUE} if not given.")
     private double networkLatency;
 
-    @Option(names = "--markdown", description = "Prints the rows as a table for docs/cost.md.")
+    @Option(
+            names = "--markdown",
+            description = "Prints the rows as a table for docs/fused-operators.md.")
     private boolean markdown;
 
     private PlanCommand() {}

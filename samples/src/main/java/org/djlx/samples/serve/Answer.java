@@ -19,9 +19,9 @@ import io.netty.handler.codec.http.HttpUtil;
 import io.netty.handler.codec.http.HttpVersion;
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
+import java.util.Optional;
 import java.util.concurrent.CancellationException;
 import java.util.concurrent.RejectedExecutionException;
-import java.util.concurrent.TimeoutException;
 import java.util.concurrent.atomic.AtomicBoolean;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.fusedops.llm.api.AnswerFormat;
@@ -120,15 +120,16 @@ final class Answer {
         }
         try {
             while (!format.isStreamed() || context.channel().isWritable()) {
-                String next = text.next();
-                if (next == null) {
-                    finish();
-                    return;
+                Optional<String> next = text.poll();
+                if (next.isEmpty()) {
+                    if (text.isComplete()) {
+                        finish();
+                        return;
+                    }
+                    break;
                 }
-                take(next);
+                take(next.get());
             }
-        } catch (TimeoutException e) {
-            // No more pieces yet.
         } catch (CancellationException e) {
             // Cancelled by the server: a client that leaves ends this answer before.
             fail(new ApiException(503, "server_error", null, e.getMessage()));
@@ -136,10 +137,6 @@ final class Answer {
         } catch (EngineException e) {
             log(e);
             fail(new ApiException(500, "server_error", null, reason(e)));
-            return;
-        } catch (InterruptedException e) {
-            Thread.currentThread().interrupt();
-            fail(new ApiException(503, "server_error", null, "the server is interrupted"));
             return;
         }
         context.flush();

@@ -64,7 +64,7 @@ final class TrainJob {
     private static final int HIDDEN = 256;
     private static final int POINTS = 200; // of the curve
     private static final int PROMPT = 16; // bytes
-    private static final int SHORT_SAMPLE = 160; // bytes, with the prompt
+    private static final int SHORT_SAMPLE = 144; // bytes, at most
     private static final int FEWEST_STEPS_SAMPLED = 8;
     private static final int REPORTS = 10;
     private static final int HELD_OUT_PART = 10; // a tenth
@@ -309,7 +309,8 @@ final class TrainJob {
 
     private void sample(Trainer trainer, ProcessGroup data, ProcessGroup tensor, int percent) {
         if (data.rank() == 0) {
-            listener.sampled(percent, write(trainer, tensor, SHORT_SAMPLE));
+            int bytes = PROMPT + Math.min(SHORT_SAMPLE, settings.sample);
+            listener.sampled(percent, write(trainer, tensor, bytes));
         }
     }
 

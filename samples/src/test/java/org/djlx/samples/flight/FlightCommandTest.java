@@ -132,7 +132,7 @@ class FlightCommandTest {
         List<String> lines = out.toString().lines().toList();
         assertEquals("group 'tp', 1 of 2 ranks: there is no dump of rank 1", lines.get(0));
         assertEquals(
-                "#2 barrier() was called everywhere and has not ended on rank 0 (started)",
+                "#2 barrier() was called by all ranks and has not completed on rank 0 (started)",
                 lines.get(1));
     }
 

@@ -16,6 +16,7 @@ import java.util.Set;
 import java.util.UUID;
 import org.djlx.samples.Main;
 import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
@@ -24,6 +25,7 @@ import org.junit.jupiter.params.provider.ValueSource;
 
 /** What happens to the ranks when the launcher, a process here, gets a signal. */
 @Timeout(120)
+@Tag("slow")
 class LauncherSignalTest {
 
     private Process launcher;

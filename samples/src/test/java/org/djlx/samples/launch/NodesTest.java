@@ -26,6 +26,7 @@ import java.util.stream.Collectors;
 import org.djlx.samples.Main;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
@@ -33,6 +34,7 @@ import org.junit.jupiter.params.provider.CsvSource;
 
 /** Several launchers of one job; all on this host, as if it were several. */
 @Timeout(120)
+@Tag("slow")
 class NodesTest {
 
     private final ExecutorService launchers = Executors.newCachedThreadPool();

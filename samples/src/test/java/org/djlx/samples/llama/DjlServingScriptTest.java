@@ -27,6 +27,7 @@ import java.util.regex.Pattern;
 import java.util.stream.Stream;
 import org.djlx.samples.Main;
 import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
@@ -36,6 +37,7 @@ import org.junit.jupiter.api.io.TempDir;
  * the build gives them, and the class path that it writes.
  */
 @Timeout(120)
+@Tag("slow")
 class DjlServingScriptTest {
 
     private static final List<String> MODULES =
@@ -55,6 +57,7 @@ class DjlServingScriptTest {
         Files.copy(Path.of("target/class-path"), samples.resolve("target/class-path"));
         Files.createDirectory(checkout.resolve("ci"));
         Files.copy(Path.of("../ci/setup.sh"), checkout.resolve("ci/setup.sh"));
+        Files.copy(Path.of("../pom.xml"), checkout.resolve("pom.xml"));
         // What builds, which there is no need to do here.
         Path run = Files.writeString(samples.resolve("run.sh"), "#!/bin/sh\n");
         assertTrue(run.toFile().setExecutable(true));

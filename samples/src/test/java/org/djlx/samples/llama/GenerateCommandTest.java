@@ -31,6 +31,7 @@ import org.junit.jupiter.api.io.TempDir;
 import picocli.CommandLine;
 
 @Timeout(120)
+@Tag("slow")
 class GenerateCommandTest {
 
     @TempDir private static Path folder;

@@ -30,7 +30,7 @@ import picocli.CommandLine;
 @Timeout(120)
 class ServeModelCommandTest {
 
-    private static final Path README = Path.of("..", "README.md");
+    private static final Path TEXT = Path.of("..", "docs", "operations.md");
 
     @TempDir private Path folder;
 
@@ -39,7 +39,7 @@ class ServeModelCommandTest {
         CommandLine root = Main.commandLine();
         root.setOut(new PrintWriter(out, true)).setErr(new PrintWriter(out, true));
         String[] words =
-                Stream.concat(Stream.of("serve-model", "--text", README), Stream.of(args))
+                Stream.concat(Stream.of("serve-model", "--text", TEXT), Stream.of(args))
                         .map(Object::toString)
                         .toArray(String[]::new);
         assertEquals(code, root.execute(words), out::toString);
@@ -126,7 +126,7 @@ class ServeModelCommandTest {
     void theTokenizerIsOneOfHuggingFace() throws IOException {
         Path model = folder.resolve("model");
         run(0, model);
-        String text = Files.readString(README) + "\u00e9 \u4e16\u754c \ud83d\ude00\n\n  tail ";
+        String text = Files.readString(TEXT) + "\u00e9 \u4e16\u754c \ud83d\ude00\n\n  tail ";
         try (HuggingFaceTokenizer tokenizer =
                 HuggingFaceTokenizer.builder()
                         .optTokenizerPath(model.resolve("tokenizer.json"))

@@ -14,6 +14,7 @@ import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import java.util.List;
 import org.djlx.nativeops.NativeLibrary;
+import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
@@ -149,6 +150,7 @@ class OpCommandTest extends OpCases {
     }
 
     @Test
+    @Tag("slow")
     void ranksMayBeProcesses() {
         for (int rank = 0; rank < ranks(); rank++) {
             int self = rank;
@@ -162,6 +164,7 @@ class OpCommandTest extends OpCases {
     }
 
     @Test
+    @Tag("slow")
     void oneProcessThatCannotReadEndsTheJob() {
         write("in-0.npz", array(new Shape(4), i -> 1));
         write("in-2.npz", array(new Shape(4), i -> 1));

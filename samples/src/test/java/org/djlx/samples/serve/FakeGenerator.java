@@ -129,6 +129,16 @@ final class FakeGenerator implements TextGenerator, TextTokenizer {
             return taken ? ended() : piece.get();
         }
 
+        @Override
+        public Optional<GeneratedPiece> poll() {
+            Optional<GeneratedPiece> piece = taken ? Optional.empty() : pieces.poll();
+            if (piece == null) {
+                return Optional.empty();
+            }
+            taken = piece.isEmpty();
+            return taken ? Optional.ofNullable(ended()) : piece;
+        }
+
         private synchronized GeneratedPiece ended() {
             if (reason == FinishReason.ERROR) {
                 throw new EngineException("rank 1 has failed\nat native code");

@@ -29,6 +29,7 @@ import java.util.stream.IntStream;
 import org.djlx.samples.Main;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
@@ -38,6 +39,7 @@ import picocli.CommandLine;
 
 /** The server with a model of two ranks, in a process of its own. */
 @Timeout(180)
+@Tag("slow")
 class ServeCommandTest {
 
     @TempDir private Path folder;

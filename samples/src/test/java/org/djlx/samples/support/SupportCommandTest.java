@@ -7,11 +7,8 @@ package org.djlx.samples.support;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
-import java.io.IOException;
 import java.io.PrintWriter;
 import java.io.StringWriter;
-import java.nio.file.Files;
-import java.nio.file.Path;
 import java.util.List;
 import org.djlx.collectives.spi.OpType;
 import org.djlx.samples.Main;
@@ -19,9 +16,6 @@ import org.junit.jupiter.api.Test;
 import picocli.CommandLine;
 
 class SupportCommandTest {
-
-    private static final String BEGIN = "<!-- support table -->";
-    private static final String END = "<!-- end of support table -->";
 
     private static List<String> run(String... args) {
         StringWriter out = new StringWriter();
@@ -57,17 +51,5 @@ class SupportCommandTest {
 
     private static String line(List<String> lines, String start) {
         return lines.stream().filter(line -> line.startsWith(start)).findFirst().orElseThrow();
-    }
-
-    @Test
-    void theDocumentsShowTheTable() throws IOException {
-        String text = Files.readString(Path.of("..", "docs", "support.md"));
-        assertTrue(text.contains(BEGIN) && text.contains(END), "there is no support table");
-        int begin = text.indexOf(BEGIN) + BEGIN.length();
-        String table = text.substring(begin, text.indexOf(END, begin)).strip();
-        assertEquals(
-                SupportCommand.markdown().strip(),
-                table,
-                "to be replaced by the output of: samples/run.sh support --markdown");
     }
 }

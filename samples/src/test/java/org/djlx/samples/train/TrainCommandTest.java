@@ -24,16 +24,18 @@ import javax.imageio.ImageIO;
 import org.djlx.samples.Main;
 import org.djlx.samples.launch.Launcher;
 import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
 import picocli.CommandLine;
 
 @Timeout(200)
+@Tag("slow")
 class TrainCommandTest {
 
     /** Of what a model writes: more than it can look back on, with what it goes on from. */
-    private static final int SAMPLE = 60;
+    private static final int SAMPLE = 36;
 
     @TempDir private Path folder;
     private Path text;

@@ -21,18 +21,19 @@ import org.djlx.nativeops.cuda.CudaStream;
 import org.djlx.nativeops.cuda.GpuTopology;
 import org.djlx.nativeops.cuda.KernelArguments;
 import org.djlx.nativeops.cuda.KernelCompiler;
+import org.djlx.nativeops.cuda.KernelConstants;
 import org.djlx.nativeops.cuda.KernelSource;
 import org.djlx.nativeops.cuda.KernelStruct;
 import org.djlx.nativeops.cuda.LaunchSize;
 import org.djlx.nativeops.torch.ScalarType;
 
 /**
- * Launches the kernels of {@code all_reduce.cu} for one rank, one at a time: on the group's stream,
- * where a helper thread may do so, on callers' streams and into graphs.
+ * Launches the kernels of {@code all_reduce.cu} for one rank: on the group's stream, on callers'
+ * streams, and into graphs. Any thread may launch; launches are serialized.
  */
 final class AllReduceKernels implements AutoCloseable {
 
-    /** How an all-reduce is done. */
+    /** The algorithm of an all-reduce. */
     enum Algorithm {
         ONE_SHOT("one_shot"),
         TWO_SHOT("two_shot"),
@@ -45,49 +46,53 @@ final class AllReduceKernels implements AutoCloseable {
             this.kernel = kernel;
         }
 
-        /** How the names of its kernels begin. */
+        /** Returns the prefix of the names of its kernels. */
         String kernel() {
             return kernel;
         }
     }
 
-    private static final int MESH_THREADS = 512;
-    private static final int MESH_BLOCKS = 64; // each has flags
+    private static final KernelSource SOURCE =
+            KernelSource.ofResource(NativeLibrary.class, "all_reduce/all_reduce.cu");
+    private static final KernelConstants CONSTANTS = new KernelConstants(SOURCE);
+    private static final int MESH_THREADS = CONSTANTS.value("MESH_THREADS");
+    private static final int MESH_BLOCKS = CONSTANTS.value("MAX_BLOCKS"); // the flags of the control block
     private static final int THREADS = 256;
     private static final int DIRECT_BLOCKS = 8; // saturate the links of an H200
     private static final long PACK = 16; // bytes
 
-    // Multiprocessors that are left to NCCL's kernels, so that messages pass all-reduces that wait.
-    // On 2 H200s the first message between two ranks did with 32 left, and did not with 8.
-    private static final int LEFT = 32;
+    // SMs left to NCCL's kernels, so that messages can pass all-reduces that wait. On 2 H200s, the
+    // first message between two ranks passed with 32 SMs left, and did not with 8.
+    private static final int RESERVED_SMS = 32;
     private static final Map<ScalarType, String> TYPES =
             Map.of(
                     ScalarType.FLOAT32, "float32",
                     ScalarType.FLOAT16, "float16",
                     ScalarType.BFLOAT16, "bfloat16");
 
-    // struct Launch
-    private static final int STATUS = RegionLayout.MAX_RANKS * Long.BYTES;
-    private static final int TIMEOUT = STATUS + Long.BYTES;
-    private static final int BEGIN = TIMEOUT + Long.BYTES;
-    private static final int HALF = BEGIN + Long.BYTES;
-    private static final int SLOT = HALF + Long.BYTES;
-    private static final int RANK = SLOT + Long.BYTES;
-    private static final int BYTES = RANK + Long.BYTES;
+    private static final KernelConstants.Layout LAUNCH = CONSTANTS.struct("Launch");
+    private static final int PEERS = LAUNCH.offset("peers");
+    private static final int STATUS = LAUNCH.offset("status");
+    private static final int TIMEOUT = LAUNCH.offset("timeout");
+    private static final int BEGIN = LAUNCH.offset("begin");
+    private static final int HALF = LAUNCH.offset("half_bytes");
+    private static final int SLOT = LAUNCH.offset("slot_bytes");
+    private static final int RANK = LAUNCH.offset("rank");
 
     private final P2pRegion region;
     private final int rank;
+    private final int maxThreads;
     private final CudaModule module;
     private final Map<Algorithm, Map<ScalarType, CudaKernel>> kernels =
             new EnumMap<>(Algorithm.class);
     private final WaitStatus status;
     private final KernelArguments arguments = new KernelArguments();
-    private final KernelStruct launch; // of all but the mesh
+    private final KernelStruct launch; // for all algorithms but MESH
     private final KernelStruct meshLaunch;
-    private final int four; // of the mesh
+    private final int quad; // of this rank in a mesh, as a bit mask
     private final int relay;
-    private int blocks; // at most; guarded by this
-    private int meshBlocks = MESH_BLOCKS; // at most, the same on all ranks; guarded by this
+    private int maxBlocks; // guarded by this
+    private int maxMeshBlocks = MESH_BLOCKS; // the same on all ranks; guarded by this
     private boolean ended; // guarded by this
 
     AllReduceKernels(
@@ -95,18 +100,16 @@ final class AllReduceKernels implements AutoCloseable {
         this.region = region;
         this.status = status;
         this.rank = region.rank();
-        module =
-                compiler.load(
-                        device,
-                        KernelSource.ofResource(NativeLibrary.class, "all_reduce/all_reduce.cu"),
-                        "-DRANKS=" + region.ranks());
+        String ranks = "-DRANKS=" + region.ranks();
+        maxThreads = new KernelConstants(SOURCE, ranks).value("MAX_THREADS");
+        module = compiler.load(device, SOURCE, ranks);
         for (Algorithm algorithm : Algorithm.values()) {
             Map<ScalarType, CudaKernel> ofType = new EnumMap<>(ScalarType.class);
             kernels.put(algorithm, ofType);
             if (algorithm == Algorithm.DIRECT && !region.isDirect()) {
                 continue;
             }
-            // A GPU from before bfloat16 has no kernels for that.
+            // GPUs older than Ampere have no kernels for bfloat16.
             TYPES.forEach(
                     (type, name) ->
                             module.findKernel(algorithm.kernel + "_" + name)
@@ -114,23 +117,23 @@ final class AllReduceKernels implements AutoCloseable {
         }
         launch = launch(Algorithm.ONE_SHOT); // Two-shot uses the same slots, direct none.
         meshLaunch = launch(Algorithm.MESH);
-        blocks = blocks(device);
+        maxBlocks = maxBlocks(device);
         P2pLinks links = region.links();
         boolean mesh = links.kind() == GpuTopology.Kind.HYBRID_CUBE_MESH;
-        four = mesh ? links.four(rank) : 0;
+        quad = mesh ? links.quad(rank) : 0;
         relay = mesh ? links.relay(rank) : 0;
     }
 
-    /** Blocks wait for those of other ranks: all must run at once, each with a multiprocessor. */
-    private static int blocks(CudaDevice device) {
-        return Math.max(1, device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT) - LEFT);
+    /** Returns the most blocks that run at once: blocks wait for those of other ranks. */
+    private static int maxBlocks(CudaDevice device) {
+        return Math.max(1, device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT) - RESERVED_SMS);
     }
 
     private KernelStruct launch(Algorithm algorithm) {
         RegionLayout layout = region.layout();
-        KernelStruct struct = new KernelStruct(BYTES);
+        KernelStruct struct = new KernelStruct(LAUNCH.byteSize());
         for (int peer = 0; peer < region.ranks(); peer++) {
-            struct.put(peer * Long.BYTES, region.address(peer));
+            struct.put(PEERS + peer * Long.BYTES, region.address(peer));
         }
         return struct.put(STATUS, status.address())
                 .put(BEGIN, layout.begin(algorithm))
@@ -139,7 +142,7 @@ final class AllReduceKernels implements AutoCloseable {
                 .put(RANK, rank);
     }
 
-    /** The names of the kernels that there are. */
+    /** Returns the names of the kernels that the GPU can run. */
     Set<String> names() {
         return kernels.values().stream()
                 .flatMap(ofType -> ofType.values().stream())
@@ -147,36 +150,36 @@ final class AllReduceKernels implements AutoCloseable {
                 .collect(Collectors.toCollection(TreeSet::new));
     }
 
-    /** Gives up all kernels but these, which the GPUs of all ranks have. */
+    /** Keeps only these kernels, which the GPUs of all ranks can run. */
     void retain(Set<String> names) {
         kernels.values()
                 .forEach(ofType -> ofType.values().removeIf(k -> !names.contains(k.name())));
     }
 
-    /** Tells whether there is a kernel that does so. */
+    /** Tells whether there is a kernel for an algorithm and a type. */
     boolean isSupported(Algorithm algorithm, ScalarType type) {
         return kernels.get(algorithm).containsKey(type);
     }
 
     /**
-     * Limits the blocks of an all-reduce where ranks share a GPU; see {@link P2p#waitingBlocks}.
+     * Limits the blocks of a launch because ranks share a GPU; see {@link P2p#waitingBlocks}.
      *
-     * @param most the blocks of a launch, the same on all ranks
+     * @param most the most blocks of a launch, the same on all ranks
      */
     synchronized void shareGpu(int most) {
-        blocks = Math.min(blocks, most);
-        meshBlocks = Math.min(meshBlocks, most);
+        maxBlocks = Math.min(maxBlocks, most);
+        maxMeshBlocks = Math.min(maxMeshBlocks, most);
     }
 
     /**
-     * Enqueues an all-reduce in place; by several launches if it is larger than slots are.
+     * Enqueues an all-reduce in place: several launches if the tensor is larger than a slot.
      *
-     * @param stream where
-     * @param algorithm how
-     * @param address the tensor, aligned to its elements
-     * @param count its elements
-     * @param type their type
-     * @param divisor what the sum is divided by
+     * @param stream the stream
+     * @param algorithm the algorithm
+     * @param address the address of the tensor, aligned to its elements
+     * @param count the number of elements
+     * @param type the type of the elements
+     * @param divisor divides the sum
      * @param timeout how long the kernel waits for other ranks
      */
     synchronized void enqueue(
@@ -200,14 +203,14 @@ final class AllReduceKernels implements AutoCloseable {
             long part = Math.min(most, count - done);
             arguments.clear().add(address + done * itemSize).add(part).add(struct).add(divisor);
             if (algorithm == Algorithm.MESH) {
-                arguments.add(four).add(relay);
+                arguments.add(quad).add(relay);
             }
             kernel.launch(stream, size(algorithm, part * itemSize), arguments);
             done += part;
         } while (done < count);
     }
 
-    /** Tells whether {@link Algorithm#DIRECT} reaches a tensor, or only a copy of it. */
+    /** Tells whether {@link Algorithm#DIRECT} can use a tensor in place, without a copy. */
     static boolean isReachable(CudaDevice device, long address) {
         return address % PACK == 0 && CudaMemory.isPeerAccessible(device, address);
     }
@@ -216,23 +219,21 @@ final class AllReduceKernels implements AutoCloseable {
         long packs = ceilDiv(byteSize, PACK);
         if (algorithm == Algorithm.MESH) {
             long wanted = Math.max(1, ceilDiv(packs, MESH_THREADS));
-            return LaunchSize.of((int) Math.min(meshBlocks, wanted), MESH_THREADS);
+            return LaunchSize.of((int) Math.min(maxMeshBlocks, wanted), MESH_THREADS);
         }
         long work = algorithm == Algorithm.TWO_SHOT ? ceilDiv(packs, region.ranks()) : packs;
-        // MOST_THREADS of the kernels
-        int most = region.ranks() <= 4 ? 1024 : 512;
         if (algorithm == Algorithm.DIRECT) {
-            return LaunchSize.of(Math.min(blocks, DIRECT_BLOCKS), most);
+            return LaunchSize.of(Math.min(maxBlocks, DIRECT_BLOCKS), maxThreads);
         }
-        int threads = ceilDiv(work, THREADS) <= blocks ? THREADS : most;
-        return LaunchSize.of((int) Math.min(blocks, ceilDiv(work, threads)), threads);
+        int threads = ceilDiv(work, THREADS) <= maxBlocks ? THREADS : maxThreads;
+        return LaunchSize.of((int) Math.min(maxBlocks, ceilDiv(work, threads)), threads);
     }
 
     private static long ceilDiv(long a, long b) {
         return (a + b - 1) / b;
     }
 
-    /** From now on nothing is launched. */
+    /** Makes later launches throw. */
     synchronized void end() {
         ended = true;
     }

@@ -12,7 +12,7 @@ import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionStage;
 import org.djlx.collectives.Work;
 
-/** An operation that went into a CUDA graph: nothing runs before the graph does. */
+/** An operation captured into a CUDA graph; it runs when the graph is launched. */
 record CapturedWork(List<NDArray> result) implements Work {
 
     @Override

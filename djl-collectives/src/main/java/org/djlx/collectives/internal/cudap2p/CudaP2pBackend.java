@@ -13,8 +13,8 @@ import org.djlx.collectives.CudaP2pOptions;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.internal.cudap2p.AllReduceKernels.Algorithm;
+import org.djlx.collectives.internal.gpu.Batch;
 import org.djlx.collectives.internal.gpu.Disposal;
-import org.djlx.collectives.internal.nccl.Batch;
 import org.djlx.collectives.internal.nccl.NcclBackend;
 import org.djlx.collectives.p2p.P2pBuffers;
 import org.djlx.collectives.spi.Backend;
@@ -25,8 +25,9 @@ import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.GpuTopology;
 
 /**
- * NCCL, and where the GPUs of all ranks reach each other's memory, or form a hybrid cube mesh, a
- * {@link P2p} beside it for all-reduces and for operators built on P2P buffers.
+ * Sends each operation to NCCL or to {@link P2p}. P2P runs all-reduces and operators on P2P
+ * buffers. It needs GPUs that all reach each other's memory, or form a hybrid cube mesh; otherwise
+ * NCCL runs everything.
  */
 final class CudaP2pBackend extends Backend {
 
@@ -48,7 +49,7 @@ final class CudaP2pBackend extends Backend {
         this.device = CudaDevice.open(nccl.device());
         boolean done = false;
         try {
-            this.p2p = P2p.create(context, options, device, topology, nccl);
+            this.p2p = P2p.create(context, options, device, topology, nccl.group());
             done = true;
         } finally {
             if (!done) {
@@ -62,7 +63,7 @@ final class CudaP2pBackend extends Backend {
      *
      * @param context the group and the rank
      * @param options the options
-     * @param topology how GPUs are linked, by where they are on the PCI bus
+     * @param topology finds the links of GPUs from their PCI bus ids
      */
     static CudaP2pBackend create(
             GroupContext context,

@@ -17,8 +17,8 @@ import org.djlx.collectives.spi.Support;
 import org.djlx.nativeops.cuda.GpuTopology;
 
 /**
- * Creates {@code cuda_p2p} backends; takes {@link CudaP2pOptions}, {@link NcclOptions} or plain
- * options.
+ * Creates {@code cuda_p2p} backends from {@link CudaP2pOptions}, {@link NcclOptions} or plain
+ * {@link BackendOptions}.
  */
 public final class CudaP2pBackendFactory implements BackendFactory {
 
@@ -30,10 +30,10 @@ public final class CudaP2pBackendFactory implements BackendFactory {
     }
 
     /**
-     * For tests, which take links away.
+     * Creates a factory with a topology of its own, for tests.
      *
-     * @param topology how GPUs are linked, by where they are on the PCI bus, in the order of the
-     *     ranks; asked on rank 0, unless the options say
+     * @param topology finds the links of GPUs from their PCI bus ids, in the order of the ranks;
+     *     called on rank 0, unless the options have a topology
      */
     CudaP2pBackendFactory(Function<List<String>, GpuTopology> topology) {
         this.topology = topology;
@@ -65,7 +65,7 @@ public final class CudaP2pBackendFactory implements BackendFactory {
             throw new IllegalArgumentException(
                     "backend '"
                             + CudaP2pBackend.NAME
-                            + "' takes CudaP2pOptions or NcclOptions, not "
+                            + "' takes CudaP2pOptions, NcclOptions or BackendOptions, not "
                             + options.getClass().getSimpleName());
         }
         NcclOptions ncclOptions = NcclOptions.builder().optTimeout(options.timeout()).build();

@@ -26,39 +26,41 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * P2P buffers in the memory of GPUs. Signals are raised and awaited by streams, not by the host:
- * the methods of {@link P2pBuffers} do so on the current stream.
+ * P2P buffers in GPU memory. Streams signal and wait, not the host: the methods of {@link
+ * P2pBuffers} enqueue signals and waits on the current stream.
  *
- * <p>Operations are counted on the device, as graphs are replayed between them without the host
- * knowing. An operation {@linkplain SignalKernels#enter enters} when it first uses what ranks write
- * into; from then on all ranks may write what belongs to it. Before a stream first writes to other
- * ranks, it waits until they have entered, too: until then it may compute, and write into this
- * rank's own buffer, as no rank reads there what schedules send. An operation that is a single
- * kernel does all that itself, by {@link KernelSignals}.
+ * <ol>
+ *   <li>The device counts operations because graphs are replayed without the host's knowledge.
+ *   <li>An operation {@linkplain SignalKernels#enter enters} before its first use of memory that
+ *       peers write to. From then on, peers may write its data.
+ *   <li>A stream waits until all peers have entered before it first writes to them. Before that, it
+ *       may compute, and write to this rank's own buffer.
+ *   <li>A single-kernel operation does all this in the kernel, with {@link KernelSignals}.
+ * </ol>
  */
 final class CudaP2pBuffers extends P2pBuffers {
 
-    // What operations raise their signals to, beyond what the device has counted before.
+    // The epoch of every operation, relative to the device's count.
     private static final int EPOCH = 1;
 
     private final P2pRegion region;
     private final CudaStream side;
-    private CudaEvent entry; // null until it is used
+    private CudaEvent entry; // created on first use
     private final SignalKernels signals;
     private final CurrentStreams currentStreams;
     private final CudaP2pStream current = new CudaP2pStream(this);
-    private final CudaP2pStream beside = new CudaP2pStream(this);
+    private final CudaP2pStream sideStream = new CudaP2pStream(this);
     private final int rank;
     private final KernelSignals kernelSignals; // null if kernels have none
     private final OneShotSlots oneShotSlots; // null if there are none
-    private Operation underWay; // what is being enqueued, or null
-    private CudaStream running; // its current stream
-    private boolean captured; // whether it goes into a graph
+    private Operation underWay; // being enqueued, or null
+    private CudaStream running; // the current stream of that operation
+    private boolean captured; // whether that operation is captured into a graph
     private boolean entered;
-    private boolean entryMarked; // by the event
-    private boolean besideUsed; // the operation has asked for the side stream
-    private boolean reached; // the current stream has waited for all others to enter
-    private boolean reachedBeside; // the side stream has
+    private boolean entryMarked; // the event is recorded after the entry
+    private boolean sideUsed; // the operation has asked for the side stream
+    private boolean reached; // the current stream has waited for all peers to enter
+    private boolean sideReached; // the side stream has waited for all peers to enter
     private volatile boolean destroyed;
 
     CudaP2pBuffers(
@@ -141,8 +143,8 @@ final class CudaP2pBuffers extends P2pBuffers {
         requireUsable();
         Required.argument("sideStream: operation", operation);
         enter();
-        besideUsed = true;
-        return beside.on(side, operation, false);
+        sideUsed = true;
+        return sideStream.on(side, operation, false);
     }
 
     @Override
@@ -153,7 +155,7 @@ final class CudaP2pBuffers extends P2pBuffers {
         return EPOCH;
     }
 
-    /** Whether what follows on the current stream is behind the entry into an operation. */
+    /** Tells whether the current stream has entered the operation. */
     boolean hasEntered() {
         return entered;
     }
@@ -162,10 +164,7 @@ final class CudaP2pBuffers extends P2pBuffers {
         return running == null ? currentStreams.get() : running;
     }
 
-    /**
-     * Lets the current stream enter the operation under way, unless it has: what it reads from now
-     * on, others may have written for this operation, and its signals are this one's.
-     */
+    /** Enters the operation under way on the current stream, unless that has happened. */
     private void enter() {
         if (underWay != null && !entered) {
             entered = true;
@@ -173,7 +172,7 @@ final class CudaP2pBuffers extends P2pBuffers {
         }
     }
 
-    /** Lets the side stream follow on the entry into the operation under way. */
+    /** Lets the side stream wait for the entry into the operation under way. */
     void orderSideStream() {
         if (underWay != null) {
             markEntry();
@@ -191,15 +190,15 @@ final class CudaP2pBuffers extends P2pBuffers {
         }
     }
 
-    /** Lets a stream, before it first writes to other ranks, wait until they have entered, too. */
+    /** Lets a stream wait until all peers have entered, before it first writes to them. */
     private void reach(CudaStream stream) {
         enter();
         boolean isSide = stream == side;
-        if (underWay == null || (isSide ? reachedBeside : reached)) {
+        if (underWay == null || (isSide ? sideReached : reached)) {
             return;
         }
         if (isSide) {
-            reachedBeside = true;
+            sideReached = true;
         } else {
             reached = true;
         }
@@ -207,20 +206,20 @@ final class CudaP2pBuffers extends P2pBuffers {
     }
 
     /**
-     * Tells whether the operation under way goes into a CUDA graph.
+     * Tells whether the operation under way is captured into a CUDA graph.
      *
-     * @return whether it does
+     * @return whether it is
      */
     boolean isCapturing() {
         return captured;
     }
 
     /**
-     * Enqueues an operation, or records it into a graph.
+     * Enqueues an operation, or captures it into a graph.
      *
      * @param operation the operation
      * @param stream the current stream
-     * @param captured whether it is recorded
+     * @param captured whether the stream is being captured
      * @param body enqueues it
      */
     void enqueue(Operation operation, CudaStream stream, boolean captured, Runnable body) {
@@ -229,9 +228,9 @@ final class CudaP2pBuffers extends P2pBuffers {
         this.captured = captured;
         entered = false;
         entryMarked = false;
-        besideUsed = false;
+        sideUsed = false;
         reached = false;
-        reachedBeside = false;
+        sideReached = false;
         try {
             body.run();
         } finally {
@@ -241,7 +240,7 @@ final class CudaP2pBuffers extends P2pBuffers {
         }
     }
 
-    /** From now on, methods throw. */
+    /** Makes later calls throw. */
     void end() {
         destroyed = true;
     }
@@ -259,8 +258,8 @@ final class CudaP2pBuffers extends P2pBuffers {
                 manager, region.memory(peer), region.layout().buffer() + offset, shape, type);
     }
 
-    /** Where a stream is to write into a rank's buffer or heap. */
-    long place(CudaStream stream, int peer, long offset, long byteSize) {
+    /** Returns the address at which a stream may now write to a rank's buffer or heap. */
+    long address(CudaStream stream, int peer, long offset, long byteSize) {
         requireUsable();
         checkRange(peer, offset, byteSize);
         if (peer != rank) {
@@ -269,24 +268,24 @@ final class CudaP2pBuffers extends P2pBuffers {
         return region.address(peer) + region.layout().buffer() + offset;
     }
 
-    /** Raises this rank's signal on a rank, from a stream. */
+    /** Signals a peer from a stream. */
     void putSignal(CudaStream stream, int peer, int channel, int value) {
         requireUsable();
         checkRank(peer);
         checkChannel(channel);
         checkEpoch(value);
         enter();
-        signals.raise(stream, peer, channel);
+        signals.signal(stream, peer, channel);
     }
 
-    /** Lets a stream wait for a rank's signal. */
+    /** Lets a stream wait for a peer's signal. */
     void waitSignal(CudaStream stream, Operation operation, int peer, int channel, int value) {
         requireUsable();
         checkRank(peer);
         await(stream, operation, channel, 1 << peer, value);
     }
 
-    /** Lets a stream wait for the signals of all other ranks. */
+    /** Lets a stream wait for the signals of all peers. */
     void waitSignals(CudaStream stream, Operation operation, int channel, int value) {
         requireUsable();
         await(stream, operation, channel, (1 << region.ranks()) - 1 & ~(1 << rank), value);
@@ -297,22 +296,22 @@ final class CudaP2pBuffers extends P2pBuffers {
         checkEpoch(value);
         if (peers != 0) {
             enter();
-            if (stream != side && besideUsed && !beside.isOrdered()) {
-                markEntry(); // Others may wait for what the side stream is yet to do.
+            if (stream != side && sideUsed && !sideStream.isOrdered()) {
+                markEntry(); // Now: peers may wait for work that the side stream has yet to do.
             }
             signals.await(stream, channel, peers, operation.timeout());
         }
     }
 
-    /** What is beyond is what the next operations raise their signals to. */
+    /** Checks that an epoch is this operation's: later epochs are those of later operations. */
     private static void checkEpoch(int value) {
         if (value != EPOCH) {
             throw new IllegalArgumentException(
-                    "signals are raised to the operation's epoch, "
-                            + EPOCH
-                            + ", and not to "
+                    "epoch "
                             + value
-                            + "; use a channel for each");
+                            + " is not the operation's epoch, "
+                            + EPOCH
+                            + ": use another channel for a second signal");
         }
     }
 
@@ -329,7 +328,7 @@ final class CudaP2pBuffers extends P2pBuffers {
         waitSignal(stream(), operation, peer, channel, value);
     }
 
-    /** Returns at once: {@link P2pQueue} has published the call, which is compared behind it. */
+    /** No-op: {@link P2pQueue} has published the call, and compares it afterwards. */
     @Override
     public void awaitAgreement(Operation operation) {
         requireUsable();
@@ -339,16 +338,16 @@ final class CudaP2pBuffers extends P2pBuffers {
     public void intraNodeBarrier(Operation operation) {
         requireUsable();
         Required.argument("intraNodeBarrier: operation", operation);
-        // To wait for others to enter would do, but only if none has done anything before.
+        // awaitEntered() would not do: a peer may have worked since it entered.
         enter();
         signals.meet(stream(), operation.timeout());
         reached = true;
     }
 
-    /** Frees everything but the region. */
+    /** Frees all but the region. */
     void close() {
         current.free();
-        beside.free();
+        sideStream.free();
         side.close();
         if (entry != null) {
             entry.close();

@@ -14,9 +14,9 @@ import org.djlx.nativeops.cuda.CudaEvent;
 import org.djlx.nativeops.cuda.CudaStream;
 
 /**
- * A stream on a GPU: the caller's current one, or the group's for what is sent beside it. Kept from
- * operation to operation, with its events, of which one can be recorded again when the operation
- * before has ended on the host: what waits for it then waits for what it was when it was told to.
+ * A stream for P2P operations: the caller's current stream, or the group's side stream. Reused by
+ * all operations, with its events. An event can be recorded again as soon as the host has enqueued
+ * the operation before: streams that wait for it wait for the record before their wait.
  */
 final class CudaP2pStream implements P2pStream {
 
@@ -24,8 +24,8 @@ final class CudaP2pStream implements P2pStream {
     private final List<StreamEvent> events = new ArrayList<>();
     private CudaStream stream;
     private Operation operation;
-    private int used; // events of the operation under way
-    private boolean ordered; // what follows is behind the entry into the operation
+    private int used; // events that the current operation has recorded
+    private boolean ordered; // later work runs after the entry into the operation
 
     CudaP2pStream(CudaP2pBuffers buffers) {
         this.buffers = buffers;
@@ -34,8 +34,8 @@ final class CudaP2pStream implements P2pStream {
     /**
      * Begins an operation on a stream.
      *
-     * @param ordered whether it is the current one, on which the operation is entered; the other
-     *     follows on that when it has waited for an event behind, or else is made to
+     * @param ordered true for the current stream, on which the operation is entered. The side
+     *     stream is ordered after the entry by an event that it waits for, or else by its first use
      */
     CudaP2pStream on(CudaStream stream, Operation operation, boolean ordered) {
         this.stream = stream;
@@ -48,14 +48,14 @@ final class CudaP2pStream implements P2pStream {
     private static final class StreamEvent implements Event {
 
         final CudaEvent event;
-        boolean entered; // it is behind the entry into the operation
+        boolean entered; // recorded after the entry into the operation
 
         StreamEvent(CudaEvent event) {
             this.event = event;
         }
     }
 
-    /** Whether what follows is behind the entry into the operation. */
+    /** Tells whether later work runs after the entry into the operation. */
     boolean isOrdered() {
         return ordered;
     }
@@ -70,7 +70,7 @@ final class CudaP2pStream implements P2pStream {
     @Override
     public void put(int rank, long offset, long source, long byteSize) {
         order();
-        stream.copyAsync(buffers.place(stream, rank, offset, byteSize), source, byteSize);
+        stream.copyAsync(buffers.address(stream, rank, offset, byteSize), source, byteSize);
     }
 
     @Override
@@ -128,7 +128,7 @@ final class CudaP2pStream implements P2pStream {
         ordered |= other.entered;
     }
 
-    /** Does nothing: the stream is kept. */
+    /** No-op because the stream is reused. */
     @Override
     public void close() {}
 

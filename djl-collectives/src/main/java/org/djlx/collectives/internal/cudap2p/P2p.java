@@ -14,13 +14,15 @@ import java.util.Optional;
 import java.util.Set;
 import java.util.function.BooleanSupplier;
 import java.util.function.Function;
+import java.util.function.LongFunction;
 import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.CudaP2pOptions;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.internal.cudap2p.AllReduceKernels.Algorithm;
+import org.djlx.collectives.internal.gpu.GpuCall;
+import org.djlx.collectives.internal.gpu.GpuGroup;
 import org.djlx.collectives.internal.host.HostSync;
-import org.djlx.collectives.internal.nccl.NcclBackend;
 import org.djlx.collectives.p2p.P2pBuffers;
 import org.djlx.collectives.spi.GroupContext;
 import org.djlx.collectives.spi.Operation;
@@ -38,9 +40,8 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * All that a {@code cuda_p2p} group has besides NCCL: memory that the GPUs of all ranks, or of
- * those that are linked, write into, kernels for all-reduces, and a queue of what operators do with
- * them. Either all ranks have it or none.
+ * The P2P part of a {@code cuda_p2p} group: memory that the GPUs of linked ranks write to, kernels
+ * of all-reduces, and the queue of operations. Either all ranks have it or none.
  */
 final class P2p {
 
@@ -49,7 +50,7 @@ final class P2p {
     private final GroupContext context;
     private final CudaP2pOptions options;
     private final CudaDevice device;
-    private final NcclBackend nccl;
+    private final GpuGroup group;
     private final P2pRegion region;
     private final WaitStatus waits;
     private final AllReduceKernels kernels;
@@ -58,58 +59,57 @@ final class P2p {
     private final CudaP2pBuffers buffers;
     private final P2pQueue queue;
     private final CurrentStreams currentStreams;
-    private final BooleanSupplier recorded; // whether the current stream is
+    private final BooleanSupplier capturing; // whether the current stream is being captured
 
-    // What gives tensors up into which ranks that come late may still write; null when all have
-    // left. Guarded by this.
+    // Releases of tensors that late peers may still write to; null once every rank has left.
+    // Guarded by this.
     private List<Runnable> abandoned = new ArrayList<>();
 
     private P2p(
             GroupContext context,
             CudaP2pOptions options,
             CudaDevice device,
-            NcclBackend nccl,
+            GpuGroup group,
             Parts parts) {
         this.context = context;
         this.options = options;
         this.device = device;
-        this.nccl = nccl;
+        this.group = group;
         this.region = parts.region;
         this.waits = parts.waits;
         this.kernels = parts.kernels;
         this.signals = parts.signals;
         this.hosts = parts.hosts;
         currentStreams = new CurrentStreams(device);
-        recorded = () -> device.within(() -> currentStreams.get().isCapturing());
+        capturing = () -> device.within(() -> currentStreams.get().isCapturing());
         buffers = new CudaP2pBuffers(region, device, currentStreams, signals, parts.kernelBlocks);
         queue =
                 new P2pQueue(
                         context,
                         device,
-                        options.ncclOptions().isBlockingWait(),
                         options.ncclOptions().isVerify(),
                         hosts,
                         currentStreams,
                         waits,
-                        nccl);
+                        group);
     }
 
     /**
-     * Finds out with the other ranks whether their GPUs reach each other's memory, and maps it.
+     * Maps the memory of all ranks, if their GPUs can access it.
      *
      * @param context the group and the rank
      * @param options the options
      * @param device the rank's GPU
-     * @param topology how GPUs are linked, by where they are on the PCI bus
-     * @param nccl runs the group's other operations
-     * @return what all ranks have then; empty on all, if it cannot be done on one
+     * @param topology finds the links of GPUs from their PCI bus ids
+     * @param group has the group's stream and watchdog
+     * @return the P2P part; empty on all ranks if one of them cannot have it
      */
     static Optional<P2p> create(
             GroupContext context,
             CudaP2pOptions options,
             CudaDevice device,
             Function<List<String>, GpuTopology> topology,
-            NcclBackend nccl) {
+            GpuGroup group) {
         RegionHandshake.Outcome outcome = RegionHandshake.run(context, options, device, topology);
         Parts parts = new Parts(outcome.region());
         String problem = outcome.problem();
@@ -127,8 +127,8 @@ final class P2p {
             }
             if (problem == null) {
                 parts.compareGpus(context, device);
-                p2p = new P2p(context, options, device, nccl, parts);
-                nccl.accompany(p2p.queue);
+                p2p = new P2p(context, options, device, group, parts);
+                group.extend(p2p.queue);
             }
         } finally {
             if (p2p == null) {
@@ -136,10 +136,10 @@ final class P2p {
             }
         }
         if (problem != null && context.rank() == 0) {
-            logger.warn("group '{}' uses NCCL alone, for all ranks: {}", context.name(), problem);
+            logger.warn("group '{}' uses NCCL only, on all ranks: {}", context.name(), problem);
         } else if (context.rank() == 0 && !outcome.region().links().isComplete()) {
             logger.info(
-                    "group '{}' has no P2P buffers: not every two of its GPUs are linked",
+                    "group '{}' has no P2P buffers: its GPUs are not fully connected",
                     context.name());
         }
         return Optional.ofNullable(p2p);
@@ -168,29 +168,30 @@ final class P2p {
         private SignalKernels signals;
         private HostSync hosts;
         private RuntimeException noHosts;
-        private int kernelBlocks; // of kernels that wait; 0 if the ranks' GPUs differ
+        private int kernelBlocks; // most blocks of a waiting kernel; 0 if the GPUs differ
 
         Parts(P2pRegion region) {
             this.region = region;
         }
 
-        /** Compiles and loads them before any runs: doing so later could wait for those that do. */
+        /** Loads all kernels before any runs because a load may wait for running kernels. */
         void loadKernels(CudaDevice device) {
             KernelCompiler compiler = new KernelCompiler(KernelCache.user());
-            SignalKernels.prepare(device, compiler); // While the all-reduces compile.
+            SignalKernels.prepare(device, compiler); // in parallel to the all-reduces
             waits = new WaitStatus(device, region.rank());
             kernels = new AllReduceKernels(region, device, waits, compiler);
             signals = new SignalKernels(region, device, waits, compiler);
         }
 
-        /** Leaves out what the GPU of another rank cannot run: NCCL does that on all ranks. */
+        /** Drops kernels that another rank cannot run: NCCL runs those cases on all ranks. */
         void agreeOnKernels(GroupContext context) {
             Set<String> own = kernels.names();
             kernels.retain(RegionHandshake.common(context, "p2p-kernel-names", own));
             own.removeAll(kernels.names());
             if (!own.isEmpty()) {
                 logger.info(
-                        "rank {} of group '{}' does without {}, which another rank cannot run",
+                        "rank {} of group '{}' does not use kernels {}: another rank cannot run"
+                                + " them",
                         context.rank(),
                         context.name(),
                         own);
@@ -201,13 +202,13 @@ final class P2p {
             try {
                 hosts = HostSync.join(context);
             } catch (CollectiveTimeoutException e) {
-                throw e; // Who has not come will not come to agree on this.
+                throw e; // A rank that did not come will not come to agree, either.
             } catch (RuntimeException e) {
                 noHosts = e;
             }
         }
 
-        /** Agrees on how many blocks of a kernel that waits for peers each rank may launch. */
+        /** Agrees on the most blocks of a kernel that waits for peers. */
         void compareGpus(GroupContext context, CudaDevice device) {
             int processors = device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
             String gpu = device.architecture() + " " + processors + " " + device.pciBusId();
@@ -263,34 +264,36 @@ final class P2p {
                     part.close();
                 }
             } catch (Exception e) {
-                logger.warn("what a group without P2P memory had loaded cannot be freed", e);
+                logger.warn("cannot free a part of a group that has no P2P memory", e);
             }
         }
     }
 
-    /** The buffers; empty also where not every pair of ranks is linked. */
+    /**
+     * Returns the P2P buffers; empty if they have no bytes, as where a pair of ranks is not linked.
+     */
     Optional<P2pBuffers> buffers() {
         return buffers.bufferSize() + buffers.heapSize() == 0
                 ? Optional.empty()
                 : Optional.of(buffers);
     }
 
-    /** How a tensor is reduced; null for NCCL. Depends on what is the same on all ranks. */
+    /** Returns the algorithm for a tensor, the same on all ranks; null for NCCL. */
     Algorithm algorithm(TensorInfo tensor, ReduceOp op) {
         boolean sum = op == ReduceOp.SUM || op == ReduceOp.AVG;
         long byteSize = tensor.byteSize();
         if (!sum || byteSize == 0 || context.worldSize() == 1) {
             return null;
         }
-        Algorithm algorithm = algorithm(options, region.links(), byteSize, recorded);
+        Algorithm algorithm = algorithm(options, region.links(), byteSize, capturing);
         return algorithm != null && kernels.isSupported(algorithm, tensor.type())
                 ? algorithm
                 : null;
     }
 
-    /** How a sum of so many bytes is done, if there is a kernel for it; null for NCCL. */
+    /** Returns the algorithm for a sum of so many bytes; null for NCCL. */
     static Algorithm algorithm(
-            CudaP2pOptions options, P2pLinks links, long byteSize, BooleanSupplier recorded) {
+            CudaP2pOptions options, P2pLinks links, long byteSize, BooleanSupplier capturing) {
         int ranks = links.ranks();
         boolean oneShot = byteSize <= options.oneShotBytes(ranks);
         switch (links.kind()) {
@@ -301,7 +304,7 @@ final class P2p {
                 if (byteSize <= options.twoShotBytes(ranks, false)) {
                     return Algorithm.TWO_SHOT;
                 }
-                boolean graph = recorded.getAsBoolean();
+                boolean graph = capturing.getAsBoolean();
                 if (byteSize <= options.twoShotBytes(ranks, graph)) {
                     return Algorithm.TWO_SHOT;
                 }
@@ -314,8 +317,9 @@ final class P2p {
     }
 
     /**
-     * Reduces a tensor by a kernel on the group's stream; on the caller's current stream where that
-     * is recorded into a graph, or goes on behind it and nothing speaks against it.
+     * Reduces a tensor by a kernel. The kernel runs on the caller's current stream if that is being
+     * captured, or if the caller waits for the result at once and the kernel can use the tensor in
+     * place. Otherwise it runs on the group's stream.
      */
     Work allReduce(
             Operation operation,
@@ -327,27 +331,28 @@ final class P2p {
         operation.setAlgorithm(algorithm.kernel());
         float divisor = op == ReduceOp.AVG ? context.worldSize() : 1;
         boolean direct = algorithm == Algorithm.DIRECT;
-        NcclBackend.Kernel kernel =
-                new NcclBackend.Kernel() {
-                    @Override
-                    public void launch(long address, CudaStream stream) {
-                        kernels.enqueue(
-                                stream,
-                                algorithm,
-                                address,
-                                info.count(),
-                                info.type(),
-                                divisor,
-                                operation.timeout());
-                    }
+        LongFunction<GpuCall.Body> kernel =
+                address ->
+                        new GpuCall.Body() {
+                            @Override
+                            public void enqueue(CudaStream stream) {
+                                kernels.enqueue(
+                                        stream,
+                                        algorithm,
+                                        address,
+                                        info.count(),
+                                        info.type(),
+                                        divisor,
+                                        operation.timeout());
+                            }
 
-                    @Override
-                    public void releaseFailed(Runnable release) {
-                        if (!direct || !abandon(release)) {
-                            release.run();
-                        }
-                    }
-                };
+                            @Override
+                            public void releaseFailed(Runnable release) {
+                                if (!direct || !abandon(release)) {
+                                    release.run();
+                                }
+                            }
+                        };
         return device.within(
                 () -> {
                     CudaStream current = currentStreams.get();
@@ -356,9 +361,10 @@ final class P2p {
                                     && (!direct
                                             || AllReduceKernels.isReachable(
                                                     device, info.address()));
-                    // Works of the group's stream keep what ranks that come late may still write
-                    // into, make copies before others know of the call, and wait for NCCL.
-                    boolean here = inOrder && !direct && inPlace && nccl.isLaunched();
+                    // Only works of the group's stream hold tensors that late peers may write to,
+                    // make copies before the call is published, and wait for the helper.
+                    boolean here =
+                            inOrder && !direct && inPlace && group.collectives().isLaunched();
                     return here || current.isCapturing()
                             ? queue.run(
                                     operation,
@@ -366,7 +372,7 @@ final class P2p {
                                     (stream, captured) ->
                                             enqueue(stream, tensor, info, inPlace, kernel),
                                     List.of(tensor))
-                            : nccl.run(operation, tensor, inPlace, current, kernel);
+                            : group.run(operation, tensor, inPlace, current, kernel);
                 });
     }
 
@@ -376,9 +382,9 @@ final class P2p {
             NDArray tensor,
             TensorInfo info,
             boolean inPlace,
-            NcclBackend.Kernel kernel) {
+            LongFunction<GpuCall.Body> kernel) {
         if (inPlace) {
-            kernel.launch(info.address(), stream);
+            kernel.apply(info.address()).enqueue(stream);
             return;
         }
         try (NDArray copy =
@@ -387,13 +393,13 @@ final class P2p {
             NoGradient.run(
                     () -> {
                         Torch.copy(copy, tensor);
-                        kernel.launch(Torch.dataPointer(copy), stream);
+                        kernel.apply(Torch.dataPointer(copy)).enqueue(stream);
                         Torch.copy(tensor, copy);
                     });
         }
     }
 
-    /** Runs code that enqueues an operation on the streams of the {@link #buffers()}. */
+    /** Runs an operator that uses the {@link #buffers()} and their streams. */
     Work execute(Operation operation, Runnable body) {
         return device.within(
                 () ->
@@ -405,24 +411,24 @@ final class P2p {
                                 List.of()));
     }
 
-    /** Makes the host's waits for other ranks fail; any thread may call it. */
+    /** Makes waits of this host for other ranks fail. Thread-safe. */
     void stopWaiting() {
         queue.end();
     }
 
-    /** Tells the other ranks that this one calls nothing more. */
+    /** Tells the other ranks that this rank makes no more calls. */
     void endCalls() {
         queue.endCalls();
     }
 
-    /** Ends what is done with it, when no operation is under way any more. */
+    /** Makes later calls throw, and ends waits of kernels; no operation may be under way. */
     void stop() {
         buffers.end();
         kernels.end();
-        waits.stop(); // Nobody knows what graphs still do.
+        waits.stop(); // Graphs may still run.
     }
 
-    /** Frees everything, after {@link #stop}. */
+    /** Frees all resources, after {@link #stop}. */
     void free() {
         try {
             queue.close();
@@ -432,13 +438,13 @@ final class P2p {
             buffers.close();
             region.closePeers();
         } finally {
-            // Also when the driver refuses calls: other ranks keep what is theirs until this has
+            // Also if the driver throws: the other ranks keep their memory until this rank has
             // left.
             RetiredRegions.add(region, hosts, this::releaseAbandoned);
         }
     }
 
-    /** Keeps what a failed operation held until all ranks have left; false if they have. */
+    /** Defers the release of a failed operation's tensor; false if all ranks have left. */
     private synchronized boolean abandon(Runnable release) {
         return abandoned != null && abandoned.add(release);
     }
@@ -453,7 +459,7 @@ final class P2p {
             try {
                 release.run();
             } catch (RuntimeException e) {
-                logger.warn("memory that a failed operation held cannot be freed", e);
+                logger.warn("cannot free the memory of a failed operation", e);
             }
         }
     }

@@ -9,18 +9,18 @@ import java.util.stream.IntStream;
 import org.djlx.nativeops.cuda.GpuTopology;
 
 /**
- * Between which ranks P2P is: every pair, unless the GPUs form a hybrid cube mesh. There a GPU is
- * linked to four others, and mostly cannot access the rest; only linked pairs map each other's
- * memory, and nothing else is ever written to.
+ * The pairs of ranks that share memory: every pair, unless the GPUs form a hybrid cube mesh. There,
+ * a GPU is linked to four others and mostly cannot access the rest, so only linked pairs map and
+ * write each other's memory.
  *
  * @param kind how the GPUs are linked
- * @param masks for each rank, a bit for each rank that it is linked to; always for itself
+ * @param masks for each rank, a bit mask of the ranks that it is linked to, including itself
  */
 record P2pLinks(GpuTopology.Kind kind, List<Integer> masks) {
 
     private static final int MESH_RANKS = 8;
 
-    /** The links of GPUs, one for each rank. */
+    /** Returns the links of the ranks' GPUs. */
     static P2pLinks of(GpuTopology topology) {
         if (topology.kind() != GpuTopology.Kind.HYBRID_CUBE_MESH) {
             return all(topology.kind(), topology.size());
@@ -33,7 +33,7 @@ record P2pLinks(GpuTopology.Kind kind, List<Integer> masks) {
         return new P2pLinks(topology.kind(), masks);
     }
 
-    /** The links where only the kind is told. */
+    /** Returns the links of a topology of which only the kind is known. */
     static P2pLinks of(GpuTopology.Kind kind, int ranks) {
         if (kind != GpuTopology.Kind.HYBRID_CUBE_MESH) {
             return all(kind, ranks);
@@ -66,7 +66,7 @@ record P2pLinks(GpuTopology.Kind kind, List<Integer> masks) {
         return (masks.get(one) >> other & 1) != 0;
     }
 
-    /** The ranks that a rank is linked to, ascending; it is one of them. */
+    /** Returns the ranks that a rank is linked to, including itself, ascending. */
     int[] linkedTo(int rank) {
         return IntStream.range(0, ranks()).filter(peer -> isLinked(rank, peer)).toArray();
     }
@@ -76,18 +76,18 @@ record P2pLinks(GpuTopology.Kind kind, List<Integer> masks) {
         return masks.stream().allMatch(mask -> Integer.bitCount(mask) == ranks());
     }
 
-    /** In a hybrid cube mesh, the rank in the other four that a rank is linked to. */
+    /** Returns the rank of the other quad that a rank of a hybrid cube mesh is linked to. */
     int relay(int rank) {
         int others = masks.get(rank) & ~(1 << rank);
-        // Of those in its own four, each is linked to the other two.
+        // The other peers are in its quad, and linked to each other.
         return IntStream.of(linkedTo(rank))
                 .filter(peer -> peer != rank && (masks.get(peer) & others) == 1 << peer)
                 .findFirst()
                 .orElseThrow();
     }
 
-    /** In a hybrid cube mesh, a bit for each rank of the four that a rank is in. */
-    int four(int rank) {
+    /** Returns the quad of a rank of a hybrid cube mesh, as a bit mask. */
+    int quad(int rank) {
         return masks.get(rank) & ~(1 << relay(rank));
     }
 }

@@ -12,14 +12,15 @@ import java.util.Set;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.Work;
+import org.djlx.collectives.internal.gpu.Batch;
 import org.djlx.collectives.internal.gpu.EventPool;
+import org.djlx.collectives.internal.gpu.GpuGroup;
+import org.djlx.collectives.internal.gpu.GroupExtension;
 import org.djlx.collectives.internal.gpu.LongCalls;
 import org.djlx.collectives.internal.gpu.Watchdog;
 import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.internal.host.HostSync;
 import org.djlx.collectives.internal.host.Rendezvous;
-import org.djlx.collectives.internal.nccl.Batch;
-import org.djlx.collectives.internal.nccl.NcclBackend;
 import org.djlx.collectives.spi.GroupContext;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.nativeops.cuda.CudaDevice;
@@ -29,18 +30,20 @@ import org.djlx.nativeops.cuda.CurrentStreams;
 import org.slf4j.LoggerFactory;
 
 /**
- * Runs operations on the callers' current streams, in their turn among those of the group's own
- * stream, and ends what waits for other ranks if something goes wrong.
+ * Runs operations on the callers' current streams, in order with the collectives on the group's
+ * stream, and publishes all calls of the group.
  *
- * <p>The host does not wait for those of other ranks: it publishes what it calls and enqueues it.
- * Calls that differ are found behind, by whoever calls last or by the watchdog, and break the group
- * on all ranks. If calls are to be verified, the hosts agree before anything is enqueued, and the
- * group goes on.
+ * <ul>
+ *   <li>The host does not wait for other hosts: it publishes a call and enqueues it. The last rank
+ *       to call, or the watchdog, detects a mismatch, which breaks the group on all ranks.
+ *   <li>With {@code optVerify}, the hosts agree on a call before it is enqueued. A mismatch then
+ *       fails that call only.
+ *   <li>If the group breaks, all waits of kernels for other ranks end.
+ * </ul>
  */
-final class P2pQueue implements NcclBackend.Companion {
+final class P2pQueue implements GroupExtension {
 
-    // Reads files for each rank, at leisure.
-    private static final long LOOK_NANOS = 100_000_000;
+    private static final long PEER_POLL_NANOS = 100_000_000; // a poll reads a file for each rank
 
     private static final Set<P2pQueue> OPEN = new HashSet<>(); // guarded by itself
 
@@ -48,26 +51,29 @@ final class P2pQueue implements NcclBackend.Companion {
         try {
             Runtime.getRuntime().addShutdownHook(new Thread(P2pQueue::exit, "cuda_p2p-exit"));
         } catch (IllegalStateException e) {
-            LoggerFactory.getLogger(P2pQueue.class).debug("the JVM is about to end", e);
+            LoggerFactory.getLogger(P2pQueue.class)
+                    .debug("no shutdown hook: the JVM is exiting", e);
         }
     }
 
     private final GroupContext context;
     private final CudaDevice device;
-    private final boolean blockingWait;
     private final boolean verify;
     private final HostSync hosts;
     private final WaitStatus waits; // closed after this
-    private final NcclBackend nccl; // has the group's stream, and watches over all operations
+    private final GpuGroup group; // has the group's stream, and watches over all operations
     private final EventPool events;
     private final CurrentStreams currentStreams;
-    private final CudaEvent before; // behind what the group's stream had been given before one
-    private long launches; // of the group's stream that were before; guarded by the group's lock
-    private StreamWork last; // the last one here, or null; guarded by the group's lock
-    private boolean joined; // whether the group's stream has waited for it; likewise
-    private volatile long called; // the number of the last operation of which the others know
+    private final CudaEvent before; // after the earlier work on the group's stream
+    private volatile long called; // number of the last published operation
     private volatile boolean replayed; // an operation is in a graph
-    private volatile long looked = System.nanoTime(); // for dead peers
+    private volatile long peersPolled = System.nanoTime();
+
+    // Guarded by the group's lock.
+    private long launches; // on the group's stream, when it was last waited for
+    private StreamWork last; // the last operation here, or null
+    private boolean joined; // the group's stream waits for the last operation
+
     private volatile CollectiveException broken;
 
     /**
@@ -75,29 +81,26 @@ final class P2pQueue implements NcclBackend.Companion {
      *
      * @param context the group and the rank
      * @param device the rank's GPU
-     * @param blockingWait whether waiting for a work blocks the host
      * @param verify whether the ranks agree on a call before it is enqueued
-     * @param hosts the other ranks' hosts
+     * @param hosts the hosts of the group
      * @param currentStreams the callers' streams, closed with the queue
-     * @param waits what operations wait in
-     * @param nccl runs the group's other operations
+     * @param waits ends the waits of kernels
+     * @param group has the group's stream and watchdog
      */
     P2pQueue(
             GroupContext context,
             CudaDevice device,
-            boolean blockingWait,
             boolean verify,
             HostSync hosts,
             CurrentStreams currentStreams,
             WaitStatus waits,
-            NcclBackend nccl) {
+            GpuGroup group) {
         this.context = context;
         this.device = device;
-        this.blockingWait = blockingWait;
         this.verify = verify;
         this.hosts = hosts;
         this.waits = waits;
-        this.nccl = nccl;
+        this.group = group;
         this.currentStreams = currentStreams;
         events = new EventPool(device);
         before = CudaEvent.create(device);
@@ -111,10 +114,10 @@ final class P2pQueue implements NcclBackend.Companion {
     interface Body {
 
         /**
-         * Enqueues it, with the GPU's context current.
+         * Enqueues the operation. The GPU's context is current.
          *
-         * @param stream where
-         * @param captured whether the stream is recorded into a graph
+         * @param stream the stream
+         * @param captured whether the stream is being captured into a graph
          */
         void enqueue(CudaStream stream, boolean captured);
     }
@@ -125,11 +128,12 @@ final class P2pQueue implements NcclBackend.Companion {
         if (difference != null) {
             return Optional.of(difference);
         }
-        if (System.nanoTime() - looked < LOOK_NANOS) {
+        if (System.nanoTime() - peersPolled < PEER_POLL_NANOS) {
             return Optional.empty();
         }
-        looked = System.nanoTime();
-        String failed = hosts.brokenRank(); // It may have destroyed the group for that.
+        peersPolled = System.nanoTime();
+        String failed =
+                hosts.brokenRank(); // before departed ranks: it may have left for that reason
         if (failed != null) {
             return Optional.of(GroupErrors.brokenBy(failed));
         }
@@ -144,7 +148,7 @@ final class P2pQueue implements NcclBackend.Companion {
     }
 
     boolean isBlockingWait() {
-        return blockingWait;
+        return group.resources().blocking();
     }
 
     CurrentStreams currentStreams() {
@@ -152,8 +156,8 @@ final class P2pQueue implements NcclBackend.Companion {
     }
 
     /**
-     * Runs an operation on the caller's current stream, or puts it into the graph that this is
-     * recorded into. With the GPU's context current.
+     * Runs an operation on the caller's current stream, or captures it if the stream is being
+     * captured. The GPU's context must be current.
      *
      * @param operation the operation
      * @param current the stream
@@ -181,7 +185,7 @@ final class P2pQueue implements NcclBackend.Companion {
         return true;
     }
 
-    /** Tells the others what is called; returns why it must not be enqueued, or null. */
+    /** Publishes the call; with verification, agrees on it with the other ranks first. */
     @Override
     public CollectiveException announce(Operation operation, boolean captured) {
         if (broken != null) {
@@ -199,10 +203,10 @@ final class P2pQueue implements NcclBackend.Companion {
             boolean usable =
                     e instanceof CollectiveMismatchException calls && !calls.isGroupBroken();
             if (!usable && captured) {
-                // What waits for the GPU would spoil the capture, before its user learns why.
-                LongCalls.start("cuda_p2p-broken-" + context.name(), () -> nccl.breakWith(reason));
+                // The abort waits for the GPU, which would invalidate the capture of this thread.
+                LongCalls.start("cuda_p2p-broken-" + context.name(), () -> group.breakWith(reason));
             } else if (!usable) {
-                nccl.breakWith(reason);
+                group.breakWith(reason);
             }
             return reason;
         }
@@ -218,38 +222,39 @@ final class P2pQueue implements NcclBackend.Companion {
             last = work;
             joined = false;
             if (Batch.isAnyOpen()) {
-                join(); // What the batch has yet to start was issued before, and comes behind.
+                join(); // Operations of the batch were issued before, but are launched after.
             }
         } catch (RuntimeException | Error e) {
-            // The other ranks run theirs, and wait for what this one did not enqueue.
+            // The other ranks run this operation, and would wait for this rank.
             CollectiveException reason = GroupErrors.failed(operation, e);
-            nccl.breakWith(reason);
+            group.breakWith(reason);
             work.fail(reason);
             return;
         }
-        Watchdog watchdog = nccl.watchdog();
+        Watchdog watchdog = group.watchdog();
         watchdog.add(work);
         if (broken != null && watchdog.remove(work) && work.seal(broken)) {
-            // Whoever broke the queue did not see the work.
+            // The queue was broken before the work was added.
             work.complete(false);
         }
     }
 
     /**
-     * Lets a stream wait for the operations before, on whatever streams. If the group's stream was
-     * given nothing since the last one here, that one is all to wait for; otherwise the group's
-     * stream waits for it, too. While NCCL still connects ranks for what was called before, the
-     * host waits for that: see {@link Rendezvous}.
+     * Lets a stream wait for all earlier operations of the group. If nothing was launched on the
+     * group's stream since the last operation here, that operation is enough to wait for.
+     * Otherwise, the group's stream waits for that operation, and this stream for the group's.
+     * While NCCL still connects ranks for earlier operations, the host waits, too: see {@link
+     * Rendezvous}.
      */
     private void follow(CudaStream current) {
-        long launched = nccl.awaitLaunched();
+        long launched = group.collectives().awaitLaunched();
         if (launched == launches) {
             if (last != null) {
                 last.order(current);
             }
         } else {
-            join(); // It was enqueued before the last one here, if that was within a batch.
-            before.record(nccl.stream());
+            join(); // No-op unless the launches were issued before the last operation here.
+            before.record(group.collectives().stream());
             current.waitEvent(before);
             launches = launched;
         }
@@ -258,7 +263,7 @@ final class P2pQueue implements NcclBackend.Companion {
     @Override
     public void join() {
         if (last != null && !joined) {
-            last.order(nccl.stream());
+            last.order(group.collectives().stream());
             joined = true;
         }
     }
@@ -280,15 +285,15 @@ final class P2pQueue implements NcclBackend.Companion {
         operation.ended(null);
         if (!replayed) {
             replayed = true;
-            nccl.watchdog().keepVigil(this);
+            group.watchdog().watchAlways(this);
         }
         return new CapturedWork(result);
     }
 
     /**
-     * Also if nobody was missing in it, what an operation has read may be wrong: a rank that has
-     * waited in vain goes on when it has told, and may overwrite that. So an operation that was
-     * right fails, too, if that is known before this host has seen its end.
+     * An operation also fails if another rank has failed before this host has seen the operation's
+     * end. Its input may be wrong even if no rank was missing: a rank whose wait timed out
+     * continues after it has told the others, and may overwrite what they read.
      */
     @Override
     public CollectiveException failureOf(Operation operation) {
@@ -300,7 +305,7 @@ final class P2pQueue implements NcclBackend.Companion {
         return failed == null ? null : GroupErrors.brokenBy(failed);
     }
 
-    /** Tells also what went wrong in a kernel that a graph replayed. */
+    /** Returns also errors of kernels that a graph replayed. */
     @Override
     public Optional<String> error() {
         List<Integer> missing = waits.missing();
@@ -311,7 +316,7 @@ final class P2pQueue implements NcclBackend.Companion {
 
     @Override
     public List<Integer> missing() {
-        return hosts.behind();
+        return hosts.slowestRanks();
     }
 
     @Override
@@ -327,14 +332,14 @@ final class P2pQueue implements NcclBackend.Companion {
         return true;
     }
 
-    /** Lets everything go on that waits for other ranks, what graphs replay included. */
+    /** Ends all waits of kernels for other ranks, also of those that graphs replay. */
     @Override
     public void abort() {
         waits.stop();
         device.synchronize();
     }
 
-    /** Makes the host's waits for other ranks fail; any thread may call it. */
+    /** Makes waits of this host for other ranks fail. Thread-safe. */
     void end() {
         hosts.end();
     }
@@ -346,12 +351,12 @@ final class P2pQueue implements NcclBackend.Companion {
     }
 
     /**
-     * When the process exits, the driver waits for kernels that run: none must wait. What is behind
-     * them may then overwrite what other ranks read, which know of it first.
+     * Ends all waits of kernels: when the process exits, the driver waits for running kernels.
+     * Tells the other ranks first because later work on the streams may overwrite what they read.
      */
     private void release() {
         try {
-            if (!nccl.watchdog().isDone()) {
+            if (!group.watchdog().isDone()) {
                 hosts.fail("its process exits within operations");
             }
         } finally {
@@ -359,12 +364,12 @@ final class P2pQueue implements NcclBackend.Companion {
         }
     }
 
-    /** Tells the other ranks that this one calls nothing more. */
+    /** Tells the other ranks that this rank makes no more calls. */
     void endCalls() {
         hosts.endCalls(called);
     }
 
-    /** Frees everything, when nothing is enqueued any more. */
+    /** Frees all resources; nothing may be enqueued any more. */
     void close() {
         synchronized (OPEN) {
             OPEN.remove(this);

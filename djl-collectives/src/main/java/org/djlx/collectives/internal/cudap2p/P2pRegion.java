@@ -8,12 +8,12 @@ import java.util.Arrays;
 import org.djlx.nativeops.host.NativeMemory;
 
 /**
- * Memory of each rank's GPU that the GPUs of all ranks linked to it address, as this rank does; see
- * {@link RegionLayout} on what is where.
+ * The regions of GPU memory of all ranks, with the addresses at which this rank accesses them. A
+ * region is accessible to the GPUs of all linked ranks; {@link RegionLayout} has its layout.
  *
- * <p>It is memory mapped by virtual memory management, not {@code cudaMalloc}'s: a copy into the
- * latter blocks the host while another thread stands in {@code cudaFree} on that GPU, which may
- * wait for the very copy. So no host has to know what the others do before it lets a stream wait.
+ * <p>The memory comes from the driver's virtual memory management, not from {@code cudaMalloc}: a
+ * copy into the latter blocks the host while another thread is in {@code cudaFree} on that GPU,
+ * which may wait for the very copy.
  */
 final class P2pRegion implements AutoCloseable {
 
@@ -22,20 +22,19 @@ final class P2pRegion implements AutoCloseable {
     private final int rank;
     private final boolean direct;
     private final AutoCloseable own;
-    private final NativeMemory[] memory; // of each rank; null if it is not linked
-    private final long[] addresses; // 0 there
+    private final NativeMemory[] memory; // of each rank; null if not linked
+    private final long[] addresses; // of each rank; 0 if not linked
 
     /**
-     * Creates it.
+     * Wraps mapped memory.
      *
-     * @param layout how it is divided
-     * @param links which ranks address each other's
+     * @param layout the layout of each region
+     * @param links the pairs of ranks that share memory
      * @param rank this rank
-     * @param direct whether all-reduces may read and write the tensors of all ranks, as far as this
-     *     one can tell
-     * @param own what frees this rank's memory
-     * @param memory that of each rank, null where it is not linked; the others' are closed by
-     *     {@link #closePeers}
+     * @param direct whether this rank's kernels can access the tensors of all ranks
+     * @param own frees this rank's memory
+     * @param memory the memory of each rank, null if not linked; {@link #closePeers} closes that of
+     *     the peers
      */
     P2pRegion(
             RegionLayout layout,
@@ -70,22 +69,22 @@ final class P2pRegion implements AutoCloseable {
         return addresses.length;
     }
 
-    /** Tells whether all-reduces may be direct, as far as this rank can tell. */
+    /** Tells whether all-reduces can be direct, as far as this rank knows. */
     boolean isDirect() {
         return direct;
     }
 
-    /** The memory of a rank, which must be linked to this one. */
+    /** Returns the memory of a linked rank. */
     NativeMemory memory(int peer) {
         return memory[peer];
     }
 
-    /** Where the memory of a rank begins; 0 if it is not linked to this one. */
+    /** Returns the address of a rank's memory; 0 if not linked. */
     long address(int peer) {
         return addresses[peer];
     }
 
-    /** Unmaps the memory of the others, which this rank uses no more. */
+    /** Unmaps the memory of the peers. */
     void closePeers() {
         for (int peer = 0; peer < memory.length; peer++) {
             if (peer != rank && memory[peer] != null) {
@@ -94,7 +93,7 @@ final class P2pRegion implements AutoCloseable {
         }
     }
 
-    /** Unmaps this rank's memory, which nobody uses any more. */
+    /** Frees this rank's memory. No peer may access it any more. */
     @Override
     public void close() {
         try {

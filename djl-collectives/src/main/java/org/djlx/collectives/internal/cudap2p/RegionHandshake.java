@@ -38,12 +38,12 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * Makes a {@link P2pRegion} with the other ranks, when a group is created. Step by step the ranks
- * tell each other through the store how it went, so that all have a region or none.
+ * Creates the {@link P2pRegion} of each rank, when a group is created. After each step the ranks
+ * exchange its result through the store, so that all get a region or none.
  *
- * <p>Ranks of one process use one mapping, to which the GPUs of those that are linked are given
- * access; to another process a rank passes a file descriptor of its memory, over a {@link
- * DescriptorChannel}. Of ranks that are not linked nothing is asked.
+ * <p>Ranks of one process share one mapping, to which the GPUs of linked ranks get access. To a
+ * rank of another process, a rank sends a file descriptor of its memory over a {@link
+ * DescriptorChannel}. Ranks that are not linked share nothing.
  */
 final class RegionHandshake {
 
@@ -57,15 +57,15 @@ final class RegionHandshake {
     private final CudaDevice device;
     private final Function<List<String>, GpuTopology> topology;
     private final int rank;
-    private final List<CudaDevice> opened = new ArrayList<>(); // of other ranks of this process
-    private NativeMemory[] memory = {}; // of each rank; null where it is not linked
-    private List<Card> cards;
+    private final List<CudaDevice> opened = new ArrayList<>(); // of peers in this process
+    private NativeMemory[] memory = {}; // of each rank; null if not linked
+    private List<RankInfo> infos;
     private P2pLinks links;
-    private int[] linked; // the ranks that this one is linked to, itself among them
+    private int[] linked; // the ranks that this rank is linked to, including itself
     private RegionLayout layout;
     private DescriptorChannel channel; // null if it could not be opened
     private CudaVirtualMemory own;
-    private boolean direct; // all-reduces may be, as far as this rank can tell
+    private boolean direct; // all-reduces can be direct, as far as this rank knows
 
     private RegionHandshake(
             GroupContext context,
@@ -79,23 +79,23 @@ final class RegionHandshake {
         this.rank = context.rank();
     }
 
-    /** What a rank tells the others about itself. */
-    static final class Card {
+    /** Information about a rank, which all ranks exchange. */
+    static final class RankInfo {
         String problem;
-        String options; // that must be the same everywhere
+        String options; // the same on all ranks
         String host;
         long pid;
         int ordinal;
         String bus;
-        String channel; // where it receives descriptors
-        String token; // with which
+        String channel; // name of the channel for descriptors
+        String token; // proves to the receiver that a descriptor is meant for it
     }
 
     /**
-     * What came of it, the same on all ranks.
+     * The result of the handshake: a region on all ranks, or the same problem on all ranks.
      *
-     * @param region the memory; null if there is a problem
-     * @param problem why there is none, or null
+     * @param region the region, or null
+     * @param problem the problem, or null
      */
     record Outcome(P2pRegion region, String problem) {}
 
@@ -103,18 +103,18 @@ final class RegionHandshake {
      * Maps the memory of all ranks and probes every pair that is linked.
      *
      * @param context the group and the rank
-     * @param options the options, which also tell how the memory is divided
+     * @param options the options, which determine the layout
      * @param device the rank's GPU
-     * @param topology how the ranks' GPUs are linked, by where they are on the PCI bus
+     * @param topology finds the links of GPUs from their PCI bus ids
      */
     static Outcome run(
             GroupContext context,
             CudaP2pOptions options,
             CudaDevice device,
             Function<List<String>, GpuTopology> topology) {
-        // All have left the groups before this one, so that the memory of those can be freed.
+        // After this exchange, all ranks have left earlier groups: their memory can be freed.
         context.exchange("p2p-begin", new byte[0]);
-        Disposal.run("P2P memory of groups before", RetiredRegions::free);
+        Disposal.run("P2P memory of earlier groups", RetiredRegions::free);
         RegionHandshake handshake = new RegionHandshake(context, options, device, topology);
         boolean done = false;
         try {
@@ -138,16 +138,16 @@ final class RegionHandshake {
     }
 
     private String firstProblem() {
-        Card card = new Card();
-        card.options = options.toString();
-        card.problem = attempt(() -> fill(card));
-        cards =
-                context.exchange("p2p", bytes(GSON.toJson(card))).stream()
-                        .map(json -> GSON.fromJson(text(json), Card.class))
+        RankInfo info = new RankInfo();
+        info.options = options.toString();
+        info.problem = attempt(() -> fill(info));
+        infos =
+                context.exchange("p2p", bytes(GSON.toJson(info))).stream()
+                        .map(json -> GSON.fromJson(text(json), RankInfo.class))
                         .toList();
-        String problem = describe(cards, options.isSharedGpus());
+        String problem = describe(infos, options.isSharedGpus());
         if (problem == null) {
-            List<String> buses = cards.stream().map(one -> one.bus).toList();
+            List<String> buses = infos.stream().map(one -> one.bus).toList();
             links = links(context, options, buses, topology);
             linked = links.linkedTo(rank);
             layout = new RegionLayout(options, links);
@@ -168,12 +168,12 @@ final class RegionHandshake {
     }
 
     /**
-     * Does something on all ranks that may fail.
+     * Runs a step on all ranks.
      *
      * @param context the group and the rank
-     * @param name names the step
-     * @param step what to do
-     * @return the first problem; null if there is none on any rank. The same answer on all
+     * @param name the name of the step
+     * @param step the step, which throws if it fails
+     * @return the problem of the first rank on which it failed, the same on all ranks; null if none
      */
     static String agree(GroupContext context, String name, Runnable step) {
         List<byte[]> problems = context.exchange(name, bytes(attempt(step)));
@@ -186,12 +186,12 @@ final class RegionHandshake {
     }
 
     /**
-     * Finds what all ranks have.
+     * Returns the names that all ranks have in common.
      *
      * @param context the group and the rank
-     * @param name names the step
-     * @param own what this rank has: names, without commas
-     * @return what is on every rank. The same answer on all
+     * @param name the name of the step
+     * @param own the names of this rank, without commas
+     * @return the names that every rank has, the same on all ranks
      */
     static Set<String> common(GroupContext context, String name, Set<String> own) {
         Set<String> common = new TreeSet<>(own);
@@ -201,23 +201,23 @@ final class RegionHandshake {
         return common;
     }
 
-    /** What speaks against P2P in what the ranks said; everybody finds the same. */
-    static String describe(List<Card> cards, boolean sharedGpus) {
-        for (int rank = 0; rank < cards.size(); rank++) {
-            Card card = cards.get(rank);
-            if (!card.problem.isEmpty()) {
-                return "rank " + rank + ": " + card.problem;
+    /** Returns the reason why these ranks cannot use P2P, or null. */
+    static String describe(List<RankInfo> infos, boolean sharedGpus) {
+        for (int rank = 0; rank < infos.size(); rank++) {
+            RankInfo info = infos.get(rank);
+            if (!info.problem.isEmpty()) {
+                return "rank " + rank + ": " + info.problem;
             }
-            if (!card.host.equals(cards.get(0).host)) {
+            if (!info.host.equals(infos.get(0).host)) {
                 return "rank 0 and rank " + rank + " are on different hosts";
             }
-            if (!card.options.equals(cards.get(0).options)) {
+            if (!info.options.equals(infos.get(0).options)) {
                 return String.format(
                         "rank 0 and rank %d have different options: %s; and %s",
-                        rank, cards.get(0).options, card.options);
+                        rank, infos.get(0).options, info.options);
             }
             for (int other = 0; other < rank && !sharedGpus; other++) {
-                if (card.bus.equals(cards.get(other).bus)) {
+                if (info.bus.equals(infos.get(other).bus)) {
                     return "rank " + other + " and rank " + rank + " are on the same GPU";
                 }
             }
@@ -242,44 +242,45 @@ final class RegionHandshake {
         return new String(bytes, StandardCharsets.UTF_8);
     }
 
-    private void fill(Card card) {
+    private void fill(RankInfo info) {
         if (context.worldSize() > RegionLayout.MAX_RANKS) {
             throw new EngineException(
                     "P2P groups have at most " + RegionLayout.MAX_RANKS + " ranks");
         }
         if (!CudaVirtualMemory.isSupported(device)) {
             throw new EngineException(
-                    device + " and its driver have no memory that others can map by a descriptor");
+                    device + " or its driver cannot share memory by file descriptors");
         }
-        // Whoever tells NCCL that ranks are on different hosts means it for P2P, too.
-        card.host = Liveness.HOST + " " + System.getenv("NCCL_HOSTID");
-        card.pid = ProcessHandle.current().pid();
-        card.ordinal = device.device().getDeviceId();
-        card.bus = device.pciBusId();
+        // NCCL_HOSTID declares ranks to be on different hosts, for NCCL and so for P2P.
+        info.host = Liveness.HOST + " " + System.getenv("NCCL_HOSTID");
+        info.pid = ProcessHandle.current().pid();
+        info.ordinal = device.device().getDeviceId();
+        info.bus = device.pciBusId();
         try {
             channel = DescriptorChannel.open();
-            card.channel = channel.name();
+            info.channel = channel.name();
         } catch (EngineException e) {
-            logger.debug("group '{}': no descriptors for other processes", context.name(), e);
+            logger.debug(
+                    "group '{}': cannot pass descriptors to other processes", context.name(), e);
         }
         byte[] token = new byte[TOKEN_BYTES];
         new SecureRandom().nextBytes(token);
-        card.token = HexFormat.of().formatHex(token);
+        info.token = HexFormat.of().formatHex(token);
     }
 
-    private boolean isHere(Card card) {
-        return card.pid == ProcessHandle.current().pid();
+    private boolean isHere(RankInfo info) {
+        return info.pid == ProcessHandle.current().pid();
     }
 
     private void allocate() {
         direct =
                 options.isDirect()
                         && links.kind() == GpuTopology.Kind.FULLY_CONNECTED_NVLINK
-                        && cards.stream().allMatch(this::isHere);
+                        && infos.stream().allMatch(this::isHere);
         for (int peer : linked) {
-            Card card = cards.get(peer);
-            if (isHere(card) && card.ordinal != device.device().getDeviceId()) {
-                CudaDevice other = CudaDevice.open(Device.gpu(card.ordinal));
+            RankInfo info = infos.get(peer);
+            if (isHere(info) && info.ordinal != device.device().getDeviceId()) {
+                CudaDevice other = CudaDevice.open(Device.gpu(info.ordinal));
                 opened.add(other);
                 if (!other.canAccessPeer(device)) {
                     throw new EngineException(other + " cannot access " + device);
@@ -291,7 +292,7 @@ final class RegionHandshake {
         try {
             own = CudaVirtualMemory.allocate(device, opened, layout.byteSize());
         } catch (CudaException e) {
-            // Maybe groups before this one are still being freed.
+            // Earlier groups may still be being freed.
             Disposal.await(FREE_PATIENCE);
             Disposal.run("P2P memory", RetiredRegions::free);
             own = CudaVirtualMemory.allocate(device, opened, layout.byteSize());
@@ -315,47 +316,47 @@ final class RegionHandshake {
         }
     }
 
-    /** Segments of libtorch's that can grow are memory of which peers would have to be told. */
+    /** Expandable segments are not peer-mapped, so the direct all-reduce is off with them. */
     private boolean isTorchMemoryAccessible() {
         try (NDManager manager = NDManager.newBaseManager(device.device(), "PyTorch")) {
             NDArray any = Torch.empty(manager, new Shape(1), ScalarType.INT32);
             return AllReduceKernels.isReachable(device, Torch.dataPointer(any));
-        } catch (EngineException e) { // There is no memory now.
-            logger.debug("group '{}' does without direct all-reduces", context.name(), e);
+        } catch (EngineException e) { // out of memory
+            logger.debug("group '{}' does not use direct all-reduces", context.name(), e);
             return false;
         }
     }
 
-    /** Gives this rank's memory to the ranks of other processes that are linked to it. */
+    /** Sends a descriptor of this rank's memory to linked ranks of other processes. */
     private void send() {
         for (int peer : linked) {
-            Card card = cards.get(peer);
-            if (isHere(card)) {
+            RankInfo info = infos.get(peer);
+            if (isHere(info)) {
                 continue;
             }
-            if (card.channel == null || channel == null) {
+            if (info.channel == null || channel == null) {
                 throw new EngineException("descriptors cannot be passed between processes here");
             }
-            byte[] token = HexFormat.of().parseHex(card.token);
+            byte[] token = HexFormat.of().parseHex(info.token);
             try (Descriptor descriptor = own.export()) {
                 DescriptorChannel.send(
-                        card.channel, token, rank, descriptor, context.options().timeout());
+                        info.channel, token, rank, descriptor, context.options().timeout());
             }
         }
     }
 
     private void open(List<byte[]> addresses) {
-        NativeMemory[] found = new NativeMemory[cards.size()];
-        byte[] token = HexFormat.of().parseHex(cards.get(rank).token);
+        NativeMemory[] found = new NativeMemory[infos.size()];
+        byte[] token = HexFormat.of().parseHex(infos.get(rank).token);
         boolean done = false;
         try {
             for (int peer : linked) {
                 if (peer == rank) {
                     found[peer] = own.memory();
-                } else if (isHere(cards.get(peer))) {
+                } else if (isHere(infos.get(peer))) {
                     found[peer] = openHere(peer, Long.parseLong(text(addresses.get(peer))));
                 } else {
-                    // They come in any order; there is one from each that is linked.
+                    // One arrives from each linked rank, in any order.
                     DescriptorChannel.Received received =
                             channel.receive(token, context.options().timeout())
                                     .orElseThrow(
@@ -382,18 +383,18 @@ final class RegionHandshake {
     private int sender(int tag, NativeMemory[] found) {
         if (tag < 0
                 || tag >= found.length
-                || isHere(cards.get(tag))
+                || isHere(infos.get(tag))
                 || !links.isLinked(rank, tag)
                 || found[tag] != null) {
-            throw new EngineException("memory arrived of a rank " + tag + " that does not send it");
+            throw new EngineException("rank " + tag + " sent memory unexpectedly");
         }
         return tag;
     }
 
-    /** The mapping of another rank of this process, which has given this one's GPU access. */
+    /** Returns the memory of another rank of this process, which has given this GPU access. */
     private NativeMemory openHere(int peer, long address) {
-        // libtorch wants to know on which GPU the memory is.
-        Device owner = Device.gpu(cards.get(peer).ordinal);
+        // libtorch needs the GPU that owns the memory.
+        Device owner = Device.gpu(infos.get(peer).ordinal);
         return new NativeMemory(address, own.memory().byteSize(), owner, () -> {});
     }
 
@@ -401,7 +402,7 @@ final class RegionHandshake {
         CudaVirtualMemory mapped =
                 CudaVirtualMemory.open(device, descriptor, own.memory().byteSize());
         boolean done = false;
-        // libtorch must agree; if not, it says so here and not in the middle of an operation.
+        // Fails here, and not within an operation, if libtorch refuses the memory.
         try (NDManager manager = NDManager.newBaseManager(device.device(), "PyTorch")) {
             Torch.view(manager, mapped.memory(), 0, new Shape(1), ScalarType.INT32);
             done = true;
@@ -435,15 +436,15 @@ final class RegionHandshake {
                         Torch.view(manager, own.memory(), probe, new Shape(1), ScalarType.INT32);
                 if (word.toIntArray()[0] != pattern(peer, rank)) {
                     throw new EngineException(
-                            "what rank " + peer + " wrote to rank " + rank + " did not arrive");
+                            "a write of rank " + peer + " to rank " + rank + " did not arrive");
                 }
             }
         }
     }
 
     /**
-     * Finds how the ranks are linked, as the options or rank 0 say; asked on all ranks, and the
-     * same answer on all.
+     * Returns the links of the ranks, the same on all ranks: those of the options, or else those
+     * that rank 0 finds.
      */
     static P2pLinks links(
             GroupContext context,
@@ -459,14 +460,14 @@ final class RegionHandshake {
             try {
                 links = P2pLinks.of(topology.apply(buses));
             } catch (RuntimeException | LinkageError e) {
-                logger.warn("cannot tell how the GPUs are linked; all-reduce uses NCCL", e);
+                logger.warn("cannot find how the GPUs are linked; all-reduces use NCCL", e);
             }
         }
         List<byte[]> all = context.exchange("p2p-links", bytes(GSON.toJson(links)));
         return GSON.fromJson(text(all.get(0)), P2pLinks.class);
     }
 
-    /** Gives up what a region does not need, and everything if there is none. */
+    /** Frees what the region does not own; without a region, everything. */
     private void close(boolean done) {
         if (channel != null) {
             channel.close();

@@ -12,26 +12,26 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * Memory of this process's GPUs that destroyed groups have left behind. Another rank may still
- * write into it, and would break its CUDA context if the memory were gone: it is freed when all
- * ranks have given theirs up, or have died; at the latest, with the process.
+ * Regions of destroyed groups that peers may still write to. A write to freed memory would break
+ * the peer's CUDA context. So a region is freed once all peers have left the group or died, at the
+ * latest with the process.
  */
 final class RetiredRegions {
 
     private static final Logger logger = LoggerFactory.getLogger(RetiredRegions.class);
     private static final List<Retired> RETIRED = new ArrayList<>();
-    private static final long LOOK_MILLIS = 250;
+    private static final long POLL_MILLIS = 250;
 
     private RetiredRegions() {}
 
     private record Retired(P2pRegion region, HostSync hosts, Runnable others) {}
 
     /**
-     * Gives a region up, whose peers' memory this rank has unmapped.
+     * Retires a region after its peers' memory has been unmapped, and leaves the group.
      *
-     * @param region this rank's memory
-     * @param hosts the other ranks, of which this one takes its leave; closed with the region
-     * @param others what gives up other memory that they may write into; run then
+     * @param region this rank's region
+     * @param hosts the hosts of the group; closed with the region
+     * @param others frees other memory that peers may write to; runs before the region is freed
      */
     static void add(P2pRegion region, HostSync hosts, Runnable others) {
         hosts.leave();
@@ -46,11 +46,11 @@ final class RetiredRegions {
         free();
     }
 
-    /** Frees what other processes have yet to leave; ends when nothing is left to free. */
+    /** Frees regions as other processes leave; ends when none is left. */
     private static void freeInTime() {
         try {
             do {
-                Thread.sleep(LOOK_MILLIS);
+                Thread.sleep(POLL_MILLIS);
                 Disposal.run("P2P memory", RetiredRegions::free);
             } while (isAny());
         } catch (InterruptedException e) {
@@ -64,16 +64,16 @@ final class RetiredRegions {
         }
     }
 
-    /** What cannot be freed must not keep the rest. */
+    /** Runs one release; a failure does not keep the others from running. */
     private static void free(Runnable part) {
         try {
             part.run();
         } catch (RuntimeException e) {
-            logger.warn("what ranks had to themselves cannot be freed", e);
+            logger.warn("cannot free P2P memory of a destroyed group", e);
         }
     }
 
-    /** Frees what nobody uses any more. */
+    /** Frees the regions that all peers have left. */
     static void free() {
         synchronized (RETIRED) {
             List<Retired> unused =

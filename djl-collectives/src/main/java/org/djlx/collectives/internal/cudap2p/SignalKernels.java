@@ -12,18 +12,24 @@ import org.djlx.nativeops.cuda.CudaModule;
 import org.djlx.nativeops.cuda.CudaStream;
 import org.djlx.nativeops.cuda.KernelArguments;
 import org.djlx.nativeops.cuda.KernelCompiler;
+import org.djlx.nativeops.cuda.KernelConstants;
 import org.djlx.nativeops.cuda.KernelSource;
 import org.djlx.nativeops.cuda.KernelStruct;
 import org.djlx.nativeops.cuda.LaunchSize;
 
 /**
- * Lets streams enter operations, raise signals and wait for them, by the kernels of {@code
- * signals.cu}: epochs are counted on the device, so graphs can replay them, and waits have a
- * deadline and end when the host says so. For one thread at a time.
+ * Launches the kernels of {@code signals.cu}, by which streams enter operations, signal and wait.
+ * The device counts epochs, so graphs can replay the kernels. Waits have a deadline, and end when
+ * the host stops them. Not thread-safe.
  */
 final class SignalKernels implements AutoCloseable {
 
-    private static final LaunchSize A_THREAD_EACH = LaunchSize.of(1, RegionLayout.MAX_RANKS);
+    private static final KernelSource SOURCE =
+            KernelSource.ofResource(NativeLibrary.class, "signals/signals.cu");
+    private static final KernelConstants.Layout ENTERED =
+            new KernelConstants(SOURCE).struct("Entered");
+
+    private static final LaunchSize THREAD_PER_RANK = LaunchSize.of(1, RegionLayout.MAX_RANKS);
     private static final LaunchSize ONE_THREAD = LaunchSize.of(1, 1);
 
     private final WaitStatus status;
@@ -35,94 +41,87 @@ final class SignalKernels implements AutoCloseable {
     private final KernelStruct entered;
     private final KernelStruct met;
     private final int rank;
-    private final int others; // a bit for each
+    private final int peers; // bit mask
     private final P2pRegion region;
 
     SignalKernels(P2pRegion region, CudaDevice device, WaitStatus status, KernelCompiler compiler) {
         this.region = region;
         this.status = status;
         this.rank = region.rank();
-        module = compiler.load(device, source());
+        module = compiler.load(device, SOURCE);
         enter = module.kernel("enter");
-        raise = module.kernel("raise_signal");
+        raise = module.kernel("signal_peer");
         await = module.kernel("wait_signals");
         entered = words(RegionLayout.ENTERED);
         met = words(RegionLayout.MET);
-        others = (1 << region.ranks()) - 1 & ~(1 << rank);
+        peers = (1 << region.ranks()) - 1 & ~(1 << rank);
     }
 
-    /** struct Entered of a row. */
+    /** Returns {@code struct Entered} of a row. */
     private KernelStruct words(int row) {
-        int members = RegionLayout.MAX_RANKS * Long.BYTES;
-        KernelStruct words = new KernelStruct(members + 3 * Long.BYTES);
+        KernelStruct words = new KernelStruct(ENTERED.byteSize());
         for (int peer = 0; peer < region.ranks(); peer++) {
-            words.put(peer * Long.BYTES, address(peer, row, 0));
+            words.put(ENTERED.offset("words") + peer * Long.BYTES, address(peer, row, 0));
         }
-        return words.put(members, RegionLayout.LINE)
-                .put(members + Long.BYTES, rank)
-                .put(members + 2 * Long.BYTES, region.ranks());
+        return words.put(ENTERED.offset("distance"), RegionLayout.LINE)
+                .put(ENTERED.offset("rank"), rank)
+                .put(ENTERED.offset("ranks"), region.ranks());
     }
 
-    private static KernelSource source() {
-        return KernelSource.ofResource(NativeLibrary.class, "signals/signals.cu");
-    }
-
-    /** Begins to compile the kernels, while the caller does something else. */
+    /** Starts to compile the kernels in the background. */
     static void prepare(CudaDevice device, KernelCompiler compiler) {
-        compiler.prepare(device, source());
+        compiler.prepare(device, SOURCE);
     }
 
-    /**
-     * Where ranks tell a rank which operation they have entered, {@link RegionLayout#LINE}s apart.
-     */
+    /** Returns the address of row ENTERED on a rank; words are {@link RegionLayout#LINE} apart. */
     long entered(int on) {
         return address(on, RegionLayout.ENTERED, 0);
     }
 
-    /** The address of the words by which waits end, and tell who did not come. */
+    /** Returns the address of the {@link WaitStatus}. */
     long status() {
         return status.address();
     }
 
     /**
-     * Lets a stream enter an operation, of which it tells the others.
+     * Enters an operation on a stream, and signals that to the peers.
      *
-     * @param stream where
+     * @param stream the stream
      */
     void enter(CudaStream stream) {
-        enter.launch(stream, A_THREAD_EACH, arguments.clear().add(entered));
+        enter.launch(stream, THREAD_PER_RANK, arguments.clear().add(entered));
     }
 
     /**
-     * Lets a stream wait until all other ranks have entered the operation that this rank has: what
-     * was before on their streams has ended then.
+     * Lets a stream wait until all peers have entered the operation that this rank has entered.
+     * Earlier work on their streams has ended then.
      *
-     * @param stream where
+     * @param stream the stream
      * @param timeout how long to wait
      */
     void awaitEntered(CudaStream stream, Duration timeout) {
-        await(stream, RegionLayout.ENTERED, others, count(RegionLayout.ENTERED), timeout);
+        await(stream, RegionLayout.ENTERED, peers, count(RegionLayout.ENTERED), timeout);
     }
 
     /**
-     * Lets a stream wait for all other ranks within an operation, whose signals stay as they are.
+     * Enqueues a barrier of all ranks within an operation, without using its channels.
      *
-     * @param stream where
+     * @param stream the stream
      * @param timeout how long to wait
      */
     void meet(CudaStream stream, Duration timeout) {
-        enter.launch(stream, A_THREAD_EACH, arguments.clear().add(met));
-        await(stream, RegionLayout.MET, others, count(RegionLayout.MET), timeout);
+        enter.launch(stream, THREAD_PER_RANK, arguments.clear().add(met));
+        await(stream, RegionLayout.MET, peers, count(RegionLayout.MET), timeout);
     }
 
     /**
-     * Lets a stream raise this rank's signal on a rank.
+     * Signals a peer from a stream.
      *
-     * @param stream where
-     * @param peer the rank
+     * @param stream the stream
+     * @param peer the peer
      * @param channel the channel
      */
-    void raise(CudaStream stream, int peer, int channel) {
+    void signal(CudaStream stream, int peer, int channel) {
         long word = address(peer, channel, rank);
         arguments.clear().add(word).add(count(RegionLayout.ENTERED));
         raise.launch(stream, ONE_THREAD, arguments);
@@ -131,9 +130,9 @@ final class SignalKernels implements AutoCloseable {
     /**
      * Lets a stream wait for signals.
      *
-     * @param stream where
-     * @param channel their channel
-     * @param ranks a bit for each rank to wait for
+     * @param stream the stream
+     * @param channel the channel of the signals
+     * @param ranks bit mask of the ranks to wait for
      * @param timeout how long to wait
      */
     void await(CudaStream stream, int channel, int ranks, Duration timeout) {
@@ -152,15 +151,15 @@ final class SignalKernels implements AutoCloseable {
                 .add(count)
                 .add(status.address())
                 .add(timeout.toNanos());
-        await.launch(stream, A_THREAD_EACH, arguments);
+        await.launch(stream, THREAD_PER_RANK, arguments);
     }
 
-    /** Where this rank counts what it tells others in a row. */
+    /** Returns the address of this rank's own count in a row. */
     private long count(int row) {
         return address(rank, row, rank);
     }
 
-    /** The word on a rank that another raises. */
+    /** Returns the address of the word on a rank that a source rank signals. */
     private long address(int on, int row, int source) {
         return region.address(on) + region.layout().signal(row, source);
     }

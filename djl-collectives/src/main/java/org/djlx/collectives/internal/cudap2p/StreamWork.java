@@ -13,7 +13,7 @@ import org.djlx.collectives.spi.Operation;
 import org.djlx.nativeops.cuda.CudaStream;
 import org.djlx.nativeops.torch.TensorHold;
 
-/** An operation on the stream that was the caller's current one. */
+/** An operation on the stream that was current when it was called. */
 final class StreamWork extends GpuWork {
 
     private final P2pQueue queue;
@@ -23,7 +23,7 @@ final class StreamWork extends GpuWork {
     /**
      * Creates the work.
      *
-     * @param queue where it runs
+     * @param queue the queue
      * @param stream the caller's current stream
      * @param operation the operation
      * @param result its outputs
@@ -32,13 +32,6 @@ final class StreamWork extends GpuWork {
         super(operation, result, queue.events(), queue.currentStreams(), queue.isBlockingWait());
         this.queue = queue;
         this.stream = stream;
-    }
-
-    /** Ends the work, of which nothing was enqueued that could still run. */
-    void fail(CollectiveException reason) {
-        if (seal(reason)) {
-            complete(true);
-        }
     }
 
     @Override
@@ -51,7 +44,9 @@ final class StreamWork extends GpuWork {
         return other == stream;
     }
 
-    /** Keeps the memory of the outputs; what else the operation uses is for its code to keep. */
+    /**
+     * Holds the memory of the outputs. The operation's code holds all other memory that it uses.
+     */
     void hold() {
         for (NDArray output : result()) {
             holds.add(new TensorHold(output));

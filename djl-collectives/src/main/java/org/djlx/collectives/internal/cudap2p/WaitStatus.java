@@ -8,19 +8,26 @@ import java.util.List;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.spi.Operation;
+import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.CudaMemory;
+import org.djlx.nativeops.cuda.KernelConstants;
+import org.djlx.nativeops.cuda.KernelSource;
 import org.djlx.nativeops.host.AtomicBuffer;
 import org.djlx.nativeops.host.NativeMemory;
 
 /**
- * The word by which the host ends what kernels of one rank wait for, and the one by which they tell
- * it who did not come: {@code struct Status} of {@code signal.cuh}. Any thread may use it.
+ * Two words of pinned memory that the host shares with the kernels of one rank: {@code struct
+ * Status} of {@code signal.cuh}. With one, the host ends all waits; with the other, kernels report
+ * a missing rank. Thread-safe.
  */
 final class WaitStatus implements AutoCloseable {
 
-    private static final int STOP = 0;
-    private static final int MISSING = 4;
+    private static final KernelConstants.Layout STATUS =
+            new KernelConstants(KernelSource.ofResource(NativeLibrary.class, "signals/signals.cu"))
+                    .struct("Status");
+    private static final int STOP = STATUS.offset("stop");
+    private static final int MISSING = STATUS.offset("missing");
     private static final int BYTES = 64;
 
     private final int rank;
@@ -36,25 +43,25 @@ final class WaitStatus implements AutoCloseable {
         words.putIntVolatile(MISSING, 0);
     }
 
-    /** Where kernels find it. */
+    /** Returns the address that kernels use. */
     long address() {
         return memory.address();
     }
 
-    /** Makes kernels end that wait for other ranks, now and from now on. */
+    /** Ends all waits of kernels for other ranks, now and later. */
     synchronized void stop() {
         if (!closed) {
             words.putIntVolatile(STOP, 1);
         }
     }
 
-    /** For whom a kernel has waited in vain: a list of one, or empty. */
+    /** Returns the rank that did not arrive within a kernel's timeout, or an empty list. */
     List<Integer> missing() {
         int missing = words.getIntVolatile(MISSING);
         return missing == 0 ? List.of() : List.of(missing - 1);
     }
 
-    /** What went wrong in an operation whose kernels have ended, or null. */
+    /** Returns the failure of an operation whose kernels have ended, or null. */
     CollectiveException failure(Operation operation) {
         List<Integer> missing = missing();
         return missing.isEmpty()

@@ -3,35 +3,41 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 /* Package-private:
- * AllReduceKernels  launches the kernels of all-reduces
- * CapturedWork      an operation that went into a graph
- * CudaP2pBackend    sends each operation to NCCL or to P2p
- * CudaP2pBuffers    the group's P2P buffers
- * CudaP2pStream     a stream that puts, signals and waits
- * P2p               all that the group has besides NCCL
- * P2pLinks          between which ranks it is shared
- * P2pQueue          runs operations on the callers' streams, and ends what waits for ranks
- * P2pRegion         that of all ranks, as this rank addresses it
- * RegionHandshake   how the ranks make it when a group is created
- * RegionLayout      what is where in it
- * RetiredRegions    what destroyed groups have left and others may still write into
- * SignalKernels     launches kernels in which streams enter operations, and use signals
- * StreamWork        an operation there
- * WaitStatus        words by which the host ends waits, and learns who did not come
+ * CudaP2pBackend - sends each operation to NCCL or to P2p
+ * P2p - memory, kernels and queue of a rank
+ * P2pQueue - runs operations on the callers' streams, and publishes calls
+ * StreamWork - an operation on a caller's stream
+ * CapturedWork - an operation captured into a graph
+ * P2pLinks - the pairs of ranks that share memory
+ * P2pRegion - the memory of all ranks, as this rank addresses it
+ * RegionLayout - the parts of a region
+ * RegionHandshake - maps the regions when a group is created
+ * RetiredRegions - regions of destroyed groups that peers may still write to
+ * CudaP2pBuffers - the group's P2P buffers
+ * CudaP2pStream - a stream with put, signal and wait
+ * SignalKernels - launches the kernels that signal and wait
+ * WaitStatus - words by which the host ends waits of kernels, and kernels report missing ranks
+ * AllReduceKernels - launches the kernels of all-reduce
  */
 /**
- * Backend {@code cuda_p2p}: NCCL, and beside it memory of each GPU that the GPUs of all ranks write
- * into. Hosts do not wait for each other: what is called is published, enqueued, and compared
- * behind.
+ * Backend {@code cuda_p2p}: NCCL, and next to it all-reduces and operators over peer-mapped memory.
+ * Hosts do not wait for each other: a rank publishes a call and enqueues it, and the calls are
+ * compared afterwards.
  *
- * <p>A group has one stream for its collectives, that of {@code nccl}: there a kernel that reduces
- * takes its turn among those of NCCL. Operators, whose code computes as well, and all-reduces that
- * callers wait for run on the callers' current streams: each waits for what the group's stream has
- * been given before, and the group's stream for it. Messages have streams of their own, which wait
- * for neither. What goes into a graph stays on the stream that is recorded.
+ * <p>Streams:
  *
  * <ul>
- *   <li>{@link org.djlx.collectives.internal.cudap2p.CudaP2pBackendFactory} - the way in
+ *   <li>A group has one stream for its collectives: NCCL's and the all-reduce kernels.
+ *   <li>Operators, and all-reduces that callers wait for, run on the callers' current streams. Each
+ *       waits for the operations before it on the group's stream, and the group's stream for it.
+ *   <li>Messages have streams of their own, and wait for neither.
+ *   <li>An operation captured into a graph stays on the stream that is being captured.
+ * </ul>
+ *
+ * <p>Classes:
+ *
+ * <ul>
+ *   <li>{@link org.djlx.collectives.internal.cudap2p.CudaP2pBackendFactory} - creates backends
  * </ul>
  */
 package org.djlx.collectives.internal.cudap2p;

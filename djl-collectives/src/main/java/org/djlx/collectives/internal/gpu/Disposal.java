@@ -12,25 +12,24 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * Frees what destroyed groups held, beside the threads that destroy them. The driver, and NCCL, may
- * wait for all that the GPU runs when its memory is freed; and that may be an operation of another
- * group, which waits for ranks that wait for this one. Internal: for backends on GPUs.
+ * Frees resources of destroyed groups in the background. The driver and NCCL may wait for all
+ * kernels of a GPU before they free its memory. One of these kernels may belong to another group,
+ * and wait for a rank that waits for the destroying thread: freeing on that thread could deadlock.
  */
 public final class Disposal {
 
     private static final Logger logger = LoggerFactory.getLogger(Disposal.class);
-    // Enough if nothing is in the way.
-    private static final Duration MOMENT = Duration.ofMillis(200);
+    private static final Duration PATIENCE = Duration.ofMillis(200); // suffices on an idle GPU
     private static final Set<Thread> RUNNING = ConcurrentHashMap.newKeySet();
 
     private Disposal() {}
 
     /**
-     * Runs something that frees; returns when that is done, or after a fifth of a second while it
-     * goes on, by {@link LongCalls}.
+     * Frees resources on a thread of {@link LongCalls}. Returns when they are free, at the latest
+     * after 200 ms.
      *
-     * @param what what is freed, for messages
-     * @param free frees it
+     * @param what the resources, for messages
+     * @param free frees them
      */
     public static void run(String what, Runnable free) {
         Thread thread =
@@ -40,21 +39,21 @@ public final class Disposal {
                             try {
                                 free.run();
                             } catch (RuntimeException | Error e) {
-                                logger.warn("{} could not be freed", what, e);
+                                logger.warn("could not free {}", what, e);
                             }
                         });
         RUNNING.removeIf(before -> !before.isAlive());
         RUNNING.add(thread);
-        if (!LongCalls.join(List.of(thread), MOMENT)) {
-            logger.debug("{} is freed later", what);
+        if (!LongCalls.join(List.of(thread), PATIENCE)) {
+            logger.debug("still freeing {}", what);
         }
     }
 
     /**
-     * Waits until everything is freed.
+     * Waits until all resources given to {@link #run} are free.
      *
-     * @param patience how long
-     * @return whether it is
+     * @param patience the longest wait
+     * @return whether they are
      */
     public static boolean await(Duration patience) {
         return LongCalls.join(RUNNING, patience);

@@ -9,10 +9,7 @@ import java.util.Deque;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.CudaEvent;
 
-/**
- * Events of one GPU that are used again and again: creating one costs more than an operation.
- * Internal: for backends on GPUs.
- */
+/** Reusable events of one GPU: creating an event costs more than enqueuing an operation. */
 public final class EventPool implements AutoCloseable {
 
     private final CudaDevice device;
@@ -29,9 +26,9 @@ public final class EventPool implements AutoCloseable {
     }
 
     /**
-     * Returns an event that nobody else uses.
+     * Takes an idle event, or creates one.
      *
-     * @return the event
+     * @return the event, to be given back
      */
     public CudaEvent take() {
         synchronized (this) {
@@ -43,7 +40,7 @@ public final class EventPool implements AutoCloseable {
     }
 
     /**
-     * Takes an event back.
+     * Gives an event back.
      *
      * @param event the event
      */
@@ -57,7 +54,7 @@ public final class EventPool implements AutoCloseable {
         event.close();
     }
 
-    /** Closes the idle events; those in use are closed when they come back. */
+    /** Closes the idle events. Events in use are closed when they are given back. */
     @Override
     public synchronized void close() {
         closed = true;

@@ -21,12 +21,12 @@ import org.djlx.nativeops.cuda.CudaStream;
 import org.djlx.nativeops.cuda.CurrentStreams;
 
 /**
- * An operation on a GPU. It has ended when the event behind it has happened, which the {@link
- * Watchdog} finds out, and whoever waits for it sooner.
+ * An operation on a GPU. It ends when the event recorded after it has completed. The {@link
+ * Watchdog} polls the event, and so does a thread that waits for the work.
  */
 public abstract class GpuWork implements Work, Watchdog.Watched {
 
-    // A host that waits looks all the time for so long, then sleeps in between.
+    // A waiting host spins for this long, then sleeps between polls.
     private static final long SPIN_NANOS = 1_000_000;
     private static final long MAX_SLEEP_NANOS = 1_000_000;
 
@@ -39,9 +39,9 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
     private volatile long startNanos = System.nanoTime();
 
     // Guarded by this.
-    private CudaEvent end; // once it is enqueued
-    private int waiters; // that tell a stream to wait for it
-    private boolean recycle; // when there is no waiter any more
+    private CudaEvent end; // null until the operation is enqueued
+    private int waiters; // threads that let a stream wait for the end event
+    private boolean recycle; // give the end event back once there is no waiter
     private boolean ended;
     private volatile CollectiveException failure; // set before the future is completed
 
@@ -50,8 +50,8 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
      *
      * @param operation the operation
      * @param result its outputs
-     * @param events where its events come from
-     * @param currentStreams the callers' streams
+     * @param events the pool of its events
+     * @param currentStreams finds the callers' current streams
      * @param blockingWait whether {@link #await()} blocks the host
      */
     protected GpuWork(
@@ -67,11 +67,11 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
         this.blockingWait = blockingWait;
     }
 
-    /** Frees what the work holds, when the GPU no longer uses it. */
+    /** Releases the memory that the work holds, once the GPU no longer uses it. */
     protected abstract void release();
 
     /**
-     * Returns why the operation failed, though all that was enqueued has ended.
+     * Returns the failure of an operation whose enqueued work has ended.
      *
      * @return the reason; null if it did not fail
      */
@@ -83,7 +83,8 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
     protected void requireWaitable() {}
 
     /**
-     * Tells whether the work was enqueued on a stream, where nothing that follows need wait for it.
+     * Tells whether the work was enqueued on a stream, so that later work there need not wait for
+     * an event.
      *
      * @param stream the stream
      * @return whether it was
@@ -92,7 +93,7 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
         return false;
     }
 
-    /** Gives events back; called when the work has ended. */
+    /** Gives events back to the pool; called when the work has ended. */
     protected synchronized void recycleEvents() {
         recycle = true;
         if (end != null && waiters == 0) {
@@ -102,25 +103,25 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
     }
 
     /**
-     * Tells whether the work has been enqueued as a whole, or has ended.
+     * Tells whether the whole work is enqueued, or has ended.
      *
-     * @return whether one can wait for it
+     * @return whether a thread can wait for it
      */
     protected final synchronized boolean isEnqueued() {
         return end != null || ended;
     }
 
     /**
-     * Tells whether it is decided how the work ends.
+     * Tells whether the work has ended, even if it has not been completed yet.
      *
-     * @return whether it is
+     * @return whether it has
      */
     protected final synchronized boolean hasEnded() {
         return ended;
     }
 
     /**
-     * Tells whether the operation has failed; known before {@link #release} is called.
+     * Tells whether the operation has failed. Valid in {@link #release}.
      *
      * @return whether it has
      */
@@ -128,27 +129,27 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
         return failure != null;
     }
 
-    /** Starts the time that the operation may take once more. */
+    /** Restarts the time that the operation may take. */
     protected final void restartTime() {
         startNanos = System.nanoTime();
     }
 
     /**
-     * Marks the end of what was enqueued.
+     * Records the end of the operation.
      *
-     * @param stream where it was
+     * @param stream the stream on which it was enqueued
      */
     public final void recordEnd(CudaStream stream) {
-        CudaEvent behind = events.take();
-        behind.record(stream); // May block if the GPU is stuck: not under the lock.
+        CudaEvent event = events.take();
+        event.record(stream); // May block if the GPU is stuck: not under the lock.
         synchronized (this) {
             if (!ended) {
-                end = behind;
+                end = event;
                 notifyAll();
                 return;
             }
         }
-        events.give(behind);
+        events.give(event);
     }
 
     @Override
@@ -215,7 +216,18 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
         }
     }
 
-    /** Also while another thread, which has seen it end, still frees what it holds. */
+    /**
+     * Fails a work of which nothing runs on the GPU, unless it has ended.
+     *
+     * @param reason the reason
+     */
+    public final void fail(CollectiveException reason) {
+        if (seal(reason)) {
+            complete(true);
+        }
+    }
+
+    /** Also true while another thread, which has seen the end, still releases memory. */
     @Override
     public final boolean isCompleted() {
         return poll() || hasEnded();
@@ -272,7 +284,8 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
     }
 
     /**
-     * As {@link #blockCurrentStream}, for who knows that the work is, or is about to be, launched.
+     * Lets the current stream wait for the work, like {@link #blockCurrentStream}, but without the
+     * check for an open batch: the work is launched, or about to be.
      */
     public final void orderCurrentStream() {
         order(currentStreams.get());
@@ -282,23 +295,23 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
     }
 
     /**
-     * Lets a stream wait for the work, however that ends.
+     * Lets a stream wait for the work, whether it succeeds or fails.
      *
      * @param stream the stream
      */
     public final void order(CudaStream stream) {
-        CudaEvent behind = isOn(stream) ? null : awaitEnqueued();
-        if (behind != null) {
+        CudaEvent event = isOn(stream) ? null : awaitEnqueued();
+        if (event != null) {
             try {
                 // May block if the GPU is stuck: not under the lock, which the watchdog takes.
-                stream.waitEvent(behind);
+                stream.waitEvent(event);
             } finally {
                 leave();
             }
         }
     }
 
-    /** Returns the event behind the operation, to {@link #leave}; null if that has ended. */
+    /** Returns the end event, to be followed by {@link #leave}; null if the work has ended. */
     private synchronized CudaEvent awaitEnqueued() {
         try {
             while (end == null && !ended) {

@@ -12,9 +12,9 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * Threads for calls of NCCL and of the driver that may wait for other ranks or GPUs. The JVM's exit
- * waits up to two seconds for them; what is not done then is left to the operating system.
- * Internal: for backends on GPUs.
+ * Threads for calls of NCCL and the driver that may wait for other ranks or GPUs. The JVM's exit
+ * waits up to 2 s for them. Then the process exits without unloading libraries because a thread
+ * inside an unloaded library would crash.
  */
 public final class LongCalls {
 
@@ -26,7 +26,7 @@ public final class LongCalls {
         try {
             Runtime.getRuntime().addShutdownHook(new Thread(LongCalls::exit, "collectives-exit"));
         } catch (IllegalStateException e) {
-            logger.debug("the JVM is about to end", e);
+            logger.debug("no shutdown hook: the JVM is exiting", e);
         }
     }
 
@@ -36,7 +36,7 @@ public final class LongCalls {
      * Starts a thread.
      *
      * @param name its name
-     * @param calls what it does
+     * @param calls makes the calls
      * @return the thread, a daemon
      */
     public static Thread start(String name, Runnable calls) {
@@ -57,10 +57,10 @@ public final class LongCalls {
     }
 
     /**
-     * Waits for threads to end; also if interrupted, which is kept.
+     * Waits for threads to end. An interrupt does not end the wait; the interrupt flag is kept.
      *
      * @param threads the threads
-     * @param patience how long
+     * @param patience the longest wait
      * @return whether all have ended
      */
     public static boolean join(Iterable<Thread> threads, Duration patience) {
@@ -85,7 +85,6 @@ public final class LongCalls {
         return all;
     }
 
-    /** A thread in a library that is taken down crashes. */
     private static void exit() {
         if (!join(RUNNING, EXIT_PATIENCE)) {
             ProcessExit.skipLibraries();

@@ -24,34 +24,41 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * Completes the works of one rank's group, and ends them if they take too long (before which the
- * log tells of it, see {@link Operation#takeWarning}), if a communicator reports an error or if a
- * peer has died: nobody need wait for a work for that. Its thread sleeps while there is none.
- * Internal: for backends on GPUs.
+ * Completes the works of one rank's group, on a thread of its own, whether or not a thread waits
+ * for them. Fails works
+ *
+ * <ul>
+ *   <li>that exceed their timeout; the log gets a warning earlier, see {@link
+ *       Operation#takeWarning}
+ *   <li>whose queue reports an error
+ *   <li>if a peer has died, or the group has another problem.
+ * </ul>
+ *
+ * <p>The thread sleeps while there is no work.
  */
 public final class Watchdog implements AutoCloseable {
 
-    /** A work. */
+    /** A work that the watchdog completes. */
     public interface Watched {
 
         /**
-         * Looks whether the work has ended well, and if so completes it.
+         * Checks whether the work has ended, and completes it if so.
          *
          * @return true if it has ended
          */
         boolean poll();
 
         /**
-         * Tells whether the work has been completed, without a look at the GPU and without waiting.
+         * Tells whether the work has been completed; does not query the GPU or wait.
          *
          * @return whether it has
          */
         boolean isDone();
 
         /**
-         * Tells how much the operation has taken of the time that it may take.
+         * Returns the time that counts towards the operation's timeout.
          *
-         * @return the time in nanoseconds; 0 while somebody else sees to it
+         * @return the time in nanoseconds; 0 while the timeout is enforced elsewhere
          */
         long elapsedNanos();
 
@@ -63,49 +70,49 @@ public final class Watchdog implements AutoCloseable {
         Operation operation();
 
         /**
-         * Returns where the work runs.
+         * Returns the queue on which the work runs.
          *
          * @return the queue
          */
         Queue queue();
 
         /**
-         * Decides that the work has failed.
+         * Marks the work as failed, unless it has ended. {@link #complete} must follow.
          *
-         * @param reason why
+         * @param reason the failure
          * @return false if it has ended
          */
         boolean seal(CollectiveException reason);
 
         /**
-         * Completes the work.
+         * Completes a work that has ended.
          *
          * @param quiet whether the GPU no longer uses the work's memory
          */
         void complete(boolean quiet);
     }
 
-    /** What works run on, and fail with. */
+    /** A queue on which works run; they fail with it. */
     public interface Queue {
 
         /**
-         * Tells what is wrong, if anything.
+         * Returns the error of the queue, if any.
          *
          * @return the error, or empty
          */
         Optional<String> error();
 
         /**
-         * Tells what to do about an operation that has timed out.
+         * Returns advice for the message of an operation that has timed out.
          *
-         * @return the end of a sentence; empty if there is nothing to say
+         * @return the end of a sentence; may be empty
          */
         default String hint() {
             return "";
         }
 
         /**
-         * Tells who has not called what the first work on this queue waits for.
+         * Returns the ranks that have not called the first operation on this queue.
          *
          * @return the ranks, as far as they are known
          */
@@ -114,22 +121,22 @@ public final class Watchdog implements AutoCloseable {
         }
 
         /**
-         * Makes all further calls fail.
+         * Breaks the queue: all later calls fail.
          *
-         * @param reason why
-         * @return false if they do so already
+         * @param reason the reason
+         * @return false if the queue is broken already
          */
         boolean breakWith(CollectiveException reason);
 
-        /** Ends what is under way; returns when the GPU has stopped. */
+        /** Aborts the operations under way, and returns when the GPU has stopped. */
         void abort();
     }
 
-    /** The group. */
+    /** The group that the watchdog serves. */
     public interface Group {
 
         /**
-         * Returns what fails with a queue: that queue, and what is of no use without it.
+         * Returns the queues that fail with a queue: itself, and those that need it.
          *
          * @param queue the queue
          * @return the queues
@@ -144,8 +151,8 @@ public final class Watchdog implements AutoCloseable {
         Collection<? extends Queue> queues();
 
         /**
-         * Tells what is known to keep operations from ever ending well, if anything: a peer that
-         * has died, that has called something else, or that will not call what is under way.
+         * Returns the reason why operations cannot succeed, if one is known: a peer has died, has
+         * called a different operation, or will not call the operation under way.
          *
          * @param first the first work of each queue that has not ended
          * @return the problem, or empty
@@ -154,28 +161,29 @@ public final class Watchdog implements AutoCloseable {
     }
 
     private static final Logger logger = LoggerFactory.getLogger(Watchdog.class);
-    private static final long INTERVAL_MILLIS = 5; // between looks while works are under way
-    private static final long VIGIL_MILLIS = 100; // otherwise, if there is a vigil
-    // Aborting frees GPU memory, which can wait for what other groups have under way. Works fail
-    // behind it. What they hold is never freed if the GPU has not stopped by then: it may still
-    // write there.
+    private static final long POLL_MILLIS = 5; // while works are under way
+    private static final long IDLE_POLL_MILLIS = 100; // without works, if a queue is watched
+    // An abort frees GPU memory, which can wait for operations of other groups. If the GPU has not
+    // stopped by then, the works fail without releasing their memory because the GPU may still
+    // write
+    // it.
     private static final Duration ABORT_PATIENCE = Duration.ofSeconds(10);
 
     private final Group group;
-    // The works of each queue in their order, in which they end. Queues are few, and stay.
+    // The works of each queue, in the order in which they end. Queues are few, and stay.
     private final Map<Queue, Deque<Watched>> works = new LinkedHashMap<>(); // guarded by this
     private int count; // of all works; guarded by this
-    // Since when a work is the first of its queue; by this thread alone.
+    // When a work became the first of its queue; used by the watchdog's thread only.
     private final Map<Watched, Long> first = new IdentityHashMap<>();
-    private Queue vigil; // watched also without a work, or null; guarded by this
+    private volatile Queue alwaysWatched; // watched also without works; null if none
     private final Thread thread;
-    private boolean closed; // guarded by this
+    private volatile boolean closed; // set under this
 
     /**
      * Creates a watchdog.
      *
      * @param name the thread's name
-     * @param group what it watches over
+     * @param group the group
      */
     public Watchdog(String name, Group group) {
         this.group = group;
@@ -185,8 +193,8 @@ public final class Watchdog implements AutoCloseable {
     }
 
     /**
-     * Watches over a work until it has ended. The works of a queue end in the order in which they
-     * are added: only the first that has not is looked at.
+     * Watches a work until it has ended. The works of a queue end in the order in which they are
+     * added: the watchdog polls the first one only.
      *
      * @param work the work
      */
@@ -199,21 +207,21 @@ public final class Watchdog implements AutoCloseable {
     }
 
     /**
-     * Watches over a queue also while there is no work, at leisure: what graphs replay there,
-     * nobody is told of.
+     * Watches a queue also while it has no works, every 100 ms: operations that graphs replay on it
+     * have none.
      *
      * @param queue the queue
      */
-    public synchronized void keepVigil(Queue queue) {
-        vigil = queue;
+    public synchronized void watchAlways(Queue queue) {
+        alwaysWatched = queue;
         notifyAll();
     }
 
     /**
-     * Forgets a work.
+     * Stops watching a work.
      *
      * @param work the work
-     * @return false if it was not there any more
+     * @return false if it was not watched any more
      */
     public synchronized boolean remove(Watched work) {
         Deque<Watched> queue = works.get(work.queue());
@@ -223,7 +231,7 @@ public final class Watchdog implements AutoCloseable {
     }
 
     /**
-     * Tells whether all works have ended.
+     * Polls all works, and tells whether they have ended.
      *
      * @return true if they have
      */
@@ -232,8 +240,8 @@ public final class Watchdog implements AutoCloseable {
     }
 
     /**
-     * Tells whether all works are known to have ended, without a call of the driver, which may not
-     * take any.
+     * Tells whether all works have been completed. Makes no call of the driver, so it may be called
+     * while the process exits.
      *
      * @return false if some may be under way
      */
@@ -242,23 +250,24 @@ public final class Watchdog implements AutoCloseable {
     }
 
     /**
-     * Waits until all works have ended: those that cannot end well do so in their time, as the
-     * queue fails. Returns early if the thread is interrupted, which is kept.
+     * Waits until all works have ended. Works that cannot succeed fail at their timeout. Returns
+     * early if the thread is interrupted; the interrupt flag is kept.
      */
     public void drain() {
         try {
             while (!isIdle()) {
                 if (Thread.currentThread() == thread) {
-                    checkSafely(); // Nobody else does, while what a work completed is in here.
+                    checkSafely(); // This callback of a completed work keeps the loop from doing
+                    // so.
                 }
-                Thread.sleep(INTERVAL_MILLIS);
+                Thread.sleep(POLL_MILLIS);
             }
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();
         }
     }
 
-    /** Tells whether a work has ended; it has, with all on its queue, if the GPU cannot tell. */
+    /** Polls a work. If the GPU cannot be queried, the work fails, and all on its queue. */
     private boolean poll(Watched work) {
         try {
             return work.poll();
@@ -277,7 +286,7 @@ public final class Watchdog implements AutoCloseable {
         return works.values().stream().flatMap(Deque::stream).toList();
     }
 
-    /** The first work of each queue that has any. */
+    /** Returns the first work of each queue that has any. */
     private synchronized List<Watched> heads() {
         return works.values().stream().filter(queue -> !queue.isEmpty()).map(Deque::peek).toList();
     }
@@ -286,14 +295,14 @@ public final class Watchdog implements AutoCloseable {
         try {
             while (awaitWork()) {
                 checkSafely();
-                Thread.sleep(INTERVAL_MILLIS);
+                Thread.sleep(POLL_MILLIS);
             }
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();
         }
     }
 
-    /** Whatever goes wrong here must not leave works that nobody watches over. */
+    /** Runs one round. If it throws, the group fails, so that no work stays unwatched. */
     private void checkSafely() {
         try {
             check();
@@ -304,23 +313,19 @@ public final class Watchdog implements AutoCloseable {
 
     private synchronized boolean awaitWork() throws InterruptedException {
         if (count == 0) {
-            first.clear(); // Works that were taken back; nothing else lets go of them.
+            first.clear(); // works that remove() has taken
         }
-        while (count == 0 && vigil == null && !closed) {
+        while (count == 0 && alwaysWatched == null && !closed) {
             wait();
         }
         if (count == 0 && !closed) {
-            wait(VIGIL_MILLIS);
+            wait(IDLE_POLL_MILLIS);
         }
         return !closed;
     }
 
-    private synchronized boolean isClosed() {
-        return closed;
-    }
-
     private void check() {
-        // A work that has ended may have done so in a way that shows on its queue only.
+        // Before works complete: the error of a work that has ended may show on its queue only.
         Set<Queue> queues = queuesToWatch();
         List<Watched> running = new ArrayList<>();
         for (Watched head : heads()) {
@@ -329,8 +334,8 @@ public final class Watchdog implements AutoCloseable {
                 running.add(first);
             }
         }
-        if (isClosed()) {
-            return; // By what a work completed: nothing may be asked any more.
+        if (closed) {
+            return; // A callback of a completed work has closed the group.
         }
         for (Watched work : running) {
             long elapsed = work.elapsedNanos();
@@ -341,7 +346,7 @@ public final class Watchdog implements AutoCloseable {
             }
         }
         first.keySet().retainAll(running);
-        if (isClosed()) {
+        if (closed) {
             return;
         }
         for (Queue queue : queues) {
@@ -349,13 +354,9 @@ public final class Watchdog implements AutoCloseable {
                     .map(CollectiveException::new)
                     .ifPresent(reason -> fail(group.failingWith(queue), reason));
         }
-        if ((!running.isEmpty() || isVigil()) && !isClosed()) {
+        if ((!running.isEmpty() || alwaysWatched != null) && !closed) {
             group.problem(running).ifPresent(reason -> fail(group.queues(), reason));
         }
-    }
-
-    private synchronized boolean isVigil() {
-        return vigil != null;
     }
 
     private synchronized Set<Queue> queuesToWatch() {
@@ -366,20 +367,20 @@ public final class Watchdog implements AutoCloseable {
                         queues.add(queue);
                     }
                 });
-        if (vigil != null) {
-            queues.add(vigil);
+        if (alwaysWatched != null) {
+            queues.add(alwaysWatched);
         }
         return queues;
     }
 
-    /** Completes what has ended on a queue; returns the first work that has not, or null. */
+    /** Completes the works of a queue that have ended; returns the first other work, or null. */
     private Watched firstRunning(Watched head) {
         Watched work = head;
-        while (work != null && !isClosed() && poll(work)) {
+        while (work != null && !closed && poll(work)) {
             synchronized (this) {
                 Deque<Watched> queue = works.get(work.queue());
                 if (queue == null) {
-                    return null; // It has failed, and all on it.
+                    return null; // The queue has failed with all its works.
                 }
                 if (queue.peek() == work) {
                     queue.remove();
@@ -391,7 +392,7 @@ public final class Watchdog implements AutoCloseable {
         return work;
     }
 
-    /** Behind one that takes long, others have been under way for as long: that is said once. */
+    /** Returns how long a work has been the first, so that works queued after it do not warn. */
     private long sinceFirst(Watched work) {
         long now = System.nanoTime();
         return now - first.computeIfAbsent(work, absent -> now);
@@ -404,10 +405,14 @@ public final class Watchdog implements AutoCloseable {
         }
         List<Integer> missing = work.queue().missing();
         if (missing.isEmpty()) {
-            String hint = operation.timeout() + work.queue().hint();
-            LongWaits.tell(operation, "other ranks, or its GPU,", waited, hint);
+            LongWaits.warn(
+                    operation,
+                    "other ranks or its GPU",
+                    waited,
+                    operation.timeout(),
+                    work.queue().hint());
         } else {
-            LongWaits.tell(operation, GroupErrors.ranks(missing), waited, operation.timeout());
+            LongWaits.warn(operation, GroupErrors.ranks(missing), waited, operation.timeout());
         }
     }
 
@@ -418,10 +423,11 @@ public final class Watchdog implements AutoCloseable {
     }
 
     /**
-     * Breaks what works run on, aborts it, and fails the works that have not ended.
+     * Breaks queues, fails their works that have not ended, and aborts the queues. Queues that are
+     * broken already are left alone.
      *
-     * @param failing what breaks
-     * @param reason why
+     * @param failing the queues
+     * @param reason the reason
      */
     public void fail(Collection<? extends Queue> failing, CollectiveException reason) {
         List<Queue> broken = new ArrayList<>(failing);
@@ -440,7 +446,7 @@ public final class Watchdog implements AutoCloseable {
                 }
             }
         }
-        // Decided before the abort, after which they look as if they had ended well.
+        // Before the abort: after it, the works would look as if they had succeeded.
         List<Watched> failed = running.stream().filter(work -> seal(work, reason)).toList();
         boolean quiet = abort(broken);
         failed.forEach(work -> work.complete(quiet));
@@ -461,11 +467,11 @@ public final class Watchdog implements AutoCloseable {
         try {
             queue.abort();
         } catch (RuntimeException e) {
-            logger.warn("what runs on a GPU cannot be ended", e);
+            logger.warn("cannot abort the operations of a queue", e);
         }
     }
 
-    /** Aborts all at once: what one has enqueued may wait for another. */
+    /** Aborts all queues at once because the operations of one may wait for those of another. */
     private static boolean abort(List<Queue> queues) {
         List<Thread> aborters =
                 queues.stream()
@@ -481,7 +487,7 @@ public final class Watchdog implements AutoCloseable {
             notifyAll();
         }
         if (Thread.currentThread() == thread) {
-            return; // What depends on a work that has ended destroys the group.
+            return; // A callback of a completed work destroys the group.
         }
         try {
             thread.join();

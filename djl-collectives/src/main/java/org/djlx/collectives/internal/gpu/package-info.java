@@ -3,18 +3,33 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 /**
- * What the backends on GPUs have in common. Internal to them.
+ * Streams, watchdog and failure handling that the backends on GPUs share. NCCL and P2P are users of
+ * this package; neither calls the other.
  *
  * <ul>
- *   <li>{@link org.djlx.collectives.internal.gpu.Disposal} - frees what destroyed groups held,
- *       beside who destroys them
- *   <li>{@link org.djlx.collectives.internal.gpu.EventPool} - events that are used again
- *   <li>{@link org.djlx.collectives.internal.gpu.GpuWork} - an operation that has ended when an
- *       event behind it has happened
+ *   <li>{@link org.djlx.collectives.internal.gpu.GpuGroup} - one rank's group: its queues, watchdog
+ *       and failure handling
+ *   <li>{@link org.djlx.collectives.internal.gpu.GroupExtension} - runs operations of a group on
+ *       the callers' streams
+ *   <li>{@link org.djlx.collectives.internal.gpu.StreamQueue} - a stream on which operations run in
+ *       the order of the calls
+ *   <li>{@link org.djlx.collectives.internal.gpu.Connection} - the link of a queue to other ranks
+ *   <li>{@link org.djlx.collectives.internal.gpu.GpuCall} - the GPU part of an operation
+ *   <li>{@link org.djlx.collectives.internal.gpu.DeviceTensor} - a tensor's elements, kept until
+ *       the operation has ended
+ *   <li>{@link org.djlx.collectives.internal.gpu.GpuWork} - an operation that ends with an event
+ *   <li>{@link org.djlx.collectives.internal.gpu.QueuedWork} - an operation on a queue
+ *   <li>{@link org.djlx.collectives.internal.gpu.Batch} - operations that are launched together
+ *   <li>{@link org.djlx.collectives.internal.gpu.Watchdog} - completes works, and fails those that
+ *       are late or cannot succeed
+ *   <li>{@link org.djlx.collectives.internal.gpu.GpuResources} - the device, events and memory
+ *       manager of a rank
+ *   <li>{@link org.djlx.collectives.internal.gpu.EventPool} - reused events
  *   <li>{@link org.djlx.collectives.internal.gpu.LongCalls} - threads for calls that may wait for
  *       other ranks or GPUs
- *   <li>{@link org.djlx.collectives.internal.gpu.Watchdog} - completes works, and ends them when
- *       they are late or cannot end well
+ *   <li>{@link org.djlx.collectives.internal.gpu.BoundedCall} - such a call with a timeout
+ *   <li>{@link org.djlx.collectives.internal.gpu.Disposal} - frees resources of destroyed groups in
+ *       the background
  * </ul>
  */
 package org.djlx.collectives.internal.gpu;

@@ -17,14 +17,14 @@ import org.djlx.nativeops.torch.TensorInfo;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * The bytes of arrays, wherever they are and of whichever type: DJL moves those of types alone that
- * it can name. A piece at a time, so that an array of many gigabytes needs little memory besides.
+ * Reads and writes the bytes of arrays on any device and of any type; DJL supports only the types
+ * that it can name. Works in pieces, so that a large array needs little additional memory.
  */
 public final class ArrayBytes {
 
     private static final long PIECE = 64L << 20;
 
-    /** What happens to the next bytes. */
+    /** Consumes or produces the next bytes. */
     public interface Piece {
         void accept(ByteBuffer bytes) throws IOException;
     }
@@ -35,6 +35,8 @@ public final class ArrayBytes {
      * Reads all bytes of an array, in row-major order.
      *
      * @param temporary a manager on the array's device
+     * @param array the array
+     * @param piece receives the bytes, a buffer at a time
      */
     public static void read(NDManager temporary, NDArray array, Piece piece) throws IOException {
         try (NDManager manager = temporary.newSubManager()) {
@@ -56,7 +58,8 @@ public final class ArrayBytes {
      * Fills an array.
      *
      * @param temporary a manager on the array's device
-     * @param piece fills the buffer that it is given
+     * @param array the array
+     * @param piece fills each buffer that it is given
      */
     public static void write(NDManager temporary, NDArray array, Piece piece) throws IOException {
         try (NDManager manager = temporary.newSubManager()) {

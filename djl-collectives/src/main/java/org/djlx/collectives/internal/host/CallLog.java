@@ -13,25 +13,25 @@ import org.djlx.nativeops.host.AtomicBuffer;
 import org.djlx.nativeops.host.NativeMemory;
 
 /**
- * What the hosts of all ranks have called, one after the other: each publishes its own calls and
- * compares them with those of the others when both are there, without waiting for any. So calls
- * that differ are found though the GPUs run them without the hosts.
+ * A log of the calls of all ranks in shared memory. Each rank publishes its calls and compares them
+ * with those of the other ranks once both are there, without waiting. So mismatches are found
+ * although the GPUs run the operations asynchronously.
  *
- * <p>A rank keeps its last {@value #SLOTS} calls. It overwrites call k only when all others have
- * published theirs with this number, and has then compared it itself; whoever is slower skips it.
- * So of every pair of ranks at least one compares every call.
+ * <p>A rank keeps its last {@value #SLOTS} calls. It overwrites call k only after all others have
+ * published their call k and it has compared them. A slower rank skips an overwritten call. So for
+ * every pair of ranks, at least one of the two compares every call.
  *
  * <pre>
- *   for each rank, written by it:
- *     0     int     the number of its last call
- *     64    slots of 192 bytes, by the call's number modulo their number:
- *             0     int     the number; 0 while the slot is written
+ *   per rank, written by that rank:
+ *     0     int     number of its last call
+ *     64    slots of 192 bytes; call k is in slot k modulo {@value #SLOTS}:
+ *             0     int     number of the call; 0 while the slot is written
  *             8     longs   the call, see {@link CallWords}
  * </pre>
  */
 final class CallLog {
 
-    /** How many calls a rank can be ahead of another; a GPU queues about as many. */
+    /** How many calls a rank can be ahead of another. */
     static final int SLOTS = 512;
 
     private static final int HEADER = 64;
@@ -42,7 +42,7 @@ final class CallLog {
     private final AtomicBuffer words;
     private final int rank;
     private final int worldSize;
-    private final int[] compared; // up to which call, with each rank
+    private final int[] compared; // by rank: number of the last call that has been compared
     private final long[] latest = new long[CallWords.COUNT]; // this rank's last call
     private final long[] ours = new long[CallWords.COUNT];
     private final long[] theirs = new long[CallWords.COUNT];
@@ -59,7 +59,9 @@ final class CallLog {
         return worldSize * RECORD;
     }
 
-    /** Tells whether a rank has called so much that this one's next call has a slot. */
+    /**
+     * Returns whether a rank has published enough calls that this rank's next call has a free slot.
+     */
     boolean hasRoomFor(int peer) {
         return peer == rank || published(peer) - (last + 1 - SLOTS) >= 0;
     }
@@ -73,14 +75,14 @@ final class CallLog {
     }
 
     /**
-     * Publishes this rank's next call; to be called when {@link #hasRoomFor} holds of all.
+     * Publishes this rank's next call. {@link #hasRoomFor} must hold for all ranks.
      *
-     * @param signature what is called
-     * @param captured whether it goes into a graph
-     * @return the number of the first call that differs from another rank's; 0 if there is none
+     * @param signature the operation's signature
+     * @param captured whether it is captured into a graph
+     * @return the number of the first call that does not match another rank's; 0 if there is none
      */
     int publish(long[] signature, boolean captured) {
-        if (!hasCompared(last + 1 - SLOTS)) { // What is about to be overwritten.
+        if (!hasCompared(last + 1 - SLOTS)) { // The call that is about to be overwritten.
             int different = compare();
             if (different != 0) {
                 return different;
@@ -136,7 +138,7 @@ final class CallLog {
     private boolean differs(int peer, int number) {
         int other = slot(peer, number);
         if (words.getIntVolatile(other) != number) {
-            return false; // It was overwritten, and that rank has compared it.
+            return false; // Overwritten, so that rank has compared it.
         }
         long[] own = latest;
         if (number != last) {
@@ -147,8 +149,8 @@ final class CallLog {
         return !Arrays.equals(own, theirs) && words.getIntVolatile(other) == number;
     }
 
-    /** The ranks that have called least, if this one has called more. */
-    List<Integer> behind() {
+    /** Returns the ranks with the fewest calls, if this rank has more. */
+    List<Integer> slowestRanks() {
         List<Integer> ranks = new ArrayList<>();
         int least = last;
         for (int peer = 0; peer < worldSize; peer++) {
@@ -164,7 +166,7 @@ final class CallLog {
         return ranks;
     }
 
-    /** The words of what each rank called, by its number, as far as that is still known. */
+    /** Returns the words of each rank's call with a number, by rank, unless overwritten. */
     Map<Integer, long[]> calls(int number) {
         Map<Integer, long[]> calls = new TreeMap<>();
         for (int peer = 0; peer < worldSize; peer++) {

@@ -8,8 +8,8 @@ import java.util.Arrays;
 import org.djlx.collectives.spi.Operation;
 
 /**
- * A call as the ranks of a group compare it: a word that says whether it goes into a graph, then
- * the operation's signature.
+ * The encoding of a call that the ranks compare: one word that is 1 if the call is captured into a
+ * CUDA graph, then the operation's signature.
  */
 public final class CallWords {
 
@@ -19,11 +19,11 @@ public final class CallWords {
     private CallWords() {}
 
     /**
-     * Writes a call.
+     * Encodes a call.
      *
-     * @param words where; others may follow
-     * @param signature the operation's
-     * @param captured whether it goes into a graph instead of running
+     * @param words the output, at least {@value #COUNT} words
+     * @param signature the operation's signature
+     * @param captured whether the call is captured into a graph
      */
     public static void put(long[] words, long[] signature, boolean captured) {
         words[0] = captured ? 1 : 0;
@@ -35,7 +35,7 @@ public final class CallWords {
     }
 
     /**
-     * Tells what was called.
+     * Formats a call.
      *
      * @param words the words of a call
      * @return a text such as {@code allReduce(float32, (2, 3), SUM) into a graph}

@@ -11,47 +11,46 @@ import org.djlx.nativeops.host.AtomicBuffer;
 import org.djlx.nativeops.host.NativeMemory;
 
 /**
- * The part of the shared memory through which ranks see each other.
- *
- * <p>It holds one record for each rank, written by that rank except for the doorbell, after the
- * records the signal words, and after these a reason for each rank. Everything that different ranks
- * write lies on different cache lines.
+ * The part of the shared memory in which ranks synchronise and see each other's state: one record
+ * per rank, then the signal words, then one failure reason per rank. A rank writes its own record;
+ * only the doorbell is written by others. Data written by different ranks is on different cache
+ * lines.
  *
  * <pre>
  *   record (512 bytes)
- *     0     int    arrived: number of meetings this rank has come to
- *     4     int    given up: the meeting at which it does not wait any more, or 0
- *     64    int    doorbell: rung by others when they have changed something while it sleeps
+ *     0     int    arrived: the last epoch (synchronisation) that this rank has reached
+ *     4     int    abandoned: the epoch at which this rank has stopped waiting, or 0
+ *     64    int    doorbell: incremented by others after a change, if this rank sleeps
  *     68    int    sleepers: threads of this rank that sleep on the doorbell, or are about to
  *     128   int    state (see {@link State})
- *     132   int    length of the reason
+ *     132   int    length of the failure reason
  *     136   long   process id
  *     144   long   start time of the process, see {@link Liveness}
- *     192   longs  the current call, see {@link CallWords}, and the one before, by parity
- *   signal words (64 bytes each): [rank it lies on][channel][rank that raises it]
- *   reasons (4096 bytes each): why a rank FAILED, in UTF-8
+ *     192   longs  the current and the previous call, see {@link CallWords}, by parity
+ *   signal words (64 bytes each): [destination rank][channel][source rank]
+ *   failure reasons (4096 bytes each): UTF-8
  * </pre>
  */
 public final class ControlBlock {
 
-    /** What a rank is doing, in the order in which it can change. */
+    /** The state of a rank, in the order in which it can change. */
     public enum State {
-        /** It has not joined yet. */
+        /** The rank has not joined yet. */
         ABSENT,
-        /** It takes part. */
+        /** The rank participates. */
         ACTIVE,
-        /** It has destroyed the group. */
+        /** The rank has destroyed the group. */
         LEFT,
-        /** It cannot go on. */
+        /** The rank has failed. */
         FAILED
     }
 
-    /** The number of signals that each rank may raise for each. */
+    /** The number of signals from each rank to each rank. */
     public static final int CHANNELS = 4;
 
     private static final int RECORD = 512;
     private static final int LINE = 64;
-    private static final int GIVEN_UP = 4;
+    private static final int ABANDONED = 4;
     private static final int DOORBELL = 64;
     private static final int SLEEPERS = 68;
     private static final int STATE = 128;
@@ -60,8 +59,8 @@ public final class ControlBlock {
     private static final int START_TIME = 144;
     private static final int CALLS = 192;
 
-    // 8 ranks that all call something else, of 10 dimensions, in a group with a name of 200
-    // characters make a text of 3.0 KB.
+    // 8 ranks with different calls of 10 dimensions, in a group with a name of 200 characters, give
+    // a text of 3.0 KB.
     private static final int MAX_REASON = 4096;
     private static final byte[] OMISSION = " … ".getBytes(StandardCharsets.UTF_8);
 
@@ -69,9 +68,9 @@ public final class ControlBlock {
     private final int worldSize;
 
     /**
-     * Looks at memory that all ranks share.
+     * Creates a view of shared memory.
      *
-     * @param memory the memory, with the block at its start; zeros at first
+     * @param memory the memory, with the block at its start; initially zero
      * @param worldSize the number of ranks
      */
     public ControlBlock(NativeMemory memory, int worldSize) {
@@ -90,18 +89,18 @@ public final class ControlBlock {
     }
 
     /**
-     * Returns how many meetings a rank has come to.
+     * Returns the last epoch that a rank has reached.
      *
      * @param rank the rank
-     * @return its last epoch, which wraps around
+     * @return the epoch, which wraps around
      */
     public int arrived(int rank) {
         return words.getIntVolatile(rank * RECORD);
     }
 
     /**
-     * Tells how many meetings this rank has come to; what it wrote before is visible to who reads
-     * it.
+     * Sets the epoch that this rank has reached. Release: a rank that reads the epoch sees earlier
+     * writes of this rank.
      *
      * @param rank this rank
      * @param epoch its last epoch
@@ -111,31 +110,31 @@ public final class ControlBlock {
     }
 
     /**
-     * Returns the meeting at which a rank does not wait any more.
+     * Returns the epoch at which a rank has stopped waiting.
      *
      * @param rank the rank
-     * @return its epoch; 0 if there is none
+     * @return the epoch; 0 if there is none
      */
-    public int givenUp(int rank) {
-        return words.getIntVolatile(rank * RECORD + GIVEN_UP);
+    public int abandoned(int rank) {
+        return words.getIntVolatile(rank * RECORD + ABANDONED);
     }
 
     /**
-     * Tells at which meeting this rank does not wait any more.
+     * Announces that this rank has stopped waiting at an epoch.
      *
      * @param rank this rank
-     * @param epoch its epoch, or 0 to take it back
+     * @param epoch the epoch, or 0 to revoke it
      */
-    public void setGivenUp(int rank, int epoch) {
-        words.putIntVolatile(rank * RECORD + GIVEN_UP, epoch);
+    public void setAbandoned(int rank, int epoch) {
+        words.putIntVolatile(rank * RECORD + ABANDONED, epoch);
     }
 
     /**
      * Returns the value of a signal.
      *
-     * @param rank for whom it is
-     * @param channel which one
-     * @param source who raises it
+     * @param rank the destination rank
+     * @param channel the channel
+     * @param source the source rank
      * @return the value
      */
     public int signal(int rank, int channel, int source) {
@@ -143,10 +142,10 @@ public final class ControlBlock {
     }
 
     /**
-     * Raises a signal; what this rank wrote before is visible to who reads it.
+     * Sets a signal. Release: a rank that reads it sees earlier writes of this rank.
      *
-     * @param rank for whom it is
-     * @param channel which one
+     * @param rank the destination rank
+     * @param channel the channel
      * @param source this rank
      * @param epoch the value
      */
@@ -163,13 +162,13 @@ public final class ControlBlock {
     }
 
     /**
-     * Wakes a rank if it sleeps; to be called after a change that it may wait for.
+     * Wakes a rank if it sleeps. Called after a change for which it may wait.
      *
      * @param rank the rank
      */
     public void ring(int rank) {
-        // The change before and the sleeper's count are both sequentially consistent: either the
-        // sleeper's last check sees the change, or its count is seen here.
+        // The change and the sleeper count are both sequentially consistent: either the sleeper's
+        // last check sees the change, or this check sees the sleeper.
         if (words.getIntVolatile(rank * RECORD + SLEEPERS) != 0) {
             words.getAndAddInt(rank * RECORD + DOORBELL, 1);
             words.wake(rank * RECORD + DOORBELL);
@@ -177,10 +176,11 @@ public final class ControlBlock {
     }
 
     /**
-     * Announces that this thread is about to sleep: what changes from now on will wake it.
+     * Announces that this thread is about to sleep; later changes wake it. The caller must check
+     * its condition once more before it sleeps.
      *
      * @param rank this rank
-     * @return what to pass to {@link #sleep}, after another look at what is waited for
+     * @return the value to pass to {@link #sleep}
      */
     public int prepareSleep(int rank) {
         words.getAndAddInt(rank * RECORD + SLEEPERS, 1);
@@ -188,18 +188,18 @@ public final class ControlBlock {
     }
 
     /**
-     * Sleeps until somebody rings, unless somebody has since the announcement.
+     * Sleeps until another rank rings. Returns at once if one has rung since {@link #prepareSleep}.
      *
      * @param rank this rank
-     * @param doorbell what {@link #prepareSleep} returned
-     * @param nanos how long at most
+     * @param doorbell the result of {@link #prepareSleep}
+     * @param nanos the maximum time in ns
      */
     public void sleep(int rank, int doorbell, long nanos) {
         words.sleepWhile(rank * RECORD + DOORBELL, doorbell, nanos);
     }
 
     /**
-     * Ends what {@link #prepareSleep} began; to be called in any case.
+     * Undoes {@link #prepareSleep}; must follow it in a finally block.
      *
      * @param rank this rank
      */
@@ -208,7 +208,7 @@ public final class ControlBlock {
     }
 
     /**
-     * Returns what a rank is doing.
+     * Returns the state of a rank.
      *
      * @param rank the rank
      * @return its state
@@ -218,11 +218,11 @@ public final class ControlBlock {
     }
 
     /**
-     * Tells that this rank takes part.
+     * Marks this rank as ACTIVE.
      *
      * @param rank this rank
-     * @param pid its process
-     * @param startTime when that started, see {@link Liveness}
+     * @param pid its process id
+     * @param startTime the start time of its process, see {@link Liveness}
      */
     public void setActive(int rank, long pid, long startTime) {
         words.putLong(rank * RECORD + PID, pid);
@@ -231,7 +231,7 @@ public final class ControlBlock {
     }
 
     /**
-     * Tells that this rank has destroyed the group.
+     * Marks this rank as LEFT.
      *
      * @param rank this rank
      */
@@ -240,10 +240,10 @@ public final class ControlBlock {
     }
 
     /**
-     * Tells that this rank cannot go on.
+     * Marks this rank as FAILED.
      *
      * @param rank this rank
-     * @param reason why, {@linkplain #encoded encoded}
+     * @param reason the reason, {@linkplain #encoded encoded}
      */
     public void setFailed(int rank, byte[] reason) {
         words.putBytes(reasonOffset(rank, worldSize), reason, reason.length);
@@ -252,11 +252,11 @@ public final class ControlBlock {
     }
 
     /**
-     * Encodes why a rank has failed. A text that is too long loses its middle: what was called
-     * stands at the start of our messages, and which ranks are to blame at the end.
+     * Encodes a failure reason. If the text is too long, its middle is cut out, because messages
+     * have the call at the start and the ranks at the end.
      *
-     * @param reason why
-     * @return UTF-8, as long as the block has room for
+     * @param reason the reason
+     * @return UTF-8, of at most {@value #MAX_REASON} bytes
      */
     public static byte[] encoded(String reason) {
         byte[] utf8 = reason.getBytes(StandardCharsets.UTF_8);
@@ -284,10 +284,10 @@ public final class ControlBlock {
     }
 
     /**
-     * Returns why a rank has failed.
+     * Returns the failure reason of a rank.
      *
-     * @param rank a rank whose state is FAILED
-     * @return why
+     * @param rank a rank in state FAILED
+     * @return the reason
      */
     public String reason(int rank) {
         byte[] utf8 = new byte[words.getIntVolatile(rank * RECORD + REASON_LENGTH)];
@@ -296,17 +296,17 @@ public final class ControlBlock {
     }
 
     /**
-     * Returns a rank's process.
+     * Returns the process id of a rank.
      *
      * @param rank a rank that has joined
-     * @return the process's id
+     * @return the process id
      */
     public long pid(int rank) {
         return words.getLong(rank * RECORD + PID);
     }
 
     /**
-     * Returns when a rank's process started.
+     * Returns the start time of a rank's process.
      *
      * @param rank a rank that has joined
      * @return the time, see {@link Liveness}
@@ -316,10 +316,10 @@ public final class ControlBlock {
     }
 
     /**
-     * Tells what this rank begins.
+     * Publishes this rank's call.
      *
      * @param rank this rank
-     * @param sequence the operation's number
+     * @param sequence the call's number
      * @param call the call's words
      */
     void putCall(int rank, long sequence, long[] call) {
@@ -327,22 +327,22 @@ public final class ControlBlock {
     }
 
     /**
-     * Compares what a rank has begun.
+     * Compares a rank's call.
      *
      * @param rank the rank
-     * @param sequence the operation's number: the current one, or the one before
-     * @param call what to compare with
-     * @return whether it is the same
+     * @param sequence the call's number: the current or the previous one
+     * @param call the words to compare with
+     * @return true if they are equal
      */
     boolean callEquals(int rank, long sequence, long[] call) {
         return Arrays.equals(call(rank, sequence), call);
     }
 
     /**
-     * Returns what a rank has begun.
+     * Returns a rank's call.
      *
      * @param rank the rank
-     * @param sequence the operation's number: the current one, or the one before
+     * @param sequence the call's number: the current or the previous one
      * @return the call's words
      */
     long[] call(int rank, long sequence) {

@@ -6,10 +6,10 @@ package org.djlx.collectives.internal.host;
 
 import java.time.Duration;
 
-/** A point in time on the monotonic clock, a timeout from its creation. */
+/** The point in time at which a timeout expires, on the monotonic clock. */
 public final class Deadline {
 
-    /** Long enough to mean forever, short enough that sums of it do not overflow. */
+    /** 73 years; sums of two do not overflow. */
     private static final Duration MAX = Duration.ofNanos(Long.MAX_VALUE / 4);
 
     private final Duration timeout;
@@ -23,7 +23,7 @@ public final class Deadline {
     /**
      * Creates a deadline.
      *
-     * @param timeout how far away it is
+     * @param timeout the time until the deadline
      * @return the deadline
      */
     public static Deadline after(Duration timeout) {
@@ -40,7 +40,7 @@ public final class Deadline {
     }
 
     /**
-     * Returns the time left in the unit and range of socket timeouts, where 0 would mean forever.
+     * Returns the time left in milliseconds, for socket timeouts, where 0 would mean no timeout.
      *
      * @return milliseconds, at least 1
      */
@@ -49,9 +49,9 @@ public final class Deadline {
     }
 
     /**
-     * Tells whether the deadline is over.
+     * Returns whether the deadline has passed.
      *
-     * @return whether no time is left
+     * @return true if no time is left
      */
     public boolean isOver() {
         return remainingNanos() == 0;

@@ -15,29 +15,25 @@ import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.spi.Operation;
 
 /**
- * The errors with which operations end that the ranks of a group cannot complete: one text for each
- * reason, whatever the backend. A {@code call} is an {@link Operation}, which names its group, or
- * any other text that says what was called.
+ * Exceptions for operations that the ranks of a group cannot complete, with the same messages for
+ * all backends. A {@code call} is an {@link Operation}, whose text names its group, or another
+ * description of the call.
  *
- * <p>All methods return the exception, and leave it to the caller to throw it or to fail a work
- * with it.
+ * <p>All methods return the exception; the caller throws it or fails a work with it.
  */
 public final class GroupErrors {
 
     private static final int RESERVE = 1 << 20;
-    private static final CollectiveException SPEECHLESS =
+    private static final CollectiveException OUT_OF_MEMORY =
             new CollectiveException(
-                    "an operation failed, and no memory was left to say which and why");
+                    "an operation failed, and memory ran out before the details could be recorded");
 
-    @SuppressWarnings("unused") // It is there to be freed.
+    @SuppressWarnings("unused") // Only there to be freed.
     private static byte[] reserve;
 
     private GroupErrors() {}
 
-    /**
-     * Sets memory aside for reporting that memory has run out; to be called when a group is
-     * created.
-     */
+    /** Reserves memory for reporting an OutOfMemoryError. Called when a group is created. */
     public static synchronized void prepare() {
         if (reserve == null) {
             reserve = new byte[RESERVE];
@@ -49,12 +45,11 @@ public final class GroupErrors {
     }
 
     /**
-     * Something went wrong on this rank while it ran a call. If memory has run out, this frees what
-     * was set aside for reporting it. Throws nothing, whatever happens.
+     * A call failed on this rank. If memory has run out, frees the reserve. Never throws.
      *
-     * @param call what failed
-     * @param cause why
-     * @return the cause, if it says enough by itself, or an exception that names the call
+     * @param call the failed call
+     * @param cause the failure
+     * @return the cause if it is a CollectiveException, otherwise an exception that names the call
      */
     public static CollectiveException failed(Object call, Throwable cause) {
         if (cause instanceof CollectiveException collective) {
@@ -66,15 +61,15 @@ public final class GroupErrors {
         try {
             return new CollectiveException(call + " failed: " + cause, cause);
         } catch (RuntimeException | Error e) {
-            return SPEECHLESS;
+            return OUT_OF_MEMORY;
         }
     }
 
     /**
-     * An earlier operation failed on this rank, after which the ranks may be out of step.
+     * A call cannot run because an earlier operation has broken the group.
      *
-     * @param call what cannot run
-     * @param reason with what the earlier operation failed
+     * @param call the call
+     * @param reason the failure of the earlier operation
      * @return the exception, with the reason as its cause
      */
     public static CollectiveException broken(Object call, CollectiveException reason) {
@@ -82,11 +77,11 @@ public final class GroupErrors {
     }
 
     /**
-     * An earlier operation failed on this rank, after which ranks may be out of step.
+     * A call cannot run because an earlier operation has broken the group or a part of it.
      *
-     * @param call what cannot run
-     * @param part what is broken: the group, or a part of it
-     * @param reason with what the earlier operation failed
+     * @param call the call
+     * @param part the broken part, such as {@code the group}
+     * @param reason the failure of the earlier operation
      * @return the exception, with the reason as its cause
      */
     public static CollectiveException broken(Object call, String part, CollectiveException reason) {
@@ -94,16 +89,16 @@ public final class GroupErrors {
                 call
                         + " cannot run: "
                         + part
-                        + " is broken since an earlier operation failed ("
+                        + " is broken because an earlier operation failed ("
                         + reason.getMessage()
                         + "); destroy the group and create a new one",
                 reason);
     }
 
     /**
-     * What became of another rank breaks the group.
+     * The end of another rank breaks the group.
      *
-     * @param end what became of it, such as {@link #died}
+     * @param end the description of its end, such as {@link #died}
      * @return the exception
      */
     public static CollectiveException brokenBy(String end) {
@@ -111,11 +106,11 @@ public final class GroupErrors {
     }
 
     /**
-     * Tells that a rank's process has ended: whether it was killed or its program was over is not
-     * known to others than its parent.
+     * Describes that a rank's process has ended. Only its parent process knows whether it was
+     * killed or exited.
      *
      * @param rank the rank
-     * @param pid the process's id
+     * @param pid the process id
      * @return the text
      */
     public static String died(int rank, long pid) {
@@ -123,10 +118,10 @@ public final class GroupErrors {
     }
 
     /**
-     * Tells that a rank's process has ended.
+     * Describes that a rank's process has ended.
      *
-     * @param rank what the rank is called
-     * @param pid the process's id
+     * @param rank the description of the rank
+     * @param pid the process id
      * @return the text
      */
     public static String died(String rank, long pid) {
@@ -134,7 +129,7 @@ public final class GroupErrors {
     }
 
     /**
-     * Tells that a rank takes no part any more by its own will.
+     * Describes that a rank has destroyed the group.
      *
      * @param rank the rank
      * @return the text
@@ -144,17 +139,17 @@ public final class GroupErrors {
     }
 
     /**
-     * This rank destroyed the group before a call had ended.
+     * This rank destroyed the group while a call was running.
      *
-     * @param call what was ended
+     * @param call the call
      * @return the exception
      */
     public static CollectiveException destroyed(Object call) {
-        return new CollectiveException(call + " was ended: this rank destroyed the group");
+        return new CollectiveException(call + " was cancelled: this rank destroyed the group");
     }
 
     /**
-     * This rank destroyed the group: the reason why all ends that is under way.
+     * This rank destroyed the group; the reason with which all its running operations fail.
      *
      * @param group the group's name
      * @return the exception
@@ -164,7 +159,7 @@ public final class GroupErrors {
     }
 
     /**
-     * Something is called on a group that this rank has destroyed.
+     * A method was called on a destroyed group.
      *
      * @param group the group's name
      * @return the exception
@@ -174,20 +169,21 @@ public final class GroupErrors {
     }
 
     /**
-     * P2P buffers are used after this rank destroyed their group.
+     * P2P buffers were used after their group was destroyed.
      *
      * @return the exception
      */
     public static IllegalStateException buffersDestroyed() {
         return new IllegalStateException(
-                "the group of these P2P buffers has been destroyed; get those of another");
+                "the group of these P2P buffers has been destroyed; use the buffers of another"
+                        + " group");
     }
 
     /**
-     * The calling thread was interrupted while it waited; this sets its flag again.
+     * The calling thread was interrupted while it waited. Restores its interrupt flag.
      *
-     * @param call what it waited for
-     * @param cause what told it, or null
+     * @param call the awaited call
+     * @param cause the InterruptedException, or null
      * @return the exception
      */
     public static CollectiveException interrupted(Object call, InterruptedException cause) {
@@ -196,11 +192,11 @@ public final class GroupErrors {
     }
 
     /**
-     * A rank on which a call depends takes no part any more.
+     * A call cannot complete because a peer has left, failed or died.
      *
-     * @param call what cannot complete
+     * @param call the call
      * @param rank this rank
-     * @param end what became of the other, such as {@code rank 1 has destroyed the group}
+     * @param end the peer's end, such as {@code rank 1 has destroyed the group}
      * @return the exception
      */
     public static CollectiveException gone(Object call, int rank, String end) {
@@ -208,11 +204,11 @@ public final class GroupErrors {
     }
 
     /**
-     * Other ranks did not do their part before the deadline.
+     * An operation timed out because of other ranks.
      *
      * @param operation the operation
      * @param rank this rank
-     * @param missing the ranks that did not
+     * @param missing the missing ranks
      * @param omission what they did not do, such as {@code did not arrive}
      * @return the exception
      */
@@ -222,13 +218,13 @@ public final class GroupErrors {
     }
 
     /**
-     * Other ranks did not do their part before the deadline.
+     * An operation timed out because of other ranks.
      *
      * @param operation the operation
      * @param rank this rank
-     * @param missing the ranks that did not
+     * @param missing the missing ranks
      * @param omission what they did not do, such as {@code did not arrive}
-     * @param cause what says so, or null
+     * @param cause the underlying timeout, or null
      * @return the exception
      */
     public static CollectiveTimeoutException timedOut(
@@ -242,7 +238,7 @@ public final class GroupErrors {
                         + " timed out on rank "
                         + rank
                         + " after "
-                        + operation.timeout()
+                        + Durations.text(operation.timeout())
                         + ": "
                         + ranks(missing)
                         + " "
@@ -252,11 +248,11 @@ public final class GroupErrors {
     }
 
     /**
-     * An operation did not end before the deadline, whoever watches over it on this rank.
+     * An operation timed out.
      *
      * @param operation the operation
-     * @param missing the ranks that have not called it; empty if they are not known
-     * @param hint what follows where they are not
+     * @param missing the ranks that have not called it; empty if unknown
+     * @param hint text to append if they are unknown
      * @return the exception
      */
     public static CollectiveTimeoutException timedOut(
@@ -264,29 +260,29 @@ public final class GroupErrors {
         return new CollectiveTimeoutException(
                 operation
                         + " timed out after "
-                        + operation.timeout()
+                        + Durations.text(operation.timeout())
                         + (missing.isEmpty() ? hint : ": " + ranks(missing) + " did not arrive"),
                 missing);
     }
 
     /**
-     * A call had not ended when its caller would not wait any longer; it goes on.
+     * The caller's wait timed out; the call itself keeps running.
      *
-     * @param call what was waited for
-     * @param timeout how long it was
+     * @param call the awaited call
+     * @param timeout the timeout of the wait
      * @return the exception
      */
     public static CollectiveTimeoutException stillUnderWay(Object call, Duration timeout) {
         return new CollectiveTimeoutException(
-                call + " was still under way after " + timeout, List.of());
+                call + " is still running after " + Durations.text(timeout), List.of());
     }
 
     /**
-     * The ranks called different operations.
+     * The calls of the ranks do not match; found before they ran.
      *
      * @param operation this rank's operation
      * @param group the group's name
-     * @param calls the words of what each rank called, in rank order
+     * @param calls the words of each rank's call, in rank order
      * @return the exception
      * @see CallWords
      */
@@ -301,12 +297,11 @@ public final class GroupErrors {
     }
 
     /**
-     * The ranks called different operations, which was found after some had run theirs: the group
-     * is broken.
+     * The calls of the ranks do not match; found after some may have run, so the group is broken.
      *
-     * @param call which of their calls it was
+     * @param call the number of the call, as text
      * @param group the group's name
-     * @param calls the words of what each rank called, by its number, as far as that is known
+     * @param calls the words of each rank's call, by rank, as far as known
      * @return the exception
      * @see CallWords
      */
@@ -342,7 +337,7 @@ public final class GroupErrors {
     }
 
     /**
-     * Names ranks.
+     * Formats ranks.
      *
      * @param ranks the ranks
      * @return a text such as {@code rank 1} or {@code ranks 1, 3}

@@ -11,16 +11,16 @@ import org.djlx.collectives.spi.GroupContext;
 import org.djlx.collectives.spi.Operation;
 
 /**
- * Lets the hosts of ranks on one machine, threads or processes, know of each other what they call
- * ({@link #publish}, {@link #difference}), and who has failed, died or left, without waiting; and
- * wait for each other where that is asked for ({@link #agree}). Internal: for backends whose data
- * goes another way. Whatever publishes or waits is used by one thread at a time, the rest by any.
+ * Host-side checks for GPU backends whose ranks, threads or processes, are on one host. Without
+ * waiting, hosts compare their calls ({@link #publish}, {@link #difference}) and see which ranks
+ * have failed, died or left; on request they wait for each other ({@link #agree}). Methods that
+ * publish or wait are used by one thread at a time, the others by any thread.
  */
 public final class HostSync implements AutoCloseable {
 
-    // Channels of signals.
+    // Signal channels.
     private static final int GONE = 0;
-    private static final int LAST_CALL = 1; // 1 + the number of a rank's last operation
+    private static final int LAST_CALL = 1; // value: 1 + the number of the rank's last operation
 
     private final SharedSegment segment;
     private final Rendezvous rendezvous;
@@ -39,11 +39,11 @@ public final class HostSync implements AutoCloseable {
     }
 
     /**
-     * Joins the other ranks; returns when all have.
+     * Joins the group; returns when all ranks have joined.
      *
      * @param context the group and the rank
      * @return this rank's handle
-     * @throws CollectiveException on all ranks, if they are not on one machine
+     * @throws CollectiveException on all ranks, if they are not on one host
      */
     public static HostSync join(GroupContext context) {
         int byteSize =
@@ -63,12 +63,12 @@ public final class HostSync implements AutoCloseable {
     }
 
     /**
-     * Waits until all ranks have got to an operation and checks that it is the same one.
+     * Waits until all ranks have called an operation, and compares the calls.
      *
      * @param operation the operation
-     * @param captured whether it goes into a graph instead of running; that is compared as well
-     * @throws CollectiveMismatchException on all ranks, if it is not
-     * @throws CollectiveException if a rank is gone or does not come in time
+     * @param captured whether it is captured into a graph; compared as well
+     * @throws CollectiveMismatchException on all ranks, if the calls do not match
+     * @throws CollectiveException if a rank has left, failed or died, or does not arrive in time
      */
     public void agree(Operation operation, boolean captured) {
         rendezvous.begin(operation, captured);
@@ -76,21 +76,21 @@ public final class HostSync implements AutoCloseable {
     }
 
     /**
-     * Tells the others what this rank calls, to be compared with what they call when they do; does
-     * not wait for them, unless one is {@value CallLog#SLOTS} calls behind.
+     * Publishes this rank's call, and compares it with the calls of other ranks as they arrive.
+     * Does not wait for them, unless one is {@value CallLog#SLOTS} calls behind.
      *
      * @param operation the operation
-     * @param captured whether it goes into a graph instead of running
-     * @throws CollectiveMismatchException if this call or one before differs from another rank's
-     * @throws CollectiveException if a rank that is that far behind is gone or does not go on in
-     *     time
+     * @param captured whether it is captured into a graph
+     * @throws CollectiveMismatchException if this call or an earlier one does not match another
+     *     rank's
+     * @throws CollectiveException if a rank that far behind has left, failed or died, or does not
+     *     continue in time
      */
     public void publish(Operation operation, boolean captured) {
         for (int peer = 0; peer < worldSize; peer++) {
             if (!log.hasRoomFor(peer)) {
-                // Here a host waits for another: what it has published must be compared before it
-                // is overwritten. It has enqueued so much on its GPU that the driver would soon let
-                // it wait anyway.
+                // A call must be compared before it is overwritten, so the host waits here. It has
+                // enqueued so much on its GPU that the driver would soon block it anyway.
                 rendezvous.await(operation, log::hasRoomFor);
             }
         }
@@ -111,9 +111,9 @@ public final class HostSync implements AutoCloseable {
     }
 
     /**
-     * Compares what this rank and others have published.
+     * Compares the published calls of all ranks.
      *
-     * @return what each called, if something differs; otherwise null
+     * @return the mismatch, with each rank's call; null if there is none
      */
     public CollectiveMismatchException difference() {
         synchronized (log) {
@@ -122,46 +122,46 @@ public final class HostSync implements AutoCloseable {
     }
 
     /**
-     * Tells who has {@linkplain #publish published} the fewest calls.
+     * Returns the ranks that have {@linkplain #publish published} the fewest calls.
      *
-     * @return the ranks; none if this one has not published more
+     * @return the ranks; empty if this rank has not published more than they have
      */
-    public List<Integer> behind() {
+    public List<Integer> slowestRanks() {
         synchronized (log) {
-            return log.behind();
+            return log.slowestRanks();
         }
     }
 
     /**
-     * Tells whether another rank has failed or died, and so will not do what it has begun. One that
-     * has left has done so.
+     * Describes the first other rank that has failed or died, and so never completes its
+     * operations. A rank that has left has completed them.
      *
-     * @return what is known of the first such rank, or null
+     * @return the text; null if there is none
      */
     public String brokenRank() {
         return rendezvous.brokenRank();
     }
 
     /**
-     * As {@link Rendezvous#failedRank}.
+     * Describes the first other rank that has announced a failure.
      *
-     * @return what a rank told that cannot go on, or null
+     * @return the text; null if there is none
      */
     public String failedRank() {
         return rendezvous.failedRank();
     }
 
     /**
-     * Tells the others that this rank cannot go on.
+     * Announces that this rank has failed.
      *
-     * @param reason why
+     * @param reason the reason
      */
     public void fail(String reason) {
         rendezvous.fail(new CollectiveException(reason));
     }
 
     /**
-     * Tells the others that this rank calls nothing more.
+     * Announces that this rank makes no more calls.
      *
      * @param last the number of its last operation, or 0
      */
@@ -172,11 +172,11 @@ public final class HostSync implements AutoCloseable {
     }
 
     /**
-     * Tells whether another rank calls nothing more and has not called an operation, which so never
-     * ends.
+     * Describes the first other rank that makes no more calls and has not called an operation,
+     * which therefore never completes.
      *
      * @param operation an operation of this rank
-     * @return what is known of the first such rank, or null
+     * @return the text; null if there is none
      */
     public String departedBefore(Operation operation) {
         int number = (int) (operation.sequence() + 1);
@@ -189,12 +189,12 @@ public final class HostSync implements AutoCloseable {
         return null;
     }
 
-    /** Makes waits of this rank fail, now and from now on. */
+    /** Makes current and later waits of this rank fail. */
     public void end() {
         rendezvous.close();
     }
 
-    /** Tells the others that this rank has left, and uses nothing of theirs any more. */
+    /** Announces that this rank has left and no longer uses memory of other ranks. */
     public void leave() {
         rendezvous.close();
         rendezvous.leave();
@@ -204,9 +204,9 @@ public final class HostSync implements AutoCloseable {
     }
 
     /**
-     * Tells whether all other ranks have left, or died.
+     * Returns whether all other ranks have left or died.
      *
-     * @return whether nobody uses what this rank shared with them
+     * @return true if no other rank uses memory of this rank
      */
     public boolean isAlone() {
         for (int peer = 0; peer < worldSize; peer++) {
@@ -219,7 +219,7 @@ public final class HostSync implements AutoCloseable {
         return true;
     }
 
-    /** Leaves, and frees the memory. */
+    /** Leaves the group and frees the memory. */
     @Override
     public void close() {
         leave();

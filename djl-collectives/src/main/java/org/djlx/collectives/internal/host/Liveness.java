@@ -11,13 +11,10 @@ import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.UUID;
 
-/** Tells which host this is, and whether a process of it still runs, from proc(5). */
+/** Identifies this host, and checks whether a process on it is alive, by proc(5). */
 public final class Liveness {
 
-    /**
-     * Names this host, as long as it runs, and the namespace in which its process ids are valid;
-     * has no spaces.
-     */
+    /** Identifies this boot of this host and the PID namespace; contains no spaces. */
     public static final String HOST = host();
 
     private Liveness() {}
@@ -27,18 +24,17 @@ public final class Liveness {
             return Files.readString(Path.of("/proc/sys/kernel/random/boot_id")).strip()
                     + Files.readSymbolicLink(Path.of("/proc/self/ns/pid"));
         } catch (IOException e) {
-            return UUID.randomUUID().toString(); // No other process is known to be here.
+            return UUID.randomUUID().toString(); // Unknown: equal to no other process's value.
         }
     }
 
     /**
-     * Returns when a process started, in clock ticks since the boot; with its id this names a
-     * process even after the id has been used again.
+     * Returns when a process started, in clock ticks since boot. Together with the process id this
+     * identifies a process, even if the id is reused.
      *
-     * @param pid the process's id
-     * @return the time, or -1 if the process has ended, a zombie included
-     * @throws UncheckedIOException if that cannot be read, as when this process can open no more
-     *     files
+     * @param pid the process id
+     * @return the time; -1 if the process has ended or is a zombie
+     * @throws UncheckedIOException if it cannot be read, for example for lack of file descriptors
      */
     public static long startTime(long pid) {
         try {
@@ -54,26 +50,24 @@ public final class Liveness {
         try {
             stat = Files.readString(process.resolve("stat"), StandardCharsets.ISO_8859_1);
         } catch (IOException e) {
-            // It may have ended before the file was opened or while it was read. To ask this takes
-            // no descriptor, of which there may be none left.
+            // The process may have ended meanwhile. This check needs no file descriptor.
             if (Files.notExists(process)) {
                 return -1;
             }
             throw e;
         }
-        // The second field is the command in parentheses and may itself hold some.
+        // The second field is the command in parentheses, which may itself contain parentheses.
         String[] fields = stat.substring(stat.lastIndexOf(')') + 2).split(" ");
         char state = fields[0].charAt(0);
         return state == 'Z' || state == 'X' ? -1 : Long.parseLong(fields[19]);
     }
 
     /**
-     * Tells whether a process still runs. If that cannot be read, it does as long as there is one
-     * with its id.
+     * Returns whether a process is alive. If it cannot be determined, returns true.
      *
-     * @param pid the process's id
-     * @param startTime when it started, as {@link #startTime} told
-     * @return whether it does
+     * @param pid the process id
+     * @param startTime its start time, from {@link #startTime}
+     * @return true if it is alive
      */
     public static boolean isAlive(long pid, long startTime) {
         try {

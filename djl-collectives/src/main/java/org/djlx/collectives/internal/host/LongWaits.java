@@ -8,7 +8,7 @@ import java.time.Duration;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
-/** Tells the log that ranks wait long for others, in one text whatever they wait in. */
+/** Logs that a rank has been waiting for others for a long time. */
 public final class LongWaits {
 
     private static final Logger logger = LoggerFactory.getLogger(LongWaits.class);
@@ -18,17 +18,32 @@ public final class LongWaits {
     /**
      * Logs a wait.
      *
-     * @param call what waits: an operation, or another text that says what was called
-     * @param whom whom it waits for, such as {@code rank 1}
+     * @param call the waiting operation or call
+     * @param peers the missing ranks, such as {@code rank 1}
      * @param waitedNanos how long it has waited
-     * @param timeout when it gives up, and what else is to be said
+     * @param timeout when it times out
      */
-    public static void tell(Object call, String whom, long waitedNanos, Object timeout) {
+    public static void warn(Object call, String peers, long waitedNanos, Duration timeout) {
+        warn(call, peers, waitedNanos, timeout, "");
+    }
+
+    /**
+     * Logs a wait.
+     *
+     * @param call the waiting operation or call
+     * @param peers the missing ranks, such as {@code rank 1}
+     * @param waitedNanos how long it has waited
+     * @param timeout when it times out
+     * @param hint a remedy to append, or an empty text
+     */
+    public static void warn(
+            Object call, String peers, long waitedNanos, Duration timeout, String hint) {
         logger.warn(
-                "{}: still waiting for {} after {} s; it gives up after {}",
+                "{}: still waiting for {} after {} s; it times out after {}{}",
                 call,
-                whom,
+                peers,
                 Duration.ofNanos(waitedNanos).toSeconds(),
-                timeout);
+                Durations.text(timeout),
+                hint);
     }
 }

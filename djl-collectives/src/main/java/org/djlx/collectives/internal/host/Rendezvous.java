@@ -14,80 +14,91 @@ import org.djlx.collectives.internal.host.ControlBlock.State;
 import org.djlx.collectives.spi.Operation;
 
 /**
- * Decides when the hosts of a group's ranks meet while it is used, and how they wait. One instance
- * serves one rank, through the {@link ControlBlock}.
+ * Synchronises the hosts of a group's ranks, through the {@link ControlBlock}. One instance serves
+ * one rank.
  *
- * <p>Hosts meet
- *
- * <ul>
- *   <li>at the beginning of an operation ({@link #begin}, {@link #awaitAgreement}), to compare what
- *       each called before anything is changed: a call that does not fit then leaves the group
- *       usable;
- *   <li>between the steps of an operation ({@link #synchronize}), if its data lie in memory that
- *       one host writes and others read: until all have written it may not be read, and until all
- *       have read, not written;
- *   <li>at a signal, which one rank raises for another;
- *   <li>if one has published so many more calls than another that the {@link CallLog} is full: what
- *       is published must be compared before it is overwritten. That the log has {@value
- *       CallLog#SLOTS} slots is an estimate of what a GPU queues before the driver lets the host
- *       wait, not a measurement.
- * </ul>
- *
- * <p>A backend whose data go another way ({@link HostSync}) orders them on the GPU. Its hosts meet
- * at the beginning of an operation only if calls are to be verified, and otherwise only when the
- * log is full.
- *
- * <p>Where the other rank is not one of this host, or what waits is not this code, hosts wait
- * elsewhere:
+ * <h2>When hosts synchronise</h2>
  *
  * <ul>
- *   <li>A message of {@code shm} waits for its other end alone ({@code MessageQueue}, {@code
- *       MessageDriver}). Ranks send each other different numbers of messages, so there are no
- *       epochs to count. Who waits spins as often as here ({@link #spins}) and then sleeps on the
- *       same doorbell; it does not yield in between, and whether it should is not measured.
- *   <li>NCCL sets up connections when an operation is the first of its kind, root and size, and the
- *       call returns when the other ranks have made it, too. A helper thread of {@code NcclQueue}
- *       makes such calls, as two groups whose first operations two ranks issue in different orders
- *       would otherwise wait for each other. What has to be behind them in the stream waits for the
- *       helper: an operation on another stream ({@code P2pQueue}), and a split. That is so once for
- *       each kind, and how long it takes is not measured.
- *   <li>With {@code nccl} alone, calls that are to be verified are compared through the store
- *       ({@code Verification}), as the ranks may be on several hosts; beside {@code cuda_p2p}, only
- *       the sizes of an all-to-all are. It is for finding errors, and its cost is not measured.
- *   <li>While a group is created or split, or a message is the first between two ranks of {@code
- *       nccl}, the ranks exchange values through the store ({@code GroupExchange}, {@code
- *       MessageQueues}): there is nothing else yet.
+ *   <li>At the start of an operation ({@link #begin}, {@link #awaitAgreement}), to compare the
+ *       calls before anything changes. A mismatch then leaves the group usable.
+ *   <li>Between the steps of an operation ({@link #synchronize}), if one host writes memory that
+ *       others read: it may be read after all have written, and overwritten after all have read.
+ *   <li>At a signal from one rank to another.
+ *   <li>When one rank has published so many more calls than another that the {@link CallLog} is
+ *       full, because calls must be compared before they are overwritten. Its {@value
+ *       CallLog#SLOTS} slots are an estimate of how many operations a GPU queues before the driver
+ *       blocks the host; not measured.
  * </ul>
  *
- * <p>All ranks count the same meetings ("epochs"). A rank that has come to one waits in three ways,
- * one after the other. It spins for about 2 µs, if there is a core for every rank: peers that are
- * not far apart meet within that time. Then it yields its core to whatever else wants it, for 1 ms
- * times the ranks that share a core: those can only come when this one gives way. Only then does it
- * sleep on the rank's doorbell: waking takes longer than a peer spins, so that a rank that slept
- * once would make its peers sleep in turn, and so on for ever. Measured on 2 cores as the median of
- * a float32 all-reduce, without and with the yielding: 4 KB between 2 threads 180 to 250 µs and 11
- * to 40, 1 MB between 2 processes 320 to 410 and 91 to 200, 4 KB between 8 processes 4600 to 7500
- * and 290 to 440. Spinning for longer takes the core from ranks that share it: 4 KB between such
- * ranks takes 15 to 17 µs instead of 10 to 13.
+ * <p>A GPU backend ({@link HostSync}) orders its data on the GPU. Its hosts synchronise at the
+ * start of an operation only with {@code optVerify}, and otherwise only when the log is full.
  *
- * <p>Who waits learns at once of a peer that says that it has failed or left, by looking from time
- * to time of one whose process has died, and gives up at the operation's deadline.
+ * <h2>Waits that are elsewhere</h2>
  *
- * <p>{@link #begin}, {@link #arrive} and the waits on arrivals are called by one thread at a time,
- * the one that runs the group's current operation; signals may be raised and awaited by any thread.
+ * <ul>
+ *   <li>A message of {@code shm} waits for its peer only ({@code MessageQueue}, {@code
+ *       MessageDriver}), without epochs, because ranks send each other different numbers of
+ *       messages. Its wait spins like this one ({@link #spins}) and sleeps on the same doorbell,
+ *       but does not yield in between; whether it should was not measured.
+ *   <li>NCCL connects ranks in the first operation of a kind, root and size; the call returns when
+ *       the other ranks have made it too. A helper thread of {@code NcclQueue} makes such calls, so
+ *       that two groups whose first operations are issued in different orders do not deadlock.
+ *       Later work on the stream, operations on other streams ({@code P2pQueue}) and splits wait
+ *       for the helper.
+ *   <li>{@code nccl} with {@code optVerify} compares calls through the store ({@code
+ *       Verification}), because ranks may be on several hosts. {@code cuda_p2p} compares only the
+ *       sizes of an all-to-all that way.
+ *   <li>While a group is created or split, and for the first message between two ranks of {@code
+ *       nccl}, ranks exchange values through the store ({@code GroupExchange}, {@code
+ *       MessageQueues}).
+ * </ul>
+ *
+ * <h2>How a rank waits</h2>
+ *
+ * <p>All ranks count the same synchronisations ("epochs"). A waiting rank goes through three
+ * phases:
+ *
+ * <ol>
+ *   <li>Spin for about 2 µs, if there is a core for every rank. Peers that run in lockstep arrive
+ *       within that time.
+ *   <li>Yield the core for 1 ms times the number of ranks that share a core. Such peers cannot
+ *       arrive before this one gives way.
+ *   <li>Sleep on the doorbell. Waking takes longer than a peer spins, so without the second phase
+ *       one sleep would make all peers sleep in turn.
+ * </ol>
+ *
+ * <table>
+ * <caption>Float32 all-reduce on 2 cores, median in µs</caption>
+ * <tr><th>size, ranks</th><th>without yielding</th><th>with yielding</th></tr>
+ * <tr><td>4 KB, 2 threads</td><td>180 to 250</td><td>11 to 40</td></tr>
+ * <tr><td>1 MB, 2 processes</td><td>320 to 410</td><td>91 to 200</td></tr>
+ * <tr><td>4 KB, 8 processes</td><td>4600 to 7500</td><td>290 to 440</td></tr>
+ * </table>
+ *
+ * <p>Longer spinning takes the core from ranks that share it: 4 KB between such ranks takes 15 to
+ * 17 µs instead of 10 to 13.
+ *
+ * <p>A waiting rank notices at once if a peer announces that it has failed or left, checks
+ * periodically whether processes are alive, and stops at the operation's deadline.
+ *
+ * <h2>Threads</h2>
+ *
+ * <p>{@link #begin}, {@link #arrive} and the waits for arrivals are called by one thread at a time,
+ * which runs the group's current operation. Any thread may send and await signals.
  */
 public final class Rendezvous {
 
     // About 2 microseconds.
     private static final int SPINS = 30;
-    private static final long YIELD_NANOS = 1_000_000; // for each rank that shares a core
+    private static final long YIELD_NANOS = 1_000_000; // per rank that shares a core
 
-    /** How often a sleeper looks at first whether its peers still live. */
+    /** The initial interval at which a sleeping rank checks whether its peers are alive. */
     public static final long CHECK_NANOS = 50_000_000;
 
-    private static final long MAX_CHECK_NANOS = 400_000_000; // and at last
+    private static final long MAX_CHECK_NANOS = 400_000_000; // the interval doubles up to this
     private static final byte[] NO_TEXT =
-            "no memory was left to say why".getBytes(StandardCharsets.UTF_8);
+            "memory ran out before the reason could be recorded".getBytes(StandardCharsets.UTF_8);
 
     private final ControlBlock control;
     private final String group;
@@ -95,19 +106,19 @@ public final class Rendezvous {
     private final int worldSize;
     private final int spins;
     private final long yieldNanos;
-    private final IntPredicate hasArrived = this::hasArrived; // One for all waits.
-    private final IntPredicate hasStayed = this::hasStayed;
-    private final long[] call = new long[CallWords.COUNT]; // what was begun last
+    private final IntPredicate hasArrived = this::hasArrived; // allocated once
+    private final IntPredicate isWaiting = this::isWaiting;
+    private final long[] call = new long[CallWords.COUNT]; // of the last operation begun
     private int epoch;
-    private long begun; // operations; the same on all ranks
-    private boolean left; // the memory; guarded by this
+    private long begun; // number of operations begun; the same on all ranks
+    private boolean left; // whether the memory may be unmapped; guarded by this
     private volatile boolean closing;
     private volatile CollectiveException broken;
 
     /**
-     * Creates a rank's part.
+     * Creates the rendezvous of one rank.
      *
-     * @param control what the ranks share
+     * @param control the shared memory
      * @param group the group's name
      * @param rank this rank
      * @param worldSize the number of ranks
@@ -123,7 +134,7 @@ public final class Rendezvous {
     }
 
     /**
-     * Tells how many of a group's ranks, all on this host, share a core.
+     * Returns how many of a group's ranks share a core, if all are on this host.
      *
      * @param worldSize the number of ranks
      * @return the number, at least 1
@@ -134,7 +145,7 @@ public final class Rendezvous {
     }
 
     /**
-     * Tells the others what this rank's next operation is, and that it is there.
+     * Publishes this rank's next operation, and arrives at it.
      *
      * @param operation the operation
      */
@@ -143,10 +154,10 @@ public final class Rendezvous {
     }
 
     /**
-     * As {@link #begin(Operation)}, for operations that may go into a graph.
+     * As {@link #begin(Operation)}, for operations that may be captured into a graph.
      *
      * @param operation the operation
-     * @param captured whether it goes into a graph instead of running
+     * @param captured whether it is captured
      */
     void begin(Operation operation, boolean captured) {
         begun++;
@@ -156,11 +167,12 @@ public final class Rendezvous {
     }
 
     /**
-     * Waits until all ranks have begun the operation and compares what each began.
+     * Waits until all ranks have begun the operation, and compares their calls.
      *
      * @param operation the operation
      * @throws CollectiveException as {@link #awaitArrivals}
-     * @throws org.djlx.collectives.CollectiveMismatchException on all ranks, if it is not the same
+     * @throws org.djlx.collectives.CollectiveMismatchException on all ranks, if the calls do not
+     *     match
      */
     public void awaitAgreement(Operation operation) {
         awaitArrivals(operation);
@@ -176,8 +188,8 @@ public final class Rendezvous {
     }
 
     /**
-     * Reaches the next synchronisation: what this rank wrote before is visible to the ranks that
-     * have waited for it.
+     * Arrives at the next synchronisation. Ranks that have waited for it see earlier writes of this
+     * rank.
      */
     public void arrive() {
         epoch++;
@@ -186,35 +198,36 @@ public final class Rendezvous {
     }
 
     /**
-     * Waits until all ranks have reached the last synchronisation that this rank has reached. This
-     * either succeeds on all ranks or on none: one that comes after others have given up must not
-     * go on with what these will not do.
+     * Waits until all ranks have arrived at this rank's last synchronisation. It succeeds on all
+     * ranks or on none: a rank that arrives after another has stopped waiting must not continue
+     * alone.
      *
-     * <p>A rank that gives up says so, then looks once more whether all have come. If not, those
-     * that are missing will read, after they have come, that it has given up. If all have, it takes
-     * it back: some may have seen all arrivals before it gave up.
+     * <p>Protocol: a rank that stops waiting announces it, then checks the arrivals once more. If a
+     * rank is still missing, that rank will read the announcement after it arrives. If all have
+     * arrived, the announcement is revoked, because another rank may have seen all arrivals before
+     * it was made.
      *
-     * @param operation the operation that needs it
-     * @throws CollectiveException if a rank is gone or does not come in time
+     * @param operation the operation
+     * @throws CollectiveException if a rank has left, failed or died, or does not arrive in time
      */
     public void awaitArrivals(Operation operation) {
         try {
             await(operation, hasArrived);
         } catch (RuntimeException | Error e) {
-            control.setGivenUp(rank, epoch);
+            control.setAbandoned(rank, epoch);
             if (firstMissing(0, hasArrived) < worldSize) {
                 throw e;
             }
-            control.setGivenUp(rank, 0);
+            control.setAbandoned(rank, 0);
             ringOthers();
         }
-        if (firstMissing(0, hasStayed) < worldSize) {
-            await(operation, hasStayed); // Until it is taken back, or that rank has failed.
+        if (firstMissing(0, isWaiting) < worldSize) {
+            await(operation, isWaiting); // Until it is revoked, or that rank has failed.
         }
     }
 
-    private boolean hasStayed(int peer) {
-        return control.givenUp(peer) != epoch;
+    private boolean isWaiting(int peer) {
+        return control.abandoned(peer) != epoch;
     }
 
     private boolean hasArrived(int peer) {
@@ -222,9 +235,9 @@ public final class Rendezvous {
     }
 
     /**
-     * Reaches the next synchronisation and waits for all ranks.
+     * Arrives at the next synchronisation and waits for all ranks.
      *
-     * @param operation the operation that needs it
+     * @param operation the operation
      * @throws CollectiveException as {@link #awaitArrivals}
      */
     public void synchronize(Operation operation) {
@@ -233,7 +246,7 @@ public final class Rendezvous {
     }
 
     /**
-     * Returns the number of synchronisations this rank has reached.
+     * Returns the number of synchronisations at which this rank has arrived.
      *
      * @return the number, which wraps around
      */
@@ -242,11 +255,11 @@ public final class Rendezvous {
     }
 
     /**
-     * Raises a signal for a rank; what this rank wrote before is visible to it then.
+     * Signals a rank. A rank that sees the signal also sees earlier writes of this rank.
      *
-     * @param peer the rank
-     * @param channel which signal
-     * @param value its value
+     * @param peer the destination rank
+     * @param channel the channel
+     * @param value the value
      */
     public void signal(int peer, int channel, int value) {
         control.setSignal(peer, channel, rank, value);
@@ -254,39 +267,39 @@ public final class Rendezvous {
     }
 
     /**
-     * Waits until a rank has raised a signal for this one.
+     * Waits for a signal from a rank.
      *
-     * @param operation the operation that needs it
-     * @param peer the rank that raises it
-     * @param channel which signal
-     * @param value the least value
-     * @throws CollectiveException if the rank is gone or does not do so in time
+     * @param operation the operation
+     * @param peer the source rank
+     * @param channel the channel
+     * @param value the minimum value
+     * @throws CollectiveException if the rank has left, failed or died, or does not signal in time
      */
     public void awaitSignal(Operation operation, int peer, int channel, int value) {
         await(operation, p -> p != peer || isSignalled(peer, channel, value));
     }
 
     /**
-     * Tells whether a rank has raised a signal for this one.
+     * Returns whether a rank has sent a signal.
      *
-     * @param peer the rank that raises it
-     * @param channel which signal
-     * @param value the least value
-     * @return whether it has
+     * @param peer the source rank
+     * @param channel the channel
+     * @param value the minimum value
+     * @return true if the signal has at least this value
      */
     public boolean isSignalled(int peer, int channel, int value) {
         return control.signal(rank, channel, peer) - value >= 0;
     }
 
-    /** Makes waits of this rank fail, now and from now on: the group is about to be destroyed. */
+    /** Makes current and later waits of this rank fail, because it is destroying the group. */
     public void close() {
         closing = true;
         control.ring(rank);
     }
 
     /**
-     * Tells the others that this rank will not arrive any more. From then on the memory is not
-     * touched, and may be unmapped.
+     * Announces that this rank has left. Afterwards this object does not access the memory, which
+     * may be unmapped.
      */
     public synchronized void leave() {
         if (control.state(rank) == State.ACTIVE) {
@@ -297,17 +310,17 @@ public final class Rendezvous {
     }
 
     /**
-     * Breaks the group: tells the others that this rank cannot go on, and makes its own waits fail,
-     * now and from now on. Only the first reason counts. Any thread may call it.
+     * Breaks the group: announces that this rank has failed, and makes its current and later waits
+     * fail. Only the first call has an effect. Any thread may call it.
      *
-     * @param reason why
+     * @param reason the reason
      */
     public synchronized void fail(CollectiveException reason) {
         if (broken != null) {
             return;
         }
         broken = reason;
-        if (!left) { // The code of an operation may have destroyed the group itself.
+        if (!left) { // An operation's code may have destroyed the group.
             control.setFailed(rank, textOf(reason));
             control.ring(rank);
             ringOthers();
@@ -318,11 +331,11 @@ public final class Rendezvous {
         try {
             return ControlBlock.encoded(reason.getMessage());
         } catch (RuntimeException | Error e) {
-            return NO_TEXT; // Memory has run out: that the rank has failed is what counts.
+            return NO_TEXT; // Out of memory: at least announce the failure.
         }
     }
 
-    /** Wakes those of the others that sleep, after a change that they may wait for. */
+    /** Wakes the other ranks if they sleep, after a change for which they may wait. */
     public void ringOthers() {
         for (int peer = 0; peer < worldSize; peer++) {
             if (peer != rank) {
@@ -332,19 +345,22 @@ public final class Rendezvous {
     }
 
     /**
-     * Tells how often to look before going to sleep.
+     * Returns how often to check a condition before sleeping.
      *
-     * @return the number of looks; 0 if ranks share cores
+     * @return the number of checks; 0 if ranks share cores
      */
     public int spins() {
         return spins;
     }
 
     /**
-     * Waits until something holds of every rank.
+     * Waits until a condition holds for every rank.
      *
-     * @param operation what it is waited for, for its timeout and for messages
-     * @param arrived tells whether it holds of a rank, which rings when that may have changed
+     * @param operation the waiting operation; its timeout bounds the wait
+     * @param arrived the condition for a rank. That rank must ring the doorbell after it changes
+     *     the condition
+     * @throws CollectiveException if a rank for which it does not hold has left, failed or died, or
+     *     at the timeout
      */
     public void await(Operation operation, IntPredicate arrived) {
         int next = 0;
@@ -388,11 +404,11 @@ public final class Rendezvous {
         while (firstMissing(0, arrived) < worldSize) {
             long waited = System.nanoTime() - start;
             long left = timeout - waited;
-            // Whether processes live is read from files: not before every short sleep.
+            // Reading process states from files is slow: not before every short sleep.
             List<Integer> missing =
-                    checkPossible(operation, arrived, left, waited >= CHECK_NANOS || left <= 0);
+                    missing(operation, arrived, left, waited >= CHECK_NANOS || left <= 0);
             if (!missing.isEmpty() && operation.takeWarning(waited)) {
-                LongWaits.tell(
+                LongWaits.warn(
                         operation + " on rank " + rank,
                         GroupErrors.ranks(missing),
                         waited,
@@ -410,8 +426,8 @@ public final class Rendezvous {
         }
     }
 
-    /** Throws if it is in vain to wait; returns whom for. */
-    private List<Integer> checkPossible(
+    /** Returns the ranks still missing; throws if waiting cannot succeed. */
+    private List<Integer> missing(
             Operation operation, IntPredicate arrived, long left, boolean processes) {
         CollectiveException obstacle = obstacle(operation);
         if (obstacle != null) {
@@ -422,7 +438,7 @@ public final class Rendezvous {
         }
         List<Integer> missing = new ArrayList<>();
         for (int peer = 0; peer < worldSize; peer++) {
-            // The state is read first: a rank may arrive and then leave.
+            // Read the state before the condition: a rank may arrive and then leave.
             String end = announcedEndOf(peer);
             if (end == null && processes) {
                 end = deathOf(peer);
@@ -442,13 +458,14 @@ public final class Rendezvous {
     }
 
     /**
-     * Why this rank can run nothing any more.
+     * Returns the exception with which a call must fail because the group is broken or being
+     * destroyed.
      *
-     * @param call what it would run
-     * @return with what the call ends; null if nothing is known that keeps it from running
+     * @param call the call
+     * @return the exception; null if the call can run
      */
     public CollectiveException obstacle(Object call) {
-        // Who has broken the group may then end the waits: it is why it broke that counts.
+        // First: a failure may be followed by close(), but is the cause.
         CollectiveException reason = broken;
         if (reason != null) {
             return GroupErrors.broken(call, reason);
@@ -457,10 +474,10 @@ public final class Rendezvous {
     }
 
     /**
-     * Tells why a rank takes no part any more, as far as it has said so.
+     * Describes why a rank no longer participates, if it has announced that.
      *
      * @param peer the rank
-     * @return why; null if it takes part
+     * @return the text; null if it participates or has not joined yet
      */
     public String announcedEndOf(int peer) {
         switch (control.state(peer)) {
@@ -476,12 +493,12 @@ public final class Rendezvous {
     }
 
     /**
-     * Adds to what became of a rank the death of another, if there is one: who learns of it first
-     * may have destroyed the group before this rank has looked at the processes. This takes a
-     * system call for each rank.
+     * Adds the death of another rank to the end of a rank, as its likely cause: the first rank that
+     * notices a death may destroy the group before this rank has checked the processes. Takes a
+     * system call per rank.
      *
-     * @param end what became of a rank
-     * @return what to tell the user
+     * @param end the description of a rank's end
+     * @return the text for the user
      */
     public String causeOf(String end) {
         for (int peer = 0; peer < worldSize; peer++) {
@@ -494,9 +511,10 @@ public final class Rendezvous {
     }
 
     /**
-     * Tells what is known of a rank that will never do what it has begun.
+     * Describes the first other rank that has failed or died, and so never completes its
+     * operations.
      *
-     * @return what became of the first such rank; null if there is none
+     * @return the text; null if there is none
      */
     public String brokenRank() {
         for (int peer = 0; peer < worldSize; peer++) {
@@ -513,9 +531,9 @@ public final class Rendezvous {
     }
 
     /**
-     * Tells what is known of a rank that has told that it cannot go on.
+     * Describes the first other rank that has announced a failure.
      *
-     * @return what it told, of the first such rank; null if there is none
+     * @return the text, with its reason; null if there is none
      */
     public String failedRank() {
         for (int peer = 0; peer < worldSize; peer++) {
@@ -527,10 +545,10 @@ public final class Rendezvous {
     }
 
     /**
-     * Tells how a rank's process ended. This takes a system call.
+     * Describes the end of a rank's process. Takes a system call.
      *
      * @param peer the rank
-     * @return how; null if its process runs, or is not known yet
+     * @return the text; null if the process is alive or the rank has not joined yet
      */
     public String deathOf(int peer) {
         if (control.state(peer) == State.ABSENT) {
@@ -540,7 +558,7 @@ public final class Rendezvous {
         if (Liveness.isAlive(pid, control.startTime(peer))) {
             return null;
         }
-        // It says nothing any more: what it said last is all that it said.
+        // Read the state again: it is final now that the process has ended.
         return control.state(peer) == State.LEFT
                 ? GroupErrors.left(peer)
                 : GroupErrors.died(peer, pid) + " without destroying the group";

@@ -4,7 +4,7 @@
  */
 package org.djlx.collectives.internal.host;
 
-/** Checks that what a caller passes is there, before anything is done with it. */
+/** Checks arguments for null. */
 public final class Required {
 
     private Required() {}
@@ -12,8 +12,8 @@ public final class Required {
     /**
      * Checks an argument.
      *
-     * @param what what was called, and the argument, such as {@code reduce: parts}
-     * @param argument what was passed
+     * @param what the method and the argument's name, such as {@code reduce: parts}
+     * @param argument the argument
      * @param <T> its type
      * @return the argument
      * @throws IllegalArgumentException if it is null

@@ -17,10 +17,9 @@ import org.djlx.nativeops.host.NativeMemory;
 import org.djlx.nativeops.host.SharedMemory;
 
 /**
- * Memory of the host that the ranks of a group share, as mapped by one of them, with a {@link
- * ControlBlock} at its start. Ranks that are threads of one JVM each have a mapping of their own,
- * like processes. It never has a name in a file system, so nothing is left behind by whatever ends
- * a process.
+ * One rank's mapping of the host memory that the ranks of a group share. It starts with a {@link
+ * ControlBlock}. Ranks that are threads of one JVM have their own mappings, like processes. The
+ * memory has no name in a file system, so nothing is left behind, however a process ends.
  */
 public final class SharedSegment implements AutoCloseable {
 
@@ -37,15 +36,15 @@ public final class SharedSegment implements AutoCloseable {
     }
 
     /**
-     * Creates the segment on rank 0, opens it on the others, and returns when all have mapped it
-     * and are {@linkplain ControlBlock.State#ACTIVE active}: from then on who waits in this memory
-     * can tell that a rank has died or closed it.
+     * Creates the segment on rank 0 and maps it on the others. Returns when all ranks have mapped
+     * it and are {@linkplain ControlBlock.State#ACTIVE active}; from then on a waiting rank notices
+     * if another dies or closes the segment.
      *
      * @param context the group and the rank
-     * @param byteSize the size in bytes, at least that of a control block
-     * @param configuration what must be the same on all ranks, a line each
+     * @param byteSize the size in bytes, at least the size of a control block
+     * @param configuration settings that must be the same on all ranks, one per line
      * @return the segment
-     * @throws CollectiveException on all ranks, if it did not work out on any
+     * @throws CollectiveException on all ranks, if it fails on any rank
      */
     public static SharedSegment map(
             GroupContext context, long byteSize, List<String> configuration) {
@@ -68,7 +67,7 @@ public final class SharedSegment implements AutoCloseable {
             if (context.rank() != 0) {
                 String created = all.get(0).split("\n")[1];
                 try {
-                    // Which opens nothing else, whatever somebody has put into the store.
+                    // Rejects any other path, because the store is not trusted.
                     shared = SharedMemory.open(created, byteSize);
                 } catch (EngineException e) {
                     problem = death(created).orElse(e.getMessage());
@@ -97,7 +96,7 @@ public final class SharedSegment implements AutoCloseable {
         control.setActive(rank, pid, Liveness.startTime(pid));
     }
 
-    /** Tells whether whoever created the memory has died, with which it is gone. */
+    /** Describes the death of the process that created the memory, if it has died. */
     private static Optional<String> death(String path) {
         Matcher pid = OWNER.matcher(path);
         try {
@@ -109,7 +108,7 @@ public final class SharedSegment implements AutoCloseable {
         }
     }
 
-    /** What tools show; the system takes at most 249 bytes. */
+    /** Returns the name that tools show for the memory; the system allows 249 bytes. */
     private static String tag(String group) {
         return "djlx-" + group.substring(0, Math.min(group.length(), 60));
     }
@@ -129,10 +128,10 @@ public final class SharedSegment implements AutoCloseable {
                 throw new CollectiveException(
                         "the ranks of group '"
                                 + context.name()
-                                + "' cannot share memory: what rank "
+                                + "' cannot share memory: rank "
                                 + rank
-                                + " says in the store is no answer of this version of the library;"
-                                + " use one version on all ranks");
+                                + " uses another version of this library; use the same version on"
+                                + " all ranks");
             }
             for (int i = 2; i < first.length; i++) {
                 if (!first[i].equals(other[i])) {
@@ -168,22 +167,22 @@ public final class SharedSegment implements AutoCloseable {
     /**
      * Returns the memory.
      *
-     * @return the memory, zeros at first, which lives as long as this segment
+     * @return the memory, initially zero; valid until this segment is closed
      */
     public NativeMemory memory() {
         return shared.memory();
     }
 
     /**
-     * Returns what is at the start of the memory.
+     * Returns the control block at the start of the memory.
      *
-     * @return the block, which lives as long as this segment
+     * @return the block; valid until this segment is closed
      */
     public ControlBlock control() {
         return control;
     }
 
-    /** Unmaps the memory; tells the others that this rank has left, unless it has told its end. */
+    /** Unmaps the memory, after marking this rank as LEFT unless it is LEFT or FAILED already. */
     @Override
     public void close() {
         if (control.state(rank) == ControlBlock.State.ACTIVE) {

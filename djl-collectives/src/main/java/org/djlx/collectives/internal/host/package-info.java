@@ -3,29 +3,28 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 /* Package-private:
- * CallLog  what each of them called, for comparing it afterwards
+ * CallLog  log of all ranks' calls, for asynchronous comparison
  */
 /**
- * How the ranks of a group on one host meet, find out that one of them never will, or that they
- * called different things.
+ * Synchronisation of ranks on one host: waiting, detecting failed ranks, and comparing calls.
  *
  * <ul>
  *   <li>{@link org.djlx.collectives.internal.host.ArrayBytes} - the bytes of arrays of all types
- *   <li>{@link org.djlx.collectives.internal.host.CallWords} - how they compare a call
- *   <li>{@link org.djlx.collectives.internal.host.ControlBlock} - what ranks tell each other, in
- *       memory that they share
- *   <li>{@link org.djlx.collectives.internal.host.Deadline} - how long to wait
- *   <li>{@link org.djlx.collectives.internal.host.GroupErrors} - the errors of operations that the
- *       ranks cannot complete
- *   <li>{@link org.djlx.collectives.internal.host.HostSync} - for backends whose data goes another
- *       way: hosts that do not wait
- *   <li>{@link org.djlx.collectives.internal.host.Liveness} - whether a process still runs
- *   <li>{@link org.djlx.collectives.internal.host.LongWaits} - tells the log of ranks that wait
- *       long
- *   <li>{@link org.djlx.collectives.internal.host.Rendezvous} - decides when hosts wait for each
- *       other, how, and when they give up
- *   <li>{@link org.djlx.collectives.internal.host.Required} - refuses arguments that are null
- *   <li>{@link org.djlx.collectives.internal.host.SharedSegment} - that memory
+ *   <li>{@link org.djlx.collectives.internal.host.CallWords} - encoding of a call that ranks
+ *       compare
+ *   <li>{@link org.djlx.collectives.internal.host.ControlBlock} - layout of the shared memory:
+ *       epochs, states, signals
+ *   <li>{@link org.djlx.collectives.internal.host.Deadline} - when a timeout expires
+ *   <li>{@link org.djlx.collectives.internal.host.Durations} - formats durations
+ *   <li>{@link org.djlx.collectives.internal.host.GroupErrors} - exceptions for operations that
+ *       cannot complete
+ *   <li>{@link org.djlx.collectives.internal.host.HostSync} - host-side checks for GPU backends
+ *   <li>{@link org.djlx.collectives.internal.host.Liveness} - whether a process is alive
+ *   <li>{@link org.djlx.collectives.internal.host.LongWaits} - logs long waits
+ *   <li>{@link org.djlx.collectives.internal.host.Rendezvous} - barrier and signals between hosts;
+ *       decides how to wait
+ *   <li>{@link org.djlx.collectives.internal.host.Required} - checks arguments for null
+ *   <li>{@link org.djlx.collectives.internal.host.SharedSegment} - the shared memory
  * </ul>
  */
 package org.djlx.collectives.internal.host;

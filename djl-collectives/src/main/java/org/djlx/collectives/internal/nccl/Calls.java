@@ -7,20 +7,41 @@ package org.djlx.collectives.internal.nccl;
 import java.util.List;
 import java.util.function.IntConsumer;
 import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.internal.gpu.DeviceTensor;
+import org.djlx.collectives.internal.gpu.GpuCall;
 import org.djlx.nativeops.cuda.CudaStream;
 import org.djlx.nativeops.nccl.NcclCommunicator;
 import org.djlx.nativeops.nccl.NcclGroup;
 import org.djlx.nativeops.torch.ScalarType;
 
-/** The operations in NCCL's terms. What NCCL has no call for is a group of sends and receives. */
+/**
+ * The operations of a group as calls of NCCL on one connection. Where NCCL has no such call, it is
+ * a group of sends and receives.
+ */
 final class Calls {
 
     private static final long[] NO_DETAIL = {};
 
-    private Calls() {}
+    private final NcclConnection connection;
 
-    static Call allReduce(DeviceTensor io, ReduceOp op) {
-        Call.Body body =
+    Calls(NcclConnection connection) {
+        this.connection = connection;
+    }
+
+    /** Calls NCCL. */
+    @FunctionalInterface
+    private interface Body {
+        void enqueue(NcclCommunicator nccl, CudaStream stream);
+    }
+
+    private GpuCall call(Body body, List<DeviceTensor> in, List<DeviceTensor> out, long[] detail) {
+        // The communicator is created before the first launch, but after this call.
+        return new GpuCall(
+                stream -> body.enqueue(connection.communicator(), stream), in, out, detail, true);
+    }
+
+    GpuCall allReduce(DeviceTensor io, ReduceOp op) {
+        Body body =
                 (nccl, stream) ->
                         withOp(
                                 nccl,
@@ -34,28 +55,11 @@ final class Calls {
                                                 io.type(),
                                                 number,
                                                 stream));
-        return new Call(body, List.of(), List.of(io), NO_DETAIL);
+        return call(body, List.of(), List.of(io), NO_DETAIL);
     }
 
-    /** What no NCCL is needed for. */
-    static Call kernel(DeviceTensor io, NcclBackend.Kernel kernel) {
-        Call.Body body =
-                new Call.Body() {
-                    @Override
-                    public void enqueue(NcclCommunicator nccl, CudaStream stream) {
-                        kernel.launch(io.address(), stream);
-                    }
-
-                    @Override
-                    public void releaseFailed(Runnable release) {
-                        kernel.releaseFailed(release);
-                    }
-                };
-        return new Call(body, List.of(), List.of(io), NO_DETAIL, false);
-    }
-
-    static Call reduce(DeviceTensor io, int root, boolean isRoot, ReduceOp op) {
-        Call.Body body =
+    GpuCall reduce(DeviceTensor io, int root, boolean isRoot, ReduceOp op) {
+        Body body =
                 (nccl, stream) ->
                         withOp(
                                 nccl,
@@ -65,10 +69,10 @@ final class Calls {
         return inPlace(body, io, isRoot);
     }
 
-    /** A call on one tensor, which is written on some ranks and read on the others. */
-    private static Call inPlace(Call.Body body, DeviceTensor io, boolean isWritten) {
+    /** Makes a call on one tensor, which some ranks write and the others read. */
+    private GpuCall inPlace(Body body, DeviceTensor io, boolean isWritten) {
         List<DeviceTensor> tensor = List.of(io);
-        return new Call(
+        return call(
                 body, isWritten ? List.of() : tensor, isWritten ? tensor : List.of(), NO_DETAIL);
     }
 
@@ -82,8 +86,8 @@ final class Calls {
         nccl.reduce(in.address(), out.address(), out.count(), out.type(), number, root, stream);
     }
 
-    static Call broadcast(DeviceTensor io, int root, boolean isRoot) {
-        Call.Body body = (nccl, stream) -> broadcast(nccl, stream, io, io, root);
+    GpuCall broadcast(DeviceTensor io, int root, boolean isRoot) {
+        Body body = (nccl, stream) -> broadcast(nccl, stream, io, io, root);
         return inPlace(body, io, !isRoot);
     }
 
@@ -94,10 +98,10 @@ final class Calls {
         nccl.broadcast(in.address(), out.address(), count, unit.type(), root, stream);
     }
 
-    static Call allGather(List<DeviceTensor> out, DeviceTensor in) {
+    GpuCall allGather(List<DeviceTensor> out, DeviceTensor in) {
         Unit unit = Unit.of(in.type());
         long count = in.count() * unit.factor();
-        Call.Body body =
+        Body body =
                 out.size() == 1
                         ? (nccl, stream) ->
                                 nccl.allGather(
@@ -113,18 +117,18 @@ final class Calls {
                                                 broadcast(nccl, stream, in, out.get(root), root);
                                             }
                                         });
-        return new Call(body, List.of(in), out, NO_DETAIL);
+        return call(body, List.of(in), out, NO_DETAIL);
     }
 
-    static Call reduceScatter(DeviceTensor out, List<DeviceTensor> in, ReduceOp op) {
-        Call.Body body =
+    GpuCall reduceScatter(DeviceTensor out, List<DeviceTensor> in, ReduceOp op) {
+        Body body =
                 (nccl, stream) ->
                         withOp(
                                 nccl,
                                 out.type(),
                                 op,
                                 number -> reduceScatter(nccl, stream, out, in, number));
-        return new Call(body, in, List.of(out), NO_DETAIL);
+        return call(body, in, List.of(out), NO_DETAIL);
     }
 
     private static void reduceScatter(
@@ -146,8 +150,8 @@ final class Calls {
                 });
     }
 
-    static Call gather(List<DeviceTensor> out, DeviceTensor in, int root) {
-        Call.Body body =
+    GpuCall gather(List<DeviceTensor> out, DeviceTensor in, int root) {
+        Body body =
                 exchange(
                         (nccl, stream) -> {
                             send(nccl, stream, in.address(), in.count(), in.type(), root);
@@ -156,11 +160,11 @@ final class Calls {
                                 recv(nccl, stream, target, in.count(), in.type(), peer);
                             }
                         });
-        return new Call(body, List.of(in), out, NO_DETAIL);
+        return call(body, List.of(in), out, NO_DETAIL);
     }
 
-    static Call scatter(DeviceTensor out, List<DeviceTensor> in, int root) {
-        Call.Body body =
+    GpuCall scatter(DeviceTensor out, List<DeviceTensor> in, int root) {
+        Body body =
                 exchange(
                         (nccl, stream) -> {
                             for (int peer = 0; peer < in.size(); peer++) {
@@ -169,11 +173,11 @@ final class Calls {
                             }
                             recv(nccl, stream, out.address(), out.count(), out.type(), root);
                         });
-        return new Call(body, in, List.of(out), NO_DETAIL);
+        return call(body, in, List.of(out), NO_DETAIL);
     }
 
-    static Call allToAll(List<DeviceTensor> out, List<DeviceTensor> in) {
-        Call.Body body =
+    GpuCall allToAll(List<DeviceTensor> out, List<DeviceTensor> in) {
+        Body body =
                 exchange(
                         (nccl, stream) -> {
                             for (int peer = 0; peer < in.size(); peer++) {
@@ -189,13 +193,12 @@ final class Calls {
             sizes[peer] = in.get(peer).byteSize();
             sizes[n + peer] = out.get(peer).byteSize();
         }
-        return new Call(body, in, out, sizes);
+        return call(body, in, out, sizes);
     }
 
-    static Call allToAllSingle(
-            DeviceTensor out, DeviceTensor in, long[] outCounts, long[] inCounts) {
+    GpuCall allToAllSingle(DeviceTensor out, DeviceTensor in, long[] outCounts, long[] inCounts) {
         ScalarType type = in.type();
-        Call.Body body =
+        Body body =
                 exchange(
                         (nccl, stream) -> {
                             long source = in.address();
@@ -213,29 +216,27 @@ final class Calls {
             sizes[peer] = inCounts[peer] * type.itemSize();
             sizes[n + peer] = outCounts[peer] * type.itemSize();
         }
-        return new Call(body, List.of(in), List.of(out), sizes);
+        return call(body, List.of(in), List.of(out), sizes);
     }
 
-    /** On a communicator of sender and receiver, in this order. */
-    static Call send(DeviceTensor in, int tag) {
-        Call.Body body =
-                (nccl, stream) -> send(nccl, stream, in.address(), in.count(), in.type(), 1);
-        return new Call(body, List.of(in), List.of(), message(in, tag));
+    /** Sends to rank 1 of a communicator of two ranks. */
+    GpuCall send(DeviceTensor in, int tag) {
+        Body body = (nccl, stream) -> send(nccl, stream, in.address(), in.count(), in.type(), 1);
+        return call(body, List.of(in), List.of(), message(in, tag));
     }
 
-    /** See {@link #send(DeviceTensor, int)}. */
-    static Call recv(DeviceTensor out, int tag) {
-        Call.Body body =
-                (nccl, stream) -> recv(nccl, stream, out.address(), out.count(), out.type(), 0);
-        return new Call(body, List.of(), List.of(out), message(out, tag));
+    /** Receives from rank 0 of a communicator of two ranks. */
+    GpuCall recv(DeviceTensor out, int tag) {
+        Body body = (nccl, stream) -> recv(nccl, stream, out.address(), out.count(), out.type(), 0);
+        return call(body, List.of(), List.of(out), message(out, tag));
     }
 
     private static long[] message(DeviceTensor tensor, int tag) {
         return new long[] {tensor.type().code(), tensor.count(), tag};
     }
 
-    /** Runs sends and receives as one operation. */
-    private static Call.Body exchange(Call.Body body) {
+    /** Groups sends and receives into one operation. */
+    private static Body exchange(Body body) {
         return (nccl, stream) -> NcclGroup.run(() -> body.enqueue(nccl, stream));
     }
 
@@ -261,7 +262,7 @@ final class Calls {
         nccl.recv(address, count * unit.factor(), unit.type(), peer, stream);
     }
 
-    /** NCCL's element type for moving one of ours; what it does not know is moved as bytes. */
+    /** The element type with which NCCL moves a type; bytes if NCCL does not know the type. */
     private record Unit(ScalarType type, long factor) {
 
         static Unit of(ScalarType type) {
@@ -271,7 +272,7 @@ final class Calls {
         }
     }
 
-    /** Gives NCCL's number of a reduce op to some code. Booleans are bytes of 0 or 1 to NCCL. */
+    /** Runs a call with NCCL's number of a reduce op. NCCL reduces booleans as bytes of 0 or 1. */
     private static void withOp(
             NcclCommunicator nccl, ScalarType type, ReduceOp op, IntConsumer body) {
         boolean bool = type == ScalarType.BOOL;
@@ -285,8 +286,8 @@ final class Calls {
             case MIN -> body.accept(number(NcclCommunicator.Op.MIN));
             case MAX -> body.accept(number(NcclCommunicator.Op.MAX));
             case PREMUL_SUM ->
-                    // In a group NCCL has taken the factor when the op is destroyed, but not yet
-                    // begun what would keep the communicator from being called.
+                    // Within a group, NCCL has read the factor before the op is destroyed, and has
+                    // not launched anything yet that would block calls on the communicator.
                     NcclGroup.run(
                             () -> {
                                 int number = nccl.premulSum(op.factor(), type);

@@ -12,15 +12,12 @@ import org.djlx.collectives.NcclOptions;
 import org.djlx.collectives.spi.GroupContext;
 import org.djlx.nativeops.cuda.CudaDevice;
 
-/** The GPU of a rank. */
+/** Chooses the GPU of a rank. */
 final class DeviceChoice {
 
     private DeviceChoice() {}
 
-    /**
-     * Returns the device of a rank, if it was given: that of the parent group, or one of the
-     * options'.
-     */
+    /** Returns the device that was given for a rank: the parent group's, or one of the options'. */
     static Optional<Device> given(GroupContext context, NcclOptions options) {
         List<Device> devices = options.devices();
         if (context.device() != null || devices.isEmpty()) {
@@ -29,22 +26,27 @@ final class DeviceChoice {
         int rank = context.rank();
         if (devices.size() > 1 && rank >= devices.size()) {
             throw new IllegalArgumentException(
-                    "there are " + devices.size() + " devices, none of them for rank " + rank);
+                    "NcclOptions has "
+                            + devices.size()
+                            + " devices, and none of them for rank "
+                            + rank
+                            + ": give one device, or one for each rank");
         }
         return Optional.of(devices.get(devices.size() == 1 ? 0 : rank));
     }
 
-    /** Chooses a device for a rank for which none was given. */
+    /** Chooses the device of a rank for which none was given. */
     static Device choose(GroupContext context, Map<String, String> environment) {
         return Device.gpu(
                 index(context.rank(), context.worldSize(), environment, CudaDevice.count()));
     }
 
     /**
-     * Chooses by {@code LOCAL_RANK} if the environment is that of this very rank, as torchrun sets
-     * it for each process; by the rank if the ranks are threads, or nothing is set.
+     * Returns {@code LOCAL_RANK} if {@code RANK} and {@code WORLD_SIZE} are those of this rank, as
+     * torchrun sets them for each process. Otherwise, as with ranks that are threads, returns the
+     * rank modulo the number of GPUs.
      *
-     * @throws IllegalArgumentException if {@code LOCAL_RANK} is not a number of a GPU
+     * @throws IllegalArgumentException if {@code LOCAL_RANK} is not the index of a GPU
      */
     static int index(int rank, int worldSize, Map<String, String> environment, int count) {
         String local = environment.get("LOCAL_RANK");
@@ -59,16 +61,20 @@ final class DeviceChoice {
         try {
             index = Integer.parseInt(local.trim());
         } catch (NumberFormatException e) {
-            throw new IllegalArgumentException("LOCAL_RANK is not a number: " + local, e);
+            throw new IllegalArgumentException(
+                    "LOCAL_RANK is not a number: '"
+                            + local
+                            + "'; set it as torchrun does, or unset it",
+                    e);
         }
         if (index < 0 || index >= count) {
             throw new IllegalArgumentException(
                     "LOCAL_RANK is "
                             + index
-                            + ", but CUDA shows "
+                            + ", but this process sees "
                             + count
-                            + " GPUs to this process: start no more processes on this host than it"
-                            + " has GPUs, or give NcclOptions the devices");
+                            + " GPUs: start at most one process per GPU, or pass the devices to"
+                            + " NcclOptions");
         }
         return index;
     }

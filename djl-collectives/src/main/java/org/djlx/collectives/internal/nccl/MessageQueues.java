@@ -4,14 +4,16 @@
  */
 package org.djlx.collectives.internal.nccl;
 
-import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
-import java.util.TreeMap;
 import java.util.function.BiConsumer;
 import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.NcclOptions;
+import org.djlx.collectives.internal.gpu.GpuGroup;
+import org.djlx.collectives.internal.gpu.StreamQueue;
+import org.djlx.collectives.internal.host.Durations;
 import org.djlx.collectives.spi.GroupContext;
 import org.djlx.collectives.store.Store;
 import org.djlx.collectives.store.StoreTimeoutException;
@@ -20,80 +22,83 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * The queues for messages: one for each peer and direction, with a communicator of these two ranks
- * that is created with their first message.
+ * The queues of messages: one for each peer and direction. Each has a communicator of the two
+ * ranks, which their first message creates.
  *
- * <p>The group's communicator will not do: NCCL runs the operations of one communicator one after
- * the other, whatever their streams, so that a message would wait for collectives, and two ranks
- * that first send and then receive for each other.
+ * <p>The group's communicator does not suffice: NCCL runs the operations of a communicator one
+ * after the other, even on different streams. A message would wait for collectives, and two ranks
+ * that both send first and then receive would deadlock.
  */
 final class MessageQueues {
 
     private static final Logger LOGGER = LoggerFactory.getLogger(MessageQueues.class);
 
     private final GroupContext context;
-    private final GpuResources resources;
+    private final GpuGroup group;
     private final NcclOptions options;
-    private final NcclQueue.Listener listener;
     private final BiConsumer<Integer, byte[]> met;
-    // By "sender-receiver"; in an order that all ranks have in common, in which they are closed.
-    private final Map<String, NcclQueue> queues = new TreeMap<>();
+    private final Map<String, MessageQueue> queues = new HashMap<>(); // by "sender-receiver"
+
+    /** The queue of messages in one direction between two ranks, and the calls on it. */
+    record MessageQueue(StreamQueue queue, Calls calls) {}
 
     /**
-     * Creates it, without any queue.
+     * Creates no queue yet.
      *
      * @param context the group and the rank
-     * @param resources what queues use
+     * @param group holds the queues
      * @param options the options
-     * @param listener is told of failures
-     * @param met is told which rank a queue leads to, and what {@link Peers#own} returned there
+     * @param met takes a peer's rank and its {@link Peers#own}, once connected
      */
     MessageQueues(
             GroupContext context,
-            GpuResources resources,
+            GpuGroup group,
             NcclOptions options,
-            NcclQueue.Listener listener,
             BiConsumer<Integer, byte[]> met) {
         this.context = context;
-        this.resources = resources;
+        this.group = group;
         this.options = options;
-        this.listener = listener;
         this.met = met;
     }
 
-    /** The queue of messages to a rank. */
-    NcclQueue to(int peer) {
+    /** Returns the queue of messages to a rank. */
+    MessageQueue to(int peer) {
         return queue(context.rank(), peer);
     }
 
-    /** The queue of messages from a rank. */
-    NcclQueue from(int peer) {
+    /** Returns the queue of messages from a rank. */
+    MessageQueue from(int peer) {
         return queue(peer, context.rank());
     }
 
-    private synchronized NcclQueue queue(int sender, int receiver) {
+    private synchronized MessageQueue queue(int sender, int receiver) {
         if (queues.isEmpty()) {
             LOGGER.info(
-                    "group '{}': the first message from a rank to another sets up a communicator of"
-                            + " these two, which takes some tenths of a second",
+                    "group '{}': the first message between two ranks creates a communicator, which"
+                            + " takes some tenths of a second",
                     context.name());
         }
         return queues.computeIfAbsent(
                 sender + "-" + receiver, key -> create(key, sender, receiver));
     }
 
-    private NcclQueue create(String key, int sender, int receiver) {
+    private MessageQueue create(String key, int sender, int receiver) {
         Verification verification = options.isVerify() ? new Verification(context) : null;
         long[] number = {0};
-        return new NcclQueue(
-                "messages from rank " + sender + " to " + receiver + " of " + context.name(),
-                resources,
-                () -> connect("message/" + key, sender, receiver),
-                verification == null ? null : work -> verification.message(work, ++number[0]),
-                listener);
+        NcclConnection connection =
+                new NcclConnection(
+                        () -> connect("message/" + key, sender, receiver),
+                        verification == null
+                                ? null
+                                : new NcclConnection.Verifier(
+                                        work -> true,
+                                        work -> verification.message(work, ++number[0])),
+                        reason -> {});
+        String name = "messages from rank " + sender + " to " + receiver + " of " + context.name();
+        return new MessageQueue(group.addMessages(key, name, connection), new Calls(connection));
     }
 
-    /** The ranks meet in the store first: NCCL itself would wait for ever for one of them. */
+    /** Connects two ranks that have met in the store: NCCL itself would wait without a timeout. */
     private NcclCommunicator connect(String key, int sender, int receiver) {
         boolean sends = sender == context.rank();
         Store store = context.store();
@@ -115,14 +120,17 @@ final class MessageQueues {
             }
             met.accept(sends ? receiver : sender, other);
             return NcclCommunicator.create(
-                    resources.cuda(), id, sends ? 0 : 1, 2, options.config());
+                    group.resources().cuda(), id, sends ? 0 : 1, 2, options.config());
         } catch (StoreTimeoutException e) {
             throw new CollectiveTimeoutException(
-                    "no rank came to " + there + " within " + options.timeout(), List.of(), e);
+                    "rank "
+                            + (sends ? receiver : sender)
+                            + " did not connect to rank "
+                            + context.rank()
+                            + " for their first message within "
+                            + Durations.text(options.timeout()),
+                    List.of(),
+                    e);
         }
-    }
-
-    synchronized List<NcclQueue> all() {
-        return new ArrayList<>(queues.values());
     }
 }

@@ -11,7 +11,7 @@ import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.collectives.spi.GroupContext;
 import org.djlx.collectives.spi.Support;
 
-/** Creates {@code nccl} backends; takes {@link NcclOptions} or plain options. */
+/** Creates {@code nccl} backends from {@link NcclOptions} or plain {@link BackendOptions}. */
 public final class NcclBackendFactory implements BackendFactory {
 
     /** Constructor for {@link java.util.ServiceLoader}. */
@@ -32,7 +32,7 @@ public final class NcclBackendFactory implements BackendFactory {
         return NcclBackend.create(context, options(context.options()));
     }
 
-    /** The options for NCCL in what the user gave. */
+    /** Converts the user's options to those of NCCL. */
     static NcclOptions options(BackendOptions options) {
         if (options instanceof NcclOptions ncclOptions) {
             return ncclOptions;
@@ -41,7 +41,7 @@ public final class NcclBackendFactory implements BackendFactory {
             throw new IllegalArgumentException(
                     "backend '"
                             + NcclBackend.NAME
-                            + "' takes NcclOptions, not "
+                            + "' takes NcclOptions or BackendOptions, not "
                             + options.getClass().getSimpleName());
         }
         return NcclOptions.builder().optTimeout(options.timeout()).build();

@@ -12,8 +12,8 @@ import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.internal.host.Liveness;
 
 /**
- * The processes of a group's ranks. Those of this host can be looked after: NCCL itself may wait
- * for ever for one that has died there.
+ * The processes of a group's ranks. {@link #dead} checks those of this host because NCCL itself may
+ * wait forever for a process that has died.
  */
 final class Peers {
 
@@ -28,41 +28,41 @@ final class Peers {
         this.peers = peers;
     }
 
-    /** Nobody is known. */
+    /** Returns an empty set of peers. */
     static Peers none() {
         return new Peers(List.of());
     }
 
-    /** What this process tells the others. */
+    /** Returns the identity of this process, to be sent to the other ranks. */
     static byte[] own() {
         long pid = ProcessHandle.current().pid();
         String text = Liveness.HOST + " " + pid + " " + Liveness.startTime(pid);
         return text.getBytes(StandardCharsets.UTF_8);
     }
 
-    /** Reads what all ranks told, in rank order. */
-    static Peers of(List<byte[]> told) {
+    /** Returns the peers with the identities of all ranks, in rank order. */
+    static Peers of(List<byte[]> identities) {
         List<Peer> peers = new ArrayList<>();
-        for (int rank = 0; rank < told.size(); rank++) {
-            peers.add(peer(rank, told.get(rank)));
+        for (int rank = 0; rank < identities.size(); rank++) {
+            peers.add(peer(rank, identities.get(rank)));
         }
         return new Peers(peers);
     }
 
-    /** Returns these and a rank that told about itself. */
-    Peers with(int rank, byte[] told) {
+    /** Returns these peers with the identity of one rank added or replaced. */
+    Peers with(int rank, byte[] identity) {
         List<Peer> more = new ArrayList<>(peers);
         more.removeIf(peer -> peer.rank() == rank);
-        more.add(peer(rank, told));
+        more.add(peer(rank, identity));
         return new Peers(more);
     }
 
-    private static Peer peer(int rank, byte[] told) {
-        String[] fields = new String(told, StandardCharsets.UTF_8).split(" ");
+    private static Peer peer(int rank, byte[] identity) {
+        String[] fields = new String(identity, StandardCharsets.UTF_8).split(" ");
         return new Peer(rank, fields[0], Long.parseLong(fields[1]), Long.parseLong(fields[2]));
     }
 
-    /** Returns those of some ranks, numbered anew. */
+    /** Returns the peers of some ranks, renumbered in the order of the list. */
     Peers subset(List<Integer> ranks) {
         List<Peer> subset = new ArrayList<>();
         for (Peer peer : peers) {
@@ -74,7 +74,7 @@ final class Peers {
         return new Peers(subset);
     }
 
-    /** Tells whose process has ended, if one of this host has; looks a few times a second. */
+    /** Returns which process of this host has ended, if any; checks at most every 100 ms. */
     synchronized Optional<String> dead() {
         long now = System.nanoTime();
         if (now - lastNanos < INTERVAL_NANOS) {

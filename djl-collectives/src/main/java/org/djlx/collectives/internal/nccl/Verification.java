@@ -9,6 +9,7 @@ import java.time.Duration;
 import java.util.List;
 import java.util.stream.IntStream;
 import org.djlx.collectives.CollectiveMismatchException;
+import org.djlx.collectives.internal.gpu.QueuedWork;
 import org.djlx.collectives.internal.host.CallWords;
 import org.djlx.collectives.internal.host.Deadline;
 import org.djlx.collectives.internal.host.GroupErrors;
@@ -20,8 +21,8 @@ import org.djlx.collectives.store.Store;
 import org.djlx.collectives.store.StoreTimeoutException;
 
 /**
- * Compares calls before they run, through the group's store: for finding errors, as each call waits
- * for those of the other ranks on the host. The counterpart of c10d's {@code
+ * Compares calls with those of the other ranks through the group's store, before they run. For
+ * debugging: the host waits for the other ranks in each call. The counterpart of c10d's {@code
  * TORCH_DISTRIBUTED_DEBUG=DETAIL}.
  */
 final class Verification {
@@ -33,7 +34,7 @@ final class Verification {
     }
 
     /** Compares a collective with those of all other ranks. */
-    void collective(NcclWork work) {
+    void collective(QueuedWork work) {
         Operation operation = work.operation();
         int n = context.worldSize();
         List<Integer> ranks = IntStream.range(0, n).boxed().toList();
@@ -47,16 +48,19 @@ final class Verification {
         }
     }
 
-    /** All-to-all: the bytes for each rank, then those expected from each. */
+    /**
+     * Compares all-to-alls. Their detail: the bytes for each rank, then those expected from each.
+     */
     private static void compareSizes(Operation operation, List<long[]> calls) {
         int n = calls.size();
-        StringBuilder misfits = new StringBuilder();
+        StringBuilder mismatches = new StringBuilder();
         for (int from = 0; from < n; from++) {
             for (int to = 0; to < n; to++) {
                 long sent = calls.get(from)[CallWords.COUNT + to];
                 long expected = calls.get(to)[CallWords.COUNT + n + from];
                 if (sent != expected) {
-                    misfits.append(misfits.length() == 0 ? "" : "; ")
+                    mismatches
+                            .append(mismatches.length() == 0 ? "" : "; ")
                             .append("rank ")
                             .append(from)
                             .append(" has ")
@@ -68,19 +72,22 @@ final class Verification {
                 }
             }
         }
-        if (misfits.length() > 0) {
+        if (mismatches.length() > 0) {
             throw new CollectiveMismatchException(
                     operation
-                            + ": the sizes do not fit: "
-                            + misfits
-                            + "; what one rank has for another must be what that expects");
+                            + ": the sizes do not match: "
+                            + mismatches
+                            + "; each rank must expect as many bytes as its peer has for it");
         }
     }
 
     /**
-     * Compares a message with its other end; the messages of a queue are numbered by their order.
+     * Compares a message with the peer's call.
+     *
+     * @param work the message
+     * @param number its position among the messages of its queue
      */
-    void message(NcclWork work, long number) {
+    void message(QueuedWork work, long number) {
         boolean sends = work.operation().type() == OpType.SEND;
         int sender = sends ? context.rank() : work.peer();
         int receiver = sends ? work.peer() : context.rank();
@@ -94,18 +101,18 @@ final class Verification {
                         CallWords.describe(calls.get(0))
                                 + " of rank "
                                 + sender
-                                + " does not fit "
+                                + " does not match "
                                 + CallWords.describe(calls.get(1))
                                 + " of rank "
                                 + receiver
-                                + ": a message and its receive must have the same element type,"
-                                + " number of elements and tag, and come in the same order, as"
-                                + " NCCL does not look at tags");
+                                + ": send and recv must have the same element type, number of"
+                                + " elements and tag, and be called in the same order, as NCCL"
+                                + " ignores tags");
             }
         }
     }
 
-    private List<long[]> exchange(String key, int self, List<Integer> ranks, NcclWork work) {
+    private List<long[]> exchange(String key, int self, List<Integer> ranks, QueuedWork work) {
         Store store = context.store();
         store.set(key + "/" + self, encode(work));
         List<String> keys = ranks.stream().map(rank -> key + "/" + rank).toList();
@@ -119,7 +126,8 @@ final class Verification {
         }
     }
 
-    private List<byte[]> await(String key, List<String> keys, List<Integer> ranks, NcclWork work) {
+    private List<byte[]> await(
+            String key, List<String> keys, List<Integer> ranks, QueuedWork work) {
         Operation operation = work.operation();
         Deadline deadline = Deadline.after(operation.timeout());
         Duration warnAfter = context.options().warnAfter();
@@ -128,7 +136,7 @@ final class Verification {
                 return context.store().multiGet(keys, warnAfter);
             } catch (StoreTimeoutException e) {
                 if (operation.takeWarning(warnAfter.toNanos())) {
-                    LongWaits.tell(
+                    LongWaits.warn(
                             operation + " on rank " + context.rank(),
                             GroupErrors.ranks(missing(key, ranks, e)),
                             warnAfter.toNanos(),
@@ -146,14 +154,14 @@ final class Verification {
                 .toList();
     }
 
-    private static String omission(NcclWork work) {
+    private static String omission(QueuedWork work) {
         OpType type = work.operation().type();
         return type == OpType.RECV
                 ? "did not send"
                 : type == OpType.SEND ? "did not receive it" : "did not arrive";
     }
 
-    private static byte[] encode(NcclWork work) {
+    private static byte[] encode(QueuedWork work) {
         long[] detail = work.call().detail();
         long[] words = new long[CallWords.COUNT + detail.length];
         CallWords.put(words, work.operation().signature(), false);

@@ -18,14 +18,14 @@ final class Copies {
         }
     }
 
-    /** Copies a part that is perhaps in its place already. */
+    /** Copies bytes unless source and destination are the same. */
     void copyInPlace(long destination, long source, long byteSize) {
         if (destination != source) {
             copy(destination, source, byteSize);
         }
     }
 
-    /** The number of bytes copied so far. */
+    /** Returns the number of bytes copied so far. */
     long bytes() {
         return bytes;
     }

@@ -15,10 +15,10 @@ import org.djlx.nativeops.torch.TensorInfo;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * The elements of a tensor as one run of host memory, from when an operation is issued until it has
- * ended. It keeps the tensor's storage alive even if the array is closed meanwhile. A tensor that
- * is not contiguous is copied by {@link #load}: when the operation runs, as one before it may write
- * the tensor.
+ * The elements of a tensor as contiguous host memory, from the issue of an operation to its end. It
+ * keeps the tensor's storage alive, even if the array is closed meanwhile. {@link #load} copies a
+ * non-contiguous tensor when the operation runs, not earlier, because a previous operation may
+ * write the tensor.
  */
 final class HostTensor implements AutoCloseable {
 
@@ -26,7 +26,7 @@ final class HostTensor implements AutoCloseable {
 
     private final TensorHold original;
     private final TensorInfo info;
-    // Of a tensor that is not contiguous: the tensor and its copy.
+    // For a non-contiguous tensor: the tensor and its contiguous copy; otherwise null.
     private final NDArray strided;
     private final NDArray copy;
     private final long address;
@@ -34,7 +34,7 @@ final class HostTensor implements AutoCloseable {
 
     private HostTensor(NDManager manager, NDArray tensor, TensorInfo info, boolean input) {
         this.info = info;
-        // First what may find no memory: nothing is held then.
+        // Allocate first: on failure nothing is held yet.
         if (info.isContiguous()) {
             strided = null;
             copy = null;
@@ -53,7 +53,7 @@ final class HostTensor implements AutoCloseable {
         return new HostTensor(manager, tensor, info, true);
     }
 
-    /** For a tensor that is written as a whole. */
+    /** Opens a tensor that the operation overwrites completely. */
     static HostTensor output(NDManager manager, NDArray tensor, TensorInfo info) {
         return new HostTensor(manager, tensor, info, false);
     }
@@ -62,7 +62,7 @@ final class HostTensor implements AutoCloseable {
         NoGradient.run(() -> Torch.copy(target, source));
     }
 
-    /** The number of tensors in this JVM that are not closed. */
+    /** Returns the number of open instances in this JVM. */
     static long open() {
         return OPEN.sum();
     }
@@ -71,7 +71,7 @@ final class HostTensor implements AutoCloseable {
         return address;
     }
 
-    /** The number of elements. */
+    /** Returns the number of elements. */
     long count() {
         return info.count();
     }
@@ -84,28 +84,28 @@ final class HostTensor implements AutoCloseable {
         return info.byteSize();
     }
 
-    /** Makes the elements of an input be at {@link #address}; to be called before they are read. */
+    /** Loads the elements of an input to {@link #address}; called before they are read. */
     void load() {
         if (input && copy != null) {
             copy(copy, strided);
         }
     }
 
-    /** Brings what was written into the tensor, if it is not there yet. */
+    /** Writes the elements at {@link #address} back to the tensor, if it is not contiguous. */
     void flush() {
         if (copy != null) {
             copy(strided, copy);
         }
     }
 
-    /** To be called once. */
+    /** Releases the tensor; called once. */
     @Override
     public void close() {
         OPEN.decrement();
         try (original;
                 strided;
                 copy) {
-            // What frees the memory may be the caller's code, and throw.
+            // Freeing the memory may run the caller's code, which may throw.
         }
     }
 }

@@ -11,7 +11,7 @@ import java.util.List;
 import org.djlx.nativeops.torch.TensorInfo;
 import org.djlx.nativeops.torch.Torch;
 
-/** The tensors of one operation, which are closed together, also if one cannot be opened. */
+/** The open tensors of one operation, closed together, also if one of them cannot be opened. */
 final class HostTensors implements AutoCloseable {
 
     private final NDManager manager;
@@ -71,7 +71,7 @@ final class HostTensors implements AutoCloseable {
         return tensor;
     }
 
-    /** Closes all, whatever the caller's code does that frees one. To be called once. */
+    /** Closes all tensors, even if closing one throws. Called once. */
     @Override
     public void close() {
         Throwable failure = null;

@@ -9,14 +9,13 @@ import org.djlx.nativeops.host.HostCopier;
 import org.djlx.nativeops.torch.ScalarType;
 
 /**
- * Adds contributions in plain Java, in rank order and in the elements' own precision, as libtorch
- * does: for contributions that are so small that the calls to libtorch cost more than the
- * additions. A block of elements at a time is read into arrays that stay in the fastest cache. One
- * instance serves one rank.
+ * Sums contributions in Java, in rank order and in the elements' own precision, with libtorch's
+ * bits. For contributions so small that calls to libtorch cost more than the additions. Works in
+ * blocks that fit the L1 cache. One instance serves one rank.
  */
 final class JavaSums {
 
-    // Above, libtorch is faster: it needs no arrays.
+    // Above this size libtorch is faster, because it does not copy to arrays.
     private static final long MAX_BYTES = 64 << 10;
     private static final int BLOCK = 16 << 10;
 
@@ -26,7 +25,7 @@ final class JavaSums {
     private final double[] doubleSum = new double[BLOCK / Double.BYTES];
     private final double[] doublePart = new double[BLOCK / Double.BYTES];
 
-    /** Tells whether {@link #add} can do it. */
+    /** Returns whether {@link #add} supports a reduction. */
     static boolean canAdd(long count, ScalarType type, ReduceOp op) {
         return op.kind() == ReduceOp.Kind.SUM
                 && (type == ScalarType.FLOAT32 || type == ScalarType.FLOAT64)
@@ -34,10 +33,10 @@ final class JavaSums {
     }
 
     /**
-     * Adds.
+     * Sums contributions.
      *
-     * @param result address of the result, which may be one of the parts
-     * @param parts addresses of the contributions, in rank order; they stay as they are
+     * @param result the address of the result, which may be a part
+     * @param parts the addresses of the contributions, in rank order; not modified otherwise
      * @param count the number of elements of each
      * @param type the element type
      */
@@ -71,7 +70,7 @@ final class JavaSums {
         copier.write(result + offset, doubleSum, count);
     }
 
-    // Loops that the JVM's compiler turns into vector instructions.
+    // The JIT compiler vectorises these loops.
 
     private static void accumulate(float[] sum, float[] part, int count) {
         for (int i = 0; i < count; i++) {

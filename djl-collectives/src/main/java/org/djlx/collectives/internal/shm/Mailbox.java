@@ -9,16 +9,16 @@ import org.djlx.nativeops.host.AtomicBuffer;
 import org.djlx.nativeops.host.NativeMemory;
 
 /**
- * What goes from one rank to another: a ring of letters, by which they agree on messages, and a
- * ring of chunks, the messages' data. One rank writes, the other reads; the counters publish what
- * was written and free what was read.
+ * The channel from one rank to another in shared memory: a ring of letters, which negotiate
+ * messages, and a ring of chunks, which carry their data. One rank writes, the other reads. The
+ * counters publish entries and free them.
  *
  * <pre>
  *   0      int     letters posted, by the writer
  *   64     int     letters taken, by the reader
  *   128    int     chunks written, by the writer
  *   192    int     chunks read, by the reader
- *   256    longs   the message that each chunk belongs to
+ *   256    longs   number of the message of each chunk
  *   320    letters of 192 bytes: kind, message, tag, element type, size in bytes; at 64 the
  *          signature of the operation
  *   4096   chunks
@@ -26,15 +26,17 @@ import org.djlx.nativeops.host.NativeMemory;
  */
 final class Mailbox {
 
-    /** What a letter says about a message. */
+    /** The kind of a letter. */
     enum Kind {
-        /** From the sender: there is a message. */
+        /** From the sender: offers a message. */
         OFFER,
-        /** From the receiver: it is wanted, send the data. */
+        /** From the receiver: requests the data of a message. */
         ACCEPT,
-        /** From the receiver: it is wanted, but does not fit; the signature says what would. */
+        /**
+         * From the receiver: rejects a message that does not match; has the receive's signature.
+         */
         REJECT,
-        /** From the sender: it has given up, there is no such message any more. */
+        /** From the sender: withdraws a message. */
         WITHDRAW
     }
 
@@ -46,7 +48,7 @@ final class Mailbox {
     private static final int CHUNKS = 4;
     private static final int DATA = 4096;
 
-    /** The size of a mailbox. */
+    /** The size of a mailbox in bytes. */
     static final long BYTE_SIZE = DATA + CHUNKS * CHUNK;
 
     private static final int POSTED = 0;
@@ -69,7 +71,7 @@ final class Mailbox {
         this.copies = copies;
     }
 
-    /** Posts a letter, unless there is no room. */
+    /** Posts a letter; returns false if the ring is full. */
     boolean post(Letter letter) {
         int posted = words.getIntVolatile(POSTED);
         if (posted - words.getIntVolatile(TAKEN) == CAPACITY) {
@@ -88,7 +90,7 @@ final class Mailbox {
         return true;
     }
 
-    /** Takes the next letter, or null if there is none. */
+    /** Takes the next letter; returns null if there is none. */
     Letter take() {
         int taken = words.getIntVolatile(TAKEN);
         if (words.getIntVolatile(POSTED) == taken) {
@@ -111,7 +113,7 @@ final class Mailbox {
         return letter;
     }
 
-    /** Writes a chunk of a message, unless there is no room. */
+    /** Writes a chunk of a message; returns false if the ring is full. */
     boolean write(long message, long address, long size) {
         int written = words.getIntVolatile(WRITTEN);
         if (written - words.getIntVolatile(READ) == CHUNKS) {
@@ -124,7 +126,7 @@ final class Mailbox {
         return true;
     }
 
-    /** The message of the next chunk to read, or -1 if there is none. */
+    /** Returns the number of the message of the next chunk; -1 if there is none. */
     long nextMessage() {
         int read = words.getIntVolatile(READ);
         if (words.getIntVolatile(WRITTEN) == read) {
@@ -133,7 +135,7 @@ final class Mailbox {
         return words.getLong(CHUNK_MESSAGES + (read & CHUNKS - 1) * Long.BYTES);
     }
 
-    /** Reads the chunk that {@link #nextMessage()} has told of. */
+    /** Reads the next chunk, whose message {@link #nextMessage()} has returned. */
     void read(long address, long size) {
         int read = words.getIntVolatile(READ);
         copies.copy(address, data + (read & CHUNKS - 1) * CHUNK, size);

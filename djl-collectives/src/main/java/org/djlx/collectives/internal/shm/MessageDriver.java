@@ -8,35 +8,35 @@ import java.util.concurrent.locks.LockSupport;
 import java.util.concurrent.locks.ReentrantLock;
 
 /**
- * Sees to it that one rank's messages go on: one thread at a time drives them, by itself one that
- * waits for a message. For those that nobody waits for there is a thread, which takes over at most
- * {@value #PATIENCE_NANOS} ns after a message was issued, sleeps while there is none, and is
- * started with the first.
+ * Decides which thread makes progress on one rank's messages; one thread at a time drives them. A
+ * thread that waits for a message drives them itself. For messages without a waiting thread there
+ * is a background thread. It is started with the first message, takes over at most {@value
+ * #TAKEOVER_NANOS} ns after a message was issued, and sleeps while there is none.
  */
 final class MessageDriver {
 
-    /** What is driven. */
+    /** The messages to drive. */
     interface Engine {
 
-        /** Does what can be done without waiting; returns whether that was anything. */
+        /** Makes progress without blocking; returns whether there was any. */
         boolean pass();
 
-        /** Ends what cannot go on any more; returns whether that was anything. */
+        /** Fails messages that cannot complete; returns whether anything changed. */
         boolean check();
 
-        /** Whether there are messages under way. */
+        /** Returns whether there are running messages. */
         boolean hasPending();
 
-        /** Sleeps until another rank has changed something, unless a pass succeeds. */
+        /** Sleeps until another rank has changed something, unless a pass makes progress. */
         void sleep();
 
         /**
-         * Fails all messages, as one of the above went wrong in a way that leaves none in order.
+         * Fails all messages, because one of the methods above threw and left them inconsistent.
          */
         void fail(Throwable cause);
     }
 
-    private static final long PATIENCE_NANOS = 500_000;
+    private static final long TAKEOVER_NANOS = 500_000;
 
     private final Engine engine;
     private final String name;
@@ -52,7 +52,7 @@ final class MessageDriver {
         this.spins = spins;
     }
 
-    /** To be called when there is something to drive that was not there before. */
+    /** Called after a new message was submitted. */
     synchronized void wake() {
         if (thread == null && !closing) {
             thread = new Thread(this::run, name);
@@ -63,24 +63,25 @@ final class MessageDriver {
         }
     }
 
-    /** Makes the thread take over without waiting for its patience to end. */
+    /** Makes the background thread take over at once. */
     synchronized void expedite() {
         LockSupport.unpark(thread);
     }
 
     /**
-     * Drives until a work has ended, unless another thread does or all is about to end.
+     * Drives messages until a work has ended, unless another thread drives them or the queue is
+     * closing.
      *
-     * @return false if it has not driven
+     * @return false if this thread did not drive
      */
     boolean driveUntil(PendingWork work) {
         if (closing || !driving.tryLock()) {
             return false;
         }
         try {
-            int looks = 0;
+            int spun = 0;
             while (!work.isCompleted() && !closing && !Thread.currentThread().isInterrupted()) {
-                looks = drive(looks);
+                spun = drive(spun);
             }
         } catch (RuntimeException | Error e) {
             fail(e);
@@ -96,7 +97,7 @@ final class MessageDriver {
     private void run() {
         while (!closing) {
             try {
-                look();
+                driveOrSleep();
             } catch (RuntimeException | Error e) {
                 fail(e);
             }
@@ -107,34 +108,34 @@ final class MessageDriver {
         try {
             engine.fail(cause);
         } catch (RuntimeException | Error e) {
-            LockSupport.parkNanos(this, PATIENCE_NANOS); // Then again, with what comes of a look.
+            LockSupport.parkNanos(this, TAKEOVER_NANOS); // Retried after the next failure.
         }
     }
 
-    /** Drives what is pending as long as nobody else does, or sleeps. */
-    private void look() {
+    /** Drives messages if no other thread does, or sleeps. */
+    private void driveOrSleep() {
         if (!engine.hasPending()) {
             park(false);
-            LockSupport.parkNanos(this, PATIENCE_NANOS);
+            LockSupport.parkNanos(this, TAKEOVER_NANOS);
         } else if (driving.tryLock()) {
             try {
-                int looks = 0;
+                int spun = 0;
                 while (engine.hasPending() && !closing) {
-                    looks = drive(looks);
+                    spun = drive(spun);
                 }
             } finally {
                 driving.unlock();
             }
         } else {
-            // Whoever drives wakes this thread when he stops, if anything is left then.
+            // The driving thread wakes this one when it stops, if messages are left.
             park(true);
         }
     }
 
     private void park(boolean pending) {
         idle = true;
-        // Whoever drove may have stopped, with nothing left, before this thread was idle: what was
-        // issued since has woken nobody.
+        // The driving thread may have stopped, with no message left, before this thread was idle:
+        // a message submitted since then has not woken it.
         boolean driven = driving.isLocked();
         if (engine.hasPending() == pending && (driven || !pending) && !closing) {
             LockSupport.park(this);
@@ -142,22 +143,22 @@ final class MessageDriver {
         idle = false;
     }
 
-    /** One look at the messages; the more in vain, the longer it sleeps. */
-    private int drive(int looks) {
+    /** Makes one pass; spins a few times without progress, then sleeps. */
+    private int drive(int spun) {
         if (engine.pass()) {
             return 0;
         }
-        if (looks < spins) {
+        if (spun < spins) {
             Thread.onSpinWait();
-            return looks + 1;
+            return spun + 1;
         }
         if (!engine.check()) {
             engine.sleep();
         }
-        return looks;
+        return spun;
     }
 
-    /** Makes all threads stop driving and waits until they have; the caller wakes sleepers. */
+    /** Makes all threads stop driving, and waits for them. */
     void close(Runnable wakeSleepers) {
         synchronized (this) {
             closing = true;

@@ -16,16 +16,15 @@ import org.djlx.collectives.internal.shm.Mailbox.Letter;
 import org.djlx.collectives.spi.Operation;
 
 /**
- * Decides when a message has failed, and with what: as its other end is gone, as it does not come
- * in time, as the two ends do not fit, or as this rank can run nothing any more. A message that
- * fails does not break the group.
+ * Decides when a message fails: its peer has left or died, it times out, the two ends do not match,
+ * or this rank's group is broken or being destroyed. A failed message does not break the group.
  */
 final class MessageFailures {
 
     private final Rendezvous rendezvous;
     private final int rank;
     private final int worldSize;
-    private long lastLook; // for dead processes; by whoever drives the messages
+    private long lastCheck; // for dead processes; confined to the driving thread
 
     MessageFailures(Rendezvous rendezvous, int rank, int worldSize) {
         this.rendezvous = rendezvous;
@@ -34,31 +33,31 @@ final class MessageFailures {
     }
 
     /**
-     * Why each rank takes no part any more; null for those that do. Whether a process lives is read
-     * from files: only from time to time, and of those with which there is something under way.
+     * Returns, by rank, why it no longer participates; null if it does. Reading process states from
+     * files is slow, so it happens only periodically and for ranks with running messages.
      */
     String[] ends(boolean[] involved) {
         long now = System.nanoTime();
-        boolean look = now - lastLook >= Rendezvous.CHECK_NANOS;
-        lastLook = look ? now : lastLook;
+        boolean check = now - lastCheck >= Rendezvous.CHECK_NANOS;
+        lastCheck = check ? now : lastCheck;
         String[] ends = new String[worldSize];
         for (int peer = 0; peer < worldSize; peer++) {
             ends[peer] = rendezvous.announcedEndOf(peer);
-            if (ends[peer] == null && look && involved[peer]) {
+            if (ends[peer] == null && check && involved[peer]) {
                 ends[peer] = rendezvous.deathOf(peer);
             }
         }
         return ends;
     }
 
-    /** The ranks that may be a message's other end. */
+    /** Returns the possible peers of a message. */
     IntStream peersOf(Transfer transfer) {
         return transfer.peer() == Transfer.ANY
                 ? IntStream.range(0, worldSize).filter(peer -> peer != rank)
                 : IntStream.of(transfer.peer());
     }
 
-    /** Why a message ends now; null if it goes on. */
+    /** Returns the exception with which a message must fail now; null if it continues. */
     CollectiveException reasonToEnd(Transfer transfer, String[] ends) {
         Operation operation = transfer.operation();
         CollectiveException obstacle = rendezvous.obstacle(operation);
@@ -68,13 +67,13 @@ final class MessageFailures {
         List<Integer> left = peersOf(transfer).filter(peer -> ends[peer] == null).boxed().toList();
         if (left.isEmpty()) {
             boolean any = transfer.peer() == Transfer.ANY;
-            String end = any ? "all other ranks are gone" : ends[transfer.peer()];
+            String end = any ? "all other ranks have left or died" : ends[transfer.peer()];
             return GroupErrors.gone(operation, rank, rendezvous.causeOf(end));
         }
         if (transfer.nanosLeft() > 0) {
             long waited = operation.timeout().toNanos() - transfer.nanosLeft();
             if (operation.takeWarning(waited)) {
-                LongWaits.tell(
+                LongWaits.warn(
                         operation + " on rank " + rank,
                         GroupErrors.ranks(left),
                         waited,
@@ -87,7 +86,8 @@ final class MessageFailures {
     }
 
     /**
-     * How long until the first of some messages is late, in nanoseconds, but no longer than a look.
+     * Returns the time until the first of some messages times out, in ns, at most the interval of
+     * process checks.
      */
     static long nanosLeft(Collection<Transfer> transfers) {
         long least = Rendezvous.CHECK_NANOS;
@@ -97,11 +97,11 @@ final class MessageFailures {
         return Math.max(0, least);
     }
 
-    /** The two ends of a message differ. */
-    static CollectiveException misfit(Transfer transfer, int peer, Letter other) {
+    /** Returns the exception for a message whose two ends do not match. */
+    static CollectiveException mismatch(Transfer transfer, int peer, Letter other) {
         return new CollectiveMismatchException(
                 transfer.operation()
-                        + " does not fit "
+                        + " does not match "
                         + Operation.describe(other.signature())
                         + " of rank "
                         + peer
@@ -109,12 +109,13 @@ final class MessageFailures {
                         + " of elements");
     }
 
-    /** The sender has withdrawn a message whose data was on its way. */
+    /** Returns the exception for a message that the sender has withdrawn while it was received. */
     CollectiveException withdrawn(Transfer receive, int source) {
         String end =
                 "rank "
                         + source
-                        + " gave up sending: its call timed out, or it has destroyed the group";
+                        + " has withdrawn the message: its send timed out, or it has destroyed the"
+                        + " group";
         return GroupErrors.gone(receive.operation(), rank, rendezvous.causeOf(end));
     }
 }

@@ -9,23 +9,23 @@ import java.util.List;
 import org.djlx.collectives.internal.shm.Mailbox.Letter;
 
 /**
- * Matches what other ranks offer with what this one receives: by tag and, unless a receive takes a
- * message of any rank, by source, both in the order in which they came. Whichever comes first waits
- * here for the other. Guarded by the lock of the {@link MessageQueue}.
+ * Matches offered messages with receives, by tag and source (receives from any rank: by tag only),
+ * both in order of arrival. The first of the two waits here for the other. Guarded by the lock of
+ * the {@link MessageQueue}.
  */
 final class MessageMatcher {
 
     /** The offer of a message. */
     record Offer(int source, Letter letter) {}
 
-    /** An offer that nobody has asked for yet, and when it came. */
+    /** An offer without a receive, and its position in the order of arrival. */
     private record Waiting(long turn, Offer offer) {}
 
     private final int worldSize;
     private final List<TagQueues<Transfer>> wanted = new ArrayList<>(); // by source
     private final TagQueues<Transfer> wantedOfAny = new TagQueues<>();
     private final List<TagQueues<Waiting>> offers = new ArrayList<>(); // by source
-    private long lastTurn; // of what waits here
+    private long lastTurn; // position of the last offer or receive that waits here
 
     MessageMatcher(int worldSize) {
         this.worldSize = worldSize;
@@ -35,7 +35,7 @@ final class MessageMatcher {
         }
     }
 
-    /** Returns the offer that a receive gets, or null if the receive waits for one. */
+    /** Returns the offer for a receive; null if the receive must wait for one. */
     Offer want(Transfer receive) {
         int tag = receive.tag();
         int source = receive.peer() == Transfer.ANY ? firstToOffer(tag) : receive.peer();
@@ -48,7 +48,7 @@ final class MessageMatcher {
         return null;
     }
 
-    /** The rank whose offer with a tag is the oldest, or {@link Transfer#ANY} if there is none. */
+    /** Returns the rank with the oldest offer for a tag; {@link Transfer#ANY} if there is none. */
     private int firstToOffer(int tag) {
         int first = Transfer.ANY;
         long turn = Long.MAX_VALUE;
@@ -62,7 +62,7 @@ final class MessageMatcher {
         return first;
     }
 
-    /** Returns the receive that gets an offer, or null if the offer waits for one. */
+    /** Returns the receive for an offer; null if the offer must wait for one. */
     Transfer offered(Offer offer) {
         int tag = offer.letter().tag();
         TagQueues<Transfer> named = wanted.get(offer.source());
@@ -77,7 +77,7 @@ final class MessageMatcher {
         return receive;
     }
 
-    /** Forgets an offer, if it waits, as the sender has withdrawn it. */
+    /** Removes a waiting offer that the sender has withdrawn. */
     void withdraw(int source, Letter letter) {
         offers.get(source)
                 .removeFirst(
@@ -85,12 +85,12 @@ final class MessageMatcher {
                         waiting -> waiting.offer().letter().message() == letter.message());
     }
 
-    /** Forgets a receive that waits. */
+    /** Removes a waiting receive. */
     void forget(Transfer receive) {
         wantedOf(receive.peer()).removeFirst(receive.tag(), other -> other == receive);
     }
 
-    /** Forgets all receives and offers. */
+    /** Removes all receives and offers. */
     void forgetAll() {
         wanted.forEach(TagQueues::clear);
         wantedOfAny.clear();

@@ -15,18 +15,24 @@ import org.djlx.collectives.internal.shm.Mailbox.Letter;
 import org.djlx.collectives.internal.shm.MessageMatcher.Offer;
 
 /**
- * Moves messages between this rank and one other, through the two mailboxes between them.
+ * Moves messages between this rank and one peer, through the two mailboxes between them.
  *
- * <p>A sender offers a message. The receiver, who has matched it with a receive, accepts what fits;
- * then the sender writes the data, chunk by chunk, as there is room. So nothing is stored for a
- * receiver that does not ask, and both ends learn of a message that does not fit. Neither mailbox
- * ever blocks: letters for which there is no room wait here, and all that has arrived is read,
- * whoever waits for what.
+ * <pre>
+ *   sender                       receiver
+ *   OFFER          ------------&gt;  match with a receive
+ *                  &lt;------------  ACCEPT, or REJECT if it does not match
+ *   chunks of data ------------&gt;  copy to the tensor
+ *   WITHDRAW       ------------&gt;  (if the send fails before its end)
+ * </pre>
  *
- * <p>A message that fails leaves no trace: a sender that gives up withdraws it, and chunks of a
- * message that is not known any more are thrown away.
- *
- * <p>Guarded by the lock of the {@link MessageQueue}.
+ * <ul>
+ *   <li>No data is stored for a receiver that has not called, and both ends notice a mismatch.
+ *   <li>Mailboxes never block: letters that do not fit wait here, and all arrived data is read,
+ *       whichever message it belongs to.
+ *   <li>A failed message leaves nothing behind: the sender withdraws it, and chunks of an unknown
+ *       message are dropped.
+ *   <li>Guarded by the lock of the {@link MessageQueue}.
+ * </ul>
  */
 final class MessagePump {
 
@@ -45,12 +51,12 @@ final class MessagePump {
     /**
      * Creates a pump.
      *
-     * @param peer the other rank
-     * @param in what comes from it
-     * @param out what goes to it
-     * @param matcher knows the receives
-     * @param failures says why messages fail
-     * @param onEnd told of each message that has ended, with the reason if it failed
+     * @param peer the peer
+     * @param in the mailbox from the peer
+     * @param out the mailbox to the peer
+     * @param matcher matches offers with receives
+     * @param failures creates the exceptions of failed messages
+     * @param onEnd called for each message that has ended, with the failure or null
      */
     MessagePump(
             int peer,
@@ -67,17 +73,17 @@ final class MessagePump {
         this.onEnd = onEnd;
     }
 
-    /** Offers a message to the other rank. */
+    /** Offers a message to the peer. */
     void offer(Transfer send) {
         offered.put(send.message(), send);
         unposted.add(send.letter(Kind.OFFER));
     }
 
-    /** Accepts a message of the other rank for a receive, or rejects it if it does not fit. */
+    /** Accepts the peer's message for a receive, or rejects it if it does not match. */
     void answer(Letter offer, Transfer receive) {
         if (!receive.fits(offer)) {
             unposted.add(receive.letter(Kind.REJECT, offer.message()));
-            onEnd.accept(receive, MessageFailures.misfit(receive, peer, offer));
+            onEnd.accept(receive, MessageFailures.mismatch(receive, peer, offer));
             return;
         }
         receive.bind(peer, offer.message());
@@ -89,7 +95,7 @@ final class MessagePump {
         }
     }
 
-    /** Forgets a message that fails, and tells the other rank if that waits for data. */
+    /** Removes a failed message, and withdraws it if it is a send. */
     void abandon(Transfer transfer) {
         receiving.remove(transfer.message(), transfer);
         if (offered.remove(transfer.message(), transfer) | sending.remove(transfer)) {
@@ -97,7 +103,7 @@ final class MessagePump {
         }
     }
 
-    /** Forgets all messages, as they fail here: nothing is written into their tensors any more. */
+    /** Removes all messages, so that their tensors are no longer accessed. */
     void forgetAll() {
         offered.clear();
         sending.clear();
@@ -105,17 +111,17 @@ final class MessagePump {
         unposted.clear();
     }
 
-    /** The number of letters that find no room. */
+    /** Returns the number of letters that wait for space in the mailbox. */
     int unposted() {
         return unposted.size();
     }
 
-    /** Throws away letters that find no room, as the other rank reads none any more. */
+    /** Drops the waiting letters, because the peer reads no more. */
     void dropLetters() {
         unposted.clear();
     }
 
-    /** Does what can be done without waiting; returns whether that was anything. */
+    /** Makes progress without blocking; returns whether there was any. */
     boolean pass() {
         boolean moved = false;
         for (Letter letter = in.take(); letter != null; letter = in.take()) {
@@ -147,7 +153,7 @@ final class MessagePump {
             case REJECT -> {
                 Transfer send = offered.remove(letter.message());
                 if (send != null) {
-                    onEnd.accept(send, MessageFailures.misfit(send, peer, letter));
+                    onEnd.accept(send, MessageFailures.mismatch(send, peer, letter));
                 }
             }
             case WITHDRAW -> {
@@ -193,7 +199,7 @@ final class MessagePump {
             read = true;
             Transfer receive = receiving.get(message);
             if (receive == null) {
-                in.read(0, 0); // This rank gave up on it.
+                in.read(0, 0); // Drop a chunk of a failed receive.
                 continue;
             }
             long size = receive.chunk();

@@ -18,8 +18,8 @@ import org.djlx.collectives.internal.host.Rendezvous;
 import org.djlx.collectives.internal.shm.MessageMatcher.Offer;
 
 /**
- * The messages of one rank, to and from all others, that are under way: they go on at the same
- * time, apart from the operations of the {@link OpQueue}.
+ * The running messages of one rank, to and from all others. They run concurrently, independent of
+ * the operations in the {@link OpQueue}.
  */
 final class MessageQueue implements MessageDriver.Engine {
 
@@ -32,9 +32,9 @@ final class MessageQueue implements MessageDriver.Engine {
     private final MessageFailures failures;
 
     private final ReentrantLock lock = new ReentrantLock();
-    // All below is guarded by lock.
+    // Guarded by lock.
     private final MessageMatcher matcher;
-    private final List<MessagePump> pumps = new ArrayList<>(); // by rank; null for this one
+    private final List<MessagePump> pumps = new ArrayList<>(); // by rank; null for this rank
     private final Set<Transfer> pending = new LinkedHashSet<>();
     private ArrayList<Transfer> ended = new ArrayList<>();
     private long lastNumber;
@@ -67,7 +67,7 @@ final class MessageQueue implements MessageDriver.Engine {
         driver = new MessageDriver(this, name, rendezvous.spins());
     }
 
-    /** Begins a message. */
+    /** Starts a message. */
     void submit(Transfer transfer) {
         try {
             locked(
@@ -129,12 +129,12 @@ final class MessageQueue implements MessageDriver.Engine {
         return moved;
     }
 
-    /** Ends a message, with the lock held; its work is completed when that is released. */
+    /** Ends a message. The caller holds the lock; the work completes after it is released. */
     private void end(Transfer transfer, CollectiveException reason) {
         if (transfer.hasEnded()) {
             return;
         }
-        ended.ensureCapacity(ended.size() + 1); // If there is no memory for that, it has not ended.
+        ended.ensureCapacity(ended.size() + 1); // Allocates before any state changes.
         pending.remove(transfer);
         pendingCount = pending.size();
         transfer.end(reason);
@@ -156,7 +156,7 @@ final class MessageQueue implements MessageDriver.Engine {
             } finally {
                 lock.unlock();
             }
-            // What depends on them may issue messages itself.
+            // Outside the lock: dependent actions may submit messages.
             completed.forEach(Transfer::complete);
         }
     }
@@ -166,7 +166,7 @@ final class MessageQueue implements MessageDriver.Engine {
         rendezvous.fail(GroupErrors.failed(name, cause));
         locked(
                 () -> {
-                    // Before their tensors are freed: the others still send what was accepted.
+                    // Before the tensors are freed: peers still send data of accepted messages.
                     for (MessagePump pump : pumps) {
                         if (pump != null) {
                             pump.forgetAll();
@@ -180,7 +180,7 @@ final class MessageQueue implements MessageDriver.Engine {
                 });
     }
 
-    /** Ends a message as this rank can run nothing any more. */
+    /** Ends a message because the group is broken or being destroyed. */
     private void end(Transfer transfer) {
         CollectiveException reason;
         try {
@@ -193,7 +193,7 @@ final class MessageQueue implements MessageDriver.Engine {
 
     @Override
     public boolean hasPending() {
-        // A letter that finds no room is to be posted even if the message has ended here.
+        // Waiting letters must be posted even if their message has ended here.
         return pendingCount > 0 || unpostedCount > 0;
     }
 
@@ -205,7 +205,7 @@ final class MessageQueue implements MessageDriver.Engine {
                 control.sleep(rank, doorbell, nanosLeft());
             }
         } finally {
-            // Whoever waited for what ended in the pass may have destroyed the group, right there.
+            // A dependent action of a message that ended in the pass may have destroyed the group.
             if (!closed) {
                 control.endSleep(rank);
             }
@@ -223,10 +223,10 @@ final class MessageQueue implements MessageDriver.Engine {
 
     @Override
     public boolean check() {
-        // States are read first: a rank may send and then leave.
+        // Read the states first: a rank may send and then leave.
         String[] ends = failures.ends(involved());
         while (pass()) {
-            // Until there is nothing left of what the ranks did before.
+            // Process everything that the ranks did before.
             continue;
         }
         int before = pendingCount;
@@ -248,7 +248,7 @@ final class MessageQueue implements MessageDriver.Engine {
         return pass() || pendingCount < before;
     }
 
-    /** The ranks with which there is something under way. */
+    /** Returns, by rank, whether there are running messages or waiting letters. */
     private boolean[] involved() {
         boolean[] involved = new boolean[worldSize];
         lock.lock();
@@ -273,7 +273,7 @@ final class MessageQueue implements MessageDriver.Engine {
         }
     }
 
-    /** Waits until a message has ended, and drives all until then. */
+    /** Waits until a message has ended; drives all messages meanwhile. */
     void await(Transfer transfer) {
         while (!transfer.isCompleted()) {
             if (!driver.driveUntil(transfer) || Thread.currentThread().isInterrupted()) {
@@ -291,14 +291,14 @@ final class MessageQueue implements MessageDriver.Engine {
     }
 
     /**
-     * Fails what is under way; nothing uses the shared memory afterwards. To be called when the
+     * Fails all messages. Afterwards nothing accesses the shared memory. Called after the
      * rendezvous is closed.
      */
     void close() {
         driver.close(() -> control.ring(rank));
         locked(
                 () -> {
-                    passAll(); // Letters of messages that have ended here.
+                    passAll(); // Posts letters of messages that have ended here.
                     closed = true;
                     while (!pending.isEmpty()) {
                         end(pending.iterator().next());

@@ -16,29 +16,28 @@ import org.djlx.collectives.internal.host.Rendezvous;
 import org.djlx.collectives.spi.Operation;
 
 /**
- * Runs the operations of one rank's group, one after the other, in the order in which they were
- * issued.
+ * Runs the operations of one rank, in the order in which they were issued.
  *
- * <p>Whoever waits for an operation runs it himself, and those before it: a call followed by {@code
- * await} costs no change of thread. What nobody waits for is run by a thread of the queue, which
- * looks at the queue some time after an operation was issued, or after somebody stopped running
- * them, and sleeps while none is pending or somebody runs them.
+ * <p>A thread that waits for an operation runs it, and those before it, so a call followed by
+ * {@code await} needs no thread switch. Operations without a waiting thread are run by the queue's
+ * thread. It checks the queue some time after an operation was issued, or after another thread has
+ * stopped running operations. It sleeps while the queue is empty or another thread runs operations.
  */
 final class OpQueue {
 
-    // How long what was issued waits for somebody to wait for it, for each rank that shares a core:
-    // a look at the queue takes the core from a rank that works.
-    private static final long PATIENCE_NANOS = 500_000;
+    // How long an operation waits for a thread that runs it, per rank that shares a core. Checking
+    // the queue takes the core from a rank that works.
+    private static final long TAKEOVER_NANOS = 500_000;
 
     private final Rendezvous rendezvous;
     private final Queue<OpWork> pending = new ArrayDeque<>();
     private final ReentrantLock runner = new ReentrantLock();
     private final Thread progress;
-    private final long patienceNanos;
-    private long submitted; // guarded by pending
-    private long seen; // by the queue's thread, of submitted
+    private final long takeoverNanos;
+    private long submitted; // number of operations; guarded by pending
+    private long seen; // value of submitted at the last check; confined to the queue's thread
     private boolean idle; // guarded by pending
-    private volatile boolean awaitsStop; // the queue's thread, of whoever runs operations
+    private volatile boolean awaitsStop; // whether the queue's thread waits for the runner to stop
     private volatile boolean closed;
     private OpWork running; // or null; guarded by runner
 
@@ -46,12 +45,12 @@ final class OpQueue {
      * Creates a queue, and its thread.
      *
      * @param name the thread's name
-     * @param rendezvous knows why operations cannot run any more
-     * @param ranksPerCore the ranks that share a core
+     * @param rendezvous returns the exception if operations can no longer run
+     * @param ranksPerCore the number of ranks that share a core
      */
     OpQueue(String name, Rendezvous rendezvous, int ranksPerCore) {
         this.rendezvous = rendezvous;
-        patienceNanos = PATIENCE_NANOS * ranksPerCore;
+        takeoverNanos = TAKEOVER_NANOS * ranksPerCore;
         progress = new Thread(this::progress, name);
         progress.setDaemon(true);
         progress.start();
@@ -73,12 +72,12 @@ final class OpQueue {
     }
 
     /**
-     * Runs operations until one has ended, if no other thread is running any. If that stops before
-     * this operation, the queue's thread goes on.
+     * Runs operations until one has ended, unless another thread is running operations. If that
+     * thread stops before this operation, the queue's thread continues.
      *
-     * @return false if another thread is
+     * @return false if another thread is running operations
      * @throws IllegalStateException if this thread is running an operation, which would wait for
-     *     itself or for a later one
+     *     itself or a later one
      */
     boolean runUntil(OpWork work) {
         if (runner.isHeldByCurrentThread() && running != null && !running.isCompleted()) {
@@ -86,7 +85,8 @@ final class OpQueue {
                     running.operation()
                             + " cannot wait for "
                             + work.operation()
-                            + ", which does not run before it has ended");
+                            + ", which starts only after the first has ended; do not wait within an"
+                            + " operation");
         }
         if (!runner.tryLock()) {
             return false;
@@ -105,7 +105,7 @@ final class OpQueue {
         return true;
     }
 
-    /** Makes the queue's thread run what is pending, without waiting for its patience to end. */
+    /** Makes the queue's thread run pending operations at once. */
     void expedite() {
         LockSupport.unpark(progress);
     }
@@ -127,12 +127,12 @@ final class OpQueue {
                 next.run();
             }
         } catch (RuntimeException | Error e) {
-            // Something went wrong in ending it: it ends all the same, and the group with it.
+            // Ending the operation failed: complete it anyway, and break the group.
             CollectiveException reason = GroupErrors.failed(next.operation(), e);
             rendezvous.fail(reason);
             next.complete(reason);
         } finally {
-            running = null; // What it ran may refer to the group.
+            running = null; // The operation may refer to the group.
         }
         return true;
     }
@@ -140,38 +140,38 @@ final class OpQueue {
     private void progress() {
         while (!closed) {
             try {
-                look();
+                runOrSleep();
             } catch (RuntimeException | Error e) {
-                // What is pending fails with that; this thread is there for what comes.
+                // Pending operations fail; this thread stays for later ones.
                 rendezvous.fail(GroupErrors.failed(progress.getName(), e));
             }
         }
     }
 
-    /** Runs what has been pending for some time, or sleeps. */
-    private void look() {
-        Thread.interrupted(); // Otherwise it would not sleep.
+    /** Runs operations that have been pending for some time, or sleeps. */
+    private void runOrSleep() {
+        Thread.interrupted(); // Otherwise park() would return at once.
         boolean empty;
         boolean quiet;
         synchronized (pending) {
             empty = pending.isEmpty();
             quiet = seen == submitted;
             seen = submitted;
-            idle = empty && quiet; // Then whoever submits next wakes this thread.
+            idle = empty && quiet; // The next submit() wakes this thread.
         }
         if (empty && quiet) {
             if (!closed) {
                 LockSupport.park(this);
             }
         } else if (runner.isLocked()) {
-            // A look now and then would take a core from a rank that works. What he leaves behind
-            // may have somebody to wait for it, too.
+            // Periodic checks would take the core from a rank that works, and the remaining
+            // operations may have waiting threads as well.
             awaitStop();
         } else if (!empty) {
             runPending();
             return;
         }
-        LockSupport.parkNanos(this, patienceNanos);
+        LockSupport.parkNanos(this, takeoverNanos);
     }
 
     private void runPending() {
@@ -180,7 +180,8 @@ final class OpQueue {
         }
         try {
             while (runNext()) {
-                // Until nothing is pending. An interrupt is the operation's own affair, and would
+                // Until nothing is pending. Clear an interrupt by one operation, so that it does
+                // not
                 // end the waits of the next one.
                 Thread.interrupted();
             }
@@ -189,10 +190,10 @@ final class OpQueue {
         }
     }
 
-    /** Sleeps until whoever runs operations has stopped. */
+    /** Sleeps until the thread that runs operations has stopped. */
     private void awaitStop() {
         awaitsStop = true;
-        // He may have stopped before that, and woken nobody.
+        // It may have stopped before awaitsStop was set, without waking this thread.
         if (runner.isLocked() && !closed) {
             LockSupport.park(this);
         }
@@ -200,8 +201,8 @@ final class OpQueue {
     }
 
     /**
-     * Fails what is pending and waits until nothing runs any more; to be called when the rendezvous
-     * is closed, which ends what runs.
+     * Fails pending operations and waits for the running one. Called after the rendezvous is
+     * closed, which ends the running operation.
      */
     void close() {
         closed = true;
@@ -209,7 +210,7 @@ final class OpQueue {
         runner.lock();
         try {
             while (runNext()) {
-                // Each fails as the rendezvous is closed.
+                // Each fails because the rendezvous is closed.
             }
         } finally {
             runner.unlock();

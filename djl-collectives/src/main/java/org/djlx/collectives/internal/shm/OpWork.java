@@ -49,7 +49,7 @@ final class OpWork extends PendingWork {
         try {
             cleanup.run();
         } catch (RuntimeException | Error e) {
-            // What frees a tensor's memory may be the caller's code.
+            // Freeing a tensor's memory may run the caller's code.
             if (outcome == null) {
                 outcome =
                         new CollectiveException(operation() + " cannot free its tensors: " + e, e);

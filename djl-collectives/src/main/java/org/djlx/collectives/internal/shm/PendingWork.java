@@ -22,7 +22,7 @@ import org.djlx.collectives.spi.Operation;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
-/** What operations that run one after the other and messages have in common: how they end. */
+/** The common base of operations and messages: their completion. */
 abstract class PendingWork implements Work {
 
     private static final long RETRY_NANOS = 1_000_000;
@@ -43,8 +43,8 @@ abstract class PendingWork implements Work {
     }
 
     /**
-     * Ends the operation; with a reason if it failed, with null if not. Throws nothing: memory or
-     * descriptors may have run out, but nobody may wait for ever.
+     * Completes the work: with a failure, or with null for success. Never throws, even if memory or
+     * descriptors have run out, because threads may wait for the work.
      */
     final void complete(CollectiveException reason) {
         if (isCompleted()) {
@@ -56,17 +56,17 @@ abstract class PendingWork implements Work {
         } catch (RuntimeException | Error e) {
             warn(e);
         }
-        boolean told = false;
-        while (!told) {
+        boolean completed = false;
+        while (!completed) {
             try {
                 if (reason == null) {
                     future.complete(result);
                 } else {
                     future.completeExceptionally(reason);
                 }
-                told = true;
+                completed = true;
             } catch (RuntimeException | Error e) {
-                // Not all that depends on it was told: once there is some memory, it will be.
+                // Out of memory while completing dependents: retry until it succeeds.
                 LockSupport.parkNanos(RETRY_NANOS);
             }
         }
@@ -74,9 +74,9 @@ abstract class PendingWork implements Work {
 
     private void warn(Throwable e) {
         try {
-            logger.warn("the end of {} cannot be recorded", operation, e);
+            logger.warn("cannot record the end of {}", operation, e);
         } catch (RuntimeException | Error again) {
-            // Nor said.
+            // Out of memory for the log as well.
         }
     }
 
@@ -101,12 +101,12 @@ abstract class PendingWork implements Work {
         }
     }
 
-    /** Sees to it that the operation goes on though this thread takes no part in it. */
+    /** Makes a background thread run the operation at once. */
     abstract void expedite();
 
     @Override
     public final void await(Duration timeout) {
-        // Left to another thread: this one could not stop in the middle of an operation.
+        // On another thread: this one could not stop in the middle of an operation.
         expedite();
         try {
             awaitFuture(Deadline.after(timeout).remainingNanos());
@@ -145,6 +145,6 @@ abstract class PendingWork implements Work {
 
     @Override
     public final String toString() {
-        return operation + (isCompleted() ? isSuccess() ? " done" : " failed" : " under way");
+        return operation + (isCompleted() ? isSuccess() ? " succeeded" : " failed" : " is running");
     }
 }

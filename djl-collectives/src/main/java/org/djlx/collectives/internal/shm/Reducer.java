@@ -16,17 +16,19 @@ import org.djlx.nativeops.torch.Torch;
 import org.djlx.nativeops.torch.TorchInPlace;
 
 /**
- * Reduces what all ranks have contributed, in rank order, with libtorch's vectorised operators on
- * views of the memory, or, where that is little, with {@link JavaSums}. 16-bit floating-point types
- * are accumulated in float32 and rounded once. So the result has the same bits whichever rank
- * computes it, but for what depends on the place of the result: if that is one of the parts, which
- * of two equal zeros MIN and MAX give, and which of two NaNs an operator.
+ * Reduces the contributions of all ranks, in rank order, with libtorch's vectorised operators on
+ * views of memory, or with {@link JavaSums} if they are small. 16-bit floating-point types are
+ * accumulated in float32 and rounded once.
+ *
+ * <p>The result has the same bits on every rank, with one exception. If the result's address is
+ * that of a part, the order of two operands changes: MIN and MAX may return the other of two zeros,
+ * and an operator may return the other of two NaNs.
  */
 final class Reducer implements AutoCloseable {
 
     private final NDManager manager;
     private final NDManager kept;
-    // One for each of the arrays that are in use at the same time.
+    // One cache per array that is in use at the same time.
     private final ViewCache results;
     private final ViewCache firsts;
     private final ViewCache others;
@@ -41,14 +43,14 @@ final class Reducer implements AutoCloseable {
     }
 
     /**
-     * Reduces.
+     * Reduces contributions.
      *
-     * @param result address of the result. It may be one of the parts; if that is not the first,
-     *     the first may be overwritten as well
-     * @param parts addresses of the contributions, in rank order
+     * @param result the address of the result. It may be a part; if it is not the first part, the
+     *     first part may be overwritten as well
+     * @param parts the addresses of the contributions, in rank order
      * @param count the number of elements of each
      * @param type the element type
-     * @param op how to reduce
+     * @param op the reduction
      */
     void reduce(long result, long[] parts, long count, ScalarType type, ReduceOp op) {
         if (count == 0) {
@@ -58,7 +60,7 @@ final class Reducer implements AutoCloseable {
             javaSums.add(result, parts, count, type);
             return;
         }
-        // As NoGradient, without an object for each chunk.
+        // As NoGradient.run, without allocating a lambda per chunk.
         boolean gradients = JniUtils.isGradMode();
         JniUtils.setGradMode(false);
         try {
@@ -85,7 +87,7 @@ final class Reducer implements AutoCloseable {
         }
     }
 
-    /** Accumulates in an array of its own, from parts that stay as they are. */
+    /** Accumulates into a separate array; the parts do not change. */
     private void accumulate(NDArray sum, long[] parts, long count, ScalarType type, ReduceOp op) {
         boolean scaled = op.kind() == ReduceOp.Kind.PREMUL_SUM;
         try (NDArray product =
@@ -107,9 +109,9 @@ final class Reducer implements AutoCloseable {
     }
 
     /**
-     * Accumulates where the result is to be. If that is some rank's part, the ranks before it are
-     * accumulated in the first part, then this one is combined with that: the operators commute,
-     * but for zeros and NaNs, so the order of the ranks is kept.
+     * Accumulates into the result. If the result is a rank's part, the ranks before it are
+     * accumulated into the first part, which is then combined with the result. The operators
+     * commute, except for zeros and NaNs, so this keeps the rank order.
      */
     private void accumulateInPlace(
             NDArray out, long result, long[] parts, long count, ScalarType type, ReduceOp op) {

@@ -33,7 +33,7 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.TensorInfo;
 import org.djlx.nativeops.torch.Torch;
 
-/** Collectives between ranks on one host, threads or processes, over shared memory. */
+/** The {@code shm} backend of one rank. */
 final class ShmBackend extends Backend {
 
     static final String NAME = "shm";
@@ -95,9 +95,9 @@ final class ShmBackend extends Backend {
         if (options.chunkSize() < (long) worldSize * MIN_CHUNK_PER_RANK) {
             throw new IllegalArgumentException(
                     String.format(
-                            "a chunk size of %d bytes is too small for %d ranks: %d bytes for each"
-                                    + " are needed",
-                            options.chunkSize(), worldSize, MIN_CHUNK_PER_RANK));
+                            "a chunk size of %d bytes is too small for %d ranks: it must be at"
+                                    + " least %d bytes; see optChunkSize",
+                            options.chunkSize(), worldSize, (long) worldSize * MIN_CHUNK_PER_RANK));
         }
         segment = ShmSegment.map(context, options);
         try {
@@ -116,8 +116,8 @@ final class ShmBackend extends Backend {
                             "shm-" + context.name() + "-rank-" + rank,
                             rendezvous,
                             Rendezvous.ranksPerCore(worldSize));
-            // The last time that ranks wait for each other here is not in the store: once this rank
-            // is through, it may close the store's server, which all others are then done with.
+            // The last synchronisation is not through the store: afterwards this rank may close the
+            // store's server, which the others no longer need.
             Operation joining = context.joining();
             rendezvous.begin(joining);
             rendezvous.awaitAgreement(joining);
@@ -127,9 +127,9 @@ final class ShmBackend extends Backend {
         }
     }
 
-    /** Frees what there is: memory, descriptors or threads may run out before all is. */
+    /** Frees what the constructor has created so far. */
     private void abandon() {
-        if (queue != null) { // It comes last.
+        if (queue != null) { // Created last.
             close();
             return;
         }
@@ -147,7 +147,7 @@ final class ShmBackend extends Backend {
             throw new IllegalArgumentException(
                     "backend '"
                             + NAME
-                            + "' takes ShmOptions, not "
+                            + "' needs ShmOptions or BackendOptions, but got "
                             + options.getClass().getSimpleName());
         }
         return ShmOptions.builder().optTimeout(options.timeout()).build();
@@ -168,17 +168,19 @@ final class ShmBackend extends Backend {
         return Device.cpu();
     }
 
-    /** The number of bytes that collectives have copied between tensors and shared memory. */
+    /**
+     * Returns the number of bytes that collectives have copied between tensors and shared memory.
+     */
     long copiedBytes() {
         return copies.bytes();
     }
 
-    /** How often this rank has waited for all others. */
+    /** Returns how often this rank has synchronised with all others. */
     int steps() {
         return rendezvous.epoch();
     }
 
-    /** The arrays that operations hold at present. */
+    /** Returns the arrays that operations hold. */
     List<NDArray> heldArrays() {
         return manager.getManagedArrays();
     }
@@ -279,8 +281,9 @@ final class ShmBackend extends Backend {
                 });
     }
 
-    // Coalesced operations run their tensors one after the other, small ones together. All ranks
-    // have as many, on which they agree with the first.
+    // Coalesced operations process their tensors in order, small ones together in one step. The
+    // first
+    // step compares the calls of all ranks, tensor count included.
 
     @Override
     public Work allReduceCoalesced(
@@ -336,7 +339,7 @@ final class ShmBackend extends Backend {
                 });
     }
 
-    /** The addresses, in each tensor, of the ranks' parts, which are as large as others. */
+    /** Returns, for each tensor, the addresses of the ranks' parts, each of the size of a part. */
     private List<long[]> addresses(List<HostTensor> tensors, List<HostTensor> parts) {
         List<long[]> addresses = new ArrayList<>(parts.size());
         for (int i = 0; i < parts.size(); i++) {
@@ -411,7 +414,7 @@ final class ShmBackend extends Backend {
                 sends
                         ? HostTensor.input(manager, tensor, operation.tensor())
                         : HostTensor.output(manager, tensor, operation.tensor());
-        host.load(); // Messages have no order with the operations before.
+        host.load(); // At once: messages are not ordered after earlier operations.
         Transfer transfer =
                 new Transfer(messages, operation, host, sends, peer, tag, List.of(tensor));
         messages.submit(transfer);
@@ -434,7 +437,7 @@ final class ShmBackend extends Backend {
                 });
     }
 
-    /** The addresses of the ranks' tensors: a tensor each, or parts of a single one. */
+    /** Returns the addresses of the ranks' tensors: one tensor each, or parts of one tensor. */
     private long[] addresses(List<HostTensor> tensors, long partSize) {
         long[] addresses = new long[worldSize];
         for (int peer = 0; peer < worldSize; peer++) {
@@ -470,7 +473,7 @@ final class ShmBackend extends Backend {
                 : Optional.of(buffers);
     }
 
-    /** Submits an operation on several tensors: what opens them returns what it does. */
+    /** Submits an operation on several tensors; the opener opens them and returns the body. */
     private Work submit(
             Operation operation, List<NDArray> result, Function<HostTensors, Runnable> opener) {
         HostTensors tensors = new HostTensors(manager);
@@ -508,7 +511,7 @@ final class ShmBackend extends Backend {
             operation.started();
             body.run();
         } catch (CollectiveMismatchException e) {
-            throw e; // All ranks throw it at the same point and can go on together.
+            throw e; // All ranks throw it at the same point, so the group stays usable.
         } catch (RuntimeException | Error e) {
             CollectiveException reason = GroupErrors.failed(operation, e);
             rendezvous.fail(reason);
@@ -522,7 +525,7 @@ final class ShmBackend extends Backend {
             return;
         }
         closed = true;
-        // Whatever goes wrong, no thread is left, and the others do not wait.
+        // On any failure, still stop all threads and announce that this rank has left.
         try {
             rendezvous.close();
         } finally {

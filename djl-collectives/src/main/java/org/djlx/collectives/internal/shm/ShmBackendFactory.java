@@ -10,7 +10,7 @@ import org.djlx.collectives.spi.BackendFactory;
 import org.djlx.collectives.spi.GroupContext;
 import org.djlx.collectives.spi.Support;
 
-/** Creates {@code shm} backends; takes {@link ShmOptions} or plain options. */
+/** Creates {@code shm} backends. Accepts {@link ShmOptions} or plain options. */
 public final class ShmBackendFactory implements BackendFactory {
 
     /** Constructor for {@link java.util.ServiceLoader}. */

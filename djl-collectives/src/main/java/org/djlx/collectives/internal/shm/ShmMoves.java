@@ -10,11 +10,9 @@ import org.djlx.collectives.spi.Operation;
 import org.djlx.nativeops.host.AtomicBuffer;
 
 /**
- * The collectives of one rank that move data, over staging memory.
- *
- * <p>What a rank has for itself goes from the input to the output, not through staging, and stays
- * where it is if that is the same place. One instance serves one rank; operations run one at a
- * time.
+ * Collectives that move data through staging memory. A rank's data for itself is copied from input
+ * to output directly, or not at all if they are the same memory. One instance serves one rank and
+ * runs one operation at a time.
  */
 final class ShmMoves {
 
@@ -55,7 +53,7 @@ final class ShmMoves {
     /**
      * All-gather.
      *
-     * @param outputs the address for each rank's tensor
+     * @param outputs by rank, the address for its tensor
      */
     void allGather(Operation operation, long[] outputs, HostTensor input) {
         gather(operation, outputs, input, true);
@@ -64,7 +62,7 @@ final class ShmMoves {
     /**
      * All-gather of several tensors.
      *
-     * @param outputs for each input, the address for each rank's tensor
+     * @param outputs for each input: by rank, the address for its tensor
      */
     void allGather(Operation operation, List<long[]> outputs, List<HostTensor> inputs) {
         int next = 0;
@@ -106,7 +104,7 @@ final class ShmMoves {
     /**
      * Gather.
      *
-     * @param outputs the address for each rank's tensor on the root, elsewhere null
+     * @param outputs on the root: by rank, the address for its tensor; null on other ranks
      */
     void gather(Operation operation, long[] outputs, HostTensor input, int root) {
         gather(operation, outputs, input, rank != root);
@@ -136,7 +134,7 @@ final class ShmMoves {
     /**
      * Scatter.
      *
-     * @param inputs the address of the tensor for each rank on the root, elsewhere null
+     * @param inputs on the root: by rank, the address of its tensor; null on other ranks
      */
     void scatter(Operation operation, HostTensor output, long[] inputs, int root) {
         steps.begin(operation);
@@ -161,11 +159,11 @@ final class ShmMoves {
     }
 
     /**
-     * All-to-all. With the first step all ranks see the sizes that each rank has for and expects
-     * from each, and go on only if these fit.
+     * All-to-all. In the first step the ranks exchange the sizes that they send and expect; all
+     * fail if any pair differs.
      *
-     * @param outputs where the tensor from each rank goes
-     * @param inputs where the tensor for each rank is
+     * @param outputs by source rank, the memory for its tensor
+     * @param inputs by destination rank, the memory of its tensor
      */
     void allToAll(Operation operation, Extent[] outputs, Extent[] inputs) {
         steps.begin(operation);
@@ -201,16 +199,18 @@ final class ShmMoves {
         } while (offset < longest);
     }
 
-    /** A run of bytes. */
+    /** A range of memory. */
     record Extent(long address, long size) {
 
-        /** How many bytes there are from an offset on, at most. */
+        /** Returns the number of bytes from an offset on, at most a limit. */
         long within(long offset, long limit) {
             return Math.max(0, Math.min(limit, size - offset));
         }
     }
 
-    /** The header of the first step: bytes for each rank, then bytes from each rank. */
+    /**
+     * The header of the first step: bytes sent to each rank, then bytes expected from each rank.
+     */
     private final class Sizes {
 
         static long byteSize(int worldSize) {
@@ -234,33 +234,34 @@ final class ShmMoves {
             return steps.headerOf(to).getLong((worldSize + from) * Long.BYTES);
         }
 
-        /** Returns the longest that goes to another rank; fails on all if any pair does not fit. */
+        /** Returns the largest size between two different ranks; throws if any pair differs. */
         long checkAll(Operation operation) {
             long longest = 0;
-            StringBuilder misfits = new StringBuilder();
+            StringBuilder mismatches = new StringBuilder();
             for (int from = 0; from < worldSize; from++) {
                 for (int to = 0; to < worldSize; to++) {
                     long sent = sent(from, to);
                     longest = from == to ? longest : Math.max(longest, sent);
                     if (sent != expected(from, to)) {
-                        misfits.append(misfits.length() == 0 ? "" : "; ")
+                        mismatches
+                                .append(mismatches.length() == 0 ? "" : "; ")
                                 .append("rank ")
                                 .append(from)
-                                .append(" has ")
+                                .append(" sends ")
                                 .append(sent)
-                                .append(" bytes for rank ")
+                                .append(" bytes to rank ")
                                 .append(to)
                                 .append(", which expects ")
                                 .append(expected(from, to));
                     }
                 }
             }
-            if (misfits.length() > 0) {
+            if (mismatches.length() > 0) {
                 throw new CollectiveMismatchException(
                         operation
-                                + ": the sizes do not fit: "
-                                + misfits
-                                + "; what one rank has for another must be what that expects");
+                                + ": the sizes do not match: "
+                                + mismatches
+                                + "; a rank must send as many bytes as the other expects");
             }
             return longest;
         }

@@ -19,8 +19,8 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * P2P buffers in shared memory. Who uses them does not have to know when the group is destroyed:
- * the memory stays until nobody is within a method any more, and from then on there is an error.
+ * P2P buffers in shared memory. They may be used while another thread destroys the group: the
+ * memory stays until all running methods have returned; later calls throw.
  */
 final class ShmP2pBuffers extends P2pBuffers {
 
@@ -53,7 +53,7 @@ final class ShmP2pBuffers extends P2pBuffers {
                                 type));
     }
 
-    /** Ranks that disagree about one operation still agree about the number of the next. */
+    /** The sequence number: equal on all ranks, even after a mismatch. */
     @Override
     public int epoch(Operation operation) {
         return (int) Required.argument("epoch: operation", operation).sequence();
@@ -110,7 +110,7 @@ final class ShmP2pBuffers extends P2pBuffers {
         }
     }
 
-    /** Waits until nobody uses the memory; to be called when waits fail. */
+    /** Waits until no method uses the memory; called after the rendezvous is closed. */
     void close() {
         use.writeLock().lock();
         closed = true;

@@ -10,17 +10,18 @@ import org.djlx.collectives.spi.Operation;
 import org.djlx.nativeops.torch.ScalarType;
 
 /**
- * The collectives of one rank that reduce, over staging memory.
+ * Collectives that reduce, through staging memory. A rank stages only the data that others need;
+ * the part that it reduces itself is read in place.
  *
- * <p>A rank exposes only what others need of it: the part that it reduces itself it reads where it
- * is. Where the result goes decides in which order two operands meet ({@link Reducer}), which shows
- * in the signs of zeros and in NaNs: {@link #reduce} has it in the same places as {@link
- * #allReduce}, so that it has the same bits. One instance serves one rank; operations run one at a
- * time.
+ * <p>The address of the result decides the order of two operands in the {@link Reducer}, which
+ * affects the sign of zeros and the payload of NaNs. {@link #reduce} uses the same result positions
+ * as {@link #allReduce}, so both give the same bits.
+ *
+ * <p>One instance serves one rank and runs one operation at a time.
  */
 final class ShmReductions {
 
-    // Below, every rank reduces the whole tensor: one step instead of two.
+    // Up to this size every rank reduces the whole tensor: one step instead of two.
     private static final long ONE_SHOT_BYTES = 4 << 10;
 
     private final Steps steps;
@@ -40,7 +41,7 @@ final class ShmReductions {
     /**
      * Reduce-scatter.
      *
-     * @param inputs the address of the tensor for each rank
+     * @param inputs by rank, the address of its part of this rank's contribution
      */
     void reduceScatter(Operation operation, HostTensor output, long[] inputs, ReduceOp op) {
         steps.begin(operation);
@@ -60,7 +61,7 @@ final class ShmReductions {
                 }
             }
             steps.synchronize();
-            // The slots for this rank are read by nobody else, so they may be overwritten.
+            // Only this rank reads the slots for it, so the reducer may overwrite them.
             reducer.reduce(
                     output.address() + done * itemSize,
                     steps.ofOthers(rank * slot, inputs[rank] + done * itemSize),
@@ -74,7 +75,7 @@ final class ShmReductions {
     /**
      * Reduce-scatter of several tensors.
      *
-     * @param inputs for each output, the address of the tensor for each rank
+     * @param inputs for each output: by rank, the address of its part of this rank's contribution
      */
     void reduceScatter(
             Operation operation, List<HostTensor> outputs, List<long[]> inputs, ReduceOp op) {
@@ -129,7 +130,7 @@ final class ShmReductions {
         }
     }
 
-    /** All-reduces several tensors, with the same bits as one after the other. */
+    /** All-reduces several tensors, with the same bits as separate all-reduces. */
     void allReduce(Operation operation, List<HostTensor> tensors, ReduceOp op) {
         int next = 0;
         while (next < tensors.size()) {
@@ -143,7 +144,7 @@ final class ShmReductions {
         }
     }
 
-    /** All-reduces tensors in one step, or two if one of them is reduced in parts. */
+    /** All-reduces tensors together, in one step, or in two if one of them is two-shot. */
     private void allReduceTogether(Operation operation, List<HostTensor> tensors, ReduceOp op) {
         steps.begin(operation);
         boolean inParts = false;
@@ -153,7 +154,7 @@ final class ShmReductions {
                 copies.copy(steps.mine() + offset, tensor.address(), tensor.byteSize());
             } else {
                 inParts = true;
-                exposeOthersParts(parts(tensor), tensor.address(), offset);
+                stagePeerParts(parts(tensor), tensor.address(), offset);
             }
             offset += Steps.aligned(tensor.byteSize());
         }
@@ -181,7 +182,7 @@ final class ShmReductions {
         offset = 0;
         for (HostTensor tensor : tensors) {
             if (tensor.byteSize() > ONE_SHOT_BYTES) {
-                collectOthersParts(parts(tensor), tensor.address(), offset);
+                gatherPeerParts(parts(tensor), tensor.address(), offset);
             }
             offset += Steps.aligned(tensor.byteSize());
         }
@@ -195,7 +196,7 @@ final class ShmReductions {
         }
     }
 
-    /** Whoever wants the result reduces everything, from what all have staged. */
+    /** All ranks stage their tensors; each rank that needs the result reduces everything. */
     private void oneShot(Operation operation, HostTensor tensor, ReduceOp op, boolean wanted) {
         steps.begin(operation);
         long own = worldSize == 1 ? tensor.address() : steps.mine();
@@ -207,7 +208,7 @@ final class ShmReductions {
         }
     }
 
-    /** Every rank reduces its part of each chunk, then all gather the parts. */
+    /** Two-shot: every rank reduces its part of each chunk, then all ranks gather the parts. */
     private void allReduceParts(Operation operation, HostTensor tensor, ReduceOp op) {
         steps.begin(operation);
         ScalarType type = tensor.type();
@@ -216,11 +217,11 @@ final class ShmReductions {
         do {
             Parts parts = new Parts(Math.min(chunk, tensor.count() - done), type);
             long target = tensor.address() + done * type.itemSize();
-            exposeOthersParts(parts, target, 0);
+            stagePeerParts(parts, target, 0);
             steps.synchronize();
             reduceOwnPart(parts, target, 0, op);
             steps.synchronize();
-            collectOthersParts(parts, target, 0);
+            gatherPeerParts(parts, target, 0);
             done += parts.count;
         } while (done < tensor.count());
     }
@@ -234,24 +235,25 @@ final class ShmReductions {
         do {
             Parts parts = new Parts(Math.min(chunk, tensor.count() - done), type);
             long target = tensor.address() + done * type.itemSize();
-            exposeOthersParts(parts, target, 0);
+            stagePeerParts(parts, target, 0);
             steps.synchronize();
 
-            // In place, as in allReduce. Only the root's tensor may be changed.
+            // Result positions as in allReduce; but only the root's tensor may change.
             long own = (rank == root ? target : steps.mine()) + parts.begin(rank);
             copies.copyInPlace(own, target + parts.begin(rank), parts.size(rank));
             reduce(parts, own, 0, op);
             steps.synchronize();
             if (rank == root) {
-                collectOthersParts(parts, target, 0);
+                gatherPeerParts(parts, target, 0);
             }
             done += parts.count;
         } while (done < tensor.count());
     }
 
-    // A part is at the same place in staging memory as in its chunk, which begins at an offset.
+    // A chunk starts at an offset in staging memory; parts have the same positions in both.
 
-    private void exposeOthersParts(Parts parts, long source, long offset) {
+    /** Stages the parts that other ranks reduce. */
+    private void stagePeerParts(Parts parts, long source, long offset) {
         long before = parts.begin(rank);
         long after = parts.begin(rank + 1);
         long mine = steps.mine() + offset;
@@ -259,7 +261,7 @@ final class ShmReductions {
         copies.copy(mine + after, source + after, parts.begin(worldSize) - after);
     }
 
-    /** Reduces this rank's part in place, and exposes the result. */
+    /** Reduces this rank's part in place, and stages the result. */
     private void reduceOwnPart(Parts parts, long target, long offset, ReduceOp op) {
         long own = target + parts.begin(rank);
         reduce(parts, own, offset, op);
@@ -275,7 +277,8 @@ final class ShmReductions {
                 op);
     }
 
-    private void collectOthersParts(Parts parts, long target, long offset) {
+    /** Copies the parts that other ranks have reduced from staging memory. */
+    private void gatherPeerParts(Parts parts, long target, long offset) {
         for (int peer = 0; peer < worldSize; peer++) {
             if (peer != rank) {
                 long begin = parts.begin(peer);
@@ -288,7 +291,7 @@ final class ShmReductions {
         return new Parts(tensor.count(), tensor.type());
     }
 
-    /** How the elements of a chunk are divided among the ranks; parts begin on cache lines. */
+    /** The division of a chunk's elements among the ranks; parts start on cache lines. */
     private final class Parts {
 
         private final long count;
@@ -299,7 +302,9 @@ final class ShmReductions {
             this.type = type;
         }
 
-        /** Where a rank's part begins, in bytes; that after the last is where the chunk ends. */
+        /**
+         * Returns the offset of a rank's part in bytes; for the world size, the end of the chunk.
+         */
         long begin(int part) {
             long itemSize = type.itemSize();
             if (part == worldSize) {

@@ -13,14 +13,14 @@ import org.djlx.nativeops.host.AtomicBuffer;
 import org.djlx.nativeops.host.NativeMemory;
 
 /**
- * The memory that the ranks of a group share, as mapped by one of them. Ranks that are threads of
- * one JVM each have a mapping of their own, like processes.
+ * One rank's mapping of the memory that the ranks of a group share. Ranks that are threads of one
+ * JVM have their own mappings, like processes.
  *
  * <pre>
  *   control block
- *   staging, for each rank: two halves of chunkSize bytes
- *   mailboxes, for each rank: one to each rank
- *   P2P memory, for each rank: bufferSize and heapSize bytes
+ *   staging    per rank: two halves of chunkSize bytes
+ *   mailboxes  per rank: one to each rank
+ *   P2P memory per rank: bufferSize + heapSize bytes
  * </pre>
  */
 final class ShmSegment implements AutoCloseable {
@@ -59,24 +59,24 @@ final class ShmSegment implements AutoCloseable {
         return (long) worldSize * worldSize * Mailbox.BYTE_SIZE;
     }
 
-    /** The size of the words at the start of a staging half: two for each rank. */
+    /** Returns the size of the header words of a staging half in bytes: two words per rank. */
     static int headerSize(int worldSize) {
         return 2 * worldSize * Long.BYTES;
     }
 
-    /** Fails on all ranks alike if there is no such size: before the ranks wait for each other. */
+    /** Returns the size of the memory; throws on all ranks alike if it cannot be mapped. */
     private static long byteSize(int worldSize, ShmOptions options) {
         long fixed = align(ControlBlock.byteSize(worldSize)) + mailboxesSize(worldSize);
         long staging = options.chunkSize();
         long buffer =
                 Math.min(options.bufferSize(), MAX_SIZE) + Math.min(options.heapSize(), MAX_SIZE);
-        // Half of the address space is the system's.
+        // Half of the address space belongs to the kernel.
         if (staging > (MAX_SIZE - fixed) / 4 / worldSize
                 || buffer > (MAX_SIZE - fixed) / 2 / worldSize) {
             throw new IllegalArgumentException(
                     String.format(
-                            "a chunk size of %d bytes and %d bytes of buffer and heap for each of"
-                                    + " %d ranks are more than can be mapped",
+                            "cannot map a chunk size of %d bytes plus %d bytes of buffer and heap"
+                                    + " for each of %d ranks; choose smaller sizes",
                             staging, buffer, worldSize));
         }
         return fixed + worldSize * (2 * staging + align(buffer));
@@ -87,9 +87,9 @@ final class ShmSegment implements AutoCloseable {
     }
 
     /**
-     * Creates the segment on rank 0, opens it on the others, and returns when all have mapped it.
+     * Creates the segment on rank 0 and maps it on the others; returns when all have mapped it.
      *
-     * @throws org.djlx.collectives.CollectiveException on all ranks, if it did not work out on any
+     * @throws org.djlx.collectives.CollectiveException on all ranks, if it fails on any rank
      */
     static ShmSegment map(GroupContext context, ShmOptions options) {
         long byteSize = byteSize(context.worldSize(), options);
@@ -109,17 +109,17 @@ final class ShmSegment implements AutoCloseable {
         return shared.control();
     }
 
-    /** The address of one of a rank's two staging halves. */
+    /** Returns the address of one of a rank's two staging halves. */
     long staging(int rank, int half) {
         return shared.memory().address() + staging + (2L * rank + half) * chunkSize;
     }
 
-    /** The words at the start of one of a rank's two staging halves. */
+    /** Returns the header words of one of a rank's two staging halves. */
     AtomicBuffer header(int rank, int half) {
         return headers[2 * rank + half];
     }
 
-    /** The mailbox from one rank to another. */
+    /** Returns the mailbox from one rank to another. */
     Mailbox mailbox(int from, int to, Copies copies) {
         long offset = mailboxes + ((long) from * worldSize + to) * Mailbox.BYTE_SIZE;
         return new Mailbox(shared.memory(), offset, copies);
@@ -133,7 +133,7 @@ final class ShmSegment implements AutoCloseable {
         return chunkSize;
     }
 
-    /** Where a rank's P2P memory begins, in bytes from the start of {@link #memory()}. */
+    /** Returns the offset of a rank's P2P memory in {@link #memory()}, in bytes. */
     long bufferOffset(int rank) {
         return buffers + rank * align(bufferSize + heapSize);
     }

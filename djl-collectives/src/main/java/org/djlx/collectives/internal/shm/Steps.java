@@ -10,20 +10,23 @@ import org.djlx.collectives.spi.Operation;
 import org.djlx.nativeops.host.AtomicBuffer;
 
 /**
- * The steps of operations over staging memory, one operation at a time; the first step also checks
- * that all ranks agree on it.
+ * The steps of an operation over staging memory, one operation at a time. The first step also
+ * compares the ranks' calls.
  *
- * <p>In a step every rank may write one of its two staging halves, then reaches a synchronisation
- * and waits for all, then may read everybody's half. Steps alternate between the halves: by the
- * time a rank has waited for the next step, all have finished reading this one, so its half is free
- * for the step after that, and one synchronisation a step is enough.
+ * <pre>
+ *   step n      write own half n % 2 | synchronise | read the halves n % 2 of all ranks
+ *   step n + 1  write own half (n + 1) % 2 | synchronise | read ...
+ * </pre>
+ *
+ * <p>Invariant: after the synchronisation of step n + 1, all ranks have finished reading in step n.
+ * So half n % 2 is free for step n + 2, and one synchronisation per step is enough.
  */
 final class Steps {
 
-    /** What begins on a multiple of this shares no cache line with what lies before it. */
+    /** The size of a cache line in bytes. */
     static final long ALIGNMENT = 64;
 
-    // What is larger gains nothing from sharing a step, and small steps stay in the caches.
+    // Larger steps gain nothing from being shared, and smaller ones stay in the caches.
     private static final long SHARED_STEP_BYTES = 128 << 10;
 
     private final ShmSegment segment;
@@ -42,18 +45,18 @@ final class Steps {
         this.addresses = new long[worldSize];
     }
 
-    /** To be called before the first step of an operation. */
+    /** Starts an operation; called before its first step. */
     void begin(Operation next) {
         operation = next;
         begun = false;
     }
 
-    /** Where this rank writes for the step that comes. */
+    /** Returns the address of the half that this rank writes in the next step. */
     long mine() {
         return segment.staging(rank, (rendezvous.epoch() + 1) & 1);
     }
 
-    /** Ends the writing, and waits until all ranks have. */
+    /** Ends the writing of a step, and waits for all ranks. */
     void synchronize() {
         if (begun) {
             rendezvous.synchronize(operation);
@@ -64,24 +67,24 @@ final class Steps {
         }
     }
 
-    /** What a rank wrote for the step that was synchronised last. */
+    /** Returns the address of the half that a rank wrote in the last synchronised step. */
     long of(int peer) {
         return segment.staging(peer, rendezvous.epoch() & 1);
     }
 
-    /** The words at the start of {@link #mine()}. */
+    /** Returns the words at the start of {@link #mine()}. */
     AtomicBuffer myHeader() {
         return segment.header(rank, (rendezvous.epoch() + 1) & 1);
     }
 
-    /** The words at the start of {@link #of}. */
+    /** Returns the words at the start of {@link #of}. */
     AtomicBuffer headerOf(int peer) {
         return segment.header(peer, rendezvous.epoch() & 1);
     }
 
     /**
-     * What all ranks wrote for the step that was synchronised last, at an offset; for this rank,
-     * which need not have written, another address. The array is the same with each call.
+     * Returns, by rank, the address at an offset in the half of the last synchronised step; for
+     * this rank, another address instead. The array is reused by the next call.
      */
     long[] ofOthers(long offset, long own) {
         for (int peer = 0; peer < worldSize; peer++) {
@@ -90,12 +93,12 @@ final class Steps {
         return addresses;
     }
 
-    /** The size of a staging half. */
+    /** Returns the size of a staging half. */
     long chunkSize() {
         return segment.chunkSize();
     }
 
-    /** The size of each of {@code worldSize} slots of a staging half, after a header. */
+    /** Returns the size of each of {@code worldSize} slots in a staging half, after a header. */
     long slotSize(long headerSize) {
         return (segment.chunkSize() - headerSize) / worldSize / ALIGNMENT * ALIGNMENT;
     }
@@ -106,13 +109,13 @@ final class Steps {
     }
 
     /**
-     * Tells which of several tensors share a step, one after the other in staging memory, each
-     * aligned. The same on all ranks, as it depends on sizes only.
+     * Returns which tensors share a step. They are placed one after the other in staging memory,
+     * each aligned. The result is the same on all ranks, because it depends on sizes only.
      *
-     * @param tensors those that are the same on all ranks
-     * @param first the first of the step
-     * @param room how much fits
-     * @return the one behind the last; {@code first + 1} if that one has its steps for itself
+     * @param tensors tensors whose sizes are the same on all ranks
+     * @param first the index of the first tensor of the step
+     * @param room the space in bytes
+     * @return the index after the last tensor; {@code first + 1} if the first has its own steps
      */
     static int endOfStep(List<HostTensor> tensors, int first, long room) {
         long most = Math.min(room, SHARED_STEP_BYTES);

@@ -11,11 +11,12 @@ import java.util.Map;
 import java.util.Queue;
 import java.util.function.Predicate;
 
-/** Things with tags: those of each tag come out in the order in which they went in. */
+/** FIFO queues, one per tag. */
 final class TagQueues<T> {
 
-    // So many queues stay when they are empty, as tags are used again; not more, as some programs
-    // have a new tag for every message.
+    // The number of empty queues that are kept, because tags are often reused. Bounded, because
+    // some
+    // programs use a new tag for every message.
     private static final int KEPT = 16;
 
     private final Map<Integer, Queue<T>> queues = new HashMap<>();
@@ -24,13 +25,13 @@ final class TagQueues<T> {
         queues.computeIfAbsent(tag, key -> new ArrayDeque<>(1)).add(item);
     }
 
-    /** The first with a tag, or null if there is none. */
+    /** Returns the first item with a tag; null if there is none. */
     T peek(int tag) {
         Queue<T> queue = queues.get(tag);
         return queue == null ? null : queue.peek();
     }
 
-    /** Removes the first with a tag, and returns it; null if there is none. */
+    /** Removes and returns the first item with a tag; null if there is none. */
     T poll(int tag) {
         Queue<T> queue = queues.get(tag);
         if (queue == null) {
@@ -41,7 +42,7 @@ final class TagQueues<T> {
         return item;
     }
 
-    /** Removes the first with a tag that meets a condition, if there is one. */
+    /** Removes the first item with a tag that matches a condition, if there is one. */
     void removeFirst(int tag, Predicate<T> condition) {
         Queue<T> queue = queues.get(tag);
         if (queue == null) {

@@ -12,10 +12,10 @@ import org.djlx.collectives.internal.shm.Mailbox.Kind;
 import org.djlx.collectives.internal.shm.Mailbox.Letter;
 import org.djlx.collectives.spi.Operation;
 
-/** A message on its way, at one of its ends. {@link MessageQueue} guards what changes. */
+/** A running message, at one of its ends. Mutable state is guarded by the {@link MessageQueue}. */
 final class Transfer extends PendingWork {
 
-    /** The peer of a receive from any rank, until there is a message. */
+    /** The peer of a receive from any rank, until it is matched. */
     static final int ANY = -1;
 
     private final MessageQueue queue;
@@ -24,11 +24,11 @@ final class Transfer extends PendingWork {
     private final int tag;
     private final long begin = System.nanoTime();
     private volatile int peer;
-    private long message = -1; // the sender's number, once it is known
-    private long turn; // of a receive, among those that wait for a message
-    private long moved;
+    private long message = -1; // the sender's number; -1 until known
+    private long turn; // of a waiting receive: position in the order of arrival
+    private long moved; // bytes
     private boolean ended;
-    private CollectiveException reason; // once it has ended; null if it ended well
+    private CollectiveException reason; // the failure after the end; null on success
 
     Transfer(
             MessageQueue queue,
@@ -70,12 +70,12 @@ final class Transfer extends PendingWork {
         this.turn = turn;
     }
 
-    /** Whether it is known which message this is the end of. */
+    /** Returns whether the message's number is known. */
     boolean isBound() {
         return message >= 0;
     }
 
-    /** Tells which message this is the end of. */
+    /** Sets the message's number, and for a receive its source. */
     void bind(int source, long number) {
         this.peer = sends ? peer : source;
         this.message = number;
@@ -99,12 +99,12 @@ final class Transfer extends PendingWork {
         return tensor.type().code() == other.type() && tensor.byteSize() == other.size();
     }
 
-    /** The address of the next chunk. */
+    /** Returns the address of the next chunk. */
     long address() {
         return tensor.address() + moved;
     }
 
-    /** The size of the next chunk. */
+    /** Returns the size of the next chunk in bytes. */
     long chunk() {
         return Math.min(Mailbox.CHUNK, tensor.byteSize() - moved);
     }
@@ -117,7 +117,7 @@ final class Transfer extends PendingWork {
         return moved == tensor.byteSize();
     }
 
-    /** Ends the message: frees its tensor. What uses it is told by {@link #complete()}. */
+    /** Ends the message and frees its tensor; {@link #complete()} then completes the work. */
     void end(CollectiveException failure) {
         ended = true;
         reason = failure;
@@ -126,7 +126,7 @@ final class Transfer extends PendingWork {
                 tensor.flush();
             }
         } catch (RuntimeException | Error e) {
-            // What frees a tensor's memory may be the caller's code.
+            // Freeing a tensor's memory may run the caller's code.
             reason = GroupErrors.failed(operation(), e);
         }
     }
@@ -135,12 +135,12 @@ final class Transfer extends PendingWork {
         return ended;
     }
 
-    /** Tells how the message has ended. */
+    /** Completes the work with the message's outcome. */
     void complete() {
         complete(reason);
     }
 
-    /** The time until the operation's timeout, in nanoseconds. */
+    /** Returns the time until the operation's timeout in ns. */
     long nanosLeft() {
         return operation().timeout().toNanos() - (System.nanoTime() - begin);
     }

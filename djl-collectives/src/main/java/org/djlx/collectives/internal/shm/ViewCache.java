@@ -13,16 +13,16 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * One-dimensional arrays over addresses, kept for the next time: an operation on the same tensor
- * looks at the same places again, and making an array costs about 1 KB of heap and 1 µs.
+ * A cache of one-dimensional arrays over addresses. Operations on the same tensor use the same
+ * addresses again, and creating an array costs about 1 KB of heap and 1 µs.
  *
- * <p>An array is no more than an address, a count and a type. It does not keep the memory, and is
- * asked for only while the memory is there. Used by one thread at a time.
+ * <p>An array has an address, a count and a type. It does not keep the memory alive, so request it
+ * only while the memory is valid. Used by one thread at a time.
  */
 final class ViewCache {
 
-    // Enough for the chunks of 64 MiB and what all ranks stage. A view may be in any of the ways of
-    // its set; with fewer ways, views that are used in turn would too often drive each other out.
+    // A set-associative cache, large enough for the chunks of 64 MiB and the staging memory of all
+    // ranks. With fewer ways, views in alternating use would evict each other too often.
     private static final int SETS = 32;
     private static final int WAYS = 8;
 
@@ -37,18 +37,18 @@ final class ViewCache {
     /**
      * Creates an empty cache.
      *
-     * @param manager owns the arrays
+     * @param manager the owner of the arrays
      */
     ViewCache(NDManager manager) {
         this.manager = manager;
     }
 
     /**
-     * Returns an array, not to be closed, and valid until the next call.
+     * Returns an array over an address. It is valid until the next call; do not close it.
      *
-     * @param address where it begins
-     * @param count its elements
-     * @param type their type
+     * @param address its address
+     * @param count the number of elements
+     * @param type the element type
      */
     NDArray get(long address, long count, ScalarType type) {
         int place = place(address, count, type);
@@ -69,10 +69,10 @@ final class ViewCache {
     }
 
     /**
-     * Returns where the view is, or else where it goes: to the place that was used least lately.
+     * Returns the index of a view, or the least recently used index of its set if it is not cached.
      */
     private int place(long address, long count, ScalarType type) {
-        // Chunks are far apart at equal distances: the high bits of a product spread them.
+        // Chunks have equal distances; the high bits of a product spread them over the sets.
         long mixed = (address ^ count * 31 ^ type.ordinal()) * 0x9E3779B97F4A7C15L;
         int first = (int) Long.remainderUnsigned(mixed >>> 32, SETS) * WAYS;
         int oldest = first;

@@ -2,37 +2,41 @@
  * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
  * SPDX-License-Identifier: Apache-2.0
  */
-/* Package-private:
- * Copies           copies bytes, and counts them
- * HostTensor       a tensor's elements, held until then
+/* Package-private, collectives:
+ * ShmBackend       the backend of one rank; opens tensors and submits operations
+ * ShmSegment       layout of the shared memory
+ * OpQueue          runs operations in order, on the thread that waits or on its own
+ * OpWork           one operation in the queue
+ * Steps            steps of an operation over the staging memory
+ * ShmMoves         collectives that move data
+ * ShmReductions    collectives that reduce
+ * Reducer          reduces contributions with libtorch
+ * JavaSums         sums small contributions in Java
+ * ViewCache        reusable arrays over addresses, for libtorch
+ * Copies           copies and counts bytes
+ * HostTensor       a tensor's memory while an operation runs
  * HostTensors      the tensors of one operation
- * JavaSums         the same, where it is little
- * Mailbox          what goes from one rank to another, in shared memory
- * MessageDriver    which thread does all that
- * MessageFailures  when a message has failed, and why
- * MessageMatcher   which message a receive gets
+ * ShmP2pBuffers    P2P buffers in the shared memory
+ *
+ * Package-private, messages:
+ * MessageQueue     the running messages of one rank
+ * MessageDriver    decides which thread makes progress on messages
  * MessagePump      moves messages between two ranks
- * MessageQueue     the messages under way, all at the same time
- * OpQueue          runs operations one after the other, on whatever thread waits for them
- * OpWork           one of them
- * PendingWork      how operations and messages end
- * Reducer          adds up what the ranks have staged, by libtorch
- * ShmBackend       one rank: opens tensors, and hands operations and messages to their queues
- * ShmMoves         those that move data
- * ShmP2pBuffers    the part of it that is the caller's
- * ShmReductions    those that reduce
- * ShmSegment       the shared memory, and what lies where in it
- * Steps            their way through the staging memory
- * TagQueues        queues by tag
- * Transfer         one of them
- * ViewCache        arrays over addresses, for libtorch
+ * MessageMatcher   matches messages with receives
+ * MessageFailures  decides when a message fails
+ * Mailbox          message headers and data from one rank to another, in shared memory
+ * TagQueues        FIFO queues by tag
+ * Transfer         one message at one of its ends
+ *
+ * Package-private, both:
+ * PendingWork      completion of operations and messages
  */
 /**
- * Backend {@code shm}: collectives and messages over memory that threads or processes of one host
- * share.
+ * Backend {@code shm}: collectives and messages over shared memory, for ranks that are threads or
+ * processes on one host.
  *
  * <ul>
- *   <li>{@link org.djlx.collectives.internal.shm.ShmBackendFactory} - how the backend is found
+ *   <li>{@link org.djlx.collectives.internal.shm.ShmBackendFactory} - creates the backend
  * </ul>
  */
 package org.djlx.collectives.internal.shm;

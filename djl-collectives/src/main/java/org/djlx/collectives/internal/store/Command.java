@@ -5,11 +5,10 @@
 package org.djlx.collectives.internal.store;
 
 /**
- * The commands of PyTorch's TCPStore protocol, in the order of their codes, with the fields that
- * follow the code.
+ * The commands of PyTorch's TCPStore protocol, in the order of their codes.
  *
- * <p>Integers are little-endian. Keys and values carry their length as an unsigned 64-bit integer;
- * lists, the number of their elements. What the user calls {@code k} is the key {@code /k} here.
+ * <p>Integers are little-endian. Keys and values are preceded by their length as an unsigned 64-bit
+ * integer, lists by the number of their elements. A user's key {@code k} is sent as {@code /k}.
  *
  * <pre>
  * command            fields                        answer
@@ -30,7 +29,7 @@ package org.djlx.collectives.internal.store;
  * </pre>
  *
  * <p>Source: PyTorch's torch/csrc/distributed/c10d/TCPStoreBackend.hpp and
- * TCPStoreLibUvBackend.cpp. Its later commands (queues, the list of keys) are not supported.
+ * TCPStoreLibUvBackend.cpp. Its later commands (queues, listing of keys) are not supported.
  */
 enum Command {
     VALIDATE(Field.U32),
@@ -48,13 +47,13 @@ enum Command {
     CANCEL_WAIT,
     PING(Field.U32);
 
-    /** What {@link #VALIDATE} carries. */
+    /** The argument of {@link #VALIDATE}. */
     static final int MAGIC = 0x3C85F7CE;
 
-    /** The key that counts the workers that have joined; no user key, for want of the slash. */
+    /** The counter of workers that have joined; without a slash, so not a user's key. */
     static final String INIT_KEY = "init/";
 
-    /** What precedes user keys. */
+    /** The prefix of user keys. */
     static final String KEY_PREFIX = "/";
 
     /** The answer to {@link #CHECK} if all keys are set. */
@@ -94,7 +93,7 @@ enum Command {
         return code < ALL.length ? ALL[code] : null;
     }
 
-    /** What a command carries. */
+    /** The fields of a command. */
     enum Field {
         U32,
         I64,

@@ -34,15 +34,16 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * The file of a {@code FileStore}: a header, then {@linkplain LogRecord records}, to which every
- * process appends under an exclusive lock and from which it replays what others have written.
+ * The file of a {@code FileStore}: a header and {@linkplain LogRecord records}. Every process
+ * appends records under an exclusive lock, and replays the records of other processes.
  *
- * <p>There is one object, one open channel and one thread for a file and JVM: a file lock belongs
- * to the process and is gone when <em>any</em> of its channels on the file is closed, and a channel
- * closes itself when a thread using it is interrupted, so no caller's thread touches it.
+ * <p>Each JVM has one object, one open channel and one thread per file, for two reasons. A file
+ * lock belongs to the process and is released when <em>any</em> of its channels on the file is
+ * closed. And a channel closes itself when a thread that uses it is interrupted, so callers'
+ * threads must not use it.
  *
- * <p>A process killed while it appended leaves an incomplete record at the end, which readers
- * ignore and the next writer cuts off.
+ * <p>A process that is killed while it appends leaves an incomplete record at the end. Readers
+ * ignore it, and the next writer truncates it.
  */
 public final class FileLog {
 
@@ -56,7 +57,7 @@ public final class FileLog {
     private final ExecutorService thread;
     private int handles;
 
-    // The rest belongs to the thread.
+    // Confined to the thread.
     private FileChannel channel;
     private Object fileKey;
     private KeyValueMap values = new KeyValueMap();
@@ -75,7 +76,7 @@ public final class FileLog {
     }
 
     /**
-     * Opens the log of a file, creating the file if need be.
+     * Opens the log of a file; creates the file if it does not exist.
      *
      * @param file the file
      * @return the log, for one call of {@link #release}
@@ -100,9 +101,9 @@ public final class FileLog {
     }
 
     /**
-     * Gives back a handle, and deletes the file if it was the last of the job.
+     * Releases a handle; deletes the file if it was the job's last handle.
      *
-     * @param worldSize how many handles the job has
+     * @param worldSize the number of handles of the job
      */
     public void release(int worldSize) {
         synchronized (OPEN) {
@@ -119,10 +120,10 @@ public final class FileLog {
     }
 
     /**
-     * Looks at the newest state.
+     * Runs a query on the current state.
      *
      * @param operation the operation, for error messages
-     * @param query what to ask
+     * @param query the query
      * @param <T> the type of the answer
      * @return the answer
      */
@@ -134,7 +135,7 @@ public final class FileLog {
      * Changes the state.
      *
      * @param operation the operation, for error messages
-     * @param change changes the map, and writes what it changed into the record
+     * @param change changes the map and adds the change to the record
      * @param <T> the type of the answer
      * @return the answer
      */
@@ -159,7 +160,7 @@ public final class FileLog {
             throw new CollectiveException(
                     "FileStore "
                             + absolute
-                            + ": the directory is not there; create it on a file system that all"
+                            + ": the directory does not exist; create it on a file system that all"
                             + " ranks share",
                     e);
         }
@@ -176,9 +177,10 @@ public final class FileLog {
                             StandardOpenOption.WRITE);
             try {
                 FileLock held = opened.lock();
-                // Java cannot ask a channel which file it has open. If the path named the same file
-                // before and after, this is the one; else it was just created, or deleted by the
-                // last handle of an earlier job: once more.
+                // Java has no way to identify the file of an open channel. If the path names the
+                // same
+                // file before and after opening, it is this file. Otherwise it was just created, or
+                // deleted by an earlier job's last handle: retry.
                 if (before != null && before.equals(keyOfPath())) {
                     readHeader(opened);
                     channel = opened;
@@ -199,7 +201,8 @@ public final class FileLog {
         while (found.hasRemaining() && opened.read(found, found.position()) >= 0) {}
         byte[] start = Arrays.copyOf(found.array(), found.position());
         if (!Arrays.equals(start, Arrays.copyOf(HEADER, start.length))) {
-            throw new IOException("this is not the file of a FileStore; it is left as it is");
+            throw new IOException(
+                    "the file is not a FileStore; it was not changed; choose another path");
         }
         if (start.length < HEADER.length) {
             write(opened, ByteBuffer.wrap(HEADER), 0);
@@ -207,7 +210,7 @@ public final class FileLog {
         position = HEADER.length;
     }
 
-    /** Runs something with the file locked and the map up to date. */
+    /** Runs code with the file locked and the map up to date. */
     private <T> T locked(boolean shared, Callable<T> action) throws Exception {
         FileLock held = channel.lock(0, Long.MAX_VALUE, shared);
         try {
@@ -215,8 +218,8 @@ public final class FileLog {
                 throw new NoSuchFileException(
                         path.toString(),
                         null,
-                        "the file was deleted while in use: by someone else, or because more"
-                                + " handles were opened than the world size says");
+                        "the file was deleted while in use, by another program or because more"
+                                + " handles than the world size were opened");
             }
             replay();
             return action.call();
@@ -225,11 +228,11 @@ public final class FileLog {
         }
     }
 
-    /** Applies what was appended since the last time; to be called with the lock. */
+    /** Applies records that were appended since the last call. The caller holds the lock. */
     private void replay() throws IOException {
         long size = channel.size();
         if (size < position) {
-            throw new IOException("the file has become shorter");
+            throw new IOException("the file was truncated by another program");
         }
         if (size == position) {
             return;
@@ -242,7 +245,7 @@ public final class FileLog {
         while (size - position >= Integer.BYTES) {
             int length = in.readInt();
             if (length < 0) {
-                throw new IOException("a record with a length of " + length);
+                throw new IOException("invalid record length " + length);
             }
             if (size - position - Integer.BYTES < length) {
                 return;
@@ -260,7 +263,7 @@ public final class FileLog {
             channel.truncate(position);
             write(channel, buffer, position);
         } catch (IOException e) {
-            // The map has the change, the file has not: start over from the file.
+            // The map has the change but the file does not: replay from the file.
             values = new KeyValueMap();
             closes = 0;
             position = HEADER.length;
@@ -281,7 +284,7 @@ public final class FileLog {
         try {
             locked(false, () -> countClose(worldSize));
         } catch (NoSuchFileException e) {
-            logger.debug("FileStore {}: deleted by someone else before it was closed", path, e);
+            logger.debug("FileStore {}: the file was deleted before it was closed", path, e);
         } finally {
             if (last) {
                 channel.close();
@@ -309,12 +312,12 @@ public final class FileLog {
         }
     }
 
-    /** Tells files of the same name apart; on systems without inode numbers all are the same. */
+    /** Returns the file's identity (inode); always the same on systems without inode numbers. */
     private static Object key(BasicFileAttributes attributes) {
         return Objects.requireNonNullElse(attributes.fileKey(), "");
     }
 
-    /** Runs something on the log's thread, however often the caller is interrupted meanwhile. */
+    /** Runs code on the log's thread; interrupts of the caller do not cancel it. */
     private <T> T call(String operation, Callable<T> action) {
         Future<T> result;
         try {

@@ -18,6 +18,7 @@ import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.internal.host.Deadline;
+import org.djlx.collectives.internal.host.Durations;
 import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.internal.host.LongWaits;
 import org.djlx.collectives.internal.host.Required;
@@ -28,21 +29,19 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * Where the ranks of a group meet while it is created: they exchange values through a store.
+ * Exchanges values between the ranks of a group through a store, while the group is created.
  *
- * <p>With each value a rank {@linkplain Introduction introduces} itself, so that values of another
- * group, or of an earlier one of the same name, are never taken for those of this group, whatever
- * led them to the same keys. It also says in which process it runs: who waits for others looks
- * whether the processes that are known still run, so that a death does not cost the timeout.
- * Thread-safe.
+ * <p>Each value starts with an {@link Introduction}. It identifies the group, so that values of
+ * another group, or of an earlier group of the same name, are detected. It also identifies the
+ * rank's process, so that waiting ranks notice its death before the timeout. Thread-safe.
  */
 public final class GroupExchange {
 
     private static final Logger logger = LoggerFactory.getLogger(GroupExchange.class);
 
-    // A rank that waits looks at what has come so far, and who has died: often enough that its user
-    // need not wait for the message, and the more ranks there are the less often, as all of them
-    // ask one server.
+    // The interval at which a waiting rank checks the values so far and the processes. It grows
+    // with
+    // the number of ranks, because all of them query one server.
     private static final long MIN_SLICE_MILLIS = 200;
     private static final long SLICE_MILLIS_PER_RANK = 10;
 
@@ -52,25 +51,25 @@ public final class GroupExchange {
     private final Store store;
     private final long nonce = ThreadLocalRandom.current().nextLong();
 
-    /** What the nonces of all ranks make together; 0 until they are known. */
+    /** The combination of all ranks' nonces; 0 until known. */
     private volatile long generation;
 
-    /** The processes of the ranks; null where one is not known. */
+    /** By rank, its process; null until known. */
     private final RankProcess[] processes;
 
     private final Supplier<Optional<Throwable>> obstacle;
     private final IntFunction<String> names;
 
     /**
-     * Creates a rank's part in an exchange.
+     * Creates the exchange of one rank.
      *
      * @param group the group's name
      * @param rank the rank
      * @param worldSize the number of ranks
-     * @param store the store, whose keys are the group's own
-     * @param known the processes of the ranks, null where one is not known yet
-     * @param obstacle why not all ranks will come, once that is known
-     * @param names what to call a rank in a message to the user
+     * @param store the store; no other group uses its keys
+     * @param known by rank, its process; null if unknown
+     * @param obstacle the failure because of which waiting for other ranks is hopeless, or empty
+     * @param names formats a rank for messages
      */
     public GroupExchange(
             String group,
@@ -90,9 +89,9 @@ public final class GroupExchange {
     }
 
     /**
-     * Returns in which processes the ranks run, as far as they have said so.
+     * Returns the known processes of the ranks.
      *
-     * @return the processes in rank order, null where one is not known
+     * @return the processes in rank order; null if unknown
      */
     public List<RankProcess> processes() {
         synchronized (processes) {
@@ -101,15 +100,15 @@ public final class GroupExchange {
     }
 
     /**
-     * Gathers a value from every rank. It leaves nothing in the store if it succeeds on all ranks.
+     * All-gathers a value. It leaves no keys in the store if it succeeds on all ranks.
      *
-     * @param key what the values are; used once in the life of the group
+     * @param key the name of the exchange; usable once per group
      * @param value this rank's value
-     * @param options how long to wait for the others, and when the log is to tell of it
+     * @param options the timeout, and when to log a warning
      * @return the values in rank order
-     * @throws CollectiveMismatchException if a value is there that is not of this group
+     * @throws CollectiveMismatchException if the store contains a value of another group
      * @throws CollectiveException if the process of a rank has died, or there is an obstacle
-     * @throws CollectiveTimeoutException if not all ranks come within the timeout
+     * @throws CollectiveTimeoutException if not all ranks call it within the timeout
      */
     public List<byte[]> exchange(String key, byte[] value, BackendOptions options) {
         List<String> keys =
@@ -125,9 +124,9 @@ public final class GroupExchange {
             throw new CollectiveMismatchException(
                     "creating group '"
                             + group
-                            + "': another process or thread is rank "
+                            + "': another process or thread already has rank "
                             + rank
-                            + ", too; give every one a rank of its own");
+                            + "; give each a different rank");
         }
         if (self.generation() == 0) {
             generation = Introduction.generation(List.of(peers));
@@ -136,9 +135,7 @@ public final class GroupExchange {
         return Arrays.stream(found).map(Introduction::valueIn).toList();
     }
 
-    /**
-     * Waits for the values of all ranks, and compares what has come even while some are missing.
-     */
+    /** Waits for the values of all ranks. Checks each value as it arrives. */
     private void await(
             List<String> keys, BackendOptions options, byte[][] found, Introduction[] peers) {
         Deadline deadline = Deadline.after(options.timeout());
@@ -159,9 +156,10 @@ public final class GroupExchange {
                     throw timeout(options.timeout(), missing, e);
                 }
             }
-            // Looked at before the store is asked once more: a rank may be done with all this, and
-            // have ended, after the last value has come.
-            String end = missing.isEmpty() ? null : endOfHope();
+            // Check the processes before the store: a rank may finish the exchange and exit after
+            // the
+            // last value has arrived.
+            String end = missing.isEmpty() ? null : obstacle();
             if (end != null && !store.check(keysOf(missing, keys))) {
                 throw new CollectiveException(
                         "creating group '" + group + "' failed on rank " + rank + ": " + end);
@@ -169,17 +167,17 @@ public final class GroupExchange {
             long waited = System.nanoTime() - start;
             if (!warned && !missing.isEmpty() && waited >= options.warnAfter().toNanos()) {
                 warned = true;
-                LongWaits.tell(
+                LongWaits.warn(
                         "creating group '" + group + "' on rank " + rank,
                         named(missing),
                         waited,
                         options.timeout());
             }
-            List<Integer> come = new ArrayList<>(here);
-            come.removeAll(missing);
-            List<byte[]> values = store.multiGet(keysOf(come, keys), slice);
-            for (int i = 0; i < come.size(); i++) {
-                int peer = come.get(i);
+            List<Integer> arrived = new ArrayList<>(here);
+            arrived.removeAll(missing);
+            List<byte[]> values = store.multiGet(keysOf(arrived, keys), slice);
+            for (int i = 0; i < arrived.size(); i++) {
+                int peer = arrived.get(i);
                 found[peer] = values.get(i);
                 peers[peer] = introduced(peer, values.get(i));
                 synchronized (processes) {
@@ -189,13 +187,13 @@ public final class GroupExchange {
         }
     }
 
-    /** Why a rank that is missing may never come; null if nothing is known. */
-    private String endOfHope() {
+    /** Describes why a missing rank may never arrive; returns null if no reason is known. */
+    private String obstacle() {
         String death = death();
         return death != null ? death : obstacle.get().map(Throwable::getMessage).orElse(null);
     }
 
-    /** What is known of a rank whose process has ended; null if there is none. */
+    /** Describes the first rank whose process has ended; returns null if there is none. */
     private String death() {
         List<RankProcess> all = processes();
         for (int peer = 0; peer < worldSize; peer++) {
@@ -223,7 +221,7 @@ public final class GroupExchange {
                         + "' timed out on rank "
                         + rank
                         + " after "
-                        + timeout
+                        + Durations.text(timeout)
                         + ": "
                         + named(missing)
                         + " of "
@@ -237,24 +235,23 @@ public final class GroupExchange {
         Introduction other = Introduction.in(message);
         String problem = null;
         if (other == null) {
-            problem = "there is a value that no rank of a group has put there";
+            problem = "the store has a value that no rank has set; use an empty store";
         } else if (!other.group().equals(group)) {
             problem =
-                    "there is the value of a group '"
+                    "the store has the value of a group '"
                             + other.group()
                             + "'; give one of the groups another name or another store";
         } else if (other.worldSize() != worldSize) {
             problem =
-                    "that rank says that the group has "
+                    "that rank has world size "
                             + other.worldSize()
-                            + " ranks, this one that it has "
+                            + ", this rank "
                             + worldSize
                             + "; pass the same world size on all ranks";
         } else if (other.generation() != 0 && generation != 0 && other.generation() != generation) {
             problem =
-                    "some ranks took what a group of the same name had left in the store for what"
-                            + " others of this group say; give each group a name that was not used"
-                            + " in the store before";
+                    "some ranks have read values that an earlier group of the same name left in the"
+                            + " store; give each group a name that is new in the store";
         }
         if (problem != null) {
             throw new CollectiveMismatchException(
@@ -262,23 +259,20 @@ public final class GroupExchange {
                             + group
                             + "' failed on rank "
                             + rank
-                            + ": where rank "
+                            + ": value of rank "
                             + peer
-                            + " should answer, "
+                            + ": "
                             + problem);
         }
         return other;
     }
 
     /**
-     * Deletes keys through which some ranks have told each other something, once all have called
-     * this: the last to do so deletes them. Each of the ranks has set one of the keys and calls
-     * this after it has read all.
+     * Deletes the keys of an exchange among some ranks. Each of these ranks has set one key, and
+     * calls this after it has read all keys. The last caller deletes them. If a rank never calls
+     * it, or the store cannot delete, the keys stay; that is not an error.
      *
-     * <p>If a rank does not get that far, or if the store cannot delete, the keys stay. That is no
-     * error here: the ranks have what they wanted.
-     *
-     * @param keys the keys in the same order on all of these ranks, as many as there are ranks
+     * @param keys the keys, one per participating rank, in the same order on these ranks
      */
     public void forget(List<String> keys) {
         Required.argument("forget: keys", keys);
@@ -289,7 +283,7 @@ public final class GroupExchange {
                 store.delete(readers);
             }
         } catch (RuntimeException e) {
-            logger.debug("group '{}': the keys {} stay in the store", group, keys, e);
+            logger.debug("group '{}': cannot delete the keys {} from the store", group, keys, e);
         }
     }
 }

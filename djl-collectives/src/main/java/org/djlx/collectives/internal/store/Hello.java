@@ -10,9 +10,8 @@ import java.security.SecureRandom;
 import java.util.Arrays;
 
 /**
- * How a client and a server of this library get to know each other at the start of a connection, by
- * commands that PyTorch's protocol has. {@code |} joins bytes; the key is no user's, for want of
- * the slash before it.
+ * The handshake between clients and servers of this library, with commands of PyTorch's protocol.
+ * {@code |} concatenates bytes. The key has no slash, so it is not a user's key.
  *
  * <pre>
  * client                                               server
@@ -25,19 +24,20 @@ import java.util.Arrays;
  * the client's proof    HMAC-SHA256(token, "client" | C | id | S)
  * </pre>
  *
- * <p>To PyTorch's server the key is one that is unset, to which its answer is the nonce C itself:
- * so the client knows with whom it talks. A server with a token answers PING besides, and refuses
- * all else, until it has the proof. The id tells a server from one that is started later at the
- * same address.
- *
- * <p>The token is never sent, and an answer is good for one connection only. What follows is
- * neither encrypted nor signed.
+ * <ul>
+ *   <li>For PyTorch's server the key is unset, so it answers with the nonce C. That is how the
+ *       client recognises it.
+ *   <li>Until it has the client's proof, a server with a token answers only the hello and PING.
+ *   <li>The id distinguishes a server from a later one at the same address.
+ *   <li>The token is never sent, and a proof is valid for one connection only. Later commands are
+ *       neither encrypted nor signed.
+ * </ul>
  */
 final class Hello {
 
     static final String KEY = "djlx/hello";
 
-    /** Of a nonce, and of a server's id. */
+    /** The length of a nonce and of a server's id, in bytes. */
     static final int NONCE_BYTES = 16;
 
     private static final int PROOF_BYTES = 32;
@@ -53,12 +53,12 @@ final class Hello {
         return nonce;
     }
 
-    /** The longest answer that there is. */
+    /** The maximum length of an answer in bytes. */
     static int maxAnswerBytes() {
         return 2 * NONCE_BYTES + PROOF_BYTES;
     }
 
-    /** What a server says: its part of one connection's beginning. */
+    /** The server's side of the handshake of one connection. */
     static final class Challenge {
 
         private final StoreToken token;
@@ -88,36 +88,36 @@ final class Hello {
     }
 
     /**
-     * What a client makes of a server's answer.
+     * The client's result of a server's answer.
      *
-     * @param serverId the server's id; null if it is one of PyTorch's, which has none
-     * @param proof what the client has to send now, or null
+     * @param serverId the server's id; null for PyTorch's server, which has none
+     * @param proof the proof that the client must send, or null
      */
     record Reply(byte[] serverId, byte[] proof) {
 
         /**
-         * Reads an answer.
+         * Parses and checks an answer.
          *
          * @param token the client's token, or null
          * @param nonce the client's nonce
          * @param answer the server's answer
          * @return the reply
-         * @throws StrangerException if one of the two does not know the other's token
+         * @throws StrangerException if the tokens differ, or only one side has one
          */
         static Reply to(StoreToken token, byte[] nonce, byte[] answer) throws StrangerException {
             boolean demanding = answer.length == maxAnswerBytes();
             if (token == null && demanding) {
                 throw new StrangerException(
-                        "the server serves only those who know its secret: set "
+                        "the server requires a token: set "
                                 + StoreToken.VARIABLE
-                                + " on this rank to the value that it has on the server's");
+                                + " on this rank to the value on the server's rank");
             }
             if (token != null && !demanding) {
                 throw new StrangerException(
-                        "the server knows no secret, so it may be anybody's: set "
+                        "the server has no token and cannot be authenticated: set "
                                 + StoreToken.VARIABLE
-                                + " where the server runs, too, or unset it here. A server of"
-                                + " PyTorch's cannot be used with it");
+                                + " on the server's rank too, or unset it here; PyTorch's servers"
+                                + " do not support it");
             }
             if (!demanding) {
                 return new Reply(Arrays.equals(answer, nonce) ? null : answer, null);
@@ -127,7 +127,7 @@ final class Hello {
             byte[] proof = Arrays.copyOfRange(answer, 2 * NONCE_BYTES, answer.length);
             if (!token.isProvenBy(proof, SERVER, nonce, id, server)) {
                 throw new StrangerException(
-                        "the server's secret is another one: set "
+                        "the server has a different token: set "
                                 + StoreToken.VARIABLE
                                 + " to the same value on all ranks");
             }
@@ -135,7 +135,7 @@ final class Hello {
         }
     }
 
-    /** The other end does not belong to this job; the message says what to do. */
+    /** The peer does not belong to this job. The message says what to do. */
     static final class StrangerException extends ProtocolException {
 
         private static final long serialVersionUID = 1L;

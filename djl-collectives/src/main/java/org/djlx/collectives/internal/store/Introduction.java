@@ -16,7 +16,7 @@ import java.util.Arrays;
 import java.util.List;
 
 /**
- * What a rank says of itself before each value that it exchanges. Layout, big-endian:
+ * The header of each value that a rank exchanges. Layout, big-endian:
  *
  * <pre>
  * int32 MAGIC | int32 length of the rest of the introduction
@@ -24,12 +24,12 @@ import java.util.List;
  * int32 length of the host | the host in UTF-8 | int64 process id | int64 start time
  * </pre>
  *
- * @param group the name of the group that it creates
- * @param worldSize how many ranks that is to have
- * @param nonce drawn at random for this rank of this group
- * @param generation what the nonces of all ranks make together, or 0 as long as they are unknown:
- *     the same on all ranks if they have read each other's values, and not what others have left
- * @param process where the rank runs
+ * @param group the group's name
+ * @param worldSize the number of ranks
+ * @param nonce a random number for this rank of this group
+ * @param generation the combination of all ranks' nonces, or 0 until known: the same on all ranks
+ *     if none has read a stale value
+ * @param process the rank's process
  */
 record Introduction(String group, int worldSize, long nonce, long generation, RankProcess process) {
 
@@ -44,7 +44,7 @@ record Introduction(String group, int worldSize, long nonce, long generation, Ra
         return combined == 0 ? 1 : combined;
     }
 
-    /** Returns this introduction with a value behind it. */
+    /** Returns this introduction followed by a value. */
     byte[] before(byte[] value) {
         try {
             ByteArrayOutputStream body = new ByteArrayOutputStream();
@@ -64,11 +64,11 @@ record Introduction(String group, int worldSize, long nonce, long generation, Ra
             all.write(value);
             return message.toByteArray();
         } catch (IOException e) {
-            throw new UncheckedIOException("Writing to memory", e);
+            throw new UncheckedIOException("cannot write to memory", e);
         }
     }
 
-    /** Reads the introduction of a message; null if it has none. */
+    /** Parses the introduction of a message; returns null if it has none. */
     static Introduction in(byte[] message) {
         DataInputStream in = new DataInputStream(new ByteArrayInputStream(message));
         try {
@@ -99,7 +99,7 @@ record Introduction(String group, int worldSize, long nonce, long generation, Ra
     private static String readText(DataInputStream in) throws IOException {
         int length = in.readInt();
         if (length < 0 || length > in.available()) {
-            throw new IOException("a text with a length of " + length);
+            throw new IOException("invalid text length " + length);
         }
         return new String(in.readNBytes(length), StandardCharsets.UTF_8);
     }

@@ -13,11 +13,10 @@ import java.util.Map;
 import java.util.Set;
 
 /**
- * The semantics that all stores share, as PyTorch's c10d defines them: counters are decimal
- * strings, {@link #compareSet} on an unset key returns the expected value.
+ * A map with the semantics that all stores share, as c10d defines them. Counters are decimal
+ * strings; {@link #compareSet} on an unset key returns the expected value.
  *
- * <p>Not thread-safe. Arrays are neither copied nor changed: a value, once in the map, must not be
- * written to by anyone.
+ * <p>Not thread-safe. Arrays are not copied, so a value in the map must not be modified.
  */
 public final class KeyValueMap {
 
@@ -52,9 +51,9 @@ public final class KeyValueMap {
      * Adds to a counter; an unset key counts as 0. A sum beyond 64 bits wraps around.
      *
      * @param key the key
-     * @param amount what to add
+     * @param amount the amount to add
      * @return the new value
-     * @throws IllegalArgumentException if the key holds something other than a counter
+     * @throws IllegalArgumentException if the value of the key is not a counter
      */
     public long add(String key, long amount) {
         byte[] old = values.get(key);
@@ -64,7 +63,8 @@ public final class KeyValueMap {
     }
 
     /**
-     * Replaces a value if it is the expected one; sets an unset key if {@code expected} is empty.
+     * Replaces a value if it equals the expected one; sets an unset key if {@code expected} is
+     * empty.
      *
      * @param key the key
      * @param expected the value to compare with
@@ -84,7 +84,7 @@ public final class KeyValueMap {
      * Appends to a value; sets an unset key.
      *
      * @param key the key
-     * @param tail what to append
+     * @param tail the bytes to append
      */
     public void append(String key, byte[] tail) {
         byte[] old = values.get(key);
@@ -101,33 +101,33 @@ public final class KeyValueMap {
      * Deletes a key.
      *
      * @param key the key
-     * @return whether the key was set
+     * @return true if the key was set
      */
     public boolean delete(String key) {
         return values.remove(key) != null;
     }
 
     /**
-     * Tells whether a key is set.
+     * Returns whether a key is set.
      *
      * @param key the key
-     * @return whether the key is set
+     * @return true if the key is set
      */
     public boolean contains(String key) {
         return values.containsKey(key);
     }
 
     /**
-     * Returns those of some keys that are unset, each once.
+     * Returns the unset keys among some keys, each once.
      *
      * @param keys the keys
-     * @return the unset ones in their order
+     * @return the unset keys, in the given order
      */
     public List<String> missing(Collection<String> keys) {
         return keys.stream().filter(key -> !values.containsKey(key)).distinct().toList();
     }
 
-    /** Returns the keys that are set, in no order. */
+    /** Returns the set keys, in no particular order. */
     Set<String> keys() {
         return Set.copyOf(values.keySet());
     }
@@ -156,10 +156,10 @@ public final class KeyValueMap {
             throw new IllegalArgumentException(
                     "add: key "
                             + StoreErrors.quote(key)
-                            + " holds "
+                            + " has a value of "
                             + value.length
-                            + " bytes that are not a decimal number; add works on keys written"
-                            + " only by add, or set to a decimal 64-bit number",
+                            + " bytes that is not a decimal number; set a counter only with add, or"
+                            + " to a decimal 64-bit number",
                     e);
         }
     }

@@ -13,7 +13,7 @@ import java.io.UncheckedIOException;
 import java.nio.charset.StandardCharsets;
 
 /**
- * One change of a {@link FileLog}, applied as a whole or not at all. Layout, big-endian:
+ * One change in a {@link FileLog}, applied atomically. Layout, big-endian:
  *
  * <pre>
  * int32 length of what follows
@@ -36,7 +36,7 @@ public final class LogRecord {
     LogRecord() {}
 
     /**
-     * Writes that a key is set.
+     * Records that a key is set.
      *
      * @param key the key
      * @param value its new value
@@ -46,17 +46,17 @@ public final class LogRecord {
     }
 
     /**
-     * Writes that something is appended to a value.
+     * Records that bytes are appended to a value.
      *
      * @param key the key
-     * @param tail what is appended
+     * @param tail the bytes
      */
     public void append(String key, byte[] tail) {
         writePair(APPEND, key, tail);
     }
 
     /**
-     * Writes that a key is deleted.
+     * Records that a key is deleted.
      *
      * @param key the key
      */
@@ -68,7 +68,7 @@ public final class LogRecord {
                 });
     }
 
-    /** Writes that a handle is closed. */
+    /** Records that a handle is closed. */
     void close() {
         write(() -> out.writeByte(CLOSE));
     }
@@ -86,8 +86,8 @@ public final class LogRecord {
      * Applies a record.
      *
      * @param record the record without its length
-     * @param values where to apply it
-     * @return how many handles it says were closed
+     * @param values the map to change
+     * @return the number of handles closed by the record
      */
     static int apply(byte[] record, KeyValueMap values) throws IOException {
         int closes = 0;
@@ -99,7 +99,7 @@ public final class LogRecord {
                 case APPEND -> values.append(readKey(in), readBytes(in));
                 case DELETE -> values.delete(readKey(in));
                 case CLOSE -> closes++;
-                default -> throw new IOException("a record of unknown kind " + what);
+                default -> throw new IOException("unknown record kind " + what);
             }
         }
         return closes;
@@ -112,7 +112,7 @@ public final class LogRecord {
     private static byte[] readBytes(DataInputStream in) throws IOException {
         int length = in.readInt();
         if (length < 0 || length > in.available()) {
-            throw new IOException("a record with a length of " + length);
+            throw new IOException("invalid record length " + length);
         }
         return in.readNBytes(length);
     }
@@ -135,7 +135,7 @@ public final class LogRecord {
         try {
             action.run();
         } catch (IOException e) {
-            throw new UncheckedIOException("Writing to memory", e);
+            throw new UncheckedIOException("cannot write to memory", e);
         }
     }
 

@@ -5,11 +5,10 @@
 package org.djlx.collectives.internal.store;
 
 /**
- * How many bytes a server may use for all its clients together, and how many it does. Whatever a
- * client can make it keep is taken from here first, and given back when it is no longer kept. A
- * sixteenth is there for the beginnings of commands and for answers only, so that clients that want
- * little are served while others have taken all the rest. Not thread-safe: it belongs to the
- * server's one thread.
+ * The memory limit of a server for all clients together. Memory that a client makes the server keep
+ * is acquired here first, and released when it is no longer kept. One sixteenth is reserved for the
+ * start of commands and for answers, so that small requests succeed while large ones have used the
+ * rest. Confined to the server's thread.
  */
 final class MemoryBudget {
 
@@ -23,20 +22,20 @@ final class MemoryBudget {
     }
 
     /**
-     * Takes bytes.
+     * Acquires bytes.
      *
-     * @param bytes how many
-     * @throws IllegalArgumentException if there are not as many; none is taken then
+     * @param bytes the number of bytes
+     * @throws IllegalArgumentException if not enough are free; then none is acquired
      */
     void take(long bytes) {
         take(bytes, max - reserve);
     }
 
     /**
-     * Takes bytes for the beginning of a command or for an answer, of the reserve if need be.
+     * Acquires bytes for the start of a command or for an answer; may use the reserve.
      *
-     * @param bytes how many
-     * @throws IllegalArgumentException if there are not as many; none is taken then
+     * @param bytes the number of bytes
+     * @throws IllegalArgumentException if not enough are free; then none is acquired
      */
     void takeLittle(long bytes) {
         take(bytes, max);
@@ -46,15 +45,15 @@ final class MemoryBudget {
         if (bytes > limit - used) {
             throw new IllegalArgumentException(
                     String.format(
-                            "the server is out of memory for its clients: of the %d bytes it may"
-                                    + " use (15/16 of optMaxBytes, or all for short commands and"
-                                    + " answers) %d are in use, and %d are needed",
+                            "the server's memory limit is exceeded: of %d bytes (15/16 of"
+                                + " optMaxBytes, or all of it for short commands and answers) %d"
+                                + " are in use, and %d more are needed",
                             limit, used, bytes));
         }
         used += bytes;
     }
 
-    /** Gives bytes back. */
+    /** Releases bytes. */
     void giveBack(long bytes) {
         used -= bytes;
     }

@@ -7,11 +7,11 @@ package org.djlx.collectives.internal.store;
 import org.djlx.collectives.internal.host.Liveness;
 
 /**
- * The process that a rank runs in.
+ * The process of a rank.
  *
- * @param host names the host, see {@link Liveness#HOST}
- * @param pid the process's id
- * @param startTime when it started, see {@link Liveness#startTime}
+ * @param host the host, see {@link Liveness#HOST}
+ * @param pid the process id
+ * @param startTime its start time, see {@link Liveness#startTime}
  */
 public record RankProcess(String host, long pid, long startTime) {
 
@@ -21,7 +21,7 @@ public record RankProcess(String host, long pid, long startTime) {
         return new RankProcess(Liveness.HOST, pid, Liveness.startTime(pid));
     }
 
-    /** Tells whether the process is known to have ended; on other hosts this is never known. */
+    /** Returns whether the process has ended; false if it is on another host. */
     boolean hasDied() {
         return host.equals(Liveness.HOST) && !Liveness.isAlive(pid, startTime);
     }

@@ -7,10 +7,10 @@ package org.djlx.collectives.internal.store;
 import java.util.List;
 
 /**
- * A command and what came with it.
+ * A command with its arguments.
  *
  * @param command the command
- * @param keys its keys, one character for each byte
+ * @param keys its keys, one character per byte
  * @param values its values
  * @param number its integer, or 0
  */

@@ -13,20 +13,20 @@ import java.util.Arrays;
 import java.util.List;
 
 /**
- * Reads {@linkplain Request requests} from a connection's bytes as they arrive. It never looks at a
- * byte twice, and makes room for no more than has arrived, or twice that, out of the server's
- * {@link MemoryBudget}.
+ * Parses {@linkplain Request requests} from a connection's bytes as they arrive. It reads each byte
+ * once, and allocates at most twice the bytes that have arrived, from the server's {@link
+ * MemoryBudget}.
  *
- * <p>After an exception a parser must not be used again: where the next request begins is unknown.
+ * <p>Do not use a parser after an exception, because the start of the next request is unknown.
  */
 final class RequestParser {
 
-    /** What a key or value of a request costs besides its bytes. */
+    /** The overhead of a key or value of a request, in bytes. */
     private static final int ELEMENT_BYTES = 64;
 
     private static final int FIRST_PIECE = 4 << 10;
 
-    /** What a request may take of the reserve that the budget has for short ones. */
+    /** How many bytes of the budget's reserve a request may use. */
     private static final int SHORT_REQUEST = 8 << 10;
 
     private final ServerLimits limits;
@@ -38,21 +38,21 @@ final class RequestParser {
     private List<byte[]> values;
     private long number;
 
-    /** Bytes of keys and values of the request at hand. */
+    /** The bytes of keys and values of the current request. */
     private long size;
 
-    /** What has been taken for it from the budget. */
+    /** The bytes acquired from the budget for the current request. */
     private long taken;
 
-    /** The value at hand, as far as it has arrived; null if its length has not. */
+    /** The received part of the current value; null until its length is known. */
     private byte[] value;
 
     private int filled;
 
-    /** Length of the key or value at hand, or -1 if it has not arrived. */
+    /** The length of the current key or value; -1 until known. */
     private int length = -1;
 
-    /** Elements left of the list at hand, or -1 if their number has not arrived. */
+    /** The remaining elements of the current list; -1 until their number is known. */
     private long remaining = -1;
 
     RequestParser(ServerLimits limits, MemoryBudget memory) {
@@ -61,14 +61,14 @@ final class RequestParser {
     }
 
     /**
-     * Takes a request.
+     * Parses the next request.
      *
-     * @param in bytes; those that belong to the request, or to a part of it, are taken
-     * @return the request, or null if more bytes are needed; no memory is taken for it any more,
-     *     and what executes it takes what it keeps
-     * @throws CorruptedFrameException if this is not the protocol
+     * @param in the received bytes; the bytes of the request are consumed
+     * @return the request, or null if more bytes are needed. The budget for the request has been
+     *     released; code that executes it acquires what it keeps
+     * @throws CorruptedFrameException if the bytes are not the protocol
      * @throws TooLongFrameException if a limit is exceeded
-     * @throws IllegalArgumentException if the server has no memory left
+     * @throws IllegalArgumentException if the memory limit is exceeded
      */
     Request next(ByteBuf in) {
         if (command == null && !readCommand(in)) {
@@ -86,7 +86,7 @@ final class RequestParser {
         return request;
     }
 
-    /** Gives back what was taken for a request that is not complete. */
+    /** Releases the budget of an incomplete request. */
     void close() {
         memory.giveBack(taken);
         taken = 0;
@@ -154,7 +154,7 @@ final class RequestParser {
             remaining = count;
         }
         while (remaining > 0) {
-            // Of a pair, the key has been read if there are more keys than values.
+            // In a pair, the key has been read if there are more keys than values.
             boolean atValue = what == Command.Field.PAIRS && keys.size() > values.size();
             if (!(atValue ? readValue(in) : readKey(in))) {
                 return false;
@@ -175,7 +175,7 @@ final class RequestParser {
             return false;
         }
         take(length + ELEMENT_BYTES);
-        // Keys are bytes; Latin-1 maps each to one character, whatever they encode.
+        // Keys are bytes; Latin-1 maps each byte to one character.
         keys.add(in.readCharSequence(length, StandardCharsets.ISO_8859_1).toString());
         length = -1;
         return true;
@@ -207,13 +207,13 @@ final class RequestParser {
         return true;
     }
 
-    /** Returns the value at hand with room for more. */
+    /** Returns the current value, enlarged if necessary. */
     private byte[] resized(int before, int after) {
         take(after - before);
         return before == 0 ? new byte[after] : Arrays.copyOf(value, after);
     }
 
-    /** Reads the length of an element, and tells whether it is known. */
+    /** Reads the length of an element; returns whether it is known. */
     private boolean readLength(ByteBuf in, String what, int max) {
         if (length < 0) {
             if (in.readableBytes() < Long.BYTES) {

@@ -12,7 +12,7 @@ import java.nio.ByteOrder;
 import java.nio.charset.StandardCharsets;
 import java.util.List;
 
-/** Writes the {@linkplain Command commands} of a client, several of which can be sent at once. */
+/** Writes the {@linkplain Command commands} of a client, possibly several into one buffer. */
 final class RequestWriter {
 
     private final ByteArrayOutputStream bytes = new ByteArrayOutputStream(64);

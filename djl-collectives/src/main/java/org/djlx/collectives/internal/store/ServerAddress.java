@@ -5,11 +5,11 @@
 package org.djlx.collectives.internal.store;
 
 /**
- * Where a client finds its server.
+ * The address of a server.
  *
- * @param host the host; its addresses are tried one after the other
+ * @param host the host; its addresses are tried in order
  * @param port the port
- * @param token the secret that both share, or null
+ * @param token the shared secret, or null
  */
 public record ServerAddress(String host, int port, StoreToken token) {
 

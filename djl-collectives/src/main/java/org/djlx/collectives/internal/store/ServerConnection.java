@@ -16,21 +16,21 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * A server's end of one connection: it reads {@linkplain Command commands} and answers them.
+ * The server's end of one connection: reads {@linkplain Command commands} and answers them.
  *
- * <p>The protocol has no way to say that a command was wrong: its connection is closed, with a line
- * in the log, and nobody else is affected. While a client does not read its answers, its commands
- * are not read either, so that what one connection keeps in memory is a command, or the answers to
- * one and some kilobytes; all of it is taken from the server's {@link MemoryBudget}.
+ * <p>The protocol has no error answer. After a wrong command the server closes the connection and
+ * logs the reason; other connections are not affected. While a client does not read its answers,
+ * its commands are not read either. So a connection keeps at most one command, or the answers to
+ * one command and a few kilobytes, all acquired from the server's {@link MemoryBudget}.
  */
 final class ServerConnection extends ByteToMessageDecoder {
 
     private static final Logger logger = LoggerFactory.getLogger(ServerConnection.class);
 
-    /** An answer up to this length is copied, and so goes out together with others. */
+    /** Answers up to this length are copied, so that several are sent together. */
     private static final int MAX_COPIED_BYTES = 4 << 10;
 
-    /** What an answer costs besides its bytes. */
+    /** The overhead of an answer in bytes. */
     private static final int ANSWER_BYTES = 128;
 
     private final ServerState state;
@@ -42,10 +42,10 @@ final class ServerConnection extends ByteToMessageDecoder {
     private boolean refused;
     private Waits.Wait wait;
 
-    /** Values that the client has not read yet, of those that are not copied. */
+    /** The values in transit that are not copied. */
     private int valuesUnderWay;
 
-    /** What is taken from the budget for bytes that have arrived and cannot be looked at yet. */
+    /** The budget acquired for received bytes that are not parsed yet. */
     private int unread;
 
     ServerConnection(ServerState state) {
@@ -63,7 +63,9 @@ final class ServerConnection extends ByteToMessageDecoder {
     public void channelActive(ChannelHandlerContext ctx) throws Exception {
         counted = true;
         if (!state.connected()) {
-            refuse(ctx, "there are " + state.limits().maxConnections() + " connections already");
+            refuse(
+                    ctx,
+                    "the limit of " + state.limits().maxConnections() + " connections is reached");
         }
         super.channelActive(ctx);
     }
@@ -71,7 +73,7 @@ final class ServerConnection extends ByteToMessageDecoder {
     /** {@inheritDoc} */
     @Override
     public void channelInactive(ChannelHandlerContext ctx) throws Exception {
-        // Whatever else has arrived is not worth executing: nobody reads the answers.
+        // Drop other received commands: nobody reads their answers.
         refused = true;
         stopWaiting();
         parser.close();
@@ -111,12 +113,12 @@ final class ServerConnection extends ByteToMessageDecoder {
         super.channelWritabilityChanged(ctx);
     }
 
-    /** Goes on reading commands if that was stopped and the client has read its answers. */
+    /** Resumes reading commands after the client has read its answers. */
     private void readAgain(ChannelHandlerContext ctx) {
         boolean stopped = !ctx.channel().config().isAutoRead();
         if (stopped && ctx.channel().isWritable() && valuesUnderWay == 0) {
             ctx.channel().config().setAutoRead(true);
-            // What had been read before reading was stopped has to be looked at again.
+            // Parse bytes that were received before reading was suspended.
             ctx.executor()
                     .execute(
                             () -> {
@@ -130,12 +132,13 @@ final class ServerConnection extends ByteToMessageDecoder {
     @Override
     public void exceptionCaught(ChannelHandlerContext ctx, Throwable cause) {
         if (cause instanceof IOException) {
-            logger.debug("TcpStore: {} is gone", ctx.channel().remoteAddress(), cause);
+            logger.debug("TcpStore: {} has disconnected", ctx.channel().remoteAddress(), cause);
             ctx.close();
         } else if (cause instanceof DecoderException || cause instanceof RuntimeException) {
             refuse(ctx, cause.getMessage());
         } else {
-            logger.error("TcpStore: {}: closing", ctx.channel().remoteAddress(), cause);
+            logger.error(
+                    "TcpStore: closing the connection of {}", ctx.channel().remoteAddress(), cause);
             refuse(ctx, cause.toString());
         }
     }
@@ -178,7 +181,7 @@ final class ServerConnection extends ByteToMessageDecoder {
                     "TcpStore: closing the connection of {}: {}",
                     ctx.channel().remoteAddress(),
                     why);
-            // What was right before is answered.
+            // Earlier valid commands are answered.
             ctx.flush();
             ctx.close();
         }
@@ -194,11 +197,11 @@ final class ServerConnection extends ByteToMessageDecoder {
             return;
         }
         if (!admitted && request.command() != Command.PING) {
-            refuse(ctx, "it has not proven that it knows the secret of " + StoreToken.VARIABLE);
+            refuse(ctx, "it has not authenticated with the token of " + StoreToken.VARIABLE);
             return;
         }
         switch (request.command()) {
-            case VALIDATE -> refuse(ctx, "VALIDATE must be the first command only");
+            case VALIDATE -> refuse(ctx, "VALIDATE is allowed as the first command only");
             case SET -> state.set(request.key(), request.value());
             case COMPARE_SET -> {
                 List<byte[]> values = request.values();
@@ -249,15 +252,13 @@ final class ServerConnection extends ByteToMessageDecoder {
             admitted = true;
             parser = newParser(state.limits());
         } else {
-            refuse(
-                    ctx,
-                    "its proof that it knows the secret of " + StoreToken.VARIABLE + " is wrong");
+            refuse(ctx, "it authenticated with a wrong token; see " + StoreToken.VARIABLE);
         }
     }
 
     private void startWaiting(ChannelHandlerContext ctx, List<String> keys) {
         if (wait != null) {
-            throw new IllegalArgumentException("WAIT while an earlier WAIT is not answered");
+            throw new IllegalArgumentException("WAIT before the previous WAIT was answered");
         }
         wait = state.await(keys, () -> waitIsOver(ctx));
         if (wait == null) {
@@ -265,10 +266,12 @@ final class ServerConnection extends ByteToMessageDecoder {
         }
     }
 
-    /** Runs while another connection's command, or a later one of this connection, is executed. */
+    /**
+     * Called while another connection's command, or a later one of this connection, is executed.
+     */
     private void waitIsOver(ChannelHandlerContext ctx) {
         wait = null;
-        // The memory for this is there: the wait, which is over, needed more.
+        // Always within the budget: the completed wait has released more.
         answerByte(ctx, Command.STOP_WAITING);
         ctx.flush();
     }
@@ -307,7 +310,7 @@ final class ServerConnection extends ByteToMessageDecoder {
                         });
     }
 
-    /** Returns a buffer for an answer, which {@link #send} gives back. */
+    /** Returns a buffer for an answer; {@link #send} releases it. */
     private ByteBuf buffer(ChannelHandlerContext ctx, int bytes) {
         state.memory().takeLittle(bytes + ANSWER_BYTES);
         return ctx.alloc().buffer(bytes);
@@ -323,10 +326,12 @@ final class ServerConnection extends ByteToMessageDecoder {
                         });
     }
 
-    /** A client that waits for an answer that does not come would do so for ever. */
+    /**
+     * Closes the connection if an answer cannot be sent, because the client would wait for ever.
+     */
     private void isSent(ChannelHandlerContext ctx, Future<?> result) {
         if (!result.isSuccess() && ctx.channel().isActive()) {
-            refuse(ctx, "its answer cannot be sent: " + result.cause());
+            refuse(ctx, "cannot send the answer: " + result.cause());
         }
     }
 }

@@ -13,21 +13,20 @@ import java.util.concurrent.CompletableFuture;
 import java.util.function.Supplier;
 
 /**
- * What a server's connections share: the keys and who waits for them. It belongs to the server's
- * one thread. A method that refuses what it is asked throws {@link IllegalArgumentException} and
- * has changed nothing.
+ * The state that a server's connections share: keys and waits. Confined to the server's thread. A
+ * method that rejects a request throws {@link IllegalArgumentException} and changes nothing.
  */
 final class ServerState {
 
     private static final byte[] EMPTY = {};
 
-    /** The longest decimal number of 64 bits. */
+    /** The maximum length of a 64-bit decimal number. */
     private static final int MAX_COUNTER_BYTES = 20;
 
-    /** What a key costs besides its own bytes and those of its value. */
+    /** The overhead of a key and its value in bytes. */
     private static final int ENTRY_BYTES = 128;
 
-    /** What waiting for a key costs besides its bytes: measured, 280 with keys of a few. */
+    /** The overhead of waiting for a key in bytes; 280 measured with short keys. */
     private static final int WAIT_BYTES = 320;
 
     private final ServerLimits limits;
@@ -44,9 +43,9 @@ final class ServerState {
     /**
      * Creates an empty state.
      *
-     * @param limits what clients are granted
-     * @param worldSize the number of workers that join, or 0 if it is unknown
-     * @param token the secret that clients have to know, or null
+     * @param limits the server's limits
+     * @param worldSize the number of workers that join, or 0 if unknown
+     * @param token the secret that clients must have, or null
      */
     ServerState(ServerLimits limits, int worldSize, StoreToken token) {
         this.token = token;
@@ -59,15 +58,16 @@ final class ServerState {
         return limits;
     }
 
-    /** Tells whether everybody is served. */
+    /** Returns whether clients need no token. */
     boolean isOpen() {
         return token == null;
     }
 
-    /** Says hello to a client. */
+    /** Answers a client's hello. */
     Hello.Challenge challenge(byte[] nonce) {
         if (nonce.length != Hello.NONCE_BYTES) {
-            throw new IllegalArgumentException("its hello is " + nonce.length + " bytes long");
+            throw new IllegalArgumentException(
+                    "its hello has an invalid length of " + nonce.length + " bytes");
         }
         return new Hello.Challenge(token, nonce, id);
     }
@@ -77,11 +77,11 @@ final class ServerState {
     }
 
     /**
-     * Waits for keys.
+     * Registers a wait for keys.
      *
      * @param keys the keys
-     * @param whenSet runs once all keys are set, while another request is executed
-     * @return the wait, or null if all keys are set already
+     * @param whenSet called once all keys are set, while another request is executed
+     * @return the wait; null if all keys are already set
      */
     Waits.Wait await(List<String> keys, Runnable whenSet) {
         long bytes = waitBytes(keys);
@@ -99,7 +99,7 @@ final class ServerState {
         return wait;
     }
 
-    /** Forgets a wait that is not over. */
+    /** Cancels a running wait. */
     void cancel(Waits.Wait wait) {
         waits.cancel(wait);
         memory.giveBack(waitBytes(wait.keys()));
@@ -109,16 +109,16 @@ final class ServerState {
         return keys.stream().mapToLong(key -> key.length() + WAIT_BYTES).sum();
     }
 
-    /** Returns the number of keys waited for. */
+    /** Returns the number of awaited keys. */
     int numAwaited() {
         return waits.numKeys();
     }
 
     /**
-     * Notes that a value is on its way to a client: it stays in memory, and is counted as such,
-     * even if its key is set to another one meanwhile.
+     * Records that a value is in transit to a client. It stays in memory and in the budget, even if
+     * its key is set to another value meanwhile.
      *
-     * @param key the key of which it is the value, or was
+     * @param key the key of the value
      * @param value the value
      */
     void sending(String key, byte[] value) {
@@ -134,7 +134,7 @@ final class ServerState {
         on.clients++;
     }
 
-    /** Notes that a value has been sent, or that its client is gone. */
+    /** Records that a value has been sent or its client has disconnected. */
     void sent(byte[] value) {
         Sent on = sent.get(value);
         if (--on.clients == 0) {
@@ -145,7 +145,9 @@ final class ServerState {
         }
     }
 
-    /** To how many clients a value is on its way, and whether it is still in the store as well. */
+    /**
+     * The number of clients to which a value is in transit, and whether it is still in the store.
+     */
     private static final class Sent {
         private boolean stored;
         private int clients;
@@ -155,7 +157,7 @@ final class ServerState {
         }
     }
 
-    /** Changes the value of a key, and counts what that takes and gives back. */
+    /** Changes the value of a key, and updates the budget. */
     private <T> T change(String key, long newLength, Supplier<T> action) {
         byte[] before = values.get(key);
         long entry = ENTRY_BYTES + (long) key.length();
@@ -172,7 +174,7 @@ final class ServerState {
             memory.giveBack(entry + newLength);
             return result;
         }
-        // A counter may be shorter than it was thought to be.
+        // The budget was acquired for the maximum length of a counter.
         memory.giveBack(newLength - after.length);
         if (before != null) {
             discarded(entry, before);
@@ -190,12 +192,12 @@ final class ServerState {
         }
     }
 
-    /** Completes when as many workers have joined as the world has. */
+    /** Completes when all workers have joined. */
     CompletableFuture<Void> joined() {
         return joined;
     }
 
-    /** Counts a connection, and tells whether it may stay. */
+    /** Counts a connection; returns whether it is within the limit. */
     boolean connected() {
         return ++connections <= limits.maxConnections();
     }
@@ -279,7 +281,7 @@ final class ServerState {
         waits.wake(key);
     }
 
-    /** Returns a value; as PyTorch's libuv server does, an empty one if the key is unset. */
+    /** Returns a value; an empty one if the key is unset, like PyTorch's libuv server. */
     byte[] get(String key) {
         byte[] value = values.get(key);
         return value == null ? EMPTY : value;
@@ -294,7 +296,7 @@ final class ServerState {
                             + size
                             + " bytes; at most "
                             + limits.maxMessageBytes()
-                            + " are sent: get the values in several calls");
+                            + " are allowed; get the values in several calls");
         }
         return found;
     }
@@ -328,11 +330,11 @@ final class ServerState {
     }
 
     private void checkRoom(List<String> keys) {
-        // Counting what is missing costs a pass over the keys, so it is left for a full store.
+        // Counting new keys takes a pass over the keys, so it is done only when the store is full.
         if (values.size() + (long) keys.size() > limits.maxKeys()
                 && values.size() + (long) values.missing(keys).size() > limits.maxKeys()) {
             throw new IllegalArgumentException(
-                    "the store is full: it may hold " + limits.maxKeys() + " keys");
+                    "the store is full: the limit is " + limits.maxKeys() + " keys (optMaxKeys)");
         }
     }
 }

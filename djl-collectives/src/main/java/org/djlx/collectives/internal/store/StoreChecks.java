@@ -11,10 +11,10 @@ import java.util.List;
 import org.djlx.collectives.internal.host.Required;
 import org.djlx.collectives.store.Store;
 
-/** Checks of what callers pass to a {@link Store}, the same for all stores. */
+/** Argument checks that all {@link Store} implementations share. */
 public final class StoreChecks {
 
-    /** How long stores wait unless told otherwise; PyTorch's default. */
+    /** The default timeout of stores: 5 minutes, as in PyTorch. */
     public static final Duration DEFAULT_TIMEOUT = Duration.ofMinutes(5);
 
     private StoreChecks() {}
@@ -22,7 +22,7 @@ public final class StoreChecks {
     /**
      * Checks a key.
      *
-     * @param key the key: non-empty, and text that UTF-8 can carry
+     * @param key the key: not empty, and encodable as UTF-8
      */
     public static void checkKey(String key) {
         checkKey(key, StandardCharsets.UTF_8.newEncoder());
@@ -49,7 +49,9 @@ public final class StoreChecks {
         Required.argument("the list of values", values);
         if (keys.size() != values.size()) {
             throw new IllegalArgumentException(
-                    "multiSet: " + keys.size() + " keys, but " + values.size() + " values");
+                    String.format(
+                            "multiSet: got %d keys and %d values; pass one value per key",
+                            keys.size(), values.size()));
         }
         values.forEach(StoreChecks::checkValue);
     }
@@ -61,7 +63,7 @@ public final class StoreChecks {
      */
     public static void checkValue(byte[] value) {
         if (value == null) {
-            throw new IllegalArgumentException("A value must not be null");
+            throw new IllegalArgumentException("the value is null");
         }
     }
 
@@ -74,20 +76,23 @@ public final class StoreChecks {
     public static Duration checkTimeout(Duration timeout) {
         if (timeout == null || timeout.isNegative()) {
             throw new IllegalArgumentException(
-                    "A timeout must be zero or positive, not " + timeout);
+                    "the timeout must be zero or positive, but is " + timeout);
         }
         return timeout;
     }
 
     private static void checkKey(String key, CharsetEncoder encoder) {
         if (key == null || key.isEmpty()) {
-            throw new IllegalArgumentException("A key must be a non-empty string, not " + key);
+            throw new IllegalArgumentException(
+                    "the key is "
+                            + (key == null ? "null" : "empty")
+                            + "; it must be a non-empty string");
         }
         if (!encoder.canEncode(key)) {
             throw new IllegalArgumentException(
-                    "The key "
+                    "the key "
                             + StoreErrors.quote(key)
-                            + " has half a surrogate pair, which UTF-8 cannot carry");
+                            + " contains an unpaired surrogate, which UTF-8 cannot encode");
         }
     }
 }

@@ -8,9 +8,10 @@ import java.time.Duration;
 import java.util.List;
 import java.util.stream.Collectors;
 import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.internal.host.Durations;
 import org.djlx.collectives.store.StoreTimeoutException;
 
-/** Error messages of the stores, worded the same for all of them. */
+/** Exceptions of the stores, with the same messages for all implementations. */
 public final class StoreErrors {
 
     private static final int MAX_KEYS = 16;
@@ -19,12 +20,12 @@ public final class StoreErrors {
     private StoreErrors() {}
 
     /**
-     * Creates the exception for a wait that took too long.
+     * Creates the exception for a wait that timed out.
      *
-     * @param store the store, as the user knows it
+     * @param store the description of the store
      * @param operation the operation
-     * @param timeout how long was waited
-     * @param missing the keys that are unset
+     * @param timeout the timeout
+     * @param missing the keys that are not set
      * @return the exception
      */
     public static StoreTimeoutException timeout(
@@ -33,19 +34,19 @@ public final class StoreErrors {
                 store
                         + ": "
                         + operation
-                        + " waited "
-                        + timeout.toMillis()
-                        + " ms for keys that no rank has set: "
+                        + " timed out after "
+                        + Durations.text(timeout)
+                        + ": no rank has set the keys "
                         + quote(missing)
-                        + "; check that the ranks that set them are running and get this far, or"
-                        + " raise the timeout";
+                        + "; check that the ranks that set them are running, or increase the"
+                        + " timeout";
         return new StoreTimeoutException(message, missing);
     }
 
     /**
-     * Creates the exception for a use of a closed store.
+     * Creates the exception for the use of a closed store.
      *
-     * @param store the store, as the user knows it
+     * @param store the description of the store
      * @param operation the operation
      * @return the exception
      */
@@ -54,16 +55,15 @@ public final class StoreErrors {
                 store
                         + ": "
                         + operation
-                        + ": this handle is closed; close a store only after its last use");
+                        + ": the store has been closed; close it after its last use");
     }
 
     /**
-     * Creates the exception for a wait whose thread was interrupted. The caller keeps the thread's
-     * interrupt flag set.
+     * Creates the exception for an interrupted wait. The caller must restore the interrupt flag.
      *
-     * @param store the store, as the user knows it
+     * @param store the description of the store
      * @param operation the operation
-     * @param keys the keys waited for
+     * @param keys the awaited keys
      * @return the exception
      */
     public static CollectiveException interrupted(
@@ -72,16 +72,15 @@ public final class StoreErrors {
                 store
                         + ": "
                         + operation
-                        + ": the thread was interrupted while it waited for "
+                        + ": interrupted while waiting for the keys "
                         + quote(keys));
     }
 
     /**
-     * Returns keys in a form fit for a message: quoted, without control characters, and not
-     * endless.
+     * Formats keys for a message: quoted, without control characters, truncated.
      *
      * @param keys the keys
-     * @return the keys
+     * @return the text
      */
     public static String quote(List<String> keys) {
         String shown =
@@ -94,10 +93,10 @@ public final class StoreErrors {
     }
 
     /**
-     * Returns a key in a form fit for a message.
+     * Formats a key for a message: quoted, without control characters, truncated.
      *
      * @param key the key
-     * @return the key
+     * @return the text
      */
     public static String quote(String key) {
         StringBuilder text = new StringBuilder("\"");

@@ -12,12 +12,12 @@ import javax.crypto.Mac;
 import javax.crypto.spec.SecretKeySpec;
 
 /**
- * The secret that the ranks of a job share, so that nobody else uses their store. It is never sent:
- * each end proves to the other that it knows it, as {@link Hello} describes. Thread-safe.
+ * The secret that the ranks of a job share to protect their store. It is never sent: each end
+ * proves to the other that it has the secret; see {@link Hello}. Thread-safe.
  */
 public final class StoreToken {
 
-    /** The environment variable that holds it. */
+    /** The environment variable with the secret. */
     public static final String VARIABLE = "DJLX_STORE_TOKEN";
 
     private static final String ALGORITHM = "HmacSHA256";
@@ -32,8 +32,8 @@ public final class StoreToken {
      * Returns the token of an environment.
      *
      * @param environment the environment
-     * @return the token, or null if there is none
-     * @throws IllegalArgumentException if the variable is set to nothing, which protects nothing
+     * @return the token; null if the variable is not set
+     * @throws IllegalArgumentException if the variable is set but empty
      */
     public static StoreToken of(Map<String, String> environment) {
         String text = environment.get(VARIABLE);
@@ -49,7 +49,7 @@ public final class StoreToken {
         return new StoreToken(text.getBytes(StandardCharsets.UTF_8));
     }
 
-    /** Proves to whoever knows the token that this end knows it, too. */
+    /** Returns the proof that this end has the token. */
     byte[] proof(String end, byte[]... said) {
         try {
             Mac mac = Mac.getInstance(ALGORITHM);
@@ -60,11 +60,11 @@ public final class StoreToken {
             }
             return mac.doFinal();
         } catch (GeneralSecurityException e) {
-            throw new IllegalStateException("Every Java has " + ALGORITHM, e);
+            throw new IllegalStateException("this JDK does not provide " + ALGORITHM, e);
         }
     }
 
-    /** Checks a proof; how long this takes does not depend on the proof. */
+    /** Checks a proof in constant time. */
     boolean isProvenBy(byte[] proof, String end, byte[]... said) {
         return MessageDigest.isEqual(proof(end, said), proof);
     }

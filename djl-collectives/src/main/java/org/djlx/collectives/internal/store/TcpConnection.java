@@ -21,7 +21,7 @@ import java.nio.channels.SocketChannel;
 import java.util.concurrent.ThreadLocalRandom;
 import org.djlx.collectives.internal.host.Deadline;
 
-/** A client's end of one connection to a TCPStore server. For one thread at a time. */
+/** The client's end of one connection to a TCPStore server. Used by one thread at a time. */
 final class TcpConnection implements Closeable {
 
     private static final int MAX_CONNECT_MILLIS = 10_000;
@@ -38,14 +38,13 @@ final class TcpConnection implements Closeable {
     }
 
     /**
-     * Connects and makes sure that the other end is a TCPStore server.
+     * Connects, and checks that the peer is a TCPStore server.
      *
-     * @param server where
-     * @param interruptible whether to close the connection if a thread using it is interrupted
+     * @param server the server's address
+     * @param interruptible whether an interrupt of a thread that uses the connection closes it
      * @param deadline until when to try
      * @return the connection
-     * @throws ProtocolException if the other end is something else, or a server that does not share
-     *     the token
+     * @throws ProtocolException if the peer is not a TCPStore server or has another token
      * @throws IOException if there is no answer
      */
     static TcpConnection open(ServerAddress server, boolean interruptible, Deadline deadline)
@@ -67,7 +66,7 @@ final class TcpConnection implements Closeable {
                 socket.close();
                 failure = e;
                 if (e instanceof ProtocolException) {
-                    // Someone is there, and it is not a server: waiting does not help.
+                    // Another program answered, so retrying does not help.
                     break;
                 }
             }
@@ -75,7 +74,7 @@ final class TcpConnection implements Closeable {
         throw failure;
     }
 
-    /** Sends a PING and waits for its answer, which tells that all before it was accepted. */
+    /** Sends a PING and waits for its answer, which confirms all earlier commands. */
     void ping(RequestWriter before, int timeoutMillis) throws IOException {
         int nonce = ThreadLocalRandom.current().nextInt();
         send(before.command(Command.PING).number32(nonce));
@@ -91,7 +90,7 @@ final class TcpConnection implements Closeable {
         out.flush();
     }
 
-    /** Sets how long the reads that follow wait for bytes. */
+    /** Sets the timeout of later reads. */
     void setReadTimeout(int millis) throws IOException {
         socket.setSoTimeout(millis);
     }
@@ -103,7 +102,7 @@ final class TcpConnection implements Closeable {
     /**
      * Reads a byte.
      *
-     * @return the byte, or -1 if the deadline came first
+     * @return the byte; -1 if the deadline has passed
      */
     int readByte(Deadline deadline) throws IOException {
         do {
@@ -111,7 +110,7 @@ final class TcpConnection implements Closeable {
                 socket.setSoTimeout(deadline.remainingMillis());
                 return in.readUnsignedByte();
             } catch (SocketTimeoutException e) {
-                // The longest timeout of a socket is shorter than the longest deadline.
+                // The maximum socket timeout is shorter than the maximum deadline.
             }
         } while (!deadline.isOver());
         return -1;
@@ -128,12 +127,11 @@ final class TcpConnection implements Closeable {
     private byte[] readValue(int maxBytes) throws IOException {
         long length = readLong();
         if (length < 0 || length > maxBytes) {
-            throw new ProtocolException(
-                    "a value of " + Long.toUnsignedString(length) + " bytes was announced");
+            throw new ProtocolException("invalid value length " + Long.toUnsignedString(length));
         }
         byte[] value = in.readNBytes((int) length);
         if (value.length < length) {
-            throw new EOFException("the connection ended within a value");
+            throw new EOFException("the connection was closed within a value");
         }
         return value;
     }
@@ -144,11 +142,11 @@ final class TcpConnection implements Closeable {
         try {
             socket.close();
         } catch (IOException e) {
-            // There is nothing left to be saved.
+            // Nothing to recover.
         }
     }
 
-    /** Which server this is; null if it cannot be told from another one at the same address. */
+    /** Returns the server's id; null for PyTorch's servers, which have none. */
     byte[] serverId() {
         return serverId;
     }

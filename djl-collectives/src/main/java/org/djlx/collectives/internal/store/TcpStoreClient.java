@@ -17,29 +17,32 @@ import java.util.List;
 import java.util.concurrent.locks.ReentrantLock;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.internal.host.Deadline;
+import org.djlx.collectives.internal.host.Durations;
 
 /**
  * The client of a {@code TcpStore}.
  *
- * <p>One connection carries all commands that are answered at once, one at a time. A wait that has
- * to block does so on a connection of its own, taken from a small pool, since the protocol answers
- * the commands of a connection in order. Values are then read on the command connection: what a
- * thread reads is never older than what any thread wrote through this handle before.
+ * <p>One connection carries all commands that are answered at once, one at a time. A blocking wait
+ * uses its own connection from a small pool, because the protocol answers the commands of a
+ * connection in order. Values are then read on the command connection, so a thread never reads a
+ * value older than an earlier write through this handle.
  *
- * <p>A connection that is lost is opened again only if it leads to the same server: if that is
- * another one, all keys are lost. PyTorch's servers cannot be told from each other.
+ * <p>A lost connection is reopened only to the same server; a different server has none of the
+ * keys. PyTorch's servers have no identity, so for them it cannot be checked.
  */
 public final class TcpStoreClient implements AutoCloseable {
 
     private static final long FIRST_PAUSE_MILLIS = 5;
     private static final long MAX_PAUSE_MILLIS = 500;
 
-    /** A server that is merely slow is not to cost the connection, however short the timeout. */
+    /**
+     * The minimum time to wait for an answer, so that a slow server does not cost the connection.
+     */
     private static final int MIN_ANSWER_MILLIS = 30_000;
 
     private static final int MISSING_BATCH = 1024;
 
-    /** A server that has just ended a connection answers soon, or is no more. */
+    /** How long to try to reopen a lost connection. */
     private static final Duration REOPEN_PATIENCE = Duration.ofSeconds(10);
 
     private final ServerAddress server;
@@ -49,7 +52,7 @@ public final class TcpStoreClient implements AutoCloseable {
     private final ReentrantLock commandLock = new ReentrantLock();
     private volatile TcpConnection commands;
     private volatile CollectiveException lost;
-    private boolean ended; // the command connection, without another; guarded by commandLock
+    private boolean ended; // the command connection is lost; guarded by commandLock
 
     private final WaitConnections waiters;
     private volatile boolean closed;
@@ -62,13 +65,12 @@ public final class TcpStoreClient implements AutoCloseable {
     }
 
     /**
-     * Connects to a server, which may be started later.
+     * Connects to a server, which may start later.
      *
-     * @param server where the server is
-     * @param timeout how long to try, and how long to wait for the answer to a command, but for
-     *     that at least 30 seconds
-     * @param mark a key by which to know the server: one without it is left alone, and another one
-     *     is waited for in its place; null for any server
+     * @param server the server's address
+     * @param timeout how long to try to connect, and how long to wait for an answer (at least 30 s)
+     * @param mark a key that identifies the server; the client retries until it finds a server with
+     *     this key; null accepts any server
      * @return the client
      */
     public static TcpStoreClient connect(ServerAddress server, Duration timeout, String mark) {
@@ -78,18 +80,18 @@ public final class TcpStoreClient implements AutoCloseable {
     }
 
     /**
-     * Adds this worker to those that have joined.
+     * Increments the number of workers that have joined.
      *
-     * @return how many have joined
+     * @return the number after the increment
      */
     public long join() {
         return addToJoined(1);
     }
 
     /**
-     * Returns how many workers have joined.
+     * Returns the number of workers that have joined.
      *
-     * @return how many have joined
+     * @return the number
      */
     public long numJoined() {
         return addToJoined(0);
@@ -112,7 +114,7 @@ public final class TcpStoreClient implements AutoCloseable {
      * See {@code Store.append}.
      *
      * @param key the key
-     * @param value what to append
+     * @param value the bytes to append
      */
     public void append(String key, byte[] value) {
         confirmed(
@@ -146,7 +148,7 @@ public final class TcpStoreClient implements AutoCloseable {
         List<String> keys = List.of(key);
         while (true) {
             byte[] value = command("get", keys, c -> sendCheck(c, keys) ? sendGet(c, key) : null);
-            // The answer is empty, too, if the key was deleted in between.
+            // The answer is also empty if the key was deleted in between.
             if (value != null && (value.length > 0 || check("get", keys))) {
                 return value;
             }
@@ -180,7 +182,7 @@ public final class TcpStoreClient implements AutoCloseable {
      * See {@code Store.add}.
      *
      * @param key the key
-     * @param amount what to add
+     * @param amount the amount to add
      * @return the sum
      */
     public long add(String key, long amount) {
@@ -225,7 +227,7 @@ public final class TcpStoreClient implements AutoCloseable {
      * See {@code Store.check}.
      *
      * @param keys the keys
-     * @return whether all are set
+     * @return true if all are set
      */
     public boolean check(List<String> keys) {
         return check("check", keys);
@@ -248,7 +250,7 @@ public final class TcpStoreClient implements AutoCloseable {
      * See {@code Store.delete}.
      *
      * @param key the key
-     * @return whether it was set
+     * @return true if it was set
      */
     public boolean delete(String key) {
         return command(
@@ -280,7 +282,7 @@ public final class TcpStoreClient implements AutoCloseable {
     public void close() {
         closed = true;
         waiters.close();
-        // Without the lock: the connection of a command in progress is to be closed, too.
+        // Without the lock, so that the connection of a running command is closed too.
         commands.close();
     }
 
@@ -296,15 +298,15 @@ public final class TcpStoreClient implements AutoCloseable {
                 if (e instanceof ProtocolException || deadline.isOver()) {
                     throw new CollectiveException(
                             this
-                                    + ": no connection"
+                                    + ": cannot connect"
                                     + (mark == null ? "" : " to the server of '" + mark + "'")
                                     + " within "
                                     + timeout.toMillis()
                                     + " ms: "
                                     + reason(e)
                                     + "; check that rank 0 runs a store there, that it listens on"
-                                    + " an address this host can reach, and the firewall, or raise"
-                                    + " the timeout",
+                                    + " an address this host can reach, and the firewall, or"
+                                    + " increase the timeout",
                             e);
                 }
             }
@@ -312,8 +314,7 @@ public final class TcpStoreClient implements AutoCloseable {
                 Thread.sleep(Math.min(pause, deadline.remainingMillis()));
             } catch (InterruptedException e) {
                 Thread.currentThread().interrupt();
-                throw new CollectiveException(
-                        this + ": the thread was interrupted while it connected", e);
+                throw new CollectiveException(this + ": interrupted while connecting", e);
             }
             pause = Math.min(2 * pause, MAX_PAUSE_MILLIS);
         }
@@ -325,7 +326,7 @@ public final class TcpStoreClient implements AutoCloseable {
             if (mark == null || sendCheck(opened, List.of(mark))) {
                 return opened;
             }
-            throw new ConnectException("the server there is another one");
+            throw new ConnectException("a different server has answered");
         } catch (IOException e) {
             opened.close();
             throw e;
@@ -359,8 +360,8 @@ public final class TcpStoreClient implements AutoCloseable {
     }
 
     /**
-     * Sends a command that has no answer, with a PING behind it: once that is answered the command
-     * has been executed, and if it was refused this call fails, not a later one.
+     * Sends a command that has no answer, followed by a PING. The answer to the PING confirms the
+     * command; if the server rejects the command, this call fails and not a later one.
      */
     private void confirmed(String operation, List<String> keys, RequestWriter request) {
         command(
@@ -377,7 +378,8 @@ public final class TcpStoreClient implements AutoCloseable {
         try {
             checkUsable(operation);
             if (ended && !reopen()) {
-                throw new EOFException("by a call before, and none has been accepted since");
+                throw new EOFException(
+                        "an earlier call lost the connection, and it could not be reopened");
             }
             commands.setReadTimeout(answerMillis);
             return exchange.with(commands);
@@ -393,7 +395,7 @@ public final class TcpStoreClient implements AutoCloseable {
             }
             throw failure;
         } catch (Error e) {
-            // The rest of an answer may be under way: the next one would be misread.
+            // The rest of an answer may still arrive and would be taken for the next answer.
             commands.close();
             throw e;
         } finally {
@@ -406,9 +408,9 @@ public final class TcpStoreClient implements AutoCloseable {
     }
 
     /**
-     * Replaces the command connection, if the same server is still there, and with it all keys: to
-     * end the connection is the protocol's only way to refuse a call. A server that has nothing
-     * left for its clients refuses the new one, too; the next call tries again.
+     * Reopens the command connection if the same server, and so all keys, still exists. Closing the
+     * connection is the protocol's only way to reject a call. A server without free resources
+     * rejects the new connection too; the next call tries again.
      */
     private boolean reopen() {
         ended = false;
@@ -434,7 +436,7 @@ public final class TcpStoreClient implements AutoCloseable {
         }
     }
 
-    /** Waits on a connection of its own until all keys are set. */
+    /** Waits on a separate connection until all keys are set. */
     private void block(String operation, List<String> keys, Deadline deadline) {
         if (!deadline.isOver() && blockUntil(operation, keys, deadline)) {
             return;
@@ -447,7 +449,8 @@ public final class TcpStoreClient implements AutoCloseable {
 
     private boolean blockUntil(String operation, List<String> keys, Deadline deadline) {
         try {
-            // If the command connection lives, so does its server, and a new one leads to the same.
+            // If the command connection works, so does the server, and a new connection reaches the
+            // same.
             TcpConnection c =
                     waiters.take(
                             deadline, () -> confirmed(operation, List.of(), new RequestWriter()));
@@ -467,8 +470,9 @@ public final class TcpStoreClient implements AutoCloseable {
                 throw StoreErrors.interrupted(toString(), operation, keys);
             }
             if (e instanceof SocketTimeoutException && deadline.isOver()) {
-                // A connection could not be opened within a short deadline. Whether the server
-                // lives is found out on the other one, which has more time.
+                // No connection within a short deadline. The command connection, which has more
+                // time,
+                // finds out whether the server is alive.
                 return false;
             }
             throw failure(operation, keys, e, false);
@@ -521,8 +525,8 @@ public final class TcpStoreClient implements AutoCloseable {
     }
 
     /**
-     * The protocol's answer to an ADD on something other than a number is the end of the
-     * connection. If that is why it ended, this throws the right exception and replaces the
+     * Handles a connection that ended after an ADD. The protocol answers an ADD on a non-number by
+     * closing the connection; in that case this throws the right exception and replaces the
      * connection.
      */
     private void explainFailedAdd(String key, IOException failure) {
@@ -559,28 +563,28 @@ public final class TcpStoreClient implements AutoCloseable {
         }
     }
 
-    /** Tells why a call failed; {@code usable} if the same server is known to be there. */
+    /** Creates the exception of a failed call; {@code usable} if the same server is reachable. */
     private CollectiveException failure(
             String operation, List<String> keys, IOException e, boolean usable) {
         String what =
                 e instanceof SocketTimeoutException
-                        ? "the server did not answer within " + answerMillis + " ms"
-                        : "the connection to the server ended (" + reason(e) + ")";
-        String refused =
-                "the server has refused this call, as its log then says: it holds as many keys as"
-                    + " it may (optMaxKeys) or as many bytes (optMaxBytes), or a value is longer"
-                    + " than it accepts (optMaxValueBytes)";
+                        ? "the server did not answer within "
+                                + Durations.text(Duration.ofMillis(answerMillis))
+                        : "the connection to the server was closed (" + reason(e) + ")";
+        String rejected =
+                "the server rejected this call because of a limit (optMaxKeys, optMaxBytes or"
+                        + " optMaxValueBytes; see its log)";
         String advice =
                 usable
-                        ? ". It is still there, and this handle can be used further. Either "
-                                + refused
-                                + "; or the network has ended the connection, and the call may have"
+                        ? ". The server is still running, and this handle stays usable. Either "
+                                + rejected
+                                + ", or the network closed the connection and the call may have"
                                 + " been executed"
                         : ". Either "
-                                + refused
-                                + "; or rank 0, which runs the server, has stopped or restarted,"
+                                + rejected
+                                + ", or rank 0, which runs the server, has stopped or restarted,"
                                 + " and all keys are lost: restart the job, or open a new store"
-                                + " once all ranks do";
+                                + " on all ranks";
         return new CollectiveException(
                 this + ": " + operation + " " + StoreErrors.quote(keys) + ": " + what + advice, e);
     }

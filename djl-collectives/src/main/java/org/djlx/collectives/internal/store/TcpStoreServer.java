@@ -40,7 +40,7 @@ public final class TcpStoreServer implements AutoCloseable {
             InetSocketAddress bind, ServerLimits limits, int worldSize, StoreToken token) {
         state = new ServerState(limits, worldSize, token);
         loop = new NioEventLoopGroup(1, new DefaultThreadFactory("djlx-tcpstore-server", true));
-        // What is added after the group was closed is closed, too.
+        // Channels added after close() are closed too.
         channels = new DefaultChannelGroup(loop.next(), true);
         ChannelFuture bound =
                 new ServerBootstrap()
@@ -70,9 +70,9 @@ public final class TcpStoreServer implements AutoCloseable {
     private static String advice(int port, Throwable cause) {
         if (cause instanceof BindException && cause.getMessage().contains("already in use")) {
             return String.format(
-                    ": another process listens there already, as rank 0 of a job does, which serves"
-                            + " its store. If it is of this job, give each process a RANK of its"
-                            + " own; if not, end it or choose another port than MASTER_PORT %d",
+                    ": another process listens there already, for example rank 0 of a job, which"
+                        + " serves its store. If it is of this job, give each process a RANK of its"
+                        + " own; if not, end it or choose another port than MASTER_PORT %d",
                     port);
         }
         return "; choose an address of this host and a free port, or port 0";
@@ -81,11 +81,11 @@ public final class TcpStoreServer implements AutoCloseable {
     /**
      * Starts a server.
      *
-     * @param bind where it listens; port 0 lets the system choose one
-     * @param limits what it grants its clients
-     * @param worldSize how many workers join, or 0 if it is unknown
-     * @param token the secret that clients have to know, or null to serve everybody
-     * @return the server, which the caller closes
+     * @param bind the address to listen on; port 0 lets the system choose a port
+     * @param limits the server's limits
+     * @param worldSize the number of workers that join, or 0 if unknown
+     * @param token the secret that clients must have, or null to accept all
+     * @return the server; the caller closes it
      */
     public static TcpStoreServer start(
             InetSocketAddress bind, ServerLimits limits, int worldSize, StoreToken token) {
@@ -93,7 +93,7 @@ public final class TcpStoreServer implements AutoCloseable {
     }
 
     /**
-     * Returns where the server listens.
+     * Returns the address on which the server listens.
      *
      * @return address and port
      */
@@ -102,7 +102,7 @@ public final class TcpStoreServer implements AutoCloseable {
     }
 
     /**
-     * Returns what completes when as many workers have joined as the world has.
+     * Returns a future that completes when all workers have joined.
      *
      * @return the future
      */
@@ -111,10 +111,10 @@ public final class TcpStoreServer implements AutoCloseable {
     }
 
     /**
-     * Waits until the clients have closed all connections that are open now.
+     * Waits until clients have closed all connections that are open at the time of the call.
      *
      * @param timeout how long to wait
-     * @return whether they have
+     * @return true if they have
      */
     public boolean awaitDisconnection(Duration timeout) {
         return channels.newCloseFuture(ChannelMatchers.isNonServerChannel())
@@ -122,8 +122,8 @@ public final class TcpStoreServer implements AutoCloseable {
     }
 
     /**
-     * Closes all connections and frees the port. Clients that wait are told by the end of their
-     * connection. Idempotent.
+     * Closes all connections and frees the port. Waiting clients notice that their connection was
+     * closed. Idempotent.
      */
     @Override
     public void close() {

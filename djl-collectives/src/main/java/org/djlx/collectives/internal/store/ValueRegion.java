@@ -11,14 +11,15 @@ import java.nio.ByteBuffer;
 import java.nio.channels.WritableByteChannel;
 
 /**
- * A value on its way to a client, which the connection takes piece by piece from where it is.
+ * A value that is sent to a client in pieces, without a copy.
  *
- * <p>Netty would copy a buffer of the heap into direct memory as a whole before it sends it, once
- * for each client; what it calls the region of a file it asks for as much as the socket takes.
+ * <p>Netty copies a heap buffer completely into direct memory before sending it, once per client.
+ * From a file region it takes only as much as the socket accepts, so this class presents the value
+ * as one.
  */
 final class ValueRegion extends AbstractReferenceCounted implements FileRegion {
 
-    /** What the socket is offered at once, and the JDK copies for it. */
+    /** The size of a piece in bytes, which the JDK copies for the socket. */
     private static final int PIECE = 128 << 10;
 
     private final byte[] value;
@@ -92,6 +93,6 @@ final class ValueRegion extends AbstractReferenceCounted implements FileRegion {
     /** {@inheritDoc} */
     @Override
     protected void deallocate() {
-        // The garbage collector's.
+        // Heap memory: the garbage collector frees it.
     }
 }

@@ -12,8 +12,8 @@ import java.util.Set;
 import org.djlx.collectives.internal.host.Deadline;
 
 /**
- * The connections on which a client's threads wait, one for each. A few are kept for the next wait.
- * Thread-safe.
+ * The connections for blocking waits of a client, one per waiting thread. A few idle ones are kept
+ * for later waits. Thread-safe.
  */
 final class WaitConnections implements AutoCloseable {
 
@@ -32,9 +32,9 @@ final class WaitConnections implements AutoCloseable {
      * Takes a connection for one wait.
      *
      * @param deadline until when to try to open one
-     * @param check runs if one was opened; if it throws, the connection is closed
+     * @param check called after a new connection was opened; if it throws, the connection is closed
      * @return the connection
-     * @throws IOException if there is none, for one because this object was closed
+     * @throws IOException if none can be opened, or this object is closed
      */
     TcpConnection take(Deadline deadline, Runnable check) throws IOException {
         synchronized (this) {
@@ -46,7 +46,7 @@ final class WaitConnections implements AutoCloseable {
         synchronized (this) {
             if (closed) {
                 opened.close();
-                throw new IOException("closed");
+                throw new IOException("the store has been closed");
             }
             all.add(opened);
         }
@@ -59,7 +59,7 @@ final class WaitConnections implements AutoCloseable {
         return opened;
     }
 
-    /** Takes back a connection on which no answer is outstanding. */
+    /** Returns a connection without outstanding answers to the pool. */
     void giveBack(TcpConnection connection) {
         synchronized (this) {
             if (!closed && idle.size() < MAX_IDLE) {
@@ -70,7 +70,7 @@ final class WaitConnections implements AutoCloseable {
         drop(connection);
     }
 
-    /** Closes a connection for good. */
+    /** Closes a connection instead of returning it to the pool. */
     void drop(TcpConnection connection) {
         connection.close();
         synchronized (this) {

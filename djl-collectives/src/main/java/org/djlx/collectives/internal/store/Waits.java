@@ -10,7 +10,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.Set;
 
-/** Who waits for which keys of a {@link KeyValueMap}. Not thread-safe. */
+/** Waits for keys of a {@link KeyValueMap}, indexed by key. Not thread-safe. */
 final class Waits {
 
     private final KeyValueMap values;
@@ -21,18 +21,18 @@ final class Waits {
     }
 
     /**
-     * Waits for keys.
+     * Registers a wait for keys.
      *
      * @param keys the keys
-     * @param whenSet runs within {@link #wake}, once all keys are set
-     * @return the wait, or null if all keys are set already
+     * @param whenSet called within {@link #wake} once all keys are set
+     * @return the wait; null if all keys are already set
      */
     Wait add(List<String> keys, Runnable whenSet) {
         Wait wait = new Wait(keys, whenSet);
         return register(wait) ? wait : null;
     }
 
-    /** Forgets a wait. */
+    /** Cancels a wait. */
     void cancel(Wait wait) {
         for (String key : wait.keys) {
             byKey.computeIfPresent(
@@ -44,14 +44,14 @@ final class Waits {
         }
     }
 
-    /** Tells that a key was set. */
+    /** Completes waits after a key was set. */
     void wake(String key) {
         Set<Wait> waits = byKey.remove(key);
         if (waits == null) {
             return;
         }
         for (Wait wait : waits) {
-            // A key that was there may have been deleted meanwhile: then the wait goes on.
+            // Another key may have been deleted meanwhile: then the wait continues.
             if (--wait.missing == 0 && !register(wait)) {
                 wait.whenSet.run();
             }
@@ -71,14 +71,14 @@ final class Waits {
         return !missing.isEmpty();
     }
 
-    /** A wait in progress. */
+    /** A running wait. */
     static final class Wait {
 
         private final List<String> keys;
         private final Runnable whenSet;
         private int missing;
 
-        /** What is waited for. */
+        /** Returns the awaited keys. */
         List<String> keys() {
             return keys;
         }

@@ -3,42 +3,41 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 /* Package-private:
- * Command           the protocol, which is PyTorch's
- * Hello             the start of a connection between two ends of this library
- * Introduction      what a rank says of itself with each value
- * MemoryBudget      what all of them together have been granted
- * Request           a command with what came with it
- * RequestParser     bytes to requests
- * RequestWriter     commands to bytes
- * ServerConnection  one client's connection: reads commands, answers them
- * ServerState       keys, and who waits for them; what all connections share
- * TcpConnection     one connection: connects, sends, reads answers
- * ValueRegion       a value on its way to a client
- * WaitConnections   the connections on which threads wait
- * Waits             who waits for which keys
+ * Command           commands of the protocol, which is PyTorch's
+ * Hello             handshake between clients and servers of this library
+ * Introduction      header of the values that ranks exchange
+ * MemoryBudget      memory limit of a server for all clients
+ * Request           a command with its arguments
+ * RequestParser     parses requests
+ * RequestWriter     writes requests
+ * ServerConnection  one client's connection on the server
+ * ServerState       keys and waits, shared by all connections
+ * TcpConnection     one connection on the client
+ * ValueRegion       sends a value to a client in pieces
+ * WaitConnections   a client's connections for blocking waits
+ * Waits             which waits depend on which keys
  */
 /**
- * What the stores are made of. Types here are public only for {@code org.djlx.collectives}.
+ * Implementation of the stores. Types are public only for other packages of this module.
  *
  * <ul>
- *   <li>{@link org.djlx.collectives.internal.store.FileLog} - the file: an append-only log of
- *       changes, read by every process
- *   <li>{@link org.djlx.collectives.internal.store.GroupExchange} - the exchange of values between
- *       the ranks of a group
- *   <li>{@link org.djlx.collectives.internal.store.KeyValueMap} - what set, add, compareSet and
- *       append do to a key
- *   <li>{@link org.djlx.collectives.internal.store.LogRecord} - one change
- *   <li>{@link org.djlx.collectives.internal.store.RankProcess} - the process that a rank runs in,
- *       and whether it has died
- *   <li>{@link org.djlx.collectives.internal.store.ServerAddress} - where the server is
- *   <li>{@link org.djlx.collectives.internal.store.ServerLimits} - what clients are granted
- *   <li>{@link org.djlx.collectives.internal.store.StoreChecks} - checks of what callers pass
- *   <li>{@link org.djlx.collectives.internal.store.StoreErrors} - the texts of what goes wrong
- *   <li>{@link org.djlx.collectives.internal.store.StoreToken} - the secret that both ends may have
- *       to know
- *   <li>{@link org.djlx.collectives.internal.store.TcpStoreClient} - calls to commands; which
- *       connection each goes to
- *   <li>{@link org.djlx.collectives.internal.store.TcpStoreServer} - the port and the thread
+ *   <li>{@link org.djlx.collectives.internal.store.FileLog} - file of a FileStore: a log of changes
+ *   <li>{@link org.djlx.collectives.internal.store.GroupExchange} - exchange of values between the
+ *       ranks of a group
+ *   <li>{@link org.djlx.collectives.internal.store.KeyValueMap} - semantics of set, add, compareSet
+ *       and append
+ *   <li>{@link org.djlx.collectives.internal.store.LogRecord} - one change in the log
+ *   <li>{@link org.djlx.collectives.internal.store.RankProcess} - the process of a rank, and
+ *       whether it has died
+ *   <li>{@link org.djlx.collectives.internal.store.ServerAddress} - host, port and token of a
+ *       server
+ *   <li>{@link org.djlx.collectives.internal.store.ServerLimits} - limits of a server
+ *   <li>{@link org.djlx.collectives.internal.store.StoreChecks} - argument checks
+ *   <li>{@link org.djlx.collectives.internal.store.StoreErrors} - exceptions
+ *   <li>{@link org.djlx.collectives.internal.store.StoreToken} - secret shared by clients and
+ *       server
+ *   <li>{@link org.djlx.collectives.internal.store.TcpStoreClient} - client of a TcpStore
+ *   <li>{@link org.djlx.collectives.internal.store.TcpStoreServer} - server of a TcpStore
  * </ul>
  */
 package org.djlx.collectives.internal.store;

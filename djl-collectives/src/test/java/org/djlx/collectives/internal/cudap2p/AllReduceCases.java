@@ -30,7 +30,7 @@ final class AllReduceCases {
 
     private AllReduceCases() {}
 
-    /** What rank r contributes, made on this rank's GPU. */
+    /** Returns the input of rank r, created on this rank's GPU. */
     static NDArray input(NDManager manager, ScalarType type, long count, int rank, long salt) {
         return TestArrays.random(manager, type, new Shape(count), 7919 * salt + rank);
     }
@@ -77,9 +77,9 @@ final class AllReduceCases {
     }
 
     /**
-     * Eight ranks that are linked as in a hybrid cube mesh: each four is summed, then the two sums.
-     * Ranks may share a GPU: no kernel comes to it for the first time once they wait for each other
-     * there, and it has room for the kernels of all.
+     * Eight ranks that are linked as in a hybrid cube mesh: each quad is summed, then the two sums.
+     * Ranks may share a GPU: all kernels are loaded before the ranks wait for each other, and the
+     * GPU can run the kernels of all ranks at once.
      *
      * @param group the group
      * @param manager makes arrays on its GPU
@@ -93,7 +93,7 @@ final class AllReduceCases {
             List<Integer> one,
             List<Integer> other,
             Runnable ready) {
-        assertFalse(group.isP2pAvailable()); // Not every rank can write into each buffer.
+        assertFalse(group.isP2pAvailable()); // A rank cannot write to the buffers of all others.
         List<Runnable> checks = new ArrayList<>();
         long salt = 0;
         for (ScalarType type : TYPES) {
@@ -149,7 +149,7 @@ final class AllReduceCases {
         assertTrue(dump.contains("two_shot"), dump);
     }
 
-    /** The same sizes and alignments by ranks that reach each other's tensors. */
+    /** The same sizes and alignments with direct all-reduces. */
     static void checkDirect(ProcessGroup group, NDManager manager) {
         checkSizes(group, manager);
         String dump = group.flightRecorder().dump().toJson();

@@ -19,14 +19,14 @@ import org.junit.jupiter.api.TestFactory;
 import org.junit.jupiter.api.Timeout;
 
 /**
- * What of the contract is about all-reduces, by the algorithms that {@link CudaP2pThreadsTest},
- * whose small ones are one-shot, leaves out.
+ * The all-reduces of the contract, by the algorithms other than one-shot, which {@link
+ * CudaP2pThreadsTest} uses for small tensors.
  */
 @Tag("gpu")
 @Timeout(100)
 class CudaP2pAlgorithmsTest {
 
-    /** Cases that reduce, too, though their names do not say so. */
+    /** Other cases that reduce. */
     private static final List<String> OTHERS =
             List.of("severalUnderWay", "oneAfterTheOther", "work", "declaredReductions");
 
@@ -40,10 +40,10 @@ class CudaP2pAlgorithmsTest {
         return contract(P2pRanks.directOptions());
     }
 
-    /** In one group; the cases behind one that fails may fail, too. */
+    /** Runs all cases in one group; after a failure, later cases may fail, too. */
     private static Stream<DynamicTest> contract(CudaP2pOptions.Builder options) {
         int worldSize = P2pRanks.require();
-        P2pRanks.requireNccl(); // Some reductions and types are its.
+        P2pRanks.requireNccl(); // NCCL runs some reductions and types.
         List<ProcessGroup> groups =
                 ProcessGroups.local("cuda_p2p", worldSize, options.optBufferSize(1 << 20).build());
         return NcclCases.cases(worldSize).entrySet().stream()

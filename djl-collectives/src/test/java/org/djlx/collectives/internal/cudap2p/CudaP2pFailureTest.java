@@ -10,7 +10,7 @@ import org.junit.jupiter.api.RepetitionInfo;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Timeout;
 
-/** The process of a rank is killed; the others fail in time, and a new group of them works. */
+/** A rank's process is killed; the other ranks fail in time, and can create a new group. */
 @Tag("gpu")
 @Timeout(200)
 class CudaP2pFailureTest {

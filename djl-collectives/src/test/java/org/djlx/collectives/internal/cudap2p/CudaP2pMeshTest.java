@@ -29,9 +29,8 @@ import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 
 /**
- * Eight ranks that are linked as the GPUs of a hybrid cube mesh, on as many GPUs as there are. The
- * links that such a mesh lacks are taken away: a rank has no address for the memory of another
- * there, and whatever touches it fails.
+ * Eight ranks that are linked as the GPUs of a hybrid cube mesh, on the GPUs of the machine. A rank
+ * has no address for the memory of a rank that it is not linked to, so any access to it fails.
  */
 @Tag("gpu")
 @Timeout(300)
@@ -44,7 +43,7 @@ class CudaP2pMeshTest {
         P2pRanks.require();
     }
 
-    /** Runs ranks; with fours of other ranks than 0 to 3 and 4 to 7, and other relays. */
+    /** Runs ranks with other quads than 0 to 3 and 4 to 7, and other relays. */
     private static void run(BiConsumer<ProcessGroup, NDManager> body) {
         Backends.register(
                 BACKEND,
@@ -93,8 +92,8 @@ class CudaP2pMeshTest {
     }
 
     /**
-     * Also an operation without P2P buffers in a graph leaves unlinked ranks alone. Fewer replays
-     * where ranks share GPUs: all of them at once fill the queues that the ranks share, too.
+     * Graphs do not access unlinked ranks, either. Ranks that share GPUs replay fewer times because
+     * they share the GPU's queues.
      */
     @Test
     void graphs() {
@@ -116,7 +115,7 @@ class CudaP2pMeshTest {
                                 CudaDevice.count() < 8 ? 200 : 1000));
     }
 
-    /** Only linked ranks pass each other descriptors of their memory. */
+    /** Only linked ranks exchange descriptors of their memory. */
     @Test
     void processes() throws InterruptedException {
         try (RankProcesses ranks =

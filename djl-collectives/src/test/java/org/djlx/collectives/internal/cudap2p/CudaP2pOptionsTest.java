@@ -40,7 +40,7 @@ class CudaP2pOptionsTest {
         }
     }
 
-    /** Nothing in it comes before what is in front of it. */
+    /** The parts of a region do not overlap. */
     @Test
     void theLargestSizesAreLaidOut() {
         long most = 1L << 40;
@@ -54,14 +54,14 @@ class CudaP2pOptionsTest {
         for (int ranks = 1; ranks <= RegionLayout.MAX_RANKS; ranks++) {
             P2pLinks links = P2pLinks.of(GpuTopology.Kind.OTHER, ranks);
             RegionLayout layout = new RegionLayout(options, links);
-            long slot = layout.slot(Algorithm.ONE_SHOT); // What is larger is several launches.
+            long slot = layout.slot(Algorithm.ONE_SHOT); // Larger tensors take several launches.
             assertTrue(slot > 6 << 20 && slot <= 32 << 20, () -> slot + " bytes");
             assertEquals((ranks - 1) * slot, layout.half(Algorithm.ONE_SHOT));
             for (Algorithm algorithm : List.of(Algorithm.ONE_SHOT, Algorithm.TWO_SHOT)) {
                 assertEquals(slot, layout.slot(algorithm));
                 assertEquals(layout.begin(Algorithm.MESH), layout.begin(algorithm));
             }
-            // A part, and behind it the sum of one.
+            // A part, followed by a sum.
             assertEquals(slot / 2 * ranks, layout.most(Algorithm.TWO_SHOT));
             long oneShotEnd =
                     layout.begin(Algorithm.ONE_SHOT) + 2 * layout.half(Algorithm.ONE_SHOT);
@@ -95,7 +95,7 @@ class CudaP2pOptionsTest {
         assertRejected(() -> new CudaP2pBackendFactory().create(context), "not ShmOptions");
     }
 
-    /** What is never taken has no memory. */
+    /** Algorithms that are never chosen have no memory. */
     @Test
     void memoryFollowsFromTheSizes() {
         P2pLinks links = P2pLinks.of(GpuTopology.Kind.FULLY_CONNECTED_NVLINK, 2);
@@ -116,7 +116,7 @@ class CudaP2pOptionsTest {
         assertEquals(7 * 4 << 20, new RegionLayout(options, eight).half(Algorithm.TWO_SHOT));
     }
 
-    /** Up to a limit of ours or the user's; what is recorded, up to the largest of ours. */
+    /** Two-shot up to the default or the user's limit; in a graph, up to the largest default. */
     @ParameterizedTest
     @CsvSource({
         "2, 67108864, ONE_SHOT",

@@ -30,7 +30,7 @@ class CudaP2pProcessesTest {
         run(CudaP2pRankMain.class);
     }
 
-    /** What it has enqueued goes on without waiting, which the others must know. */
+    /** A rank that exits ends its waits; the other ranks must fail. */
     @Test
     void tellsWhenItExitsWithinOperations() throws InterruptedException {
         run(CudaP2pRankMain.class, "exit");

@@ -41,7 +41,7 @@ public final class CudaP2pRankMain {
         }
     }
 
-    /** Rank 0 exits when it has called what the others have not. */
+    /** Rank 0 exits after a call that the other ranks have not made. */
     private static void exit() {
         ProcessGroup group = ProcessGroups.init("cuda_p2p", P2pRanks.options().build());
         NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch");

@@ -101,7 +101,7 @@ class CudaP2pThreadsTest {
                 });
     }
 
-    /** In one group, as with processes; after a case that fails, in another. */
+    /** Runs all cases in one group, as with processes; after a failure, in a new one. */
     @TestFactory
     Stream<DynamicTest> contract() {
         P2pRanks.requireNccl();
@@ -170,21 +170,21 @@ class CudaP2pThreadsTest {
             } finally {
                 guard.close();
             }
-            // The graph is never launched: the next call finds that the ranks have disagreed.
+            // The graph is never launched: the next call detects the mismatch.
             allReduce(group, 10);
         }
     }
 
     /**
-     * Nobody waits for the others' calls, and yet all ranks learn that they differ, and who called
-     * what; whichever way each of the calls went.
+     * All ranks detect that their calls differ, and name the calls, although no host waits for
+     * another. Any of the calls may run by NCCL or by P2P.
      */
     @TestFactory
     Stream<DynamicTest> callsThatDifferBreakTheGroup() {
         return differing(this::breaksTheGroup);
     }
 
-    /** If the hosts agree before anything is enqueued, the group goes on. */
+    /** With verification, the group stays usable after a mismatch. */
     @TestFactory
     Stream<DynamicTest> callsThatDifferLeaveAVerifiedGroupUsable() {
         return differing(this::leavesTheGroupUsable);
@@ -260,8 +260,8 @@ class CudaP2pThreadsTest {
                                     .getMessage();
                     assertTrue(message.contains(differing.one()), message);
                     assertTrue(message.contains(differing.other()), message);
-                    assertTrue(message.contains("last operations are in"), message);
-                    // It is broken on all ranks.
+                    assertTrue(message.contains("flight record: "), message);
+                    // The group is broken on all ranks.
                     assertThrows(
                             CollectiveException.class,
                             () -> {
@@ -295,7 +295,7 @@ class CudaP2pThreadsTest {
                 });
     }
 
-    /** What all ranks record they may, though each call waits for those of the others. */
+    /** With verification, ranks can capture a graph, although each call waits for the others. */
     @Test
     void graphsOfVerifiedAllReduces() {
         run(
@@ -311,7 +311,7 @@ class CudaP2pThreadsTest {
                                 (value, ranks) -> ranks * value + ranks * (ranks - 1) / 2.0));
     }
 
-    /** A rank far ahead of another waits for it, and all goes on. */
+    /** A rank that is far ahead of another waits for it. */
     @Test
     void aRankCanBeFarAhead() {
         run(
@@ -343,7 +343,7 @@ class CudaP2pThreadsTest {
         run(P2pRanks.directOptions(), AllReduceCases::checkDirect);
     }
 
-    /** Only the GPUs of the group are told of such memory: a copy is reduced. */
+    /** Peers cannot access such memory: a copy is reduced. */
     @Test
     void directAllReduceOfMemoryThatPeersDoNotReach() {
         run(
@@ -362,8 +362,8 @@ class CudaP2pThreadsTest {
     }
 
     /**
-     * Rank 0 gives up two sums, closes its tensors and goes on; what comes too late changes
-     * nothing. Of a strided tensor a copy is reduced.
+     * Rank 0 times out in two sums, closes its tensors and continues; late peers do not change its
+     * memory. A strided tensor is copied.
      */
     @ParameterizedTest
     @ValueSource(booleans = {false, true})
@@ -443,8 +443,8 @@ class CudaP2pThreadsTest {
     }
 
     /**
-     * Operations by NCCL, which has a stream of its own, and by P2P in turn, issued from two
-     * streams; nobody waits in between. A round leaves what rank 0 has, plus 1.
+     * Alternates operations of NCCL, on the group's stream, and of P2P, from two current streams,
+     * without waits in between. A round leaves rank 0's value plus 1.
      */
     @Test
     void nextToThoseOfNccl() {
@@ -480,9 +480,8 @@ class CudaP2pThreadsTest {
     }
 
     /**
-     * Reductions on the group's stream and code on two others in turn; nobody waits in between. If
-     * a reduction had not ended before the code begins, or the other way round, what the code adds
-     * would be lost.
+     * Alternates reductions on the group's stream and operators on two other streams, without waits
+     * in between. If one began before the previous one had ended, an addition would be lost.
      */
     @Test
     void nextToOperators() {
@@ -667,7 +666,7 @@ class CudaP2pThreadsTest {
                 });
     }
 
-    /** What waits for a rank that has destroyed the group ends, with an error that names it. */
+    /** Operations that wait for a rank that has destroyed the group fail and name the rank. */
     @Test
     void whoDestroysTheGroupIsNotWaitedFor() {
         List<ProcessGroup> groups =
@@ -698,13 +697,13 @@ class CudaP2pThreadsTest {
             }
             Work late = patient.allReduce(tensor, ReduceOp.SUM);
             if (group.rank() == 0) {
-                group.destroy(); // Waits as well.
+                group.destroy(); // waits, too
             } else {
                 assertThrows(CollectiveException.class, () -> late.await(group.timeout()));
             }
             assertTrue(both.isSuccess(), both.toString());
             String message = late.exception().orElseThrow().getMessage();
-            // Or what another rank that waits for it made of that.
+            // or the error of another rank that failed for this reason
             assertTrue(message.contains("rank " + leaver + " has destroyed"), message);
         }
     }
@@ -772,7 +771,7 @@ class CudaP2pThreadsTest {
         }
     }
 
-    /** Coalesced operations and batches come behind what NCCL runs, though nobody waited for it. */
+    /** Coalesced operations and batches run after earlier NCCL operations without a wait. */
     @Test
     void batchesBehindThoseOfNccl() {
         P2pRanks.requireNccl();
@@ -867,7 +866,7 @@ class CudaP2pThreadsTest {
         }
     }
 
-    /** What is larger than slots are is several launches; for two ranks one-shot, by default. */
+    /** Tensors larger than a slot take several launches; two ranks use one-shot by default. */
     @ParameterizedTest
     @ValueSource(longs = {0, 64 << 20})
     void graphsOfSeveralLaunches(long oneShotBytes) {
@@ -884,7 +883,7 @@ class CudaP2pThreadsTest {
                                 (value, ranks) -> ranks * value + ranks * (ranks - 1) / 2.0));
     }
 
-    /** A NaN with the bits of what is not there yet arrives, and whatever it is added to is one. */
+    /** A NaN with the bits that mark absent data arrives, and the sum is NaN. */
     @ParameterizedTest
     @ValueSource(longs = {0, 1 << 20})
     void theNanThatNobodySends(long oneShotBytes) {
@@ -902,7 +901,7 @@ class CudaP2pThreadsTest {
                 });
     }
 
-    /** Its kernel waits in vain until the timeout; that breaks the group, on all ranks. */
+    /** A replayed kernel times out, which breaks the group on all ranks. */
     @Test
     void graphThatOneRankReplaysAlone() {
         CountDownLatch replayed = new CountDownLatch(1);
@@ -927,8 +926,7 @@ class CudaP2pThreadsTest {
                                 stream.synchronize();
                                 replayed.countDown();
                             }
-                            Replays.await(
-                                    replayed); // What others call would be taken for a replay.
+                            Replays.await(replayed); // Calls of peers would be taken for a replay.
                             Executable untilItFails =
                                     () -> {
                                         while (true) {
@@ -947,7 +945,7 @@ class CudaP2pThreadsTest {
                 });
     }
 
-    /** On each of two channels every rank sends its number and the round to all. */
+    /** On each of two channels, every rank sends its number and the round to all ranks. */
     @Test
     void buffersByHand() {
         OpType exchange = new OpType("exchange");
@@ -1007,7 +1005,7 @@ class CudaP2pThreadsTest {
                 });
     }
 
-    /** A rank's current stream waits first for what the side streams of others send. */
+    /** The current stream waits for data that the side streams of peers send. */
     @Test
     void sideStreamsGoOnWhileTheCurrentOnesWait() {
         OpType exchange = new OpType("test.sides");
@@ -1050,7 +1048,7 @@ class CudaP2pThreadsTest {
                 });
     }
 
-    /** Copies what lies in this rank's buffer. */
+    /** Copies from this rank's buffer. */
     private static void takeSent(P2pBuffers buffers, NDArray result, long offset) {
         NDManager manager = result.getManager();
         Shape shape = result.getShape();

@@ -19,7 +19,7 @@ public final class CudaP2pVictimMain {
         Survivors.run(
                 args[0].equals("between"),
                 (group, manager) -> {
-                    // Many under way at once: the GPU waits, not only the host.
+                    // Many at once, so that the GPU waits, not only the host.
                     try (NDArray tensor =
                             Torch.empty(manager, new Shape(100_000), ScalarType.BFLOAT16)) {
                         for (int i = 0; i < 20; i++) {

@@ -22,7 +22,7 @@ import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.EnumSource;
 
-/** Which pairs of ranks are asked for access to each other's memory, and what they do with it. */
+/** The pairs of ranks that share memory, and the algorithms that use it. */
 class P2pLinksTest {
 
     private static final int[] IN_ORDER = {0, 1, 2, 3, 4, 5, 6, 7};
@@ -56,13 +56,13 @@ class P2pLinksTest {
         assertEquals(8, links.ranks());
         assertArrayEquals(new int[] {0, 1, 2, 3, 4}, links.linkedTo(0));
         assertArrayEquals(new int[] {2, 4, 5, 6, 7}, links.linkedTo(6));
-        assertEquals(0x0f, links.four(3));
+        assertEquals(0x0f, links.quad(3));
         assertEquals(7, links.relay(3));
-        assertEquals(0xf0, links.four(4));
+        assertEquals(0xf0, links.quad(4));
         assertEquals(0, links.relay(4));
     }
 
-    /** What the options name is a mesh of ranks in this order. */
+    /** A mesh given by the options has its ranks in this order. */
     @Test
     void aMeshThatTheOptionsName() {
         assertEquals(P2pLinks.of(hybridCubeMesh(IN_ORDER)), P2pLinks.of(Kind.HYBRID_CUBE_MESH, 8));
@@ -71,9 +71,9 @@ class P2pLinksTest {
         assertTrue(four.isComplete());
     }
 
-    /** Ranks may come in any order; a kernel is to write to linked ranks alone. */
+    /** Ranks may be in any order; a kernel may write to linked ranks only. */
     @Test
-    void foursAndRelaysAreLinked() {
+    void quadsAndRelaysAreLinked() {
         Random random = new Random(5);
         List<Integer> gpus = new ArrayList<>(IntStream.of(IN_ORDER).boxed().toList());
         for (int i = 0; i < 200; i++) {
@@ -81,23 +81,23 @@ class P2pLinksTest {
             int[] order = gpus.stream().mapToInt(Integer::intValue).toArray();
             P2pLinks links = P2pLinks.of(hybridCubeMesh(order));
             for (int rank = 0; rank < 8; rank++) {
-                int four = links.four(rank);
+                int quad = links.quad(rank);
                 int relay = links.relay(rank);
-                assertEquals(4, Integer.bitCount(four));
+                assertEquals(4, Integer.bitCount(quad));
                 for (int peer = 0; peer < 8; peer++) {
-                    boolean inFour = (four >> peer & 1) != 0;
-                    assertEquals(order[rank] / 4 == order[peer] / 4, inFour);
+                    boolean inQuad = (quad >> peer & 1) != 0;
+                    assertEquals(order[rank] / 4 == order[peer] / 4, inQuad);
                     assertEquals(order[rank] % 4 == order[peer] % 4, peer == relay || peer == rank);
-                    assertEquals(inFour || peer == relay, links.isLinked(rank, peer));
+                    assertEquals(inQuad || peer == relay, links.isLinked(rank, peer));
                     assertEquals(links.isLinked(rank, peer), links.isLinked(peer, rank));
                 }
                 assertEquals(rank, links.relay(relay));
-                assertEquals(0xff, four | links.four(relay));
+                assertEquals(0xff, quad | links.quad(relay));
             }
         }
     }
 
-    /** Of any other topology every pair is asked; if one refuses, there is no P2P. */
+    /** In any other topology, every pair is linked. */
     @ParameterizedTest
     @EnumSource(
             value = Kind.class,
@@ -112,7 +112,7 @@ class P2pLinksTest {
         }
     }
 
-    /** Operators write into the buffers of all ranks. */
+    /** Operators write to the buffers of all ranks. */
     @Test
     void buffersNeedEveryPair() {
         CudaP2pOptions options = CudaP2pOptions.builder().optHeapSize(1 << 20).build();

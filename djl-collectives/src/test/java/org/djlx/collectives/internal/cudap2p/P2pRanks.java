@@ -27,7 +27,7 @@ public final class P2pRanks {
 
     private P2pRanks() {}
 
-    /** The number of ranks; skips the tests, with the cause, where there is no GPU. */
+    /** Returns the number of ranks; skips the test if there is no GPU. */
     public static int require() {
         GpuTests.require(1, NativeLibrary.NCCL, NativeLibrary.NVRTC);
         return isShared()
@@ -41,7 +41,7 @@ public final class P2pRanks {
         GpuTests.require(isShared() ? 1 : ranks);
     }
 
-    /** Skips the test where ranks share a GPU, as it takes the way of NCCL. */
+    /** Skips the test if ranks share a GPU, because NCCL cannot run then. */
     public static void requireNccl() {
         requireOwnGpus("NCCL needs a GPU for each rank");
     }
@@ -51,12 +51,12 @@ public final class P2pRanks {
         Assumptions.assumeFalse(isShared(), cause);
     }
 
-    /** Whether ranks share a GPU, and so have no NCCL. */
+    /** Tells whether ranks share a GPU, and so cannot use NCCL. */
     public static boolean isShared() {
         return CudaDevice.count() == 1;
     }
 
-    /** Up to which size all-reduces are one-shot with these options, so that tests see all ways. */
+    /** The one-shot limit of these options: small, so that tests cover all algorithms. */
     static final long ONE_SHOT_BYTES = 1 << 20;
 
     /** Options with a short timeout. */
@@ -64,7 +64,7 @@ public final class P2pRanks {
         return options(NcclOptions.builder());
     }
 
-    /** As {@link #options()}, with all all-reduces direct that kernels can do. */
+    /** As {@link #options()}, with direct all-reduces wherever possible. */
     static CudaP2pOptions.Builder directOptions() {
         return options().optOneShotBytes(0).optTwoShotBytes(0).optDirect(true);
     }
@@ -80,7 +80,7 @@ public final class P2pRanks {
         return options(isShared() ? nccl : nccl.optDevices(device));
     }
 
-    /** Options for eight ranks whose links a test tells; they share GPUs if there are not eight. */
+    /** Options for eight ranks with links of a test; ranks share GPUs if there are fewer. */
     static CudaP2pOptions.Builder unlinkedOptions() {
         NcclOptions.Builder nccl = NcclOptions.builder().optTimeout(Duration.ofSeconds(30));
         return CudaP2pOptions.builder()
@@ -99,7 +99,7 @@ public final class P2pRanks {
                 : options;
     }
 
-    /** What a process needs in its environment besides what a launcher gives it. */
+    /** Returns the environment of a process, in addition to what a launcher sets. */
     public static Map<String, String> environment() {
         return isShared() ? Map.of("LOCAL_RANK", "0") : Map.of();
     }

@@ -26,54 +26,54 @@ import org.djlx.collectives.store.HashStore;
 import org.djlx.nativeops.cuda.GpuTopology;
 import org.junit.jupiter.api.Test;
 
-/** What speaks against P2P, from what the ranks say of themselves. */
+/** Reasons against P2P, found from the information of all ranks. */
 class RegionHandshakeTest {
 
     private static final Duration SECONDS = Duration.ofSeconds(30);
 
-    private static List<RegionHandshake.Card> cards() {
+    private static List<RegionHandshake.RankInfo> infos() {
         return IntStream.range(0, 3)
                 .mapToObj(
                         rank -> {
-                            RegionHandshake.Card card = new RegionHandshake.Card();
-                            card.options = CudaP2pOptions.builder().build().toString();
-                            card.problem = "";
-                            card.host = "host";
-                            card.bus = "0000:0" + rank + ":00.0";
-                            return card;
+                            RegionHandshake.RankInfo info = new RegionHandshake.RankInfo();
+                            info.options = CudaP2pOptions.builder().build().toString();
+                            info.problem = "";
+                            info.host = "host";
+                            info.bus = "0000:0" + rank + ":00.0";
+                            return info;
                         })
                 .toList();
     }
 
-    private static String problem(Consumer<RegionHandshake.Card> change) {
-        List<RegionHandshake.Card> cards = cards();
-        change.accept(cards.get(2));
-        return RegionHandshake.describe(cards, false);
+    private static String problem(Consumer<RegionHandshake.RankInfo> change) {
+        List<RegionHandshake.RankInfo> infos = infos();
+        change.accept(infos.get(2));
+        return RegionHandshake.describe(infos, false);
     }
 
     private static void assertOptionsDiffer(CudaP2pOptions.Builder options, String text) {
-        String problem = problem(card -> card.options = options.build().toString());
+        String problem = problem(info -> info.options = options.build().toString());
         assertTrue(problem.startsWith("rank 0 and rank 2 have different options: "), problem);
         assertTrue(problem.contains(text), problem);
     }
 
     @Test
     void nothing() {
-        assertNull(problem(card -> {}));
+        assertNull(problem(info -> {}));
     }
 
     @Test
     void aRankThatFailed() {
-        assertEquals("rank 2: no memory", problem(card -> card.problem = "no memory"));
+        assertEquals("rank 2: no memory", problem(info -> info.problem = "no memory"));
     }
 
     @Test
     void otherHosts() {
         assertEquals(
-                "rank 0 and rank 2 are on different hosts", problem(card -> card.host = "other"));
+                "rank 0 and rank 2 are on different hosts", problem(info -> info.host = "other"));
     }
 
-    /** What rank 0 sees, whatever the others do. */
+    /** All ranks use the links that rank 0 finds. */
     @Test
     void linksAreThoseThatRankZeroSees() {
         List<GpuTopology> seen =
@@ -108,7 +108,7 @@ class RegionHandshakeTest {
         assertEquals(Collections.nCopies(8, P2pLinks.of(kind, 8)), links);
     }
 
-    /** What eight ranks find, each of which would be told something of its own. */
+    /** Eight ranks agree on the links of rank 0, although each would find other ones. */
     private static List<P2pLinks> links(
             CudaP2pOptions.Builder options, IntFunction<GpuTopology> topology) {
         List<String> buses = IntStream.range(0, 8).mapToObj(i -> "0000:0" + i + ":00.0").toList();
@@ -141,7 +141,7 @@ class RegionHandshakeTest {
                 context -> RegionHandshake.common(context, "kernels", names.get(context.rank())));
     }
 
-    /** Runs code on the threads of some ranks, which meet in a store. */
+    /** Runs code on one thread for each rank, with a common store. */
     private static <T> List<T> onRanks(int ranks, Function<GroupContext, T> body) {
         HashStore store = new HashStore();
         BackendOptions options = CudaP2pOptions.builder().optTimeout(SECONDS).build();
@@ -166,13 +166,13 @@ class RegionHandshakeTest {
     void theSameGpu() {
         assertEquals(
                 "rank 0 and rank 2 are on the same GPU",
-                problem(card -> card.bus = "0000:00:00.0"));
-        List<RegionHandshake.Card> cards = cards();
-        cards.forEach(card -> card.bus = "0000:00:00.0");
-        assertNull(RegionHandshake.describe(cards, true));
+                problem(info -> info.bus = "0000:00:00.0"));
+        List<RegionHandshake.RankInfo> infos = infos();
+        infos.forEach(info -> info.bus = "0000:00:00.0");
+        assertNull(RegionHandshake.describe(infos, true));
     }
 
-    /** Also where the memory as a whole has the same size. */
+    /** Even if the regions have the same size. */
     @Test
     void otherOptions() {
         CudaP2pOptions.Builder swapped =

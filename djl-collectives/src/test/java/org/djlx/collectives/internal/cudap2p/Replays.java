@@ -21,7 +21,7 @@ import org.djlx.nativeops.torch.CudaStreamGuard;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
-/** Records an operation into a CUDA graph and replays it with other inputs each time. */
+/** Captures an operation into a CUDA graph, and replays it with new inputs each time. */
 public final class Replays {
 
     private static final int ROUNDS = 1000;

@@ -25,7 +25,7 @@ import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.store.TcpStore;
 
-/** Ranks of {@code cuda_p2p} of which rank 1 is killed; the others notice it and go on. */
+/** Ranks of {@code cuda_p2p}: rank 1 is killed, the others detect it and continue. */
 public final class Survivors {
 
     private static final int VICTIM = 1;
@@ -34,7 +34,7 @@ public final class Survivors {
     private Survivors() {}
 
     /**
-     * Runs one rank: operations until one fails, then a group of those that are left.
+     * Runs one rank: operations until one fails, then a group of the survivors.
      *
      * @param idle whether the rank is to be killed between two operations
      * @param operation issues an operation and waits for it
@@ -107,7 +107,7 @@ public final class Survivors {
                     assertEquals(0, ranks.process(rank).exitValue(), output);
                     Matcher failed = FAILED.matcher(output);
                     assertTrue(failed.find(), output);
-                    // Long before the timeout, that is: the death is noticed.
+                    // Long before the timeout: the death is detected.
                     assertTrue(Integer.parseInt(failed.group(1)) < 20_000, output);
                     assertTrue(output.contains("goes on"), output);
                 }

@@ -25,7 +25,7 @@ import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 
-/** What is verified is compared once, by the hosts; through the store goes what these leave. */
+/** Verification compares a call once: by the hosts, and through the store only what is left. */
 @Tag("gpu")
 @Timeout(200)
 class VerificationCountTest {

@@ -11,7 +11,7 @@ import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
 
-/** How many blocks of kernels that wait ranks may launch. */
+/** The number of blocks of kernels that wait for peers. */
 class WaitingBlocksTest {
 
     @Test

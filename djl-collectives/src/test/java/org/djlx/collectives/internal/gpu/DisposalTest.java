@@ -18,7 +18,7 @@ class DisposalTest {
 
     private static final Duration LONG = Duration.ofSeconds(30);
 
-    /** As the driver does while another GPU waits for the thread that destroys. */
+    /** A free that blocks, as in the driver, does not block the destroying thread. */
     @Test
     void goesOnWhenItHasReturned() {
         CountDownLatch inTheWay = new CountDownLatch(1);

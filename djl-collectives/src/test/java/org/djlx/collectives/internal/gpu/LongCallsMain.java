@@ -8,8 +8,8 @@ import com.sun.jna.Function;
 import java.util.concurrent.CountDownLatch;
 
 /**
- * Ends while a thread is in a library, for some time or, with the argument {@code never}, for ever.
- * The end of the process' libraries, as it were, kills it.
+ * Exits while a thread is in a library: for some time or, with the argument {@code never}, forever.
+ * Unloading the libraries kills the process in this program.
  */
 final class LongCallsMain {
 

@@ -23,7 +23,7 @@ class LongCallsTest {
         assertTrue(exit("soon", KILLED).contains("done"));
     }
 
-    /** Libraries are not taken down under a thread that is in one. */
+    /** Libraries are not unloaded while a thread is inside one. */
     @Test
     void exitDoesNotWaitForEver() throws InterruptedException {
         assertFalse(exit("never", LongCallsMain.STATUS).contains("done"));

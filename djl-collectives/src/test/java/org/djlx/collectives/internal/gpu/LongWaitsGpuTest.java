@@ -26,7 +26,7 @@ import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 
-/** What the log tells of an operation whose other rank comes only when it has. */
+/** Warnings about an operation that waits for a peer, which calls only after the warning. */
 @Tag("gpu")
 @Timeout(120)
 class LongWaitsGpuTest {
@@ -38,7 +38,7 @@ class LongWaitsGpuTest {
     @Test
     void ncclTellsThatItDoesNotKnow() throws InterruptedException {
         String message = messageOf("nccl", options().build());
-        assertTrue(message.contains("still waiting for other ranks, or its GPU,"), message);
+        assertTrue(message.contains("still waiting for other ranks or its GPU after"), message);
         assertTrue(message.contains("optVerify(true)"), message);
     }
 
@@ -55,7 +55,7 @@ class LongWaitsGpuTest {
         assertTrue(message.contains("still waiting for rank 1 after"), message);
     }
 
-    /** What is said of rank 0's second all-reduce, while rank 1 does not call it. */
+    /** Returns the warning about rank 0's second all-reduce, which rank 1 has not called. */
     private static String messageOf(String backend, BackendOptions options)
             throws InterruptedException {
         GpuTests.require(2, NativeLibrary.NCCL, NativeLibrary.NVRTC);

@@ -37,7 +37,8 @@ class WatchdogTest {
     private final FakeQueue first = new FakeQueue();
     private final FakeQueue second = new FakeQueue();
     private volatile String dead;
-    private volatile List<Watchdog.Watched> asked = List.of(); // for what a problem is looked for
+    private volatile List<Watchdog.Watched> asked =
+            List.of(); // the works of the last call of problem()
     private final Watchdog watchdog = new Watchdog("watchdog-test", new Queues());
 
     /** The second queue fails with the first, not the other way round. */
@@ -103,10 +104,10 @@ class WatchdogTest {
 
         private final FakeQueue queue;
         private final CountDownLatch completed = new CountDownLatch(1);
-        private volatile boolean done; // what the GPU would tell
+        private volatile boolean done; // the GPU has ended it
         private volatile boolean late;
         private final long start = System.nanoTime();
-        private volatile boolean lost; // the GPU does not tell any more
+        private volatile boolean lost; // the GPU cannot be queried
         private volatile int abortsBefore;
         private volatile Runnable onComplete = () -> {};
         private volatile CollectiveException failure;
@@ -200,7 +201,7 @@ class WatchdogTest {
         assertTrue(watchdog.isIdle());
         assertTrue(watchdog.isDone());
         assertNull(one.failure);
-        // It has slept and goes on.
+        // It has slept, and works again.
         Thread.sleep(20);
         FakeWork three = work(first);
         three.done = true;
@@ -216,13 +217,13 @@ class WatchdogTest {
         for (FakeWork work : List.of(late, sibling, dependent)) {
             work.completed.await();
             assertTrue(work.failure instanceof CollectiveTimeoutException, "" + work.failure);
-            assertTrue(work.failure.getMessage().contains("timed out after PT9S; ask rank 1"));
-            assertEquals(0, work.abortsBefore); // The decision came before the abort.
+            assertTrue(work.failure.getMessage().contains("timed out after 9 s; ask rank 1"));
+            assertEquals(0, work.abortsBefore); // The work failed before the abort.
             assertEquals(1, work.queue.aborts.get());
         }
     }
 
-    /** Told once, of the first on a queue: those behind it wait for no other reason. */
+    /** Warns once, about the first work of a queue: later works wait for the same reason. */
     @Test
     void theLogTellsOfAWorkThatTakesLong() throws InterruptedException {
         try (TestLog log = new TestLog(LongWaits.class)) {
@@ -230,13 +231,13 @@ class WatchdogTest {
             watchdog.add(slow);
             FakeWork behind = work(first);
             String message = log.await("init() #0 of group 'g': still waiting for");
-            assertTrue(message.contains("for other ranks, or its GPU, after"), message);
-            assertTrue(message.endsWith("gives up after PT9S; ask rank 1"), message);
+            assertTrue(message.contains("for other ranks or its GPU after"), message);
+            assertTrue(message.endsWith("times out after 9 s; ask rank 1"), message);
             second.missing = List.of(1, 3);
             FakeWork other = new FakeWork(second, Duration.ofMillis(1));
             watchdog.add(other);
             message = log.await("still waiting for ranks 1, 3 after");
-            assertTrue(message.endsWith("gives up after PT9S"), message);
+            assertTrue(message.endsWith("times out after 9 s"), message);
             for (FakeWork work : List.of(slow, behind, other)) {
                 work.done = true;
                 work.completed.await();
@@ -282,7 +283,7 @@ class WatchdogTest {
             assertTrue(message.endsWith("failed: CUDA_ERROR_ILLEGAL_ADDRESS"), message);
         }
         assertEquals(1, first.aborts.get());
-        // It watches on.
+        // It still watches.
         FakeWork next = work(first);
         next.done = true;
         next.completed.await();
@@ -293,7 +294,7 @@ class WatchdogTest {
         last.completed.await();
     }
 
-    /** As an all-reduce that has given up waiting ends like one that has not. */
+    /** As with an all-reduce whose wait timed out: its event completes like any other. */
     @Test
     void queueThatFailsAsItsOnlyWorkEndsBreaks() throws InterruptedException {
         FakeWork work = work(first);
@@ -321,7 +322,7 @@ class WatchdogTest {
         this.second.onAbort = second::countDown;
         FakeWork late = work(first);
         late.late = true;
-        late.completed.await(); // Which asserts that all is quiet.
+        late.completed.await(); // which asserts that the GPU has stopped
         assertEquals(1, first.aborts.get());
     }
 
@@ -341,15 +342,15 @@ class WatchdogTest {
         two.done = true;
         other.done = true;
         other.completed.await();
-        assertEquals(1, two.completed.getCount()); // It waits for the one before.
+        assertEquals(1, two.completed.getCount()); // It waits for the previous work.
         one.done = true;
         one.completed.await();
         two.completed.await();
     }
 
     @Test
-    void vigilFindsAProblemWithoutAWork() throws InterruptedException {
-        watchdog.keepVigil(first);
+    void anAlwaysWatchedQueueFindsAProblemWithoutAWork() throws InterruptedException {
+        watchdog.watchAlways(first);
         dead = "the process of rank 1 (pid 7) has ended";
         while (first.aborts.get() == 0 || second.aborts.get() == 0) {
             Thread.sleep(1);
@@ -408,7 +409,7 @@ class WatchdogTest {
         endless.done = true;
     }
 
-    /** As when what depends on a work destroys the group: nobody else looks after the others. */
+    /** As when a callback of a work destroys the group: no other thread watches the works. */
     @Test
     void whatAWorkCompletesCanDrain() throws InterruptedException {
         FakeWork failing = work(second);
@@ -422,7 +423,7 @@ class WatchdogTest {
                 };
         second.error = "remote process exited";
         boolean ends = drained.await(20, TimeUnit.SECONDS);
-        other.done = true; // So that the watchdog can be closed in any case.
+        other.done = true; // so that the watchdog can be closed in any case
         assertTrue(ends);
         assertTrue(other.failure instanceof CollectiveTimeoutException, "" + other.failure);
     }

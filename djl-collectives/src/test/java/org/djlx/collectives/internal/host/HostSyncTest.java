@@ -142,7 +142,7 @@ class HostSyncTest {
         return words;
     }
 
-    /** What all do alike is no difference to be mended. */
+    /** The hint about graphs appears only if ranks differ in it. */
     @Test
     void graphsAreAskedForWhereNotAllRecord() {
         for (boolean both : new boolean[] {true, false}) {
@@ -161,7 +161,7 @@ class HostSyncTest {
     @Test
     void whatIsTooLongLosesItsMiddle() {
         String start = "barrier() #1 of group '";
-        String end = "' timed out on rank 1 after PT5S: rank 2 did not arrive";
+        String end = "' timed out on rank 1 after 5 s: rank 2 did not arrive";
         for (int odd = 0; odd < 4; odd++) {
             byte[] cut = ControlBlock.encoded(start + "x".repeat(odd) + "𝄞".repeat(5000) + end);
             String text = new String(cut, StandardCharsets.UTF_8);
@@ -172,7 +172,7 @@ class HostSyncTest {
         }
     }
 
-    /** Who has destroyed the group is not waited for, except for what it has called before. */
+    /** A rank that has destroyed the group is waited for only in calls that it has made. */
     @Test
     void whoCallsNothingMoreIsKnown() {
         Operation.Agreed nothing = new Operation.Agreed(null, new long[0], null, 0);
@@ -314,7 +314,7 @@ class HostSyncTest {
         hosts.get(rank).publish(contexts.get(rank).joining(), captured);
     }
 
-    /** Nobody waits for anybody, until a rank is so far ahead that it would lose its own calls. */
+    /** Hosts do not wait until a rank is so far ahead that it would overwrite its own calls. */
     @Test
     void publishedCallsAreComparedBehind() {
         for (int round = 0; round < 3 * CallLog.SLOTS; round++) {
@@ -326,8 +326,8 @@ class HostSyncTest {
             publish(0, false);
         }
         assertNull(hosts.get(0).difference());
-        assertEquals(List.of(1, 2), hosts.get(0).behind());
-        assertEquals(List.of(), hosts.get(1).behind());
+        assertEquals(List.of(1, 2), hosts.get(0).slowestRanks());
+        assertEquals(List.of(), hosts.get(1).slowestRanks());
         CompletableFuture<Void> ahead =
                 CompletableFuture.runAsync(() -> publish(0, false), THREADS);
         publish(1, false);
@@ -336,7 +336,7 @@ class HostSyncTest {
         ahead.join();
     }
 
-    /** Whoever looks finds it, also the rank that had called first, and learns who called what. */
+    /** Every rank finds the mismatch, also the one that called first, with each rank's call. */
     @Test
     void publishedCallsThatDifferAreFoundByAll() {
         publish(0, false);

@@ -32,7 +32,7 @@ class LivenessTest {
         assertEquals(-1, Liveness.startTime(process.pid()));
     }
 
-    /** A process that can open no file any more knows who lives, all the same. */
+    /** Liveness works in a process without free file descriptors. */
     @Test
     void needsNoDescriptor() throws Exception {
         String java = Path.of(System.getProperty("java.home"), "bin", "java").toString();

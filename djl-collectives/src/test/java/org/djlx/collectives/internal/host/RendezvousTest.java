@@ -19,7 +19,7 @@ import org.djlx.nativeops.host.SharedMemory;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 
-/** What a rank is told of others that do not come. */
+/** Errors about ranks that do not arrive. */
 @Timeout(60)
 class RendezvousTest {
 
@@ -59,7 +59,7 @@ class RendezvousTest {
         }
     }
 
-    /** Whose program was over is not said to have died, and who has destroyed the group has. */
+    /** A rank that has destroyed the group and exited is not reported as dead. */
     @Test
     void aProcessThatIsOverIsSaidToHaveEnded() throws Exception {
         Process process = new ProcessBuilder("cat").start();

@@ -21,7 +21,7 @@ import org.junit.jupiter.api.Timeout;
 @Timeout(60)
 class SharedSegmentTest {
 
-    /** Who has created the memory may die before the others open it. */
+    /** The rank that created the memory may die before the others map it. */
     @Test
     void theRankThatDiedIsNamed() throws Exception {
         Process process = new ProcessBuilder("true").start();

@@ -32,7 +32,7 @@ import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 
-/** What {@code nccl} does beyond the contract. */
+/** Features of {@code nccl} beyond the contract. */
 @Tag("gpu")
 @Timeout(120)
 class NcclBackendTest {
@@ -109,7 +109,7 @@ class NcclBackendTest {
         driveFromOneThread(options().optDevices(devices()));
     }
 
-    /** NCCL by itself sorts what it starts together; and a rank may do without a batch. */
+    /** NCCL alone would reorder operations of a group. A rank need not use a batch. */
     @Test
     void batchesKeepTheOrderOfCollectives() {
         List<ProcessGroup> groups = groups(options().optDevices(devices()));
@@ -156,7 +156,8 @@ class NcclBackendTest {
         List<ProcessGroup> groups = groups(options().optDevices(devices()));
         try (NDManager manager = NDManager.newBaseManager(groups.get(0).device())) {
             NDArray tensor = manager.ones(new Shape(1));
-            ProcessGroup hasty = groups.get(0).withTimeout(Duration.ofSeconds(2)); // Nobody joins.
+            ProcessGroup hasty =
+                    groups.get(0).withTimeout(Duration.ofSeconds(2)); // No peer calls it.
             List<Work> works = new ArrayList<>();
             NcclBatch.run(
                     () -> {
@@ -193,7 +194,7 @@ class NcclBackendTest {
         }
     }
 
-    /** An abort ends what is under way on all of them, which must not look as if it went well. */
+    /** An abort ends the operations of all these groups; none of them may look successful. */
     @Test
     void groupsThatShareResourcesFailTogether() {
         List<ProcessGroup> groups = groups(options().optDevices(devices()).optSplitShare(true));
@@ -224,7 +225,7 @@ class NcclBackendTest {
         for (boolean eager : new boolean[] {true, false}) {
             List<ProcessGroup> groups = groups(eager ? options().optDevices(devices()) : options());
             if (eager) {
-                assertWorks(groups); // Then the GPU waits, before that NCCL does.
+                assertWorks(groups); // Afterwards, the GPU waits; before, the host waits in NCCL.
             }
             ProcessGroup group = groups.get(0);
             try (NDManager manager = NDManager.newBaseManager(group.device())) {
@@ -234,7 +235,7 @@ class NcclBackendTest {
                 Work behind = group.allReduce(tensor, ReduceOp.SUM);
                 assertThrows(CollectiveTimeoutException.class, work::await);
                 CollectiveException e = assertThrows(CollectiveException.class, behind::await);
-                assertTrue(e.getMessage().contains("timed out after PT0.4S"), e.getMessage());
+                assertTrue(e.getMessage().contains("timed out after 400 ms"), e.getMessage());
                 long start = System.nanoTime();
                 e = assertThrows(CollectiveException.class, group::barrier);
                 assertTrue(e.getMessage().contains("timed out"), e.getMessage());
@@ -248,7 +249,7 @@ class NcclBackendTest {
         }
     }
 
-    /** A rank that leaves waits for what others do not call no longer than the timeout. */
+    /** destroy() waits for operations that peers do not call, at most until their timeout. */
     @Test
     void operationsThatOthersDoNotCallFailWhenTheirRankLeaves() {
         List<ProcessGroup> groups = groups(options().optDevices(devices()));
@@ -286,7 +287,7 @@ class NcclBackendTest {
         }
     }
 
-    /** Rank 0 tells its stream to wait, and leaves long before the others come. */
+    /** Rank 0 lets its stream wait, and destroys the group long before the other ranks call. */
     @Test
     void destroyLetsOperationsEnd() {
         List<ProcessGroup> groups = groups(options().optDevices(devices()));
@@ -327,7 +328,7 @@ class NcclBackendTest {
         destroy(groups);
     }
 
-    /** Nothing waits on the host; what follows on the current stream sees the results. */
+    /** The host does not wait; later work on the current stream sees the results. */
     @Test
     void nonBlockingWaitOrdersTheCurrentStream() {
         List<ProcessGroup> groups = groups(options().optDevices(devices()).optBlockingWait(false));

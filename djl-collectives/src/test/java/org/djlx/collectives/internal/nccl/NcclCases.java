@@ -11,10 +11,10 @@ import org.djlx.collectives.ContractCases;
 import org.djlx.collectives.GpuTests;
 import org.djlx.nativeops.NativeLibrary;
 
-/** What the tests of {@code nccl} share: the part of the contract that NCCL can keep. */
+/** The cases of the contract that NCCL can pass, for the tests of {@code nccl}. */
 public final class NcclCases {
 
-    // NCCL does not compare calls, and does not tell who is missing; verification does.
+    // NCCL neither compares calls nor names missing ranks; verification does.
     private static final Set<String> VERIFIED =
             Set.of(
                     "coalescedMismatch",
@@ -27,22 +27,22 @@ public final class NcclCases {
 
     private static final Set<String> IMPOSSIBLE =
             Set.of(
-                    // There are no tags: messages are matched in their order.
+                    // NCCL has no tags: messages match in order.
                     "tags",
-                    // There is no receive from any source.
+                    // NCCL has no receive from any source.
                     "anySource",
                     "messageTimeouts",
-                    // Destroying a group waits for what is under way.
+                    // destroy() waits for operations under way.
                     "destroyedWhilePending",
-                    // A rank that leaves is not noticed before the timeout.
+                    // NCCL does not detect that a rank has left before the timeout.
                     "peerDestroyed",
                     "monitoredBarrierMissing",
-                    // A late message breaks its communicator, so that no other follows.
+                    // A message that times out breaks its communicator, so later ones fail.
                     "monitoredBarrierTimeout");
 
     private NcclCases() {}
 
-    /** The cases that hold on a number of ranks, of a backend that is NCCL or wraps it. */
+    /** Returns the cases for a number of ranks, of NCCL or a backend that wraps it. */
     public static Map<String, ContractCases.Case> cases(int worldSize) {
         Map<String, ContractCases.Case> cases = new LinkedHashMap<>(ContractCases.all());
         cases.keySet().removeAll(IMPOSSIBLE);
@@ -53,7 +53,7 @@ public final class NcclCases {
         return cases;
     }
 
-    /** The cases that hold with verification only. */
+    /** Returns the cases that need verification. */
     public static Map<String, ContractCases.Case> verifiedCases() {
         Map<String, ContractCases.Case> cases = new LinkedHashMap<>(ContractCases.all());
         cases.keySet().retainAll(VERIFIED);

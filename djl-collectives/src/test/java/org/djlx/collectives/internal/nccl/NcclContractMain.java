@@ -33,7 +33,8 @@ public final class NcclContractMain {
                                 System.out.println("passed " + name);
                             });
         }
-        if (args[1].equals("eager")) { // Otherwise it exits while that is still being freed.
+        if (args[1].equals(
+                "eager")) { // Otherwise, the process exits while the communicator is being freed.
             long start = System.nanoTime();
             if (!Disposal.await(Duration.ofSeconds(60))) {
                 throw new AssertionError("the groups' resources are not freed");

@@ -15,7 +15,7 @@ import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.ValueSource;
 
-/** Peers that die. */
+/** Behaviour when a peer dies. */
 @Tag("gpu")
 @Timeout(120)
 class NcclFailureTest {
@@ -25,7 +25,7 @@ class NcclFailureTest {
         NcclCases.require(2);
     }
 
-    /** Its process is killed while the other's GPU waits for it. */
+    /** A rank's process is killed while the GPU of the other rank waits for it. */
     @ParameterizedTest
     @ValueSource(strings = {"collectives", "messages"})
     void killedPeerIsNoticed(String operations) throws InterruptedException {

@@ -69,16 +69,21 @@ class NcclOptionsTest {
     @Test
     void rangesAreChecked() {
         NcclOptions.Builder builder = NcclOptions.builder();
-        assertRejected(builder.optMinCtas(0)::build, "minCtas must be from 1 to 32, not 0");
-        assertRejected(builder.optMinCtas(4).optMaxCtas(33)::build, "maxCtas must be from 1 to 32");
-        assertRejected(builder.optMaxCtas(3)::build, "minCtas is 4 and must not be more than");
+        assertRejected(builder.optMinCtas(0)::build, "minCtas must be 1 to 32, but is 0");
+        assertRejected(
+                builder.optMinCtas(4).optMaxCtas(33)::build, "maxCtas must be 1 to 32, but is 33");
+        assertRejected(builder.optMaxCtas(3)::build, "minCtas 4 must not exceed maxCtas 3");
         builder.optMaxCtas(4);
-        assertRejected(builder.optCgaClusterSize(9)::build, "cgaClusterSize must be from 0 to 8");
+        assertRejected(
+                builder.optCgaClusterSize(9)::build, "cgaClusterSize must be 0 to 8, but is 9");
         builder.optCgaClusterSize(0);
         assertRejected(builder.optTimeout(Duration.ZERO)::build, "the timeout must be positive");
         builder.optTimeout(Duration.ofSeconds(1));
-        assertRejected(builder.optDevices(Device.cpu())::build, "NCCL needs GPUs, not cpu");
-        assertRejected(builder.optDevices(Device.gpu(1), Device.gpu(1))::build, "a GPU of its own");
+        assertRejected(
+                builder.optDevices(Device.cpu())::build, "NCCL needs GPU devices, but got cpu");
+        assertRejected(
+                builder.optDevices(Device.gpu(1), Device.gpu(1))::build,
+                "devices must be distinct");
     }
 
     @Test
@@ -98,7 +103,7 @@ class NcclOptionsTest {
         assertEquals(1, DeviceChoice.index(9, 16, torchrun, 8));
         assertRejected(() -> DeviceChoice.index(9, 16, torchrun, 1), "LOCAL_RANK is 1");
         Map<String, String> wrong = Map.of("RANK", "0", "WORLD_SIZE", "1", "LOCAL_RANK", "x");
-        assertRejected(() -> DeviceChoice.index(0, 1, wrong, 8), "not a number: x");
+        assertRejected(() -> DeviceChoice.index(0, 1, wrong, 8), "not a number: 'x'");
     }
 
     @Test
@@ -115,7 +120,7 @@ class NcclOptionsTest {
     void otherBackendsOptionsAreRefused() {
         assertRejected(
                 () -> NcclBackendFactory.options(ShmOptions.builder().build()),
-                "takes NcclOptions, not ShmOptions");
+                "takes NcclOptions or BackendOptions, not ShmOptions");
         Duration timeout = Duration.ofSeconds(7);
         assertEquals(timeout, NcclBackendFactory.options(new BackendOptions(timeout)).timeout());
     }

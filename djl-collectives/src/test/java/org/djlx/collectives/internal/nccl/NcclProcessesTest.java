@@ -46,7 +46,7 @@ class NcclProcessesTest {
     void contractOfCudaP2pOnTwoHosts(@TempDir Path logs) throws InterruptedException, IOException {
         GpuTests.require(2, NativeLibrary.NVRTC); // Sub-groups of one rank compile kernels.
         String output = runOnTwoHosts("cuda_p2p", logs);
-        assertTrue(output.contains("'default' uses NCCL alone, for all ranks: rank 0 and"), output);
+        assertTrue(output.contains("'default' uses NCCL only, on all ranks: rank 0 and"), output);
         assertTrue(output.contains("are on different hosts"), output);
     }
 

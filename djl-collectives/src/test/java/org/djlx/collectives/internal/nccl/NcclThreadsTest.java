@@ -47,7 +47,7 @@ class NcclThreadsTest {
         return contract(CudaDevice.count(), true);
     }
 
-    /** Sub-groups and barriers wait on the host even where works do not. */
+    /** Sub-groups and barriers block the host, even if works do not. */
     @TestFactory
     Stream<DynamicTest> nonBlockingContract() {
         int worldSize = CudaDevice.count();

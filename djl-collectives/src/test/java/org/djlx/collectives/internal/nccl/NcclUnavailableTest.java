@@ -23,7 +23,7 @@ import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.function.Executable;
 
-/** What those see who have no GPU, or no NCCL. */
+/** Errors on a machine without a GPU or without NCCL. */
 @Timeout(60)
 class NcclUnavailableTest {
 

@@ -17,7 +17,9 @@ import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.store.HashStore;
 
-/** One rank of {@link NcclFailureTest}: rank 1 is killed, the others notice and go on. */
+/**
+ * One rank of {@link NcclFailureTest}: rank 1 is killed, the other rank detects it and continues.
+ */
 public final class NcclVictimMain {
 
     private NcclVictimMain() {}

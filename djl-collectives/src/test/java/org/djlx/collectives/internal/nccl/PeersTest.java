@@ -14,7 +14,7 @@ import org.djlx.collectives.internal.host.Liveness;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 
-/** Peers of this host are looked after. */
+/** Detection of dead peers on this host. */
 @Timeout(60)
 class PeersTest {
 

@@ -39,12 +39,12 @@ class MessageDriverTest {
         }
     }
 
-    /** Has one message at a time; who waits for it stops just when the thread wants to drive. */
+    /** One message at a time; its waiter stops just when the background thread wants to drive. */
     private static final class Racing implements MessageDriver.Engine {
 
         private final Thread waiter = Thread.currentThread();
         private volatile boolean pending;
-        private volatile boolean looked; // by the driver's thread, at what is pending
+        private volatile boolean looked; // whether the background thread has checked for messages
         private int spins;
 
         @Override
@@ -86,7 +86,7 @@ class MessageDriverTest {
         }
     }
 
-    /** Goes wrong twice: in a pass, and in failing what is pending. */
+    /** Throws twice: in a pass, and in failing the messages. */
     private static final class Failing implements MessageDriver.Engine {
 
         private final CountDownLatch failed = new CountDownLatch(2);
@@ -138,7 +138,7 @@ class MessageDriverTest {
         }
     }
 
-    /** A message that nobody waits for, issued when somebody has just stopped driving. */
+    /** A message without a waiter, issued just after another thread has stopped driving. */
     @Test
     void whatIsIssuedWhenSomebodyStopsIsDriven() {
         Random random = new Random(1);

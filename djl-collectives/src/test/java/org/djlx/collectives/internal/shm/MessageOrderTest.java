@@ -20,7 +20,7 @@ import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.ValueSource;
 
-/** Which message a receive gets. */
+/** The matching of messages and receives. */
 @Timeout(60)
 class MessageOrderTest {
 
@@ -116,7 +116,7 @@ class MessageOrderTest {
         }
     }
 
-    /** Searches lists for what has to come of each call, and checks it. */
+    /** Computes the expected outcome of each call from lists, and checks it. */
     private static final class Model {
 
         private final List<ProcessGroup> groups;

@@ -34,7 +34,7 @@ class MessageQueueTest {
 
     private static final Duration TIMEOUT = Duration.ofSeconds(20);
 
-    /** What happens to an operation, which nobody wants to know. */
+    /** A trace that ignores all events. */
     private record Untraced() implements OperationTrace {
 
         @Override
@@ -63,7 +63,8 @@ class MessageQueueTest {
 
     /**
      * Memory runs out on a receiver that drives messages: all of them fail, and their tensors are
-     * freed. The sender, who does not know yet, goes on: nothing of that may reach the memory.
+     * freed. The sender has not noticed yet and continues; its data must not reach the freed
+     * memory.
      */
     @Test
     void nothingIsWrittenIntoTheTensorsOfMessagesThatHaveFailed() {
@@ -114,7 +115,7 @@ class MessageQueueTest {
         }
     }
 
-    /** Rank 1 has given up because it has learnt first that rank 2 is dead. */
+    /** Rank 1 has withdrawn its message because it noticed first that rank 2 is dead. */
     @Test
     void aDeathIsNamedThoughAnotherRankGaveUpBecauseOfIt() throws Exception {
         Process process = new ProcessBuilder("sleep", "100").start();
@@ -135,7 +136,7 @@ class MessageQueueTest {
                     new MessageFailures(rendezvous, 0, 3).withdrawn(receive, 1).getMessage();
             String end = "rank 2 (pid " + dead + ") has ended without destroying the group";
             assertTrue(message.contains(end), message);
-            assertTrue(message.contains("rank 1 gave up sending"), message);
+            assertTrue(message.contains("rank 1 has withdrawn the message"), message);
             receive.end(null);
         }
     }

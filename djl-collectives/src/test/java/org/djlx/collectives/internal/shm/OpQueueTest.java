@@ -34,7 +34,7 @@ class OpQueueTest {
     private static final int ROUNDS = 1_000;
     private static final Agreed AGREED = new Agreed(null, new long[0], null, 0);
 
-    /** The thread that runs what nobody waits for. */
+    /** The thread that runs operations without a waiter. */
     private static Thread progressOf(ProcessGroup group) {
         String name = "shm-" + group.name() + "-rank-" + group.rank();
         return Thread.getAllStackTraces().keySet().stream()
@@ -55,7 +55,7 @@ class OpQueueTest {
         throw new IllegalStateException("it does not sleep");
     }
 
-    /** Waits until a thread sleeps until it is woken, and nobody wakes it for some time. */
+    /** Waits until a thread sleeps without a timeout, and is not woken for some time. */
     private static void awaitLongSleep(Thread thread) {
         int calm = 0;
         long before = 0;
@@ -108,7 +108,7 @@ class OpQueueTest {
         }
     }
 
-    /** The operation under way may wait for a peer; the thread of the queue sleeps meanwhile. */
+    /** The queue's thread sleeps while the running operation waits for a peer. */
     @Test
     void whatIsQueuedBehindARunningOperationIsNotPolled() throws Exception {
         ProcessGroup group = ProcessGroups.local(1).get(0);
@@ -130,14 +130,14 @@ class OpQueueTest {
                                 });
                 work.await();
             }
-            // Nobody else runs it.
+            // No other thread runs it.
             next[0].getFuture().toCompletableFuture().get();
         } finally {
             group.destroy();
         }
     }
 
-    /** Whoever runs an operation stops just when the thread of the queue wants to run the next. */
+    /** The running thread stops just when the queue's thread wants to run the next operation. */
     @Test
     void whatIsLeftWhenSomebodyStopsIsRun() throws Exception {
         Random random = new Random(1);
@@ -208,7 +208,7 @@ class OpQueueTest {
         }
     }
 
-    /** The thread of the queue, as nobody waits for the operation. */
+    /** The queue's thread, because no thread waits for the operation. */
     @Test
     void anInterruptEndsWithItsOperation() {
         List<ProcessGroup> groups = ProcessGroups.local(2);

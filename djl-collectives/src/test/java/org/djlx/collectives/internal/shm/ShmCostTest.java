@@ -35,7 +35,7 @@ import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 
-/** What operations cost: the bytes they copy, and that they keep nothing. */
+/** The costs of operations: bytes copied, and no memory kept. */
 @Timeout(60)
 class ShmCostTest {
 
@@ -212,7 +212,7 @@ class ShmCostTest {
                                 manager.zeros(new Shape(RANKS * COUNT))));
     }
 
-    /** Operations hold arrays of their own while they are under way, and none afterwards. */
+    /** Operations hold arrays while they are running, and none afterwards. */
     @Test
     void nothingIsKept() {
         ProcessGroups.run(

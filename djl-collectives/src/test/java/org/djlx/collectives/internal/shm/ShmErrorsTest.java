@@ -158,10 +158,10 @@ class ShmErrorsTest {
                 });
     }
 
-    /** Nobody waits for the message: the thread that drives them frees its tensor. */
+    /** No thread waits for the message: the driving thread frees its tensor. */
     @Test
     void anErrorInWhatFreesATensorEndsOneMessage() {
-        // A message that has arrived by then would leave the freeing to whoever closes the memory.
+        // If the message had already arrived, the thread that closes the memory would free it.
         CountDownLatch closed = new CountDownLatch(1);
         onAll(
                 2,

@@ -45,12 +45,14 @@ import org.djlx.collectives.store.Store;
 import org.djlx.nativeops.host.NativeMemory;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
+import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.function.Executable;
 
 /** What {@code shm} does when ranks are missing, leave, or die. */
 @Timeout(200)
+@Tag("slow")
 class ShmFailureTest {
 
     // Of operations only: the ranks must come together to create a group.
@@ -121,7 +123,7 @@ class ShmFailureTest {
                                 () -> group.withTimeout(SHORT).barrier().await());
                         gaveUp.countDown();
                     } else {
-                        // It completes nothing that rank 0 has given up.
+                        // It completes no operation that rank 0 has abandoned.
                         String message =
                                 assertThrows(
                                                 CollectiveException.class,

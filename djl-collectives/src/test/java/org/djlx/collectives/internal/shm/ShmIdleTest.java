@@ -10,15 +10,16 @@ import java.util.List;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 import org.djlx.collectives.RankProcesses;
+import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 
 /**
- * A rank that waits, or has nothing to do, uses no CPU: it sleeps until it is woken. This is about
- * CPU time, which does not depend on what else the machine does; a single thread that spins would
- * take all of the time that it waits.
+ * A waiting or idle rank sleeps and uses no CPU. The test measures CPU time, which does not depend
+ * on other load; a spinning thread would use all of its waiting time.
  */
 @Timeout(200)
+@Tag("slow")
 class ShmIdleTest {
 
     /** An eighth of the time: a sleeper looks after its peers, and the JVM compiles how it does. */

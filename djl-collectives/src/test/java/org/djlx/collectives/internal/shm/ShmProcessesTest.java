@@ -8,12 +8,14 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import org.djlx.collectives.ContractCases;
 import org.djlx.collectives.RankProcesses;
+import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.ValueSource;
 
 /** The contract on {@code shm}, with ranks that are processes. */
 @Timeout(300)
+@Tag("slow")
 class ShmProcessesTest {
 
     @ParameterizedTest

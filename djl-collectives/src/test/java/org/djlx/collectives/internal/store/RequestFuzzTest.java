@@ -22,12 +22,12 @@ import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 
 /**
- * What arrives at the server, at random: nonsense, requests with some bytes changed, requests cut
- * into pieces. Whatever it is, it must end no more than its own connection.
+ * Random input to the server: random bytes, corrupted requests, and requests in pieces. It must
+ * close at most its own connection.
  */
 class RequestFuzzTest {
 
-    // All keys and values fit: once they do not, whoever asks for something is refused.
+    // All keys and values fit, so that no request is rejected for lack of memory.
     private static final ServerLimits LIMITS = new ServerLimits(10, 200, 300, 200_000);
 
     @Test
@@ -136,7 +136,7 @@ class RequestFuzzTest {
         }
     }
 
-    /** Returns what the server answered. */
+    /** Returns the server's answers. */
     private static byte[] drain(EmbeddedChannel channel) {
         channel.runPendingTasks();
         ByteArrayOutputStream all = new ByteArrayOutputStream();
@@ -169,7 +169,7 @@ class RequestFuzzTest {
             }
             case 2 -> bytes[random.nextInt(bytes.length)] = (byte) random.nextInt();
             default -> {
-                // Lengths and counts start behind the command.
+                // Lengths and counts start after the command.
                 int at = random.nextInt(Math.min(9, bytes.length));
                 bytes[at] ^= (byte) (1 << random.nextInt(8));
             }

@@ -172,7 +172,7 @@ class ServerConnectionTest {
         int port = small.address().getPort();
         try (small;
                 Socket greedy = new Socket(small.address().getAddress(), port)) {
-            // 2000 keys to wait for, of which each that has arrived is kept: 100 bytes.
+            // A wait for 2000 keys; each received key is kept and takes 100 bytes.
             greedy.getOutputStream()
                     .write(HexFormat.of().parseHex("00cef7853c" + "06" + "d007000000000000"));
             byte[] key = HexFormat.of().parseHex("2400000000000000" + "78".repeat(36));

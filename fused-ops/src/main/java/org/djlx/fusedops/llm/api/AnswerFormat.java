@@ -9,21 +9,26 @@ import org.djlx.fusedops.llm.GeneratedPiece;
 import org.djlx.fusedops.llm.Generation;
 
 /**
- * Words the answer to one request, which has a choice for each of its prompts. An answer is either
- * whole, and then {@link #whole} is all of it, or streamed: {@link #begin}, {@link #piece} for each
- * and an end for each choice, the end of all or {@link #failure}. For one thread at a time.
+ * Formats the answer to one request, which has a choice for each prompt. For one thread at a time.
+ *
+ * <ul>
+ *   <li>Not streamed: {@link #whole} returns the answer.
+ *   <li>Streamed: call {@link #begin}, then {@link #piece} for each piece and {@link #end(int,
+ *       Generation)} for each choice, then {@link #end(List)}. After a failure call {@link
+ *       #failure} instead of the rest.
+ * </ul>
  */
 public interface AnswerFormat {
 
     /**
-     * Tells whether the client wants the answer piece by piece.
+     * Tells whether the client has asked for a streamed answer.
      *
-     * @return whether it is streamed
+     * @return whether the answer is streamed
      */
     boolean isStreamed();
 
     /**
-     * Returns the type of what is sent.
+     * Returns the content type of the answer.
      *
      * @return the MIME type
      */
@@ -32,54 +37,54 @@ public interface AnswerFormat {
     /**
      * Begins a streamed answer.
      *
-     * @return what to send; may be empty, as for the others
+     * @return the text to send; may be empty, as for the methods below
      */
     String begin();
 
     /**
-     * Words a piece of a streamed answer.
+     * Formats a piece of a streamed answer.
      *
-     * @param choice the place of its prompt among those of the request, from 0 on
+     * @param choice the index of the choice
      * @param piece the piece
-     * @return what to send
+     * @return the text to send
      */
     String piece(int choice, GeneratedPiece piece);
 
     /**
      * Ends a choice of a streamed answer.
      *
-     * @param choice the place of its prompt
-     * @param generation the generation, which has ended
-     * @return what to send
+     * @param choice the index of the choice
+     * @param generation its generation, which has ended
+     * @return the text to send
      */
     String end(int choice, Generation generation);
 
     /**
-     * Ends a streamed answer, all of whose choices have ended.
+     * Ends a streamed answer after all choices have ended.
      *
      * @param generations the generation of each choice
-     * @return what to send
+     * @return the text to send
      */
     String end(List<Generation> generations);
 
     /**
-     * Ends a streamed answer that failed on its way.
+     * Ends a streamed answer of which a part has been sent, after a failure.
      *
-     * @param failure what happened
-     * @return what to send
+     * @param failure the error
+     * @return the text to send
      */
     String failure(ApiException failure);
 
     /**
-     * Returns the refusal of an answer of which nothing has been sent.
+     * Formats an error of which nothing has been sent.
      *
-     * @param failure what happened
-     * @return the same, in the form of the request's schema
+     * @param failure the error
+     * @return the same error in the schema of the request
      */
     ApiException refusal(ApiException failure);
 
     /**
-     * Words an answer that is not streamed.
+     * Formats an answer that is not streamed.
      *
      * @param pieces all pieces of each choice
      * @param generations the generation of each choice, which has ended

@@ -6,7 +6,7 @@ package org.djlx.fusedops.llm.api;
 
 import com.google.gson.JsonObject;
 
-/** A request that is refused, or an answer that failed, as the client is told. */
+/** An error for the client: a refused request or a failed answer. */
 public final class ApiException extends RuntimeException {
 
     private static final long serialVersionUID = 1;
@@ -14,22 +14,22 @@ public final class ApiException extends RuntimeException {
     /** The HTTP status. */
     private final int status;
 
-    /** OpenAI's name for the kind of error. */
+    /** The error type, as OpenAI names it. */
     private final String type;
 
-    /** The entry of the request that is wrong, or null. */
+    /** The wrong entry of the request, or null. */
     private final String option;
 
-    /** Whether the request is in DJL Serving's schema, and the error so, too. */
+    /** Whether the error is in DJL Serving's schema. */
     private final boolean ofInvocation;
 
     /**
-     * Creates the exception, in OpenAI's form.
+     * Creates an error in OpenAI's schema.
      *
      * @param status the HTTP status
-     * @param type OpenAI's name for this kind of error, for example {@code invalid_request_error}
-     * @param option the entry of the request that is wrong; null if it is none
-     * @param message what is wrong
+     * @param type the error type, as OpenAI names it, for example {@code invalid_request_error}
+     * @param option the wrong entry of the request; null if the error is not about an entry
+     * @param message the message
      */
     public ApiException(int status, String type, String option, String message) {
         this(status, type, option, message, false, null);
@@ -50,15 +50,21 @@ public final class ApiException extends RuntimeException {
     }
 
     /**
-     * Returns this error in the form of DJL Serving's schema.
+     * Returns this error in DJL Serving's schema.
      *
-     * @return the same error, caused by this
+     * @return the error; this is its cause
      */
     public ApiException forInvocation() {
         return new ApiException(status, type, option, getMessage(), true, this);
     }
 
-    /** Returns that an entry of the request is wrong. */
+    /**
+     * Creates an error about a wrong request, with status 400.
+     *
+     * @param option the wrong entry of the request; null if the error is not about an entry
+     * @param message the message
+     * @return the error
+     */
     public static ApiException badRequest(String option, String message) {
         return new ApiException(400, "invalid_request_error", option, message);
     }
@@ -66,17 +72,17 @@ public final class ApiException extends RuntimeException {
     /**
      * Returns the HTTP status.
      *
-     * @return the status, from 400 on
+     * @return the status, 400 or more
      */
     public int status() {
         return status;
     }
 
     /**
-     * Returns the error as the client is told.
+     * Returns the error for the client.
      *
-     * @return a JSON object on one line: OpenAI's, or {@code {"error": message, "code": status}} if
-     *     it is {@linkplain #forInvocation for an invocation}
+     * @return a JSON object on one line: in OpenAI's schema, or {@code {"error": message, "code":
+     *     status}} in {@linkplain #forInvocation DJL Serving's}
      */
     public String toJson() {
         JsonObject json = new JsonObject();

@@ -12,7 +12,7 @@ import java.util.List;
 import org.djlx.fusedops.llm.GeneratedPiece;
 import org.djlx.fusedops.llm.Generation;
 
-/** DJL Serving's answers, whole or as lines of JSON, of which the last one has the whole text. */
+/** DJL Serving's schema. A streamed answer is JSON lines; the last line has the complete text. */
 final class InvocationAnswer implements AnswerFormat {
 
     private final boolean streamed;
@@ -21,16 +21,16 @@ final class InvocationAnswer implements AnswerFormat {
     private final List<String> prompts;
     private final boolean array;
     private final StringBuilder text = new StringBuilder();
-    private GeneratedPiece held; // until it is known whether it is the last
+    private GeneratedPiece held; // sent with the next call, because the last line differs
 
     /**
      * Creates the format of an answer.
      *
-     * @param streamed whether it comes as lines
-     * @param details whether a whole answer has details
-     * @param echoes whether the prompt comes before the generated text
-     * @param prompts the prompts; one, if it comes as lines
-     * @param array whether a whole answer is an array, as the prompts were
+     * @param streamed whether the answer is streamed
+     * @param details whether an answer that is not streamed has details
+     * @param echoes whether the generated text begins with the prompt
+     * @param prompts the prompts; exactly one if the answer is streamed
+     * @param array whether an answer that is not streamed is an array
      */
     InvocationAnswer(
             boolean streamed,

@@ -20,19 +20,20 @@ import java.util.Set;
 import org.djlx.fusedops.internal.RequestJson;
 
 /**
- * A JSON object of a request. What is asked for is checked for its type and range; what nobody has
- * asked for is an error, so that no option is ignored. An option that is null is as good as none.
+ * Reads options from a JSON object of a request. Getters check type and range. {@link
+ * #requireNoOthers} refuses options that no getter has read, so no option is ignored. An option of
+ * null counts as missing.
  */
 final class JsonOptions {
 
     static final Gson GSON = new GsonBuilder().disableHtmlEscaping().serializeNulls().create();
 
-    private static final int DEEPEST = 16;
-    private static final int LONGEST_NUMBER = 40;
-    private static final int MOST_STRINGS = 16;
+    private static final int MAX_DEPTH = 16;
+    private static final int MAX_NUMBER_LENGTH = 40;
+    private static final int MAX_STRINGS = 16;
 
-    /** How many prompts one request may have: each takes memory before it is known to be right. */
-    static final int MOST_PROMPTS = 128;
+    /** The most prompts of a request: each takes memory before it is checked. */
+    static final int MAX_PROMPTS = 128;
 
     private final JsonObject json;
     private final String path;
@@ -43,7 +44,7 @@ final class JsonOptions {
         this.path = path;
     }
 
-    /** Reads the only JSON object of a text. */
+    /** Parses a request, which must be one JSON object. */
     static JsonOptions parse(byte[] utf8) {
         if (utf8 == null) {
             throw new IllegalArgumentException("the request is null");
@@ -54,18 +55,18 @@ final class JsonOptions {
         } catch (CharacterCodingException e) {
             throw ApiException.badRequest(null, "the request is not UTF-8");
         }
-        if (text.isBlank()) { // As DJL Serving hands on what is not said to be JSON.
+        if (text.isBlank()) { // DJL Serving passes no body of other content types.
             throw ApiException.badRequest(
-                    null, "the request is empty; send JSON, as Content-Type: application/json");
+                    null, "the request is empty; send JSON with Content-Type: application/json");
         }
         JsonElement json;
         try {
-            json = RequestJson.parse(text, DEEPEST);
+            json = RequestJson.parse(text, MAX_DEPTH);
         } catch (IllegalArgumentException e) {
             throw ApiException.badRequest(null, e.getMessage());
         }
         if (!json.isJsonObject()) {
-            throw ApiException.badRequest(null, "the request is no JSON object");
+            throw ApiException.badRequest(null, "the request is not a JSON object");
         }
         return new JsonOptions(json.getAsJsonObject(), "");
     }
@@ -80,14 +81,14 @@ final class JsonOptions {
         return get(name) != null;
     }
 
-    /** Returns that the value of an option is wrong. */
+    /** Creates an error about the value of an option. */
     ApiException wrong(String name, String must) {
         return ApiException.badRequest(path + name, "'" + path + name + "' must be " + must);
     }
 
-    String text(String name, String otherwise) {
+    String text(String name, String defaultValue) {
         JsonElement value = get(name);
-        return value == null ? otherwise : text(name, value, "a string");
+        return value == null ? defaultValue : text(name, value, "a string");
     }
 
     private String text(String name, JsonElement value, String must) {
@@ -96,15 +97,15 @@ final class JsonOptions {
         }
         String text = primitive.getAsString();
         if (!StandardCharsets.UTF_8.newEncoder().canEncode(text)) {
-            throw wrong(name, "text without halves of surrogate pairs");
+            throw wrong(name, "text without unpaired surrogates");
         }
         return text;
     }
 
-    boolean flag(String name, boolean otherwise) {
+    boolean flag(String name, boolean defaultValue) {
         JsonElement value = get(name);
         if (value == null) {
-            return otherwise;
+            return defaultValue;
         }
         if (!(value instanceof JsonPrimitive primitive) || !primitive.isBoolean()) {
             throw wrong(name, "true or false");
@@ -112,53 +113,53 @@ final class JsonOptions {
         return primitive.getAsBoolean();
     }
 
-    double number(String name, double least, double most, double otherwise) {
+    double number(String name, double min, double max, double defaultValue) {
         JsonElement value = get(name);
         if (value == null) {
-            return otherwise;
+            return defaultValue;
         }
         double number = number(value);
-        if (!(number >= least && number <= most)) {
-            boolean above = least == Double.MIN_NORMAL;
+        if (!(number >= min && number <= max)) {
+            boolean above = min == Double.MIN_NORMAL;
             throw wrong(
                     name,
                     above
-                            ? "a number above 0 and at most " + most
-                            : "a number from " + least + " to " + most);
+                            ? "a number above 0 and at most " + max
+                            : "a number from " + min + " to " + max);
         }
         return number;
     }
 
-    /** Returns a number, or NaN if it is none. */
+    /** Returns NaN if the value is not a number, or is longer than any useful one. */
     private static double number(JsonElement value) {
         if (!(value instanceof JsonPrimitive primitive) || !primitive.isNumber()) {
             return Double.NaN;
         }
         String digits = primitive.getAsString();
-        return digits.length() > LONGEST_NUMBER ? Double.NaN : Double.parseDouble(digits);
+        return digits.length() > MAX_NUMBER_LENGTH ? Double.NaN : Double.parseDouble(digits);
     }
 
-    long integer(String name, long least, long most, long otherwise) {
+    long integer(String name, long min, long max, long defaultValue) {
         JsonElement value = get(name);
-        return value == null ? otherwise : integer(name, value, least, most);
+        return value == null ? defaultValue : integer(name, value, min, max);
     }
 
-    private long integer(String name, JsonElement value, long least, long most) {
+    private long integer(String name, JsonElement value, long min, long max) {
         try {
-            // Not by way of a double: seeds have 64 bits.
+            // Not parsed as a double, because seeds have 64 bits.
             if (value instanceof JsonPrimitive primitive && primitive.isNumber()) {
                 long number = Long.parseLong(primitive.getAsString());
-                if (number >= least && number <= most) {
+                if (number >= min && number <= max) {
                     return number;
                 }
             }
         } catch (NumberFormatException e) {
-            // Said below.
+            // Falls through to the error below.
         }
-        throw wrong(name, "a whole number from " + least + " to " + most);
+        throw wrong(name, "a whole number from " + min + " to " + max);
     }
 
-    /** Returns strings that may be given as one. */
+    /** Returns an array of strings; a single string counts as an array of one. */
     List<String> texts(String name) {
         JsonElement value = get(name);
         if (value == null) {
@@ -170,8 +171,8 @@ final class JsonOptions {
         }
         List<String> texts = new ArrayList<>();
         for (JsonElement element : value.getAsJsonArray()) {
-            if (texts.size() == MOST_STRINGS) {
-                throw wrong(name, "at most " + MOST_STRINGS + " strings");
+            if (texts.size() == MAX_STRINGS) {
+                throw wrong(name, "at most " + MAX_STRINGS + " strings");
             }
             texts.add(text(name, element, must));
         }
@@ -184,15 +185,15 @@ final class JsonOptions {
     }
 
     /**
-     * Returns the prompts of an array that begins with a string or another array, by their places;
-     * what is no such array alone, by its name.
+     * Returns the prompts of an option. If {@link #isArrayOfTexts}, the elements are named {@code
+     * name[0]}, {@code name[1]} …; otherwise the option is a single prompt under its own name.
      */
     JsonOptions prompts(String name) {
         JsonObject elements = new JsonObject();
         if (isArrayOfTexts(name)) {
             JsonArray array = get(name).getAsJsonArray();
-            if (array.size() > MOST_PROMPTS) {
-                throw wrong(name, "an array of at most " + MOST_PROMPTS + " prompts");
+            if (array.size() > MAX_PROMPTS) {
+                throw wrong(name, "an array of at most " + MAX_PROMPTS + " prompts");
             }
             for (int i = 0; i < array.size(); i++) {
                 elements.add(name + "[" + i + "]", array.get(i));
@@ -203,7 +204,7 @@ final class JsonOptions {
         return new JsonOptions(elements, path);
     }
 
-    /** Tells whether it is an array that begins with a string or another array. */
+    /** Tells whether an option is an array whose first element is a string or an array. */
     boolean isArrayOfTexts(String name) {
         return isArray(name)
                 && !get(name).getAsJsonArray().isEmpty()
@@ -217,13 +218,13 @@ final class JsonOptions {
         return json.keySet();
     }
 
-    /** Returns the whole numbers of an array, from 0 on; none if there is no array. */
+    /** Returns an array of whole numbers, 0 or more each; empty if the option is missing. */
     int[] integers(String name) {
         return integers(name, Integer.MAX_VALUE);
     }
 
-    /** As above, of so many at most. */
-    int[] integers(String name, int most) {
+    /** As {@link #integers(String)}, with a maximum length. */
+    int[] integers(String name, int maxLength) {
         if (!has(name)) {
             return new int[0];
         }
@@ -231,8 +232,8 @@ final class JsonOptions {
             throw wrong(name, "an array of whole numbers");
         }
         JsonArray array = get(name).getAsJsonArray();
-        if (array.size() > most) {
-            throw wrong(name, "an array of at most " + most + " whole numbers");
+        if (array.size() > maxLength) {
+            throw wrong(name, "an array of at most " + maxLength + " whole numbers");
         }
         int[] numbers = new int[array.size()];
         for (int i = 0; i < numbers.length; i++) {
@@ -241,7 +242,7 @@ final class JsonOptions {
         return numbers;
     }
 
-    /** Returns the options of an object in this one; empty ones if there is none. */
+    /** Returns a nested object; empty if the option is missing. */
     JsonOptions object(String name) {
         JsonElement value = get(name);
         if (value != null && !value.isJsonObject()) {
@@ -251,11 +252,11 @@ final class JsonOptions {
                 value == null ? new JsonObject() : value.getAsJsonObject(), path + name + '.');
     }
 
-    /** Returns the objects of an array. */
+    /** Returns an array of one or more objects. */
     List<JsonOptions> objects(String name) {
         JsonElement value = get(name);
         if (value == null || !value.isJsonArray() || value.getAsJsonArray().isEmpty()) {
-            throw wrong(name, "an array of one object or more");
+            throw wrong(name, "an array of one or more objects");
         }
         List<JsonOptions> objects = new ArrayList<>();
         for (JsonElement element : value.getAsJsonArray()) {
@@ -268,12 +269,11 @@ final class JsonOptions {
         return objects;
     }
 
-    /** Checks that there is nothing else than what was asked for. */
+    /** Refuses options that have not been read. */
     void requireNoOthers() {
         for (String name : json.keySet()) {
             if (!known.contains(name)) {
-                throw ApiException.badRequest(
-                        path + name, "there is no option '" + path + name + "'");
+                throw ApiException.badRequest(path + name, "unknown option '" + path + name + "'");
             }
         }
     }

@@ -15,12 +15,12 @@ import org.djlx.fusedops.llm.FinishReason;
 import org.djlx.fusedops.llm.GeneratedPiece;
 import org.djlx.fusedops.llm.Generation;
 
-/** OpenAI's answers, whole or as server-sent events. */
+/** OpenAI's schema. A streamed answer is server-sent events. */
 final class OpenAiAnswer implements AnswerFormat {
 
     private final boolean chat;
     private final boolean streamed;
-    private final boolean tellsUsage;
+    private final boolean includesUsage;
     private final List<String> echoes;
     private final String model;
     private final String id;
@@ -29,17 +29,21 @@ final class OpenAiAnswer implements AnswerFormat {
     /**
      * Creates the format of an answer.
      *
-     * @param chat whether it is a chat's
-     * @param streamed whether it comes as events
-     * @param tellsUsage whether the last event but one says how many tokens there were
-     * @param echoes what comes before the generated text of each choice
+     * @param chat whether this is a chat completion
+     * @param streamed whether the answer is streamed
+     * @param includesUsage whether a streamed answer ends with the numbers of tokens
+     * @param echoes the text before the generated text of each choice
      * @param model the model's name
      */
     OpenAiAnswer(
-            boolean chat, boolean streamed, boolean tellsUsage, List<String> echoes, String model) {
+            boolean chat,
+            boolean streamed,
+            boolean includesUsage,
+            List<String> echoes,
+            String model) {
         this.chat = chat;
         this.streamed = streamed;
-        this.tellsUsage = tellsUsage;
+        this.includesUsage = includesUsage;
         this.echoes = echoes;
         this.model = model;
         id = (chat ? "chatcmpl-" : "cmpl-") + UUID.randomUUID();
@@ -87,7 +91,7 @@ final class OpenAiAnswer implements AnswerFormat {
     @Override
     public String end(List<Generation> generations) {
         String usage = "";
-        if (tellsUsage) {
+        if (includesUsage) {
             JsonObject json = header();
             json.add("choices", new JsonArray());
             json.add("usage", usage(generations));
@@ -170,7 +174,7 @@ final class OpenAiAnswer implements AnswerFormat {
         return JsonOptions.GSON.toJson(json);
     }
 
-    /** Returns the text of pieces. */
+    /** Returns the concatenated texts of pieces. */
     static String text(List<GeneratedPiece> pieces) {
         return pieces.stream().map(GeneratedPiece::text).collect(Collectors.joining());
     }

@@ -7,22 +7,22 @@ package org.djlx.fusedops.llm.api;
 import java.util.List;
 import org.djlx.fusedops.llm.GenerationRequest;
 
-/** The options by which OpenAI's clients say how tokens are chosen, in chats and in completions. */
+/** Reads the options that OpenAI's chat completions and completions share. */
 final class OpenAiOptions {
 
-    /** The tokens that end a generation, which OpenAI has not: as vLLM and DJL Serving name it. */
+    /** Stop tokens: not in OpenAI's schema; the name is vLLM's and DJL Serving's. */
     private static final String STOP_TOKENS = "stop_token_ids";
 
-    private static final int MOST_STOP_TOKENS = 128; // Each prompt of a request keeps them.
+    private static final int MAX_STOP_TOKENS = 128; // Each prompt of a request has a copy.
 
     private OpenAiOptions() {}
 
     /**
-     * Reads them. Of those that nothing here can do, the values that ask for nothing are accepted,
-     * as clients send them.
+     * Reads sampling parameters and stop conditions. An option that is not supported may have its
+     * default, because clients send it; another value is an error.
      */
     static GenerationRequest.Builder read(JsonOptions json) {
-        requireNeutral(json);
+        requireDefaults(json);
         json.text("user", "");
         json.object("logit_bias").requireNoOthers();
         JsonOptions format = json.object("response_format");
@@ -47,7 +47,7 @@ final class OpenAiOptions {
     }
 
     static int[] stopTokens(JsonOptions json) {
-        return json.integers(STOP_TOKENS, MOST_STOP_TOKENS);
+        return json.integers(STOP_TOKENS, MAX_STOP_TOKENS);
     }
 
     static List<String> stops(JsonOptions json, String name) {
@@ -58,23 +58,23 @@ final class OpenAiOptions {
         return stops;
     }
 
-    /** Refuses what the options of both schemas ask for that nothing here can do. */
-    static void requireNeutral(JsonOptions json) {
-        neutral(json, "n", 1);
-        neutral(json, "best_of", 1);
-        neutral(json, "presence_penalty", 0);
-        neutral(json, "frequency_penalty", 0);
-        neutral(json, "min_p", 0);
+    /** Refuses options of both schemas that are not supported, unless they have their default. */
+    static void requireDefaults(JsonOptions json) {
+        requireDefault(json, "n", 1);
+        requireDefault(json, "best_of", 1);
+        requireDefault(json, "presence_penalty", 0);
+        requireDefault(json, "frequency_penalty", 0);
+        requireDefault(json, "min_p", 0);
     }
 
-    /** Returns among how many tokens is drawn; 0, or -1 as vLLM has it, is among all. */
+    /** Reads top-k. Both 0 and -1, vLLM's default, mean all tokens. */
     static int topK(JsonOptions json) {
         return (int) Math.max(0, json.integer("top_k", -1, Integer.MAX_VALUE, 0));
     }
 
-    private static void neutral(JsonOptions json, String name, long value) {
+    private static void requireDefault(JsonOptions json, String name, long value) {
         if (json.number(name, -Double.MAX_VALUE, Double.MAX_VALUE, value) != value) {
-            throw json.wrong(name, value + ", as nothing else is possible");
+            throw json.wrong(name, value + "; other values are not supported");
         }
     }
 }

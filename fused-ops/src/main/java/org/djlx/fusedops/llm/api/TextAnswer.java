@@ -4,25 +4,24 @@
  */
 package org.djlx.fusedops.llm.api;
 
-import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.Optional;
 import java.util.concurrent.CancellationException;
-import java.util.concurrent.TimeoutException;
 import org.djlx.fusedops.llm.FinishReason;
 import org.djlx.fusedops.llm.GeneratedPiece;
 import org.djlx.fusedops.llm.Generation;
 
 /**
- * The answer to one request as it is generated: what there is of all its generations, in words. One
- * thread takes these; the other methods may be called by any thread.
+ * The answer to one request, formatted as it is generated. One thread calls {@link #poll}; the
+ * other methods are thread-safe.
  */
 public final class TextAnswer {
 
     private final AnswerFormat format;
     private final List<Generation> generations;
-    private final List<List<GeneratedPiece>> pieces = new ArrayList<>(); // if it is not streamed
-    private final List<Integer> open = new ArrayList<>(); // those that go on, the next one first
+    private final List<List<GeneratedPiece>> pieces = new ArrayList<>(); // unless streamed
+    private final List<Integer> open = new ArrayList<>(); // choices that run; the next one first
     private boolean begun;
 
     TextAnswer(AnswerFormat format, List<Generation> generations) {
@@ -35,32 +34,38 @@ public final class TextAnswer {
     }
 
     /**
-     * Takes a piece that is there, of each generation in turn, without waiting for one.
+     * Takes the next piece of any generation, in turn, and formats it. Does not block.
      *
-     * @return what to send, which may be empty; null if all has been returned
-     * @throws TimeoutException if no piece is there yet
-     * @throws InterruptedException if the calling thread is interrupted
+     * @return the text to send, which may be empty; {@link Optional#empty} if there is nothing yet,
+     *     or if the answer is {@linkplain #isComplete complete}
      * @throws CancellationException if a generation was cancelled
      * @throws ai.djl.engine.EngineException if a generation has failed
      */
-    public String next() throws TimeoutException, InterruptedException {
-        TimeoutException none = null;
+    public Optional<String> poll() {
         for (int i = 0; i < open.size(); i++) {
             int choice = open.remove(0);
             open.add(choice);
-            try {
-                return take(choice, generations.get(choice).next(Duration.ZERO));
-            } catch (TimeoutException e) {
-                none = e; // There may be one of the next generation.
+            Generation generation = generations.get(choice);
+            boolean ended = generation.finishReason().isPresent(); // before poll(), see there
+            Optional<GeneratedPiece> piece = generation.poll();
+            if (piece.isPresent() || ended) {
+                return Optional.of(format(choice, piece.orElse(null)));
             }
         }
-        if (none != null) {
-            throw none;
-        }
-        return null;
+        return Optional.empty();
     }
 
-    private String take(int choice, GeneratedPiece piece) {
+    /**
+     * Tells whether {@link #poll} has returned the complete answer.
+     *
+     * @return whether all generations have ended and all text was returned
+     */
+    public boolean isComplete() {
+        return open.isEmpty();
+    }
+
+    /** Formats a piece, or the end of a choice if it is null. */
+    private String format(int choice, GeneratedPiece piece) {
         String text = begun || !format.isStreamed() ? "" : format.begin();
         begun = true;
         if (piece != null) {
@@ -82,15 +87,15 @@ public final class TextAnswer {
         return open.isEmpty() ? format.whole(pieces, generations) : text;
     }
 
-    /** Cancels all generations. */
+    /** Cancels all generations. Returns at once. */
     public void cancel() {
         generations.forEach(Generation::cancel);
     }
 
     /**
-     * Runs code whenever there may be something new.
+     * Sets a listener for new pieces.
      *
-     * @param listener is run as {@link Generation#onProgress} says
+     * @param listener runs when {@link #poll} may have something; see {@link Generation#onProgress}
      */
     public void onProgress(Runnable listener) {
         generations.forEach(generation -> generation.onProgress(listener));

@@ -12,12 +12,12 @@ import org.djlx.fusedops.llm.text.ChatTemplate;
 import org.djlx.fusedops.llm.text.TextTokenizer;
 
 /**
- * Reads requests to one model: OpenAI's <a
+ * Reads requests for one model: OpenAI's <a
  * href="https://platform.openai.com/docs/api-reference/chat">chat completions</a> and <a
  * href="https://platform.openai.com/docs/api-reference/completions">completions</a>, and DJL
  * Serving's <a
  * href="https://docs.djl.ai/master/docs/serving/serving/docs/lmi/user_guides/lmi_input_output_schema.html">text
- * generation</a>. An option that is not known is refused, not ignored. Thread-safe.
+ * generation</a>. Unknown options are errors, not ignored. Thread-safe.
  */
 public final class TextApi {
 
@@ -32,10 +32,10 @@ public final class TextApi {
     /**
      * Creates an API.
      *
-     * @param model the name by which clients call the model
-     * @param generator the model; it is not closed with this
-     * @param template how chats are written for it
-     * @throws IllegalArgumentException if something is null, or the model has no tokenizer
+     * @param model the model's name for clients
+     * @param generator the generator; the caller closes it
+     * @param template the model's chat template
+     * @throws IllegalArgumentException if an argument is null, or the model has no tokenizer
      */
     public TextApi(String model, TextGenerator generator, ChatTemplate template) {
         if (model == null || generator == null || template == null) {
@@ -63,12 +63,13 @@ public final class TextApi {
     }
 
     /**
-     * Reads a request of any of the three kinds, by what it has: messages, inputs or a prompt.
+     * Reads a request in any of the three schemas: {@code messages} make it a chat completion,
+     * {@code inputs} DJL Serving's, otherwise it is a completion.
      *
      * @param json the request, in UTF-8
      * @return the request
-     * @throws ApiException if it cannot be served; in the form of its schema, or in that of DJL
-     *     Serving's if it is no JSON object
+     * @throws ApiException if the request is not valid; in its own schema, or in DJL Serving's if
+     *     it is not a JSON object
      */
     public TextCall read(byte[] json) {
         JsonOptions options = parseInvocation(json);
@@ -79,11 +80,11 @@ public final class TextApi {
     }
 
     /**
-     * Reads a chat.
+     * Reads a request for a chat completion.
      *
      * @param json the request, in UTF-8
      * @return the request
-     * @throws ApiException if it cannot be served
+     * @throws ApiException if the request is not valid
      */
     public TextCall chat(byte[] json) {
         return chat(JsonOptions.parse(json));
@@ -94,11 +95,11 @@ public final class TextApi {
         boolean streamed = json.flag("stream", false);
         boolean usage = usage(json, streamed);
         if (json.flag("logprobs", false)) {
-            throw json.wrong("logprobs", "false, as nothing else is possible");
+            throw json.wrong("logprobs", "false; log probabilities are not supported");
         }
         GenerationRequest.Builder builder = OpenAiOptions.read(json);
         String name = json.has("max_tokens") ? "max_tokens" : "max_completion_tokens";
-        long most = json.integer(name, 1, Integer.MAX_VALUE, 0);
+        long maxTokens = json.integer(name, 1, Integer.MAX_VALUE, 0);
         List<ChatTemplate.Message> messages = new ArrayList<>();
         for (JsonOptions message : json.objects("messages")) {
             messages.add(message(message));
@@ -113,7 +114,10 @@ public final class TextApi {
         int[] prompt = tokenizer.encode(text, template.addsSpecialTokens());
         builder.setPromptTokens(prompt);
         builder.optMaxNewTokens(
-                (int) (most == 0 ? Math.max(1, generator.maxLength() - prompt.length) : most));
+                (int)
+                        (maxTokens == 0
+                                ? Math.max(1, generator.maxLength() - prompt.length)
+                                : maxTokens));
         return new TextCall(
                 List.of(build(builder)),
                 new OpenAiAnswer(true, streamed, usage, List.of(""), model));
@@ -149,11 +153,11 @@ public final class TextApi {
     }
 
     /**
-     * Reads a request to go on with a prompt, or with each of several.
+     * Reads a request for a completion of one or more prompts.
      *
      * @param json the request, in UTF-8
      * @return the request
-     * @throws ApiException if it cannot be served
+     * @throws ApiException if the request is not valid
      */
     public TextCall completion(byte[] json) {
         return completion(JsonOptions.parse(json));
@@ -177,7 +181,7 @@ public final class TextApi {
             if (prompts.isArray(name)) {
                 int[] tokens = prompts.integers(name);
                 if (tokens.length == 0) {
-                    throw prompts.wrong(name, "a text or tokens that are not empty");
+                    throw prompts.wrong(name, "a non-empty text or array of tokens");
                 }
                 requests.add(build(builder.setPrompt(null).setPromptTokens(tokens)));
                 echoed.add(echoes ? tokenizer.decode(tokens) : "");
@@ -194,7 +198,7 @@ public final class TextApi {
     private static String notEmpty(JsonOptions json, String name) {
         String text = json.text(name, "");
         if (text.isEmpty()) {
-            throw json.wrong(name, "a text that is not empty");
+            throw json.wrong(name, "a non-empty text");
         }
         return text;
     }
@@ -207,13 +211,13 @@ public final class TextApi {
     }
 
     private void checkModel(JsonOptions json) {
-        String wanted = json.text("model", model);
-        if (!wanted.equals(model)) {
+        String requested = json.text("model", model);
+        if (!requested.equals(model)) {
             throw new ApiException(
                     404,
                     "not_found_error",
                     "model",
-                    "there is no model '" + wanted + "', but '" + model + "'");
+                    "unknown model '" + requested + "'; this server has '" + model + "'");
         }
     }
 
@@ -222,7 +226,7 @@ public final class TextApi {
      *
      * @param json the request, in UTF-8
      * @return the request
-     * @throws ApiException if it cannot be served, in the form of this schema
+     * @throws ApiException if the request is not valid; in this schema
      */
     public TextCall invocation(byte[] json) {
         return invocation(parseInvocation(json));
@@ -250,7 +254,8 @@ public final class TextApi {
         List<String> prompts = inputs.names().stream().map(name -> notEmpty(inputs, name)).toList();
         boolean streamed = json.flag("stream", false);
         if (streamed && array) {
-            throw json.wrong("stream", "false if 'inputs' is an array: ask for each by itself");
+            throw json.wrong(
+                    "stream", "false if 'inputs' is an array; send a request for each input");
         }
         JsonOptions options = json.object("parameters");
         boolean samples =
@@ -281,9 +286,10 @@ public final class TextApi {
         builder.optStopTokens(OpenAiOptions.stopTokens(options));
         if (options.flag("decoder_input_details", false)) {
             throw options.wrong(
-                    "decoder_input_details", "false, as no scores of the prompt's tokens are kept");
+                    "decoder_input_details",
+                    "false; log probabilities of the prompt are not supported");
         }
-        OpenAiOptions.requireNeutral(options);
+        OpenAiOptions.requireDefaults(options);
         boolean details = options.flag("details", false);
         boolean echoes = options.flag("return_full_text", false);
         options.requireNoOthers();

@@ -9,22 +9,22 @@ import org.djlx.fusedops.llm.GenerationRequest;
 import org.djlx.fusedops.llm.TextGenerator;
 
 /**
- * A request to generate text.
+ * A parsed API request.
  *
- * @param requests what to generate, for each of its prompts
- * @param format how the answer is worded
+ * @param requests a generation request for each prompt
+ * @param format formats the answer
  */
 public record TextCall(List<GenerationRequest> requests, AnswerFormat format) {
 
     /**
-     * Has a generator accept all of it, or nothing.
+     * Submits the generation requests: all or none.
      *
      * @param generator the generator
-     * @return the answer, which comes from now on
-     * @throws IllegalArgumentException if the generator is null, or its model cannot do it; this
-     *     and the following as {@link TextGenerator#submitAll} says
-     * @throws java.util.concurrent.RejectedExecutionException if too many requests wait already
-     * @throws IllegalStateException if the generator is closed, or its model is lost
+     * @return the answer
+     * @throws IllegalArgumentException if the generator is null, or the model cannot serve a
+     *     request; see {@link TextGenerator#submitAll}
+     * @throws java.util.concurrent.RejectedExecutionException if the queue is full
+     * @throws IllegalStateException if the generator is closed or has failed
      */
     public TextAnswer submit(TextGenerator generator) {
         if (generator == null) {

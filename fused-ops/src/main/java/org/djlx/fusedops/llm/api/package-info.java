@@ -4,20 +4,21 @@
  */
 /* Package-private:
  * InvocationAnswer  DJL Serving's answers
- * JsonOptions       a JSON object of which every entry must be known
- * OpenAiAnswer      OpenAI's answers, to chats and to prompts
- * OpenAiOptions     how OpenAI's clients ask for tokens to be chosen
+ * JsonOptions       reads options from a JSON object, and refuses unknown ones
+ * OpenAiAnswer      OpenAI's answers, to chats and completions
+ * OpenAiOptions     the options that chats and completions share
  */
 /**
- * The HTTP schemas of OpenAI and DJL Serving: requests and answers in JSON, for any front end.
- * Start with {@link org.djlx.fusedops.llm.api.TextApi}.
+ * The HTTP schemas of OpenAI and DJL Serving, independent of the HTTP server. {@link
+ * org.djlx.fusedops.llm.api.TextApi} reads a request, {@link org.djlx.fusedops.llm.api.TextCall}
+ * submits it, {@link org.djlx.fusedops.llm.api.TextAnswer} is its answer.
  *
  * <ul>
- *   <li>{@link org.djlx.fusedops.llm.api.AnswerFormat} - words answers
- *   <li>{@link org.djlx.fusedops.llm.api.ApiException} - a request that is refused, and why
- *   <li>{@link org.djlx.fusedops.llm.api.TextAnswer} - the answer to it, as it is generated
- *   <li>{@link org.djlx.fusedops.llm.api.TextApi} - reads requests to one model
- *   <li>{@link org.djlx.fusedops.llm.api.TextCall} - one of them, and how its answer is worded
+ *   <li>{@link org.djlx.fusedops.llm.api.AnswerFormat} - formats an answer in a schema
+ *   <li>{@link org.djlx.fusedops.llm.api.ApiException} - an error for the client
+ *   <li>{@link org.djlx.fusedops.llm.api.TextAnswer} - an answer as it is generated
+ *   <li>{@link org.djlx.fusedops.llm.api.TextApi} - reads requests for one model
+ *   <li>{@link org.djlx.fusedops.llm.api.TextCall} - a parsed request
  * </ul>
  */
 package org.djlx.fusedops.llm.api;

@@ -17,6 +17,7 @@ import java.util.TreeSet;
 import java.util.regex.Pattern;
 import java.util.stream.Stream;
 import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.TorchThreads;
 import org.djlx.collectives.engine.ParallelModel;
 import org.djlx.collectives.engine.ParallelModelLoader;
 import org.djlx.fusedops.llm.api.TextApi;
@@ -27,7 +28,7 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * Loads a Llama for DJL, and so for DJL Serving, from a directory in Hugging Face's layout with a
+ * Loads a Llama for DJL and DJL Serving, from a model directory in Hugging Face's layout with a
  * {@code serving.properties}:
  *
  * <pre>
@@ -47,38 +48,41 @@ import org.slf4j.LoggerFactory;
  * }
  * }</pre>
  *
- * <p>Requests and answers are those of {@link TextApi}. An answer is returned at once, and its data
- * comes as a {@link ai.djl.inference.streaming.ChunkedBytesSupplier}: one chunk for each piece if
- * it is streamed, otherwise one; so one worker of DJL Serving serves many requests at a time.
+ * <p><b>Requests and answers</b> are those of {@link TextApi}. {@code predict} returns at once; the
+ * answer's data is a {@link ai.djl.inference.streaming.ChunkedBytesSupplier}: one chunk for each
+ * piece if the request is streamed, otherwise one chunk. So one worker of DJL Serving serves many
+ * requests at a time.
  *
- * <p>Ranks are threads of this JVM; or processes, if {@code RANK} and {@code WORLD_SIZE} are set,
- * as {@code samples/run.sh launch} and torchrun do, and there are as many as the model is to have
- * ranks. Each of them loads the model, on GPUs on the one that {@code LOCAL_RANK} names. Rank 0
- * serves requests; the others follow it, refuse requests, and wait when they close the model until
- * rank 0 closes its own.
+ * <p><b>Ranks</b> are threads of this JVM by default. They are processes if {@code RANK} and {@code
+ * WORLD_SIZE} are set, as {@code samples/run.sh launch} and torchrun do, and {@code WORLD_SIZE} is
+ * the tensor-parallel degree. Then each process loads the model, on the GPU that {@code LOCAL_RANK}
+ * names. Rank 0 serves requests. The others refuse requests, and closing their model waits until
+ * rank 0 has closed its own.
  *
- * <p>The log says how loading goes, as DJL does not hand a {@link ai.djl.util.Progress} to what
- * loads a model: that of {@code Criteria} learns of its beginning and its end.
+ * <p><b>Progress</b> of loading goes to the log. The {@link ai.djl.util.Progress} of {@code
+ * Criteria} sees only begin and end, because DJL does not pass it to model loaders.
  *
- * <p>Options, all of them optional:
+ * <p><b>Options</b>, all optional:
  *
  * <ul>
- *   <li>{@code tensor_parallel_degree}: the number of ranks. Unless given, one for each process, if
- *       there are several, or for each GPU that the model is loaded on, or one on the CPU. With one
- *       GPU and a larger degree, those that follow it are taken, with {@code max} all of them. DJL
- *       Serving loads a model once on each GPU that {@code load_on_devices} does not rule out.
- *   <li>{@code max_model_len}: as {@link LlamaGenerator.Builder#optMaxLength}.
- *   <li>{@code max_rolling_batch_size}: as {@link LlamaGenerator.Builder#optMaxRunning}.
- *   <li>{@code max_rolling_batch_prefill_tokens}: as {@link
+ *   <li>{@code tensor_parallel_degree}: the number of ranks, or {@code max} for all GPUs from the
+ *       given one on. By default, one rank for each process if there are several, for each GPU that
+ *       the model is loaded on, or one on the CPU. With one GPU and a larger degree, the GPUs after
+ *       it are taken. DJL Serving loads a model once for each GPU that {@code load_on_devices}
+ *       allows.
+ *   <li>{@code max_model_len}: see {@link LlamaGenerator.Builder#optMaxLength}.
+ *   <li>{@code max_rolling_batch_size}: see {@link LlamaGenerator.Builder#optMaxRunning}.
+ *   <li>{@code max_rolling_batch_prefill_tokens}: see {@link
  *       LlamaGenerator.Builder#optPrefillTokens}.
- *   <li>{@code max_queue_size}: as {@link LlamaGenerator.Builder#optMaxQueued}.
- *   <li>{@code kv_cache_bytes}: as {@link LlamaGenerator.Builder#optCacheBytes}.
+ *   <li>{@code max_queue_size}: see {@link LlamaGenerator.Builder#optMaxQueued}.
+ *   <li>{@code kv_cache_bytes}: see {@link LlamaGenerator.Builder#optCacheBytes}.
  * </ul>
  */
 public final class LlamaLoader implements ParallelModelLoader {
 
     private static final Logger LOG = LoggerFactory.getLogger(LlamaLoader.class);
-    // Hugging Face's names.
+
+    // Hugging Face's file names.
     private static final Pattern WEIGHTS =
             Pattern.compile(
                     "model(-\\d+-of-\\d+)?\\.safetensors|model\\.safetensors\\.index\\.json");
@@ -93,7 +97,7 @@ public final class LlamaLoader implements ParallelModelLoader {
                     "kv_cache_bytes",
                     "modelName");
 
-    // For each directory that has Hugging Face's config.json.
+    // Options that DJL Serving adds by itself if there is a config.json. They have no effect here.
     private static final Map<String, String> SET_BY_DJL_SERVING =
             Map.of("rolling_batch", "disable", "pipeline_parallel_degree", "1");
 
@@ -108,8 +112,8 @@ public final class LlamaLoader implements ParallelModelLoader {
         } catch (IOException e) {
             throw new UncheckedIOException(e);
         }
-        // What else is missing is named when the model is loaded, and not by DJL's PyTorch engine,
-        // which would miss a file in TorchScript.
+        // Also true without config.json: load() then names the missing file, while DJL's PyTorch
+        // engine would ask for a TorchScript file.
         return names.stream().anyMatch(name -> WEIGHTS.matcher(name).matches())
                 && (names.contains("config.json")
                         || names.stream().noneMatch(name -> name.endsWith(".pt")));
@@ -126,13 +130,12 @@ public final class LlamaLoader implements ParallelModelLoader {
                     }
                 });
         if (!unknown.isEmpty()) {
-            LOG.warn("{}: the options {} are not known, and do nothing", name, unknown);
+            LOG.warn("{}: unknown options {} are ignored", name, unknown);
         }
-        if (!Files.exists(directory.resolve("tokenizer.json"))) { // Before weights are read.
+        if (!Files.exists(
+                directory.resolve("tokenizer.json"))) { // Checked before weights are read.
             throw new IllegalArgumentException(
-                    directory
-                            + " has no tokenizer.json, which makes tokens of texts; fetch it from"
-                            + " where the weights are");
+                    directory + " has no tokenizer.json; download it from where the weights are");
         }
         LlamaGenerator.Builder builder =
                 LlamaGenerator.builder()
@@ -141,6 +144,9 @@ public final class LlamaLoader implements ParallelModelLoader {
         Integer degree = degree(options, device.getDevices());
         boolean gpu = device.getDevices().get(0).isGpu();
         boolean processes = areProcesses(degree);
+        if (!gpu) {
+            TorchThreads.choose(processes || degree == null ? 1 : degree);
+        }
         if (gpu && !processes) {
             builder.optDevices(gpus(device.getDevices(), degree));
         } else if (degree != null && !processes) {
@@ -183,7 +189,7 @@ public final class LlamaLoader implements ParallelModelLoader {
         }
     }
 
-    /** Tells whether the model's ranks are processes, of which this is one. */
+    /** Tells whether the ranks are processes. */
     private static boolean areProcesses(Integer degree) {
         String worldSize = System.getenv("WORLD_SIZE");
         if (System.getenv("RANK") == null || worldSize == null || worldSize.trim().equals("1")) {
@@ -198,19 +204,25 @@ public final class LlamaLoader implements ParallelModelLoader {
             return value == null ? null : Long.valueOf(value.toString().trim());
         } catch (NumberFormatException e) {
             throw new IllegalArgumentException(
-                    "the option " + name + " is no whole number: " + value, e);
+                    "option " + name + " must be a whole number, not " + value, e);
         }
     }
 
     private static Integer number(Map<String, ?> options, String name) {
         Long value = longNumber(options, name);
         if (value != null && (value < 1 || value > Integer.MAX_VALUE)) {
-            throw new IllegalArgumentException("the option " + name + " is impossible: " + value);
+            throw new IllegalArgumentException(
+                    "option "
+                            + name
+                            + " must be from 1 to "
+                            + Integer.MAX_VALUE
+                            + ", not "
+                            + value);
         }
         return value == null ? null : value.intValue();
     }
 
-    /** Returns how many ranks are asked for, or null. */
+    /** Returns the tensor-parallel degree, or null if none is given. */
     private static Integer degree(Map<String, ?> options, List<Device> given) {
         String name = "tensor_parallel_degree";
         Object value = options.get(name);
@@ -219,23 +231,29 @@ public final class LlamaLoader implements ParallelModelLoader {
         }
         if (!given.get(0).isGpu()) {
             throw new IllegalArgumentException(
-                    "the option " + name + " is max, which is for GPUs; on CPUs name the ranks");
+                    "option " + name + " is max, which is for GPUs only; on CPUs set a number");
         }
-        return areProcesses(null) ? null : most(given, CudaDevice.count());
+        return areProcesses(null) ? null : maxDegree(given, CudaDevice.count());
     }
 
-    /** Returns how many GPUs a model may be loaded on, out of so many that there are. */
-    static int most(List<Device> given, int gpus) {
+    /**
+     * Returns the tensor-parallel degree for {@code max}.
+     *
+     * @param given the GPUs that the model is loaded on
+     * @param gpus the number of GPUs of the machine
+     */
+    static int maxDegree(List<Device> given, int gpus) {
         int first = given.get(0).getDeviceId();
         if (first >= gpus) {
             throw new IllegalArgumentException(
                     String.format(
-                            "tensor_parallel_degree is max from %s on, but there are %d GPUs",
+                            "the model is loaded on %s, but the machine has %d GPUs",
                             given.get(0), gpus));
         }
         return given.size() > 1 ? given.size() : gpus - first;
     }
 
+    /** Returns the GPUs of a tensor-parallel degree, which may be null. */
     static List<Device> gpus(List<Device> given, Integer degree) {
         if (degree == null || degree == given.size()) {
             return given;
@@ -243,7 +261,8 @@ public final class LlamaLoader implements ParallelModelLoader {
         if (given.size() > 1) {
             throw new IllegalArgumentException(
                     String.format(
-                            "tensor_parallel_degree is %d, but the model is loaded on %s",
+                            "tensor_parallel_degree is %d, but the model is loaded on %s; set the"
+                                    + " number of these, or leave it out",
                             degree, given));
         }
         List<Device> all = new ArrayList<>();

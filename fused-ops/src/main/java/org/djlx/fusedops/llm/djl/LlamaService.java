@@ -12,7 +12,6 @@ import java.nio.charset.StandardCharsets;
 import java.util.Optional;
 import java.util.concurrent.CancellationException;
 import java.util.concurrent.RejectedExecutionException;
-import java.util.concurrent.TimeoutException;
 import org.djlx.collectives.engine.ParallelModel;
 import org.djlx.fusedops.llm.TextGenerator;
 import org.djlx.fusedops.llm.api.AnswerFormat;
@@ -23,7 +22,7 @@ import org.djlx.fusedops.llm.api.TextCall;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
-/** Serves requests in JSON by a generator, as DJL Serving has them. */
+/** Serves JSON requests of DJL Serving with a generator. */
 final class LlamaService implements ParallelModel {
 
     private static final Logger LOG = LoggerFactory.getLogger(LlamaService.class);
@@ -31,7 +30,7 @@ final class LlamaService implements ParallelModel {
     private final TextGenerator generator;
     private final TextApi api;
 
-    /** Takes the generator, which it closes. */
+    /** Takes ownership of the generator. */
     LlamaService(TextGenerator generator, TextApi api) {
         this.generator = generator;
         this.api = api;
@@ -45,7 +44,7 @@ final class LlamaService implements ParallelModel {
             call = api.read(data == null ? new byte[0] : data.getAsBytes());
             TextAnswer text = call.submit(generator);
             Answer answer = new Answer(input, call.format(), text);
-            text.onProgress(answer::goOn);
+            text.onProgress(answer::pump);
             return answer.output;
         } catch (ApiException e) {
             return refusal(e);
@@ -58,7 +57,7 @@ final class LlamaService implements ParallelModel {
         }
     }
 
-    /** Refuses a request; one that could not be read, whose call is null, is a chat. */
+    /** Refuses a request. If it could not be parsed, and the call is null, in OpenAI's schema. */
     private static Output refusal(TextCall call, int status, String type, RuntimeException e) {
         ApiException failure = new ApiException(status, type, null, e.getMessage());
         return refusal(call == null ? failure : call.format().refusal(failure));
@@ -77,8 +76,8 @@ final class LlamaService implements ParallelModel {
     }
 
     /**
-     * An answer, whose data comes as its generations go on. If one fails before there is data, it
-     * becomes a refusal: DJL Serving looks at the code when the first data is there.
+     * An answer whose data arrives later. A failure before the first data changes the output's
+     * code, which DJL Serving reads only after the first data.
      */
     private static final class Answer {
 
@@ -87,7 +86,7 @@ final class LlamaService implements ParallelModel {
         private final Input input;
         private final AnswerFormat format;
         private final TextAnswer text;
-        private boolean begun; // there is data
+        private boolean begun; // data was sent
         private boolean ended;
 
         Answer(Input input, AnswerFormat format, TextAnswer text) {
@@ -97,24 +96,24 @@ final class LlamaService implements ParallelModel {
             output = output(200, "OK", format.contentType(), content);
         }
 
-        /** Takes what has come; by the generator's thread, and at first by the caller's. */
-        synchronized void goOn() {
+        /** Sends what is there. Called by the generator's thread, and at first by the caller's. */
+        synchronized void pump() {
             if (ended) {
                 return;
             }
             if (input.isCancelled()) {
-                fail(503, "the client of DJL Serving has gone"); // It reads this no more.
+                fail(503, "the client of DJL Serving has disconnected"); // Not read any more.
                 return;
             }
             try {
-                for (String next = text.next(); next != null; next = text.next()) {
-                    send(next);
+                Optional<String> next = text.poll();
+                while (next.isPresent()) {
+                    send(next.get());
+                    next = text.poll();
                 }
-                end("");
-            } catch (TimeoutException e) {
-                LOG.trace("more will come");
-            } catch (InterruptedException e) {
-                Thread.currentThread().interrupt();
+                if (text.isComplete()) {
+                    end("");
+                }
             } catch (CancellationException e) {
                 fail(503, e.getMessage());
             } catch (RuntimeException e) {
@@ -133,7 +132,7 @@ final class LlamaService implements ParallelModel {
                 output.addProperty("Content-Type", "application/json");
                 end(format.refusal(failure).toJson());
             }
-            text.cancel(); // This calls goOn again.
+            text.cancel(); // Calls pump() again.
         }
 
         private void send(String text) {
@@ -146,7 +145,8 @@ final class LlamaService implements ParallelModel {
         private void end(String text) {
             ended = true;
             send(text);
-            // By itself: a reader may see that it is the last before it is there, and leave.
+            // The end is a chunk by itself, because a reader that sees the flag of the last chunk
+            // may not wait for its content.
             content.appendContent(new byte[0], true);
         }
     }

@@ -7,26 +7,26 @@ package org.djlx.fusedops.llm.djl;
 import ai.djl.util.Progress;
 import java.util.function.Consumer;
 
-/** Says in words how loading goes, at most at each tenth. To be called by one thread at a time. */
+/** Writes the progress of loading as lines, one for each tenth. For one thread at a time. */
 public final class LoadingProgress implements Progress {
 
     private static final int STEPS = 10;
 
     private final Consumer<String> lines;
     private long start;
-    private String what;
-    private long all;
+    private String message;
+    private long max;
     private long done;
-    private long told;
+    private long lastStep;
 
     /**
-     * Says it to a log, or whatever else takes lines.
+     * Creates a progress.
      *
-     * @param lines takes each line, without its end
+     * @param lines receives each line, without line end; for example a logger
      */
     public LoadingProgress(Consumer<String> lines) {
         if (lines == null) {
-            throw new IllegalArgumentException("what takes the lines of the progress is null");
+            throw new IllegalArgumentException("lines is null");
         }
         this.lines = lines;
     }
@@ -38,10 +38,10 @@ public final class LoadingProgress implements Progress {
 
     @Override
     public void reset(String message, long max, String trailingMessage) {
-        what = message;
-        all = max;
+        this.message = message;
+        this.max = max;
         done = 0;
-        told = 0;
+        lastStep = 0;
         start = System.nanoTime();
         lines.accept(message + ": " + trailingMessage);
     }
@@ -53,7 +53,8 @@ public final class LoadingProgress implements Progress {
 
     @Override
     public void end() {
-        lines.accept(String.format("%s: done in %.1f s", what, (System.nanoTime() - start) / 1e9));
+        lines.accept(
+                String.format("%s: done in %.1f s", message, (System.nanoTime() - start) / 1e9));
     }
 
     @Override
@@ -67,12 +68,12 @@ public final class LoadingProgress implements Progress {
     }
 
     @Override
-    public void update(long progress, String message) {
+    public void update(long progress, String trailingMessage) {
         done = progress;
-        long step = all == 0 ? STEPS : done * STEPS / all;
-        if (step > told && step < STEPS) {
-            told = step;
-            lines.accept(String.format("%s: %d %%", what, step * 100 / STEPS));
+        long step = max == 0 ? STEPS : done * STEPS / max;
+        if (step > lastStep && step < STEPS) {
+            lastStep = step;
+            lines.accept(String.format("%s: %d %%", message, step * 100 / STEPS));
         }
     }
 }

@@ -3,16 +3,15 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 /* Package-private:
- * LlamaService  serves DJL's requests by a generator
+ * LlamaService  serves requests of DJL Serving with a generator
  */
 /**
  * Loads a model directory as a DJL model, for {@code Criteria} and DJL Serving. Start with {@link
  * org.djlx.fusedops.llm.djl.LlamaLoader}.
  *
  * <ul>
- *   <li>{@link org.djlx.fusedops.llm.djl.LlamaLoader} - loads a model directory for DJL and DJL
- *       Serving
- *   <li>{@link org.djlx.fusedops.llm.djl.LoadingProgress} - says how loading goes
+ *   <li>{@link org.djlx.fusedops.llm.djl.LlamaLoader} - loads a model directory
+ *   <li>{@link org.djlx.fusedops.llm.djl.LoadingProgress} - writes the progress of loading as lines
  * </ul>
  */
 package org.djlx.fusedops.llm.djl;

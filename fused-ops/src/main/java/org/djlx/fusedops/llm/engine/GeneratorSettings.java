@@ -14,20 +14,21 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.fusedops.llm.model.KvCache;
+import org.djlx.fusedops.llm.model.LlamaConfig;
 
 /**
- * What a {@link LlamaGenerator} was built with; its builder says what each is.
+ * The checked options of a {@link LlamaGenerator}; its builder describes them.
  *
- * @param group the group of which this process is a rank; null if ranks are threads
- * @param devices the GPUs of ranks that are threads; none for CPU ranks
- * @param cpuRanks how many of these there are
- * @param maxLength the tokens of a sequence
- * @param maxRunning how many sequences run
- * @param maxQueued how many wait
- * @param cacheBlocks the blocks of {@link KvCache#BLOCK_TOKENS} tokens that the cache has
- * @param prefillTokens the tokens of prompts that are read at once
+ * @param group the group in which this process is a rank; null if ranks are threads
+ * @param devices the GPUs of ranks that are threads; empty for CPU ranks
+ * @param cpuRanks the number of CPU ranks
+ * @param maxLength the most tokens of a sequence
+ * @param maxRunning the most running sequences
+ * @param maxQueued the most waiting sequences
+ * @param cacheBlocks the blocks of the KV cache, {@link KvCache#BLOCK_TOKENS} tokens each
+ * @param prefillTokens the prefill budget of a step, in tokens
  * @param timeout how long ranks wait for each other
- * @param progress is told of loading; may be null
+ * @param progress notified while the model loads; may be null
  */
 record GeneratorSettings(
         ProcessGroup group,
@@ -41,12 +42,91 @@ record GeneratorSettings(
         Duration timeout,
         Progress progress) {
 
-    int ranks() {
+    private static final long DEFAULT_CACHE_BYTES = 2L << 30;
+
+    /** Checks the options of a builder, and sets those that depend on the model. */
+    static GeneratorSettings of(LlamaGenerator.Builder builder, LlamaConfig config) {
+        if (builder.devices == null || builder.timeout == null) {
+            throw new IllegalArgumentException("the devices or the timeout are null");
+        }
+        int cpuRanks = builder.ranks == null ? 1 : builder.ranks;
+        checkPositive("ranks", cpuRanks);
+        checkPositive("maxRunning", builder.maxRunning);
+        checkPositive("maxQueued", builder.maxQueued);
+        checkPositive("prefillTokens", builder.prefillTokens);
+        for (Device device : builder.devices) {
+            if (device == null || !device.isGpu()) {
+                throw new IllegalArgumentException(
+                        device + " is not a GPU; set the number of CPU ranks with optRanks");
+            }
+        }
+        ProcessGroup group = builder.group;
+        if (group != null && (builder.ranks != null || !builder.devices.isEmpty())) {
+            throw new IllegalArgumentException(
+                    "ranks or devices cannot be combined with a process group, which has its own");
+        }
+        int ranks = ranks(group, builder.devices, cpuRanks);
+        config.checkDivisible(ranks);
+        int length =
+                builder.maxLength == 0
+                        ? Math.min(config.maxLength(), LlamaGenerator.DEFAULT_MAX_LENGTH)
+                        : builder.maxLength;
+        checkPositive("maxLength", length);
+        if (length > config.maxLength()) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "maxLength %d is out of range: the model has at most %d positions",
+                            length, config.maxLength()));
+        }
+        return new GeneratorSettings(
+                group,
+                List.copyOf(builder.devices),
+                cpuRanks,
+                length,
+                builder.maxRunning,
+                builder.maxQueued,
+                cacheBlocks(builder, config, ranks, length),
+                builder.prefillTokens,
+                builder.timeout,
+                builder.progress);
+    }
+
+    private static int cacheBlocks(
+            LlamaGenerator.Builder builder, LlamaConfig config, int ranks, int length) {
+        long blockBytes = KvCache.byteSize(config, ranks, KvCache.BLOCK_TOKENS);
+        long ofSequence = BlockPool.blocks(length, KvCache.BLOCK_TOKENS);
+        long max = Integer.MAX_VALUE / KvCache.BLOCK_TOKENS;
+        if (builder.cacheBytes == 0) {
+            long fitting = Math.max(ofSequence, DEFAULT_CACHE_BYTES / blockBytes);
+            return (int) Math.min(max, Math.min(ofSequence * builder.maxRunning, fitting));
+        }
+        long blocks = Math.min(max, builder.cacheBytes / blockBytes);
+        if (blocks < ofSequence) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "a KV cache of %d bytes on each rank is too small: one sequence of"
+                                    + " maxLength %d takes %d bytes",
+                            builder.cacheBytes, length, ofSequence * blockBytes));
+        }
+        return (int) blocks;
+    }
+
+    private static void checkPositive(String name, int value) {
+        if (value < 1) {
+            throw new IllegalArgumentException(name + " must be 1 or more, not " + value);
+        }
+    }
+
+    private static int ranks(ProcessGroup group, List<Device> devices, int cpuRanks) {
         return group != null ? group.worldSize() : devices.isEmpty() ? cpuRanks : devices.size();
     }
 
-    /** Returns the tokens that the cache has room for. */
-    int cacheRows() {
+    int ranks() {
+        return ranks(group, devices, cpuRanks);
+    }
+
+    /** Returns the slots of the KV cache, one for each token. */
+    int cacheSlots() {
         return cacheBlocks * KvCache.BLOCK_TOKENS;
     }
 
@@ -58,11 +138,12 @@ record GeneratorSettings(
         return device().isGpu();
     }
 
-    /** Returns the device of this process's first rank. */
+    /** Returns the device of the first rank of this process. */
     Device device() {
         return group != null ? group.device() : devices.isEmpty() ? Device.cpu() : devices.get(0);
     }
 
+    /** Creates the groups of ranks that are threads. */
     List<ProcessGroup> groups() {
         if (devices.isEmpty()) {
             return ProcessGroups.local("shm", cpuRanks, new BackendOptions(timeout));

@@ -10,115 +10,86 @@ import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
-import java.util.ArrayList;
-import java.util.Arrays;
-import java.util.HashSet;
 import java.util.List;
 import java.util.Optional;
-import java.util.Set;
-import java.util.concurrent.CompletableFuture;
-import java.util.concurrent.ExecutionException;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.pool.RankPool;
 import org.djlx.collectives.spi.BackendOptions;
-import org.djlx.fusedops.llm.FinishReason;
 import org.djlx.fusedops.llm.Generation;
 import org.djlx.fusedops.llm.GenerationRequest;
 import org.djlx.fusedops.llm.GeneratorStatistics;
 import org.djlx.fusedops.llm.TextGenerator;
-import org.djlx.fusedops.llm.model.KvCache;
 import org.djlx.fusedops.llm.model.LlamaConfig;
-import org.djlx.fusedops.llm.model.TokenBatch;
 import org.djlx.fusedops.llm.sampling.Sampler;
 import org.djlx.fusedops.llm.text.ModelTokenizer;
 import org.djlx.fusedops.llm.text.TextTokenizer;
-import org.slf4j.Logger;
-import org.slf4j.LoggerFactory;
 
 /**
- * A Llama from a model directory, on several ranks: CPU ranks, or GPUs.
+ * Generates text with a Llama model, tensor-parallel over CPU ranks or GPUs.
  *
  * <pre>{@code
  * try (TextGenerator generator =
- *         LlamaGenerator.builder().setDirectory(Path.of("model")).optRanks(2).build()) {
+ *         LlamaGenerator.builder().setDirectory(directory).optRanks(2).build()) {
  *     Generation generation =
- *             generator.submit(GenerationRequest.builder().setPrompt("Once").build());
+ *             generator.submit(
+ *                     GenerationRequest.builder().setPrompt("Once").optMaxNewTokens(20).build());
  *     generation.await(Duration.ofMinutes(1)).forEach(piece -> System.out.print(piece.text()));
  * }
  * }</pre>
  *
- * <p>The directory has {@code config.json} and safetensors as Hugging Face has them, and, if
- * prompts are to be texts, {@code tokenizer.json}. Each rank reads its part of the weights. They
- * and the cache, whose sizes the log states before, are what takes most memory from then on.
- * Besides there is what a step computes, which grows with {@link Builder#optPrefillTokens}, and,
- * where ranks are several GPUs, a P2P buffer of each, of {@link
- * org.djlx.collectives.CudaP2pOptions#DEFAULT_BUFFER_SIZE} unless the {@linkplain
- * Builder#optProcessGroup group} has another.
+ * <p><b>Files.</b> The model directory has {@code config.json} and safetensors files in Hugging
+ * Face's layout. Text prompts also require {@code tokenizer.json}. Each rank reads its part of the
+ * weights.
  *
- * <p>Requests are served in the order in which they come, many at a time: one joins the running
- * batch when the cache has room for its prompt and all it may generate, and leaves it when it ends.
- * Long prompts are read in parts, so that others do not wait for them.
+ * <p><b>Memory.</b> Each rank holds its part of the weights and of the KV cache; the log states
+ * both sizes before they are allocated. In addition a rank needs:
  *
- * <p>Ranks are threads of this JVM, or {@linkplain Builder#optProcessGroup processes}. If one fails
- * while requests run, these and those that wait fail with the reason. If ranks are threads, the
- * model is loaded again, once; if it fails again before a request has been served, the generator is
- * lost. If they are processes it is lost at once, and what started these may start them again.
+ * <ul>
+ *   <li>activations of a step, which grow with {@link Builder#optPrefillTokens};
+ *   <li>if ranks are several GPUs, a P2P buffer of {@link
+ *       org.djlx.collectives.CudaP2pOptions#DEFAULT_BUFFER_SIZE}, or the size that the {@linkplain
+ *       Builder#optProcessGroup process group} was created with.
+ * </ul>
+ *
+ * <p><b>Scheduling.</b> Continuous batching, first come, first served: a request joins the running
+ * batch when the KV cache has room for its prompt and its maximum of new tokens, and leaves it when
+ * it ends. Long prompts are prefilled in chunks, between decode steps of other requests.
+ *
+ * <p><b>Failures.</b> Ranks are threads of this JVM, or {@linkplain Builder#optProcessGroup
+ * processes}. If a rank fails while requests run, all running and waiting requests fail. Then:
+ *
+ * <ul>
+ *   <li>if ranks are threads, the model is loaded again; if a rank fails again before a request has
+ *       finished, the generator becomes {@linkplain #unavailabilityCause unavailable};
+ *   <li>if ranks are processes, the generator becomes unavailable; start all processes again.
+ * </ul>
  */
 public final class LlamaGenerator implements TextGenerator {
 
-    private static final Logger LOG = LoggerFactory.getLogger(LlamaGenerator.class);
-
-    // Longer than a step of decoding takes.
-    private static final long SPIN_NANOS = 20_000_000;
-
-    /** How many tokens a prompt and its answer have at most, unless the builder is told. */
+    /** The default for the most tokens of a prompt and its new tokens together. */
     public static final int DEFAULT_MAX_LENGTH = 8192;
 
-    private final Path directory;
     private final LlamaConfig config;
-    private final TextTokenizer tokenizer; // null if there is none
+    private final TextTokenizer tokenizer; // null if the model has none
     private final GeneratorSettings settings;
-    private final Thread thread;
-
-    // The thread's own: what the model computes; null if what it computed last has been taken.
-    private Step begun;
-
-    // The thread's own, but for tests; set before it starts.
-    private volatile ModelRanks ranks;
-
-    // Guarded by this.
-    private final Scheduler scheduler;
-    private String lost; // why there is no model any more
-    private boolean closed;
-    private long finishedBeforeRebuild = -1;
-    private int rebuilds;
+    private final InputProcessor inputs;
+    private final EngineCore engine;
 
     private LlamaGenerator(Builder builder) throws IOException {
-        directory = builder.directory;
+        Path directory = builder.directory;
         config = LlamaConfig.read(directory);
-        settings = builder.settings(config);
-        scheduler = new Scheduler(settings);
+        settings = GeneratorSettings.of(builder, config);
         Path file = directory.resolve("tokenizer.json");
         tokenizer = Files.exists(file) ? ModelTokenizer.read(file) : null;
-        thread = new Thread(this::run, "llama-" + directory.getFileName());
-        thread.setDaemon(true);
+        inputs = new InputProcessor(directory, config, settings.maxLength(), tokenizer);
         boolean done = false;
         try {
-            if (settings.group() != null) {
-                ModelRanks.checkAgreement(config, settings);
-            }
-            ranks = load();
-            if (settings.group() != null) {
-                pool().whenFailed().thenRun(this::wake);
-            }
-            if (!isFollower()) {
-                thread.start();
-            }
+            engine = new EngineCore(directory, config, settings);
             done = true;
         } finally {
             if (!done) {
-                closeModel();
+                closeTokenizer();
             }
         }
     }
@@ -132,299 +103,20 @@ public final class LlamaGenerator implements TextGenerator {
         return new Builder();
     }
 
-    private ModelRanks load() throws IOException {
-        return ModelRanks.load(thread.getName(), directory, config, settings);
-    }
-
     @Override
     public List<Generation> submitAll(List<GenerationRequest> requests) {
-        check(requests != null && !requests.isEmpty(), "there is none");
-        check(
+        InputProcessor.check(
+                requests != null && !requests.isEmpty(), "the list of requests is empty or null");
+        InputProcessor.check(
                 requests.size() <= settings.maxQueued(),
-                "%d prompts are more than the %d that may wait",
+                "%d requests at once are more than the queue holds: maxQueued is %d",
                 requests.size(),
                 settings.maxQueued());
-        checkAvailable(); // Before the tokenizer is used, which is closed with the generator.
-        List<Sequence> sequences = requests.stream().map(this::sequence).toList();
-        synchronized (this) {
-            checkAvailable();
-            scheduler.addAll(sequences);
-            notifyAll();
-        }
+        engine.checkAvailable(); // Before the tokenizer is used, which close() frees.
+        List<Sequence> sequences =
+                requests.stream().map(each -> inputs.sequence(each, engine::wake)).toList();
+        engine.add(sequences);
         return sequences.stream().<Generation>map(sequence -> sequence.queue).toList();
-    }
-
-    private Sequence sequence(GenerationRequest request) {
-        check(request != null, "it is null");
-        int[] prompt = request.promptTokens().orElseGet(() -> encode(request));
-        check(prompt.length > 0, "the prompt has no tokens");
-        checkTokens("of the prompt", prompt);
-        checkTokens("that ends it", request.stopTokens());
-        check(
-                prompt.length <= maxLength() - request.maxNewTokens(),
-                "%d tokens of the prompt and %d new ones are more than the %d that this model is"
-                        + " set up for",
-                prompt.length,
-                request.maxNewTokens(),
-                maxLength());
-        check(
-                tokenizer != null || request.stopStrings().isEmpty(),
-                "stop strings take a tokenizer, and %s has no tokenizer.json",
-                directory);
-        Set<Integer> stops = new HashSet<>();
-        if (!request.ignoresEndOfText()) {
-            stops.addAll(config.endTokens());
-        }
-        Arrays.stream(request.stopTokens()).forEach(stops::add);
-        PieceQueue queue = new PieceQueue(prompt.length, this::wake);
-        return new Sequence(request, prompt, tokenizer, stops, queue);
-    }
-
-    private void checkTokens(String what, int[] tokens) {
-        for (int token : tokens) {
-            check(
-                    token >= 0 && token < config.vocabularySize(),
-                    "the token %d %s is none of the model's %d",
-                    token,
-                    what,
-                    config.vocabularySize());
-        }
-    }
-
-    private void checkAvailable() {
-        Optional<String> unavailable = unavailabilityCause();
-        if (unavailable.isPresent()) {
-            throw new IllegalStateException(unavailable.get());
-        }
-    }
-
-    private int[] encode(GenerationRequest request) {
-        check(
-                tokenizer != null,
-                "the prompt must be given by tokens, as %s has no tokenizer.json",
-                directory);
-        return tokenizer.encode(request.prompt().orElseThrow(), true);
-    }
-
-    private static void check(boolean right, String problem, Object... values) {
-        if (!right) {
-            throw new IllegalArgumentException(
-                    "generation request: " + String.format(problem, values));
-        }
-    }
-
-    private synchronized void wake() {
-        notifyAll();
-    }
-
-    /** Serves requests until this is closed; the generator's thread. */
-    private void run() {
-        try {
-            while (awaitWork()) {
-                if (pool().failure().isPresent()) {
-                    boolean hasBegun;
-                    synchronized (this) {
-                        hasBegun = scheduler.hasBegun();
-                    }
-                    if (hasBegun) {
-                        endAll(FinishReason.ERROR, pool().failure().get());
-                    }
-                    begun = null;
-                    rebuild();
-                    continue;
-                }
-                try {
-                    step();
-                } catch (ExecutionException e) {
-                    endAll(FinishReason.ERROR, e.getCause());
-                    rebuild();
-                }
-            }
-        } catch (InterruptedException | RuntimeException | Error e) {
-            LOG.error("{}: the generator has failed", directory, e);
-            lose("the generator of " + directory + " has failed: " + e, e);
-        } finally {
-            endAll(FinishReason.CANCELLED, null);
-            closeModel();
-        }
-    }
-
-    /** Waits for requests, and lets those in for which there is room. Returns false at the end. */
-    private synchronized boolean awaitWork() throws InterruptedException {
-        while (true) {
-            scheduler.removeEnded();
-            if (closed || lost != null) {
-                return false;
-            }
-            if (scheduler.admit() || isBroken()) {
-                return true;
-            }
-            wait();
-        }
-    }
-
-    /** Tells whether a process has failed, after which there is nothing to wait for. */
-    private boolean isBroken() {
-        return settings.group() != null && pool().failure().isPresent();
-    }
-
-    /**
-     * What the model computes.
-     *
-     * @param request tells the ranks
-     * @param wanting the sequences that get a token each
-     * @param canBeFollowed whether the ranks know these tokens as soon as they are computed, so
-     *     that the next step need not wait for them
-     */
-    private record Step(StepRequest request, List<Sequence> wanting, boolean canBeFollowed) {}
-
-    /**
-     * Takes the tokens that follow, and has the model compute what follows on them while they are
-     * made text. Where ranks choose them by themselves, the next step begins before they are known
-     * here. What ends a sequence is found too late then, and its next token is computed in vain, as
-     * it is where its text ends it, by a stop string.
-     */
-    private void step() throws InterruptedException, ExecutionException {
-        Step step = begun == null ? begin() : begun;
-        begun = null;
-        if (step == null) {
-            return; // All were cancelled meanwhile.
-        }
-        Step next = step.canBeFollowed ? nextStep(true) : null;
-        CompletableFuture<List<Sampler.Choice>> ended =
-                pool().submit(next == null ? StepRequest.END : next.request);
-        long start = System.nanoTime();
-        while (settings.isGpu() && !ended.isDone() && System.nanoTime() - start < SPIN_NANOS) {
-            Thread.onSpinWait(); // GPUs would wait for this thread to wake up.
-        }
-        List<Sampler.Choice> choices = ended.get();
-        List<Sequence> taking = new ArrayList<>();
-        List<Sampler.Choice> taken = new ArrayList<>();
-        for (int i = 0; i < choices.size(); i++) {
-            if (take(step.wanting.get(i), choices.get(i))) {
-                taking.add(step.wanting.get(i));
-                taken.add(choices.get(i));
-            }
-        }
-        begun = next == null ? begin() : next;
-        for (int i = 0; i < taking.size(); i++) {
-            tell(taking.get(i), taken.get(i));
-        }
-        synchronized (this) {
-            scheduler.countGenerated(taking.size());
-        }
-    }
-
-    /** Has the model begin a step, if there is something for it. */
-    private Step begin() {
-        Step step = nextStep(false);
-        if (step != null) {
-            pool().submit(step.request);
-        }
-        return step;
-    }
-
-    /**
-     * Returns what the model can read of all sequences; null if there is nothing.
-     *
-     * @param ahead whether the model still computes tokens of them
-     */
-    private Step nextStep(boolean ahead) {
-        List<Sequence> wanting = new ArrayList<>();
-        TokenBatch batch;
-        synchronized (this) {
-            if (ahead && scheduler.hasLongPrompt()) {
-                return null;
-            }
-            batch = scheduler.next(wanting, ranks.readsAhead());
-        }
-        if (batch.chunks().isEmpty()) {
-            return null;
-        }
-        List<Sampler> choosers = wanting.stream().map(each -> each.chooser).toList();
-        StepRequest request = new StepRequest(batch, choosers);
-        return new Step(request, wanting, ranks.readsAhead() && !request.needsAll());
-    }
-
-    private static boolean take(Sequence sequence, Sampler.Choice choice) {
-        if (sequence.isEnded()) {
-            return false; // It was cancelled meanwhile.
-        }
-        if (choice == null) {
-            sequence.queue.end(
-                    FinishReason.ERROR,
-                    new ArithmeticException("the model's scores are not all numbers"));
-            return false;
-        }
-        sequence.take(choice.token());
-        return true;
-    }
-
-    private static void tell(Sequence sequence, Sampler.Choice choice) {
-        try {
-            sequence.tell(choice);
-        } catch (RuntimeException e) { // The tokenizer's, for example; others go on.
-            sequence.queue.end(FinishReason.ERROR, e);
-        }
-    }
-
-    /** Loads the model again after a rank has failed, unless that did not help before. */
-    private void rebuild() {
-        CollectiveException failure = pool().failure().orElseThrow();
-        String end = null;
-        synchronized (this) {
-            if (settings.group() != null) {
-                end = directory + " has failed; start all ranks again";
-            } else if (scheduler.finished() == finishedBeforeRebuild) {
-                end = directory + " has failed again after it was loaded again";
-            } else {
-                finishedBeforeRebuild = scheduler.finished();
-                rebuilds++;
-            }
-            if (end != null) {
-                lost = end + ": " + failure.getMessage();
-            }
-        }
-        if (end != null) {
-            LOG.error("{}", end, failure);
-            endAll(FinishReason.ERROR, failure);
-            return;
-        }
-        LOG.warn("{} is loaded again, as it has failed", directory, failure);
-        pool().close();
-        try {
-            ranks = load();
-        } catch (IOException | RuntimeException e) {
-            lose(directory + " could not be loaded again after it had failed: " + e, e);
-        }
-    }
-
-    private void lose(String why, Throwable cause) {
-        synchronized (this) {
-            lost = why;
-        }
-        endAll(FinishReason.ERROR, cause);
-    }
-
-    /** Ends all generations. */
-    private void endAll(FinishReason reason, Throwable cause) {
-        List<Sequence> all;
-        synchronized (this) {
-            all = scheduler.all();
-        }
-        all.forEach(sequence -> sequence.queue.end(reason, cause));
-        synchronized (this) {
-            scheduler.removeEnded();
-        }
-    }
-
-    private void closeModel() {
-        if (ranks != null) {
-            pool().close();
-        }
-        if (tokenizer != null) {
-            tokenizer.close();
-        }
     }
 
     @Override
@@ -438,7 +130,7 @@ public final class LlamaGenerator implements TextGenerator {
     }
 
     /**
-     * Returns the model's sizes.
+     * Returns the model's configuration.
      *
      * @return the configuration
      */
@@ -447,103 +139,84 @@ public final class LlamaGenerator implements TextGenerator {
     }
 
     /**
-     * Tells whether this process follows that of rank 0, whose generator alone takes requests.
+     * Tells whether this process is a rank other than 0. Only the generator of rank 0 takes
+     * requests; followers run its steps.
      *
-     * @return whether it does; false if ranks are threads
+     * @return whether this is a follower; false if ranks are threads
      */
     public boolean isFollower() {
         return settings.isFollower();
     }
 
     /**
-     * Waits until rank 0 has closed its generator, which this process follows.
+     * Waits until rank 0 has closed its generator. For {@linkplain #isFollower followers} only.
      *
-     * @throws CollectiveException if a rank has failed before
-     * @throws IllegalStateException if this process {@linkplain #isFollower follows} no other
+     * @throws CollectiveException if a rank has failed
+     * @throws IllegalStateException if this process is not a follower
      * @throws InterruptedException if the thread is interrupted
      */
     public void awaitEnd() throws InterruptedException {
         if (!isFollower()) {
-            throw new IllegalStateException("this generator follows none: it ends when closed");
+            throw new IllegalStateException(
+                    "awaitEnd() is for followers; this generator ends when it is closed");
         }
         pool().awaitEnd();
     }
 
-    /** Returns the ranks, also for tests. */
-    RankPool<StepRequest, List<Sampler.Choice>> pool() {
-        return ranks.pool();
+    /** Returns the ranks, for tests. */
+    RankPool<StepRequest, List<Sampler.SampledToken>> pool() {
+        return engine.pool();
     }
 
     @Override
-    public synchronized GeneratorStatistics statistics() {
-        return scheduler.statistics(config, rebuilds);
+    public GeneratorStatistics statistics() {
+        return engine.statistics();
     }
 
     @Override
-    public synchronized Optional<String> unavailabilityCause() {
-        if (lost != null || closed) {
-            return Optional.of(
-                    lost != null ? lost : "the generator of " + directory + " is closed");
-        }
-        return isFollower()
-                ? Optional.of("requests are for rank 0, which this process follows")
-                : Optional.empty();
+    public Optional<String> unavailabilityCause() {
+        return engine.unavailabilityCause();
     }
 
     /**
-     * Cancels all requests and frees the model; see {@link TextGenerator#close}. libtorch keeps the
-     * memory of GPUs for the next arrays of this process. On a process that {@linkplain #isFollower
-     * follows} rank 0, waits until that closes its generator or has failed.
+     * Cancels all requests and frees the model; see {@link TextGenerator#close}. libtorch keeps
+     * freed GPU memory for later arrays of this process. A {@linkplain #isFollower follower} waits
+     * until rank 0 has closed its generator, or has failed.
      */
     @Override
     public void close() {
-        if (Thread.currentThread() == thread) {
-            throw new IllegalStateException("a listener cannot close its generator");
-        }
-        synchronized (this) {
-            closed = true;
-            notifyAll();
-        }
-        if (isFollower()) {
-            closeModel(); // It has no thread that does.
-            return;
-        }
-        boolean interrupted = false;
-        while (thread.isAlive()) {
-            try {
-                thread.join();
-            } catch (InterruptedException e) {
-                interrupted = true; // What it uses is freed all the same.
-            }
-        }
-        if (interrupted) {
-            Thread.currentThread().interrupt();
+        engine.close();
+        closeTokenizer();
+    }
+
+    private void closeTokenizer() {
+        if (tokenizer != null) {
+            tokenizer.close();
         }
     }
 
     /** Builds a {@link LlamaGenerator}. */
     public static final class Builder {
 
-        private static final long DEFAULT_CACHE_BYTES = 2L << 30;
-
+        // Package-private fields are read by GeneratorSettings.
         private Path directory;
-        private List<Device> devices = List.of();
-        private Integer ranks;
-        private ProcessGroup group;
-        private int maxLength;
-        private int maxRunning = 64;
-        private int maxQueued = 1024;
-        private long cacheBytes;
-        private int prefillTokens = 4096;
-        private Duration timeout = BackendOptions.DEFAULT_TIMEOUT;
-        private Progress progress;
+        List<Device> devices = List.of();
+        Integer ranks;
+        ProcessGroup group;
+        int maxLength;
+        int maxRunning = 64;
+        int maxQueued = 1024;
+        long cacheBytes;
+        int prefillTokens = 4096;
+        Duration timeout = BackendOptions.DEFAULT_TIMEOUT;
+        Progress progress;
 
         private Builder() {}
 
         /**
-         * Sets where the model is.
+         * Sets the model directory. Required.
          *
-         * @param directory a directory with {@code config.json} and safetensors
+         * @param directory a directory with {@code config.json} and safetensors files
          * @return this builder
          */
         public Builder setDirectory(Path directory) {
@@ -552,11 +225,11 @@ public final class LlamaGenerator implements TextGenerator {
         }
 
         /**
-         * Sets how many CPU ranks there are. Each computes with libtorch's threads, which wait for
-         * each other actively: where cores are few or busy, {@code -Dai.djl.pytorch.num_threads=1}
-         * is much faster.
+         * Sets the number of CPU ranks. Each rank computes with libtorch's threads, which wait for
+         * each other by spinning. With few or busy cores, {@code -Dai.djl.pytorch.num_threads=1} is
+         * much faster.
          *
-         * @param ranks the number, 1 unless set
+         * @param ranks the number of ranks; default 1
          * @return this builder
          */
         public Builder optRanks(int ranks) {
@@ -565,9 +238,9 @@ public final class LlamaGenerator implements TextGenerator {
         }
 
         /**
-         * Has GPUs as ranks, one each.
+         * Sets the GPUs, one for each rank.
          *
-         * @param devices the GPUs, in the order of the ranks; none for CPU ranks
+         * @param devices the GPUs in the order of the ranks; empty for CPU ranks, the default
          * @return this builder
          */
         public Builder optDevices(List<Device> devices) {
@@ -576,14 +249,13 @@ public final class LlamaGenerator implements TextGenerator {
         }
 
         /**
-         * Makes this process a rank of those that a group has, which are processes of one host, in
-         * place of {@link #optRanks} and {@link #optDevices}. All of them build a generator, with
-         * the same options, and load their part of the model. Requests are for that of rank 0; on
-         * the others, which {@linkplain LlamaGenerator#isFollower follow} it, closing waits until
-         * rank 0 closes its own.
+         * Makes this process one rank of a process group on one host, instead of {@link #optRanks}
+         * and {@link #optDevices}. All processes build a generator with the same options; each
+         * loads its part of the model. Send requests to rank 0. On the {@linkplain
+         * LlamaGenerator#isFollower followers}, {@link LlamaGenerator#close} waits until rank 0
+         * closes its generator.
          *
-         * @param group this process's handle; it is the generator's from {@link #build} on, which
-         *     destroys it, also if it throws
+         * @param group the group; {@link #build} takes ownership and destroys it, also if it throws
          * @return this builder
          */
         public Builder optProcessGroup(ProcessGroup group) {
@@ -592,10 +264,10 @@ public final class LlamaGenerator implements TextGenerator {
         }
 
         /**
-         * Sets how many tokens a prompt and what is generated after it may have together.
+         * Sets the most tokens of a prompt and its new tokens together.
          *
-         * @param maxLength the tokens; unless set, as many as the model was made for, but {@link
-         *     LlamaGenerator#DEFAULT_MAX_LENGTH} at most
+         * @param maxLength the number of tokens; by default the {@linkplain LlamaConfig#maxLength()
+         *     maximum of the model}, but at most {@link LlamaGenerator#DEFAULT_MAX_LENGTH}
          * @return this builder
          */
         public Builder optMaxLength(int maxLength) {
@@ -604,9 +276,9 @@ public final class LlamaGenerator implements TextGenerator {
         }
 
         /**
-         * Sets how many requests are served at the same time.
+         * Sets the most requests that run at the same time.
          *
-         * @param maxRunning the number, 64 unless set
+         * @param maxRunning the number of requests; default 64
          * @return this builder
          */
         public Builder optMaxRunning(int maxRunning) {
@@ -615,9 +287,9 @@ public final class LlamaGenerator implements TextGenerator {
         }
 
         /**
-         * Sets how many requests may wait.
+         * Sets the most requests that wait.
          *
-         * @param maxQueued the number, 1024 unless set
+         * @param maxQueued the number of requests; default 1024
          * @return this builder
          */
         public Builder optMaxQueued(int maxQueued) {
@@ -626,11 +298,12 @@ public final class LlamaGenerator implements TextGenerator {
         }
 
         /**
-         * Sets the size of the cache for keys and values.
+         * Sets the size of the KV cache. It must hold one sequence of {@linkplain #optMaxLength
+         * maximum length}.
          *
-         * @param cacheBytes the memory on each rank, in bytes; enough for one sequence of the
-         *     greatest length. Unless set, what as many as are served at the same time need, but 2
-         *     GiB at most, or what one sequence needs
+         * @param cacheBytes the bytes on each rank; by default enough for {@link #optMaxRunning}
+         *     sequences of maximum length, but at most 2 GiB or one such sequence, whichever is
+         *     more
          * @return this builder
          */
         public Builder optCacheBytes(long cacheBytes) {
@@ -639,10 +312,11 @@ public final class LlamaGenerator implements TextGenerator {
         }
 
         /**
-         * Sets how many tokens of prompts are read at once.
+         * Sets the prefill budget: the most prompt tokens in one step. Requests that decode wait
+         * while these tokens are computed. The first chunk of a prompt is computed faster than the
+         * later ones.
          *
-         * @param prefillTokens the number, 4096 unless set; others wait for so many. The first so
-         *     many of a prompt take the least time
+         * @param prefillTokens the number of tokens; default 4096
          * @return this builder
          */
         public Builder optPrefillTokens(int prefillTokens) {
@@ -653,8 +327,8 @@ public final class LlamaGenerator implements TextGenerator {
         /**
          * Sets how long ranks wait for each other.
          *
-         * @param timeout the time after which a rank that does not come has failed; {@link
-         *     BackendOptions#DEFAULT_TIMEOUT} unless set
+         * @param timeout the time after which a missing rank counts as failed; default {@link
+         *     BackendOptions#DEFAULT_TIMEOUT}
          * @return this builder
          */
         public Builder optTimeout(Duration timeout) {
@@ -663,10 +337,10 @@ public final class LlamaGenerator implements TextGenerator {
         }
 
         /**
-         * Sets who is told how loading goes.
+         * Sets a listener for the progress of loading.
          *
-         * @param progress is told how many of the bytes of the first rank's weights are there, by
-         *     that rank's thread
+         * @param progress receives the loaded bytes of the first rank's weights, on that rank's
+         *     thread
          * @return this builder
          */
         public Builder optProgress(Progress progress) {
@@ -675,99 +349,28 @@ public final class LlamaGenerator implements TextGenerator {
         }
 
         /**
-         * Loads the model. Returns when it can be used.
+         * Loads the model. Blocks until it is ready.
          *
-         * @return the generator, to be closed
+         * @return the generator; the caller closes it
          * @throws IOException if files cannot be read
-         * @throws IllegalArgumentException if the model or what is asked for is impossible; before
-         *     anything is allocated
-         * @throws CollectiveException if a rank cannot load its part, which takes more memory than
-         *     there is, for example; nothing is left allocated then
+         * @throws IllegalArgumentException if the model is not supported or an option is out of
+         *     range; thrown before anything is allocated
+         * @throws CollectiveException if a rank cannot load its part, for example because memory
+         *     runs out; everything allocated is freed
          */
         public LlamaGenerator build() throws IOException {
             boolean done = false;
             try {
                 if (directory == null) {
-                    throw new IllegalArgumentException("set the directory of the model");
+                    throw new IllegalArgumentException("set the model directory: setDirectory");
                 }
                 LlamaGenerator generator = new LlamaGenerator(this);
                 done = true;
                 return generator;
             } finally {
                 if (!done && group != null) {
-                    group.destroy(); // No other process waits for this one.
+                    group.destroy(); // So that other processes do not wait for this one.
                 }
-            }
-        }
-
-        private GeneratorSettings settings(LlamaConfig config) {
-            if (devices == null || timeout == null) {
-                throw new IllegalArgumentException("the devices or the timeout are null");
-            }
-            int cpuRanks = ranks == null ? 1 : ranks;
-            positive("ranks", cpuRanks);
-            positive("maxRunning", maxRunning);
-            positive("maxQueued", maxQueued);
-            positive("prefillTokens", prefillTokens);
-            for (Device device : devices) {
-                if (device == null || !device.isGpu()) {
-                    throw new IllegalArgumentException(
-                            device + " is no GPU; CPU ranks are given by their number");
-                }
-            }
-            if (group != null && (ranks != null || !devices.isEmpty())) {
-                throw new IllegalArgumentException(
-                        "the process group has the ranks; neither ranks nor devices can be set");
-            }
-            int count =
-                    group != null
-                            ? group.worldSize()
-                            : devices.isEmpty() ? cpuRanks : devices.size();
-            config.checkDivisible(count);
-            int length =
-                    maxLength == 0 ? Math.min(config.maxLength(), DEFAULT_MAX_LENGTH) : maxLength;
-            positive("maxLength", length);
-            if (length > config.maxLength()) {
-                throw new IllegalArgumentException(
-                        String.format(
-                                "maxLength %d is more than the model's %d",
-                                length, config.maxLength()));
-            }
-            return new GeneratorSettings(
-                    group,
-                    List.copyOf(devices),
-                    cpuRanks,
-                    length,
-                    maxRunning,
-                    maxQueued,
-                    cacheBlocks(config, count, length),
-                    prefillTokens,
-                    timeout,
-                    progress);
-        }
-
-        private int cacheBlocks(LlamaConfig config, int ranks, int length) {
-            long blockBytes = KvCache.byteSize(config, ranks, KvCache.BLOCK_TOKENS);
-            long one = CacheBlocks.blocks(length, KvCache.BLOCK_TOKENS);
-            long most = Integer.MAX_VALUE / KvCache.BLOCK_TOKENS;
-            if (cacheBytes == 0) {
-                long fitting = Math.max(one, DEFAULT_CACHE_BYTES / blockBytes);
-                return (int) Math.min(most, Math.min(one * maxRunning, fitting));
-            }
-            long blocks = Math.min(most, cacheBytes / blockBytes);
-            if (blocks < one) {
-                throw new IllegalArgumentException(
-                        String.format(
-                                "a cache of %d bytes on each rank is too small: a sequence of"
-                                        + " maxLength %d takes %d",
-                                cacheBytes, length, one * blockBytes));
-            }
-            return (int) blocks;
-        }
-
-        private static void positive(String name, int value) {
-            if (value < 1) {
-                throw new IllegalArgumentException(name + " must be 1 or more, not " + value);
             }
         }
     }

@@ -10,20 +10,22 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.pool.RankWorker;
 import org.djlx.fusedops.llm.model.LlamaModel;
 import org.djlx.fusedops.llm.sampling.Logits;
-import org.djlx.fusedops.llm.sampling.LogitsReader;
 import org.djlx.fusedops.llm.sampling.Sampler;
 
-/** One rank's part of a model, and the step that it has begun. To be used by the rank's thread. */
-final class ModelRank implements RankWorker<StepRequest, List<Sampler.Choice>> {
+/**
+ * The worker of one rank: its part of the model, and the step in flight. To be used by the rank's
+ * thread.
+ */
+final class ModelRank implements RankWorker<StepRequest, List<Sampler.SampledToken>> {
 
     private final ProcessGroup group;
     private final LlamaModel model;
-    private Begun begun; // null if the last one has ended
+    private InFlight inFlight; // null if no step is
 
-    /** What a step has left until its tokens are chosen. */
-    private record Begun(NDManager manager, Logits scores, List<Sampler> choosers) {}
+    /** A launched step whose tokens are not sampled yet. */
+    private record InFlight(NDManager manager, Logits logits, List<Sampler> samplers) {}
 
-    /** Takes the model, which it closes. */
+    /** Takes ownership of the model. */
     ModelRank(ProcessGroup group, LlamaModel model) {
         this.group = group;
         this.model = model;
@@ -34,25 +36,23 @@ final class ModelRank implements RankWorker<StepRequest, List<Sampler.Choice>> {
     }
 
     @Override
-    public List<Sampler.Choice> serve(StepRequest step) throws Exception {
+    public List<Sampler.SampledToken> serve(StepRequest step) throws Exception {
         return step.run(this);
     }
 
-    /** Begins a step, and ends the one before, whose choices rank 0 returns. */
-    List<Sampler.Choice> next(StepRequest step) {
-        Begun before = begun;
-        begun = null;
+    /** Launches a step, then finishes the step before. Rank 0 returns the tokens of the latter. */
+    List<Sampler.SampledToken> step(StepRequest step) {
+        InFlight before = inFlight;
+        inFlight = null;
         try {
             if (!step.batch().chunks().isEmpty()) {
-                begun = begin(step);
+                inFlight = launch(step);
             }
             if (before == null) {
                 return List.of();
             }
-            before.scores.await();
-            return group.rank() == 0
-                    ? LogitsReader.choose(before.scores, before.choosers)
-                    : List.of();
+            before.logits.await();
+            return group.rank() == 0 ? Sampler.sample(before.logits, before.samplers) : List.of();
         } finally {
             if (before != null) {
                 before.manager.close();
@@ -60,13 +60,13 @@ final class ModelRank implements RankWorker<StepRequest, List<Sampler.Choice>> {
         }
     }
 
-    private Begun begin(StepRequest step) {
+    private InFlight launch(StepRequest step) {
         NDManager manager = NDManager.newBaseManager(group.device());
         boolean done = false;
         try {
-            Logits scores = model.forward(step.batch(), step.needsAll(), manager);
+            Logits logits = model.forward(step.batch(), step.needsFullLogits(), manager);
             done = true;
-            return new Begun(manager, scores, step.choosers());
+            return new InFlight(manager, logits, step.samplers());
         } finally {
             if (!done) {
                 manager.close();
@@ -77,8 +77,8 @@ final class ModelRank implements RankWorker<StepRequest, List<Sampler.Choice>> {
     @Override
     public void close() {
         model.close();
-        if (begun != null) {
-            begun.manager.close(); // When the GPU no longer computes on what it has.
+        if (inFlight != null) {
+            inFlight.manager.close(); // After the model, which waits for the GPU.
         }
     }
 }

@@ -26,22 +26,22 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * The ranks of a generator, each with its part of a model.
+ * The ranks of a generator, with a loaded model.
  *
  * @param pool the ranks
- * @param readsAhead whether they choose tokens by themselves, so that a step can begin before the
- *     host knows them; if they are processes, known on rank 0
+ * @param samplesOnDevice whether ranks sample on the GPU, so that step n+1 can launch before the
+ *     host knows the tokens of step n; if ranks are processes, valid on rank 0 only
  */
-record ModelRanks(RankPool<StepRequest, List<Sampler.Choice>> pool, boolean readsAhead) {
+record ModelRanks(RankPool<StepRequest, List<Sampler.SampledToken>> pool, boolean samplesOnDevice) {
 
     private static final Logger LOG = LoggerFactory.getLogger(ModelRanks.class);
 
     /**
-     * Loads a model. What is wrong with its files is found before anything is allocated.
+     * Starts the ranks and loads the model. Checks the files before anything is allocated.
      *
-     * @param name of the ranks' threads
-     * @param directory where its files are
-     * @return the ranks, whose pool is the caller's to close
+     * @param name the name of the ranks' threads
+     * @param directory the model directory
+     * @return the ranks; the caller closes the pool
      */
     static ModelRanks load(
             String name, Path directory, LlamaConfig config, GeneratorSettings settings)
@@ -56,10 +56,11 @@ record ModelRanks(RankPool<StepRequest, List<Sampler.Choice>> pool, boolean read
             long weightBytes = LlamaWeights.byteSize(config, ranks);
             String memory =
                     String.format(
-                            "%.1f MB of weights and %.1f MB for %d tokens on each of %s",
+                            "%.1f MB of weights and a KV cache of %.1f MB for %d tokens on each of"
+                                    + " %s",
                             weightBytes / 1e6,
-                            KvCache.byteSize(config, ranks, settings.cacheRows()) / 1e6,
-                            settings.cacheRows(),
+                            KvCache.byteSize(config, ranks, settings.cacheSlots()) / 1e6,
+                            settings.cacheSlots(),
                             ranks == 1 ? "1 rank" : ranks + " ranks");
             if (!settings.isFollower()) {
                 LOG.info("{}: {}", directory, memory);
@@ -68,16 +69,16 @@ record ModelRanks(RankPool<StepRequest, List<Sampler.Choice>> pool, boolean read
             if (progress != null) {
                 progress.reset("Loading " + directory.getFileName(), weightBytes, memory);
             }
-            AtomicBoolean readsAhead = new AtomicBoolean();
-            ProcessGroups.RankBody<RankWorker<StepRequest, List<Sampler.Choice>>> maker =
+            AtomicBoolean samplesOnDevice = new AtomicBoolean();
+            ProcessGroups.RankBody<RankWorker<StepRequest, List<Sampler.SampledToken>>> maker =
                     group -> {
                         LlamaModel model = model(config, settings, group, files);
                         if (group.rank() == 0) {
-                            readsAhead.set(model.hasDecoder());
+                            samplesOnDevice.set(model.hasDecoder());
                         }
                         return new ModelRank(group, model);
                     };
-            RankPool<StepRequest, List<Sampler.Choice>> pool;
+            RankPool<StepRequest, List<Sampler.SampledToken>> pool;
             Optional<LlamaGpu.Compilations> compiling =
                     LlamaGpu.compile(config, settings.device(), ranks);
             try {
@@ -94,7 +95,7 @@ record ModelRanks(RankPool<StepRequest, List<Sampler.Choice>> pool, boolean read
                     progress.end();
                 }
                 done = true;
-                return new ModelRanks(pool, readsAhead.get());
+                return new ModelRanks(pool, samplesOnDevice.get());
             } finally {
                 if (!done) {
                     pool.close();
@@ -103,7 +104,7 @@ record ModelRanks(RankPool<StepRequest, List<Sampler.Choice>> pool, boolean read
         }
     }
 
-    /** Loads a rank's part. */
+    /** Loads a rank's part of the model. */
     private static LlamaModel model(
             LlamaConfig config, GeneratorSettings settings, ProcessGroup group, Safetensors files) {
         int ranks = group.worldSize();
@@ -122,14 +123,14 @@ record ModelRanks(RankPool<StepRequest, List<Sampler.Choice>> pool, boolean read
                             }
                         });
         LOG.info(
-                "rank {} has read its weights in {} s",
+                "rank {}: read its weights in {} s",
                 group.rank(),
                 String.format("%.2f", (System.nanoTime() - start) / 1e9));
         KvCache cache = null;
         try {
-            cache = new KvCache(config, ranks, settings.cacheRows(), group.device());
+            cache = new KvCache(config, ranks, settings.cacheSlots(), group.device());
             return new LlamaModel(config, group, weights, cache, settings.maxLength());
-        } catch (RuntimeException | Error e) { // There may be too little memory.
+        } catch (RuntimeException | Error e) { // Out of memory, for example.
             if (cache != null) {
                 cache.close();
             }
@@ -139,22 +140,22 @@ record ModelRanks(RankPool<StepRequest, List<Sampler.Choice>> pool, boolean read
     }
 
     /**
-     * Compares what ranks are set up with that are processes, which users may start differently.
+     * Checks that all processes have the same model and options: users start each by itself.
      *
-     * @throws IllegalArgumentException on all ranks if it is not the same
+     * @throws IllegalArgumentException on all ranks if they differ
      */
     static void checkAgreement(LlamaConfig config, GeneratorSettings settings) {
         String own =
                 String.format(
-                        "%s with maxLength %d and %d blocks of cache",
+                        "%s with maxLength %d and %d cache blocks",
                         config, settings.maxLength(), settings.cacheBlocks());
         List<String> all = new ObjectCollectives(settings.group()).allGatherObject(own);
         for (int rank = 1; rank < all.size(); rank++) {
             if (!all.get(rank).equals(all.get(0))) {
                 throw new IllegalArgumentException(
                         String.format(
-                                "all ranks must have the same model and options: rank 0 has %s,"
-                                        + " rank %d has %s",
+                                "ranks differ in their model or options: rank 0 has %s, rank %d has"
+                                        + " %s; start all ranks with the same ones",
                                 all.get(0), rank, all.get(rank)));
             }
         }

@@ -13,18 +13,20 @@ import java.util.List;
 import java.util.Optional;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
+import java.util.function.BooleanSupplier;
 import org.djlx.fusedops.llm.FinishReason;
 import org.djlx.fusedops.llm.GeneratedPiece;
 import org.djlx.fusedops.llm.Generation;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
-/** What a generation's caller sees: pieces that wait, and the end. */
+/** The queue of pieces between the engine thread and the caller of a generation. */
 final class PieceQueue implements Generation {
 
     private static final Logger LOG = LoggerFactory.getLogger(PieceQueue.class);
 
-    private static final Duration LONGEST = Duration.ofDays(36_500); // that fits nanoseconds
+    // Longer timeouts are cut to this, which fits into nanoseconds.
+    private static final Duration MAX_TIMEOUT = Duration.ofDays(36_500);
 
     private final int promptTokens;
     private final Runnable onCancel;
@@ -36,13 +38,17 @@ final class PieceQueue implements Generation {
     private Throwable failure;
     private Runnable listener;
 
-    /** Makes a queue; the code is run when the caller has cancelled. */
+    /** Creates a queue. {@code onCancel} runs when the caller cancels the generation. */
     PieceQueue(int promptTokens, Runnable onCancel) {
         this.promptTokens = promptTokens;
         this.onCancel = onCancel;
     }
 
-    /** Adds a piece, unless it has ended; with a reason it ends then. */
+    /**
+     * Adds a piece. No-op if the generation has ended.
+     *
+     * @param end the reason if this is the last piece, otherwise null
+     */
     void add(GeneratedPiece piece, FinishReason end) {
         synchronized (this) {
             if (reason != null) {
@@ -53,10 +59,10 @@ final class PieceQueue implements Generation {
             reason = end;
             notifyAll();
         }
-        tell();
+        notifyListener();
     }
 
-    /** Ends it, unless it has ended. */
+    /** Ends the generation. Returns false if it has ended already. */
     boolean end(FinishReason end, Throwable cause) {
         synchronized (this) {
             if (reason != null) {
@@ -66,80 +72,61 @@ final class PieceQueue implements Generation {
             failure = cause;
             notifyAll();
         }
-        tell();
+        notifyListener();
         return true;
     }
 
-    private void tell() {
-        Runnable told;
+    private void notifyListener() {
+        Runnable current;
         synchronized (this) {
-            told = listener;
+            current = listener;
         }
-        if (told != null) {
+        if (current != null) {
             try {
-                told.run();
-            } catch (RuntimeException | Error e) { // The generator's thread goes on for others.
-                LOG.warn("a listener of a generation failed", e);
+                current.run();
+            } catch (RuntimeException | Error e) { // The engine thread continues for others.
+                LOG.warn("the progress listener of a generation has failed", e);
             }
         }
     }
 
     @Override
-    public GeneratedPiece next(Duration timeout) throws TimeoutException, InterruptedException {
-        synchronized (this) {
-            await(timeout, () -> !pieces.isEmpty() || reason != null);
-            if (pieces.isEmpty()) {
-                checkFailure();
-            }
-            return pieces.poll();
-        }
-    }
-
-    @Override
-    public List<GeneratedPiece> await(Duration timeout)
+    public synchronized GeneratedPiece next(Duration timeout)
             throws TimeoutException, InterruptedException {
-        synchronized (this) {
-            await(timeout, () -> reason != null);
+        await(timeout, () -> !pieces.isEmpty() || reason != null);
+        return poll().orElse(null);
+    }
+
+    @Override
+    public synchronized Optional<GeneratedPiece> poll() {
+        if (pieces.isEmpty()) {
             checkFailure();
-            List<GeneratedPiece> left = new ArrayList<>(pieces);
-            pieces.clear();
-            return left;
         }
+        return Optional.ofNullable(pieces.poll());
     }
 
-    /** Tells who only looks, as for each piece of many generations, without its stack. */
-    private static final class NothingYet extends TimeoutException {
-
-        private static final long serialVersionUID = 1L;
-
-        NothingYet() {
-            super("nothing new is there yet");
-        }
-
-        @Override
-        public synchronized Throwable fillInStackTrace() {
-            return this;
-        }
-    }
-
-    private interface Condition {
-        boolean holds();
-    }
-
-    private void await(Duration timeout, Condition condition)
+    @Override
+    public synchronized List<GeneratedPiece> await(Duration timeout)
             throws TimeoutException, InterruptedException {
-        long since = System.nanoTime();
-        long patience = (timeout.compareTo(LONGEST) < 0 ? timeout : LONGEST).toNanos();
-        while (!condition.holds()) {
-            long left = patience - (System.nanoTime() - since);
+        await(timeout, () -> reason != null);
+        checkFailure();
+        List<GeneratedPiece> left = new ArrayList<>(pieces);
+        pieces.clear();
+        return left;
+    }
+
+    private void await(Duration timeout, BooleanSupplier condition)
+            throws TimeoutException, InterruptedException {
+        long start = System.nanoTime();
+        long nanos = (timeout.compareTo(MAX_TIMEOUT) < 0 ? timeout : MAX_TIMEOUT).toNanos();
+        while (!condition.getAsBoolean()) {
+            long left = nanos - (System.nanoTime() - start);
             if (left <= 0) {
-                if (patience <= 0) {
-                    throw new NothingYet();
-                }
                 throw new TimeoutException(
                         String.format(
-                                "%d tokens were generated, and nothing new came within %s",
-                                generated, timeout));
+                                "no progress within %s s, after %d generated tokens; the"
+                                        + " generation continues",
+                                nanos / 1e9, generated));
             }
             TimeUnit.NANOSECONDS.timedWait(this, left);
         }

@@ -16,16 +16,16 @@ import org.djlx.fusedops.llm.model.LlamaConfig;
 import org.djlx.fusedops.llm.model.TokenBatch;
 
 /**
- * Which requests run and which wait, and what the model reads of them at a time (continuous
- * batching: Orca, Yu and others, 2022). A request that runs has room in the cache for its prompt
- * and all that it may generate. For one thread at a time.
+ * Continuous batching (Yu et al., Orca, 2022): decides which sequences run and which tokens the
+ * next step computes. A sequence starts when the KV cache has blocks for its prompt and its maximum
+ * of new tokens, so it is never preempted. For one thread at a time.
  */
 final class Scheduler {
 
     private final GeneratorSettings settings;
-    private final Deque<Sequence> queued = new ArrayDeque<>();
+    private final Deque<Sequence> waiting = new ArrayDeque<>();
     private final List<Sequence> running = new ArrayList<>();
-    private final CacheBlocks cache;
+    private final BlockPool blocks;
     private long finished;
     private long cancelled;
     private long failed;
@@ -34,60 +34,55 @@ final class Scheduler {
 
     Scheduler(GeneratorSettings settings) {
         this.settings = settings;
-        cache = new CacheBlocks(settings.cacheBlocks(), KvCache.BLOCK_TOKENS);
+        blocks = new BlockPool(settings.cacheBlocks(), KvCache.BLOCK_TOKENS);
     }
 
     /**
-     * Has a request wait for its turn.
+     * Appends sequences to the waiting queue: all of them or none.
      *
-     * @throws RejectedExecutionException if too many wait
-     */
-    void add(Sequence sequence) {
-        addAll(List.of(sequence));
-    }
-
-    /**
-     * Has requests wait for their turn.
-     *
-     * @throws RejectedExecutionException if too many wait; none of these does then
+     * @throws RejectedExecutionException if the queue has no room for all
      */
     void addAll(List<Sequence> sequences) {
         int room = settings.maxQueued() - sequences.size();
-        if (queued.size() > room) {
-            // What the next step would do, which may be a while away.
-            remove(queued);
+        if (waiting.size() > room) {
+            // The engine does this before its next step, which may be far away.
+            removeEnded(waiting);
             admit();
         }
-        if (queued.size() > room) {
+        if (waiting.size() > room) {
             throw new RejectedExecutionException(
                     String.format(
-                            "%d requests wait already; try again when some are done",
-                            queued.size()));
+                            "the queue is full: %d of at most %d requests are waiting; try again"
+                                    + " later",
+                            waiting.size(), settings.maxQueued()));
         }
-        queued.addAll(sequences);
+        waiting.addAll(sequences);
     }
 
-    /** Lets those in for which there is room, in the order in which they came; are there any? */
+    /**
+     * Moves waiting sequences to the running ones, first come, first served, while the cache has
+     * blocks for them. Returns whether any sequence runs.
+     */
     boolean admit() {
-        while (!queued.isEmpty() && running.size() < settings.maxRunning()) {
-            int[] rows = cache.take(queued.peek().capacity());
-            if (rows == null) {
+        while (!waiting.isEmpty() && running.size() < settings.maxRunning()) {
+            int[] slots = blocks.allocate(waiting.peek().maxTokens());
+            if (slots == null) {
                 break;
             }
-            Sequence next = queued.remove();
-            next.setRows(rows);
+            Sequence next = waiting.remove();
+            next.setSlots(slots);
             running.add(next);
         }
         return !running.isEmpty();
     }
 
-    /** Forgets those that have ended, and takes back their part of the cache. */
+    /** Removes ended sequences and frees their blocks. */
     void removeEnded() {
-        remove(running);
-        remove(queued);
+        removeEnded(running);
+        removeEnded(waiting);
     }
 
-    private void remove(Iterable<Sequence> sequences) {
+    private void removeEnded(Iterable<Sequence> sequences) {
         for (var all = sequences.iterator(); all.hasNext(); ) {
             Sequence sequence = all.next();
             FinishReason reason = sequence.queue.finishReason().orElse(null);
@@ -95,8 +90,8 @@ final class Scheduler {
                 continue;
             }
             all.remove();
-            if (sequence.rows() != null) {
-                cache.giveBack(sequence.rows());
+            if (sequence.slots() != null) {
+                blocks.free(sequence.slots());
             }
             switch (reason) {
                 case CANCELLED -> cancelled++;
@@ -106,91 +101,93 @@ final class Scheduler {
         }
     }
 
-    /** Tells whether the model has read something of the requests, which is in its cache. */
-    boolean hasBegun() {
-        return running.stream().anyMatch(Sequence::isBegun);
+    /** Tells whether a running sequence has tokens in the KV cache. */
+    boolean hasStarted() {
+        return running.stream().anyMatch(Sequence::isStarted);
     }
 
     /**
-     * Tells whether a prompt waits that is so long that ranks take a while to begin it, in which
-     * they tell nobody of tokens that are there already.
+     * Tells whether the next step has a prompt too long for the decode kernels. The ranks' threads
+     * take long to launch its prefill, and would report the tokens of the step before only then.
      */
-    boolean hasLongPrompt() {
+    boolean hasLongPrefill() {
         return running.stream()
-                .mapToInt(sequence -> Math.min(sequence.unread(), settings.prefillTokens()))
-                .anyMatch(tokens -> tokens > TokenBatch.DECODED_TOKENS);
+                .mapToInt(
+                        sequence -> Math.min(sequence.uncomputedTokens(), settings.prefillTokens()))
+                .anyMatch(tokens -> tokens > TokenBatch.MAX_DECODE_TOKENS);
     }
 
     /**
-     * Makes the next batch: a token of each sequence that generates, which may be one that the
-     * model still computes, and parts of prompts.
+     * Schedules the next step: one token of each sequence that decodes, and chunks of prompts
+     * within the prefill budget (chunked prefill).
      *
-     * @param wanting gets those for which scores come, in their order
-     * @param draws whether ranks draw tokens by themselves
+     * @param sampled receives the sequences that get a token, in the order of the batch
+     * @param onDevice whether the device samples tokens
      */
-    TokenBatch next(List<Sequence> wanting, boolean draws) {
-        List<TokenBatch.Chunk> singles = new ArrayList<>();
-        List<TokenBatch.Chunk> several = new ArrayList<>();
-        List<Sequence> late = new ArrayList<>(); // those of several that want scores
-        int left = settings.prefillTokens();
+    TokenBatch schedule(List<Sequence> sampled, boolean onDevice) {
+        List<TokenBatch.Chunk> decodes = new ArrayList<>(); // chunks of one token
+        List<TokenBatch.Chunk> prefills = new ArrayList<>(); // longer chunks
+        List<Sequence> sampledByPrefills = new ArrayList<>();
+        int budget = settings.prefillTokens();
         for (Sequence sequence : running) {
             if (sequence.isEnded() || sequence.isComplete()) {
                 continue;
             }
-            if (sequence.isAwaiting()) {
-                if (sequence.canReadAhead()) {
-                    singles.add(sequence.readAhead());
-                    wanting.add(sequence);
+            if (sequence.isTokenPending()) {
+                if (sequence.canRunAhead()) {
+                    decodes.add(sequence.nextPendingChunk());
+                    sampled.add(sequence);
                 }
                 continue;
             }
-            boolean generates = sequence.unread() == 1;
-            // Where a prompt is cut depends on nothing else, as does what becomes of it.
-            int next = generates ? 1 : Math.min(sequence.unread(), settings.prefillTokens());
-            if (!generates && next > left) {
-                continue; // The next batches read it.
+            boolean isDecode = sequence.uncomputedTokens() == 1;
+            // The same prompt is always cut at the same positions, so its logits do not depend on
+            // other requests.
+            int size =
+                    isDecode ? 1 : Math.min(sequence.uncomputedTokens(), settings.prefillTokens());
+            if (!isDecode && size > budget) {
+                continue; // A later step takes it.
             }
-            TokenBatch.Chunk chunk = sequence.read(next, draws);
+            TokenBatch.Chunk chunk = sequence.nextChunk(size, onDevice);
             int count = chunk.tokens().length;
-            left -= generates ? 0 : count;
-            (count == 1 ? singles : several).add(chunk);
-            if (chunk.wanted()) {
-                (count == 1 ? wanting : late).add(sequence);
+            budget -= isDecode ? 0 : count;
+            (count == 1 ? decodes : prefills).add(chunk);
+            if (chunk.needsLogits()) {
+                (count == 1 ? sampled : sampledByPrefills).add(sequence);
             }
             int ofPrompt = Math.min(chunk.length(), sequence.promptTokens()) - chunk.start();
             promptTokens += Math.max(0, ofPrompt);
         }
-        wanting.addAll(late);
-        singles.addAll(several);
-        return new TokenBatch(singles);
+        sampled.addAll(sampledByPrefills);
+        decodes.addAll(prefills);
+        return new TokenBatch(decodes);
     }
 
     void countGenerated(int tokens) {
         generatedTokens += tokens;
     }
 
-    /** Returns how many requests have been answered whole. */
+    /** Returns how many requests have finished, neither cancelled nor failed. */
     long finished() {
         return finished;
     }
 
-    /** Returns those that run, and behind them those that wait. */
+    /** Returns the running sequences, then the waiting ones. */
     List<Sequence> all() {
         List<Sequence> all = new ArrayList<>(running);
-        all.addAll(queued);
+        all.addAll(waiting);
         return all;
     }
 
     GeneratorStatistics statistics(LlamaConfig config, int rebuilds) {
-        remove(queued); // The cancelled ones do not wait.
+        removeEnded(waiting); // Cancelled requests no longer wait.
         return new GeneratorStatistics(
                 running.size(),
-                queued.size(),
-                cache.inUse(),
-                cache.blocks(),
+                waiting.size(),
+                blocks.inUse(),
+                blocks.blocks(),
                 KvCache.BLOCK_TOKENS,
-                KvCache.byteSize(
-                        config, settings.ranks(), (long) cache.blocks() * KvCache.BLOCK_TOKENS),
+                KvCache.byteSize(config, settings.ranks(), settings.cacheSlots()),
                 finished,
                 cancelled,
                 failed,

@@ -15,21 +15,19 @@ import org.djlx.fusedops.llm.sampling.SamplingParameters;
 import org.djlx.fusedops.llm.text.TextStream;
 import org.djlx.fusedops.llm.text.TextTokenizer;
 
-/**
- * A request that is being served: its tokens, what of them is in the cache, and what comes next.
- */
-public final class Sequence {
+/** A request being served: its tokens, how many of them are computed, and its cache slots. */
+final class Sequence {
 
     final PieceQueue queue;
-    final Sampler chooser;
+    final Sampler sampler;
     private final TextStream text;
     private final Set<Integer> stopTokens;
     private final int promptTokens;
-    private final int[] tokens; // the prompt's and those generated, with room for the rest
-    private int count;
-    private int cached; // what the model has read, or is reading: up to one more than there are
-    private boolean awaiting; // the next token, which the model computes
-    private int[] rows; // of the cache; null before it has some
+    private final int[] tokens; // prompt and generated tokens, with room for all new ones
+    private int count; // tokens known to the host
+    private int computed; // tokens scheduled so far; count + 1 with async scheduling
+    private boolean pending; // the next token is being computed
+    private int[] slots; // of the KV cache; null while the sequence waits
 
     Sequence(
             GenerationRequest request,
@@ -39,107 +37,112 @@ public final class Sequence {
             PieceQueue queue) {
         this.queue = queue;
         this.stopTokens = stopTokens;
-        chooser = new Sampler(request, prompt);
+        sampler = new Sampler(request, prompt);
         text = new TextStream(tokenizer, request.stopStrings(), prompt);
         promptTokens = prompt.length;
         tokens = Arrays.copyOf(prompt, prompt.length + request.maxNewTokens());
         count = prompt.length;
     }
 
-    /** Returns how many tokens the sequence may get. */
-    int capacity() {
+    /** Returns the tokens of the prompt plus the maximum of new tokens. */
+    int maxTokens() {
         return tokens.length;
+    }
+
+    int promptTokens() {
+        return promptTokens;
     }
 
     boolean isEnded() {
         return queue.finishReason().isPresent();
     }
 
-    void setRows(int[] rows) {
-        this.rows = rows;
+    void setSlots(int[] slots) {
+        this.slots = slots;
     }
 
-    int[] rows() {
-        return rows;
+    int[] slots() {
+        return slots;
     }
 
-    /** Tells whether the model has read some of it. */
-    boolean isBegun() {
-        return cached > 0;
+    /** Tells whether a token has been scheduled. */
+    boolean isStarted() {
+        return computed > 0;
     }
 
-    /** Returns how many tokens that are known here the model has not read. */
-    int unread() {
-        return count - cached;
+    /** Returns how many tokens known to the host are not scheduled yet. */
+    int uncomputedTokens() {
+        return count - computed;
     }
 
-    /** Tells whether the model computes a token of it. */
-    boolean isAwaiting() {
-        return awaiting;
+    /** Tells whether the next token is being computed. */
+    boolean isTokenPending() {
+        return pending;
     }
 
-    /** Tells whether another token follows the awaited one, as far as its value does not matter. */
-    boolean canReadAhead() {
+    /** Tells whether the maximum length leaves room for a token after the pending one. */
+    boolean canRunAhead() {
         return count + 1 < tokens.length;
     }
 
-    /** Returns the awaited token for the model, which knows it first, and takes it for read. */
-    TokenBatch.Chunk readAhead() {
+    /** Schedules the pending token, whose value only the device knows (async scheduling). */
+    TokenBatch.Chunk nextPendingChunk() {
         return new TokenBatch.Chunk(
-                new int[] {TokenBatch.CHOSEN}, cached++, rows, true, chooser.draw());
+                new int[] {TokenBatch.LAST_SAMPLED},
+                computed++,
+                slots,
+                true,
+                sampler.deviceParameters());
     }
 
     /**
-     * Returns the next tokens for the model, and takes them for read.
+     * Schedules the next tokens.
      *
-     * @param most how many, at most
-     * @param draws whether the ranks draw what follows
+     * @param maxTokens the most tokens to schedule
+     * @param onDevice whether the device samples the token after the last one
      */
-    TokenBatch.Chunk read(int most, boolean draws) {
-        int start = cached;
-        cached = Math.min(count, start + most);
-        awaiting = cached == count;
+    TokenBatch.Chunk nextChunk(int maxTokens, boolean onDevice) {
+        int start = computed;
+        computed = Math.min(count, start + maxTokens);
+        pending = computed == count;
         return new TokenBatch.Chunk(
-                Arrays.copyOfRange(tokens, start, cached),
+                Arrays.copyOfRange(tokens, start, computed),
                 start,
-                rows,
-                awaiting,
-                draws && awaiting ? chooser.draw() : SamplingParameters.BEST);
+                slots,
+                pending,
+                onDevice && pending ? sampler.deviceParameters() : SamplingParameters.GREEDY);
     }
 
-    /** Takes the token that follows. */
-    void take(int token) {
+    /** Appends the sampled token. */
+    void append(int token) {
         tokens[count++] = token;
-        awaiting = cached == count; // The model reads it already.
+        pending = computed == count; // With async scheduling the token is scheduled already.
     }
 
-    /** Tells whether no token follows, whatever the text is. */
+    /** Tells whether generation ends here: the maximum length or a stop token is reached. */
     boolean isComplete() {
         return count > promptTokens
                 && (count == tokens.length || stopTokens.contains(tokens[count - 1]));
     }
 
-    /** Tells the caller of the token that was {@linkplain #take taken} last; it may end with it. */
-    void tell(Sampler.Choice choice) {
-        int token = choice.token();
+    /** Publishes the token that was {@linkplain #append appended} last. May end the generation. */
+    void publish(Sampler.SampledToken sampled) {
+        int token = sampled.token();
         if (stopTokens.contains(token)) {
-            add(choice, text.end(), FinishReason.STOP);
+            publish(sampled, text.end(), FinishReason.STOP);
             return;
         }
         String certain = text.add(token);
         if (!text.isStopped() && count == tokens.length) {
             certain += text.end();
-            add(choice, certain, text.isStopped() ? FinishReason.STOP_STRING : FinishReason.LENGTH);
+            FinishReason reason = text.isStopped() ? FinishReason.STOP_STRING : FinishReason.LENGTH;
+            publish(sampled, certain, reason);
             return;
         }
-        add(choice, certain, text.isStopped() ? FinishReason.STOP_STRING : null);
+        publish(sampled, certain, text.isStopped() ? FinishReason.STOP_STRING : null);
     }
 
-    private void add(Sampler.Choice choice, String certain, FinishReason end) {
-        queue.add(new GeneratedPiece(choice.token(), certain, choice.logProbability()), end);
-    }
-
-    int promptTokens() {
-        return promptTokens;
+    private void publish(Sampler.SampledToken sampled, String certain, FinishReason reason) {
+        queue.add(new GeneratedPiece(sampled.token(), certain, sampled.logProbability()), reason);
     }
 }

@@ -19,16 +19,15 @@ import org.djlx.fusedops.llm.sampling.Sampler;
 import org.djlx.fusedops.llm.sampling.SamplingParameters;
 
 /**
- * What the ranks of a {@link LlamaGenerator} do at a time: they begin to read tokens of its
- * sequences, and then wait for the scores of the step before and choose tokens by them. So a GPU
- * has its next step when one ends.
+ * One step of the ranks: launch the forward pass of a batch, then wait for the logits of the step
+ * before and sample its tokens. So a GPU has its next step queued when one ends.
  */
 class StepRequest {
 
-    /** Begins nothing, so that the step before ends. */
-    static final StepRequest END = new StepRequest(new TokenBatch(List.of()), List.of(), false);
+    /** Launches nothing and returns the tokens of the step before. */
+    static final StepRequest FLUSH = new StepRequest(new TokenBatch(List.of()), List.of(), false);
 
-    /** Sends the batch. What chooses tokens stays on rank 0, which alone does that. */
+    /** Sends the batch to other processes. The samplers stay on rank 0, which alone uses them. */
     static final RequestCodec<StepRequest> CODEC =
             new RequestCodec<>() {
                 @Override
@@ -36,10 +35,10 @@ class StepRequest {
                     ByteArrayOutputStream bytes = new ByteArrayOutputStream();
                     try {
                         DataOutputStream out = new DataOutputStream(bytes);
-                        out.writeBoolean(step.all);
+                        out.writeBoolean(step.fullLogits);
                         write(step.batch, out);
                     } catch (IOException e) {
-                        throw new UncheckedIOException(e); // Into memory, which always works.
+                        throw new UncheckedIOException(e); // Writing to memory does not fail.
                     }
                     return bytes.toByteArray();
                 }
@@ -48,86 +47,87 @@ class StepRequest {
                 public StepRequest decode(byte[] bytes) {
                     DataInputStream in = new DataInputStream(new ByteArrayInputStream(bytes));
                     try {
-                        boolean all = in.readBoolean();
-                        return new StepRequest(read(in), List.of(), all);
+                        boolean fullLogits = in.readBoolean();
+                        return new StepRequest(read(in), List.of(), fullLogits);
                     } catch (IOException e) {
-                        throw new UncheckedIOException("what rank 0 has sent is no step", e);
+                        throw new UncheckedIOException("rank 0 has sent a truncated step", e);
                     }
                 }
             };
 
     private final TokenBatch batch;
-    private final List<Sampler> choosers;
-    private final boolean all;
+    private final List<Sampler> samplers;
+    private final boolean fullLogits;
 
     /**
      * Creates a step.
      *
-     * @param batch what the model reads
-     * @param choosers choose the tokens of the sequences whose scores are wanted, in their order
+     * @param batch the tokens to compute
+     * @param samplers the samplers of the sequences that need logits, in the order of the batch
      */
-    StepRequest(TokenBatch batch, List<Sampler> choosers) {
-        this(batch, choosers, needsAll(batch, choosers));
+    StepRequest(TokenBatch batch, List<Sampler> samplers) {
+        this(batch, samplers, needsFullLogits(batch, samplers));
     }
 
-    private StepRequest(TokenBatch batch, List<Sampler> choosers, boolean all) {
+    private StepRequest(TokenBatch batch, List<Sampler> samplers, boolean fullLogits) {
         this.batch = batch;
-        this.choosers = choosers;
-        this.all = all;
+        this.samplers = samplers;
+        this.fullLogits = fullLogits;
     }
 
-    private static boolean needsAll(TokenBatch batch, List<Sampler> choosers) {
-        Iterator<Sampler> next = choosers.iterator();
+    private static boolean needsFullLogits(TokenBatch batch, List<Sampler> samplers) {
+        Iterator<Sampler> next = samplers.iterator();
         return batch.chunks().stream()
-                .filter(TokenBatch.Chunk::wanted)
-                .anyMatch(chunk -> !next.next().isGreedy() && chunk.draw().isBest());
+                .filter(TokenBatch.Chunk::needsLogits)
+                .anyMatch(chunk -> !next.next().isGreedy() && chunk.sampling().isGreedy());
     }
 
-    /** Has a rank do its part; returns what rank 0 has chosen, and nothing on others. */
-    List<Sampler.Choice> run(ModelRank rank) throws Exception {
-        return rank.next(this);
+    /** Runs the step on a rank. Returns the sampled tokens on rank 0, none on other ranks. */
+    List<Sampler.SampledToken> run(ModelRank rank) throws Exception {
+        return rank.step(this);
     }
 
     TokenBatch batch() {
         return batch;
     }
 
-    List<Sampler> choosers() {
-        return choosers;
+    List<Sampler> samplers() {
+        return samplers;
     }
 
-    /** Tells whether choosing takes all scores of a sequence, as the ranks do not do it. */
-    boolean needsAll() {
-        return all;
+    /** Tells whether a sequence is sampled on the host, from its full logits. */
+    boolean needsFullLogits() {
+        return fullLogits;
     }
 
     /**
-     * A batch: for each chunk its start, whether its scores are wanted, how a token is drawn, its
-     * tokens, and its rows, of which there may be thousands, as runs of such that follow each
-     * other. Tokens and rows have their number before them, runs their first row.
+     * Writes the number of chunks, and for each chunk its start, whether it needs logits, its
+     * sampling parameters, its tokens and its slots. Tokens and slots are preceded by their number.
+     * Slots, of which there may be thousands, are written as runs of adjacent slots: the first slot
+     * and the length.
      */
     private static void write(TokenBatch batch, DataOutputStream out) throws IOException {
         out.writeInt(batch.chunks().size());
         for (TokenBatch.Chunk chunk : batch.chunks()) {
             out.writeInt(chunk.start());
-            out.writeBoolean(chunk.wanted());
-            out.writeDouble(chunk.draw().temperature());
-            out.writeInt(chunk.draw().topK());
-            out.writeDouble(chunk.draw().topP());
-            out.writeLong(chunk.draw().random());
+            out.writeBoolean(chunk.needsLogits());
+            out.writeDouble(chunk.sampling().temperature());
+            out.writeInt(chunk.sampling().topK());
+            out.writeDouble(chunk.sampling().topP());
+            out.writeLong(chunk.sampling().random());
             out.writeInt(chunk.tokens().length);
             for (int token : chunk.tokens()) {
                 out.writeInt(token);
             }
-            int[] rows = chunk.rows();
-            out.writeInt(rows.length);
+            int[] slots = chunk.slots();
+            out.writeInt(slots.length);
             int begin = 0;
-            while (begin < rows.length) {
+            while (begin < slots.length) {
                 int end = begin + 1;
-                while (end < rows.length && rows[end] == rows[end - 1] + 1) {
+                while (end < slots.length && slots[end] == slots[end - 1] + 1) {
                     end++;
                 }
-                out.writeInt(rows[begin]);
+                out.writeInt(slots[begin]);
                 out.writeInt(end - begin);
                 begin = end;
             }
@@ -138,24 +138,24 @@ class StepRequest {
         List<TokenBatch.Chunk> chunks = new ArrayList<>();
         for (int left = in.readInt(); left > 0; left--) {
             int start = in.readInt();
-            boolean wanted = in.readBoolean();
-            SamplingParameters draw =
+            boolean needsLogits = in.readBoolean();
+            SamplingParameters sampling =
                     new SamplingParameters(
                             in.readDouble(), in.readInt(), in.readDouble(), in.readLong());
             int[] tokens = new int[in.readInt()];
             for (int i = 0; i < tokens.length; i++) {
                 tokens[i] = in.readInt();
             }
-            int[] rows = new int[in.readInt()];
+            int[] slots = new int[in.readInt()];
             int begin = 0;
-            while (begin < rows.length) {
-                int row = in.readInt();
+            while (begin < slots.length) {
+                int slot = in.readInt();
                 int end = begin + in.readInt();
                 while (begin < end) {
-                    rows[begin++] = row++;
+                    slots[begin++] = slot++;
                 }
             }
-            chunks.add(new TokenBatch.Chunk(tokens, start, rows, wanted, draw));
+            chunks.add(new TokenBatch.Chunk(tokens, start, slots, needsLogits, sampling));
         }
         return new TokenBatch(chunks);
     }

@@ -3,22 +3,25 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 /* Package-private:
- * GeneratorSettings  what a generator was built with
- * ModelRank          one rank: its part of the model, and the step it is running
- * ModelRanks         the ranks of a generator, and how a model is loaded onto them
- * PieceQueue         what its caller sees
- * Scheduler          which requests run, and what the model reads of them
- * StepRequest        one step, as it is sent to all ranks
+ * BlockPool          allocates the blocks of the KV cache
+ * EngineCore         the engine loop: schedule, run a step on the ranks, publish its tokens
+ * GeneratorSettings  the checked options of a generator
+ * InputProcessor     checks requests and tokenizes prompts
+ * ModelRank          the worker of one rank
+ * ModelRanks         all ranks of a generator, and loading the model onto them
+ * PieceQueue         the queue between the engine thread and the caller
+ * Scheduler          continuous batching and chunked prefill
+ * Sequence           a request being served
+ * StepRequest        one step, as sent to all ranks
  */
 /**
- * Decides which sequences run, gives out KV cache blocks, and drives the ranks step by step. Start
- * with {@link org.djlx.fusedops.llm.engine.LlamaGenerator}.
+ * The generation engine. A request becomes a sequence; the scheduler picks the sequences and tokens
+ * of each step; the ranks run the step and sample. Start with {@link
+ * org.djlx.fusedops.llm.engine.LlamaGenerator}.
  *
  * <ul>
- *   <li>{@link org.djlx.fusedops.llm.engine.CacheBlocks} - gives out its rows
- *   <li>{@link org.djlx.fusedops.llm.engine.LlamaGenerator} - a model on several ranks, from its
+ *   <li>{@link org.djlx.fusedops.llm.engine.LlamaGenerator} - generates text with a model from a
  *       directory
- *   <li>{@link org.djlx.fusedops.llm.engine.Sequence} - a request that is being served
  * </ul>
  */
 package org.djlx.fusedops.llm.engine;

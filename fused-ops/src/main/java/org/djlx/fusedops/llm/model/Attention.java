@@ -17,30 +17,34 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * Attention of one rank's heads to the cached keys and values, by libtorch's operators: of the
- * beginning of a sequence to itself, by {@link Torch#attention}, and of what follows to all before
- * and itself, by {@link Torch#attentionOfLast} where there are kernels, otherwise by matmuls and
- * softmax. Several heads of queries share a head of keys and values, which is not repeated for
- * them.
+ * Attention of one rank's heads over the KV cache, with libtorch's operators:
+ *
+ * <ul>
+ *   <li>the first chunk of a prompt attends to itself: {@link Torch#attention};
+ *   <li>later chunks, and single tokens, attend to the cache as well: {@link Torch#attentionOfLast}
+ *       where the model has kernels, otherwise matmuls and softmax.
+ * </ul>
+ *
+ * <p>Grouped-query attention: query heads share a KV head, which is not copied for each of them.
  */
 final class Attention {
 
-    // The most tokens whose scores are in memory at once, where they are.
-    private static final int PIECE = 512;
+    // The most query tokens for which the matmul path has attention scores in memory at a time.
+    private static final int QUERY_BLOCK = 512;
 
     private final LlamaConfig config;
     private final KvCache cache;
-    private final LlamaGpu gpu; // null if there are no kernels
+    private final LlamaGpu gpu; // null if the model has no kernels
     private final int queryHeads;
-    private final int keyHeads;
-    private final NDArray cosines; // (positions, 1, half of the head size), in float32
+    private final int kvHeads;
+    private final NDArray cosines; // (positions, 1, head size / 2), in float32
     private final NDArray sines;
 
     /**
-     * Makes the tables of rotations.
+     * Computes the tables of the rotary embedding.
      *
-     * @param gpu what rotates; null if libtorch does
-     * @param manager what they belong to
+     * @param gpu the kernels; null if libtorch applies the rotary embedding
+     * @param manager the manager of the tables
      */
     Attention(
             LlamaConfig config,
@@ -53,7 +57,7 @@ final class Attention {
         this.cache = cache;
         this.gpu = gpu;
         queryHeads = config.heads() / ranks;
-        keyHeads = LlamaWeights.keyHeads(config, ranks);
+        kvHeads = LlamaWeights.kvHeads(config, ranks);
         double[] frequencies = config.rope().frequencies(config.headSize());
         float[] cosine = new float[maxLength * frequencies.length];
         float[] sine = new float[maxLength * frequencies.length];
@@ -69,120 +73,124 @@ final class Attention {
         sines = manager.create(sine, shape);
     }
 
-    /** Returns the cosines of rotations, of shape (positions, 1, half of the head size). */
+    /** Returns the cosines of the rotary embedding, of shape (positions, 1, head size / 2). */
     NDArray cosines() {
         return cosines;
     }
 
-    /** Returns the sines, of the same shape. */
+    /** Returns the sines of the rotary embedding, of shape (positions, 1, head size / 2). */
     NDArray sines() {
         return sines;
     }
 
     /**
-     * What is the same in all layers of a forward pass.
+     * The attention metadata of a forward pass, shared by all layers.
      *
-     * @param tokens how many new ones there are, with those that fill a prompt up
-     * @param prompt what kernels are told of them; null if there are none
-     * @param cosines of the new tokens' positions; null if there are kernels, as are sines and rows
-     * @param rows where in the cache they go
-     * @param singles the sequences with one new token
-     * @param several those with more, one by one
+     * @param tokens the number of tokens, including padding
+     * @param prefill the input of prefill kernels; null if the model has no kernels
+     * @param cosines the cosines of the tokens' positions; null with kernels
+     * @param sines the sines of the tokens' positions; null with kernels
+     * @param slots the KV cache slot of each token; null with kernels
+     * @param decodes the sequences with one token, computed together; null if there are none
+     * @param prefills the sequences with more tokens, computed one by one
      */
-    record Step(
+    record Metadata(
             int tokens,
-            LlamaGpu.Prompt prompt,
+            LlamaGpu.PrefillInputs prefill,
             NDArray cosines,
             NDArray sines,
-            NDArray rows,
-            Span singles,
-            List<Span> several) {}
+            NDArray slots,
+            Span decodes,
+            List<Span> prefills) {}
 
     /**
-     * Sequences that are computed at once.
+     * Query tokens that are computed in one call.
      *
-     * @param first the first of their tokens
-     * @param tokens how many each has
-     * @param sequences how many there are
-     * @param rows where in the cache their tokens are, from the first on, (sequences × length); the
-     *     shorter ones filled up. Null for the beginning of one sequence, which sees itself alone
-     * @param mask what is added to scores, of shape (sequences, 1, 1, tokens, length): 0, or
-     *     -infinity for what a token must not see; null likewise, and of a prompt for kernels
+     * @param first the index of the first token
+     * @param tokens the tokens of each sequence
+     * @param sequences the number of sequences
+     * @param slots the cache slots that each sequence attends to, (sequences · length); shorter
+     *     sequences are padded. Null for the first chunk of a prompt, which attends to itself only
+     * @param mask the mask added to the scores, of shape (sequences, 1, 1, tokens, length): 0, or
+     *     -infinity where a token must not attend. Null if {@code slots} is, and with kernels
      */
-    private record Span(int first, int tokens, int sequences, NDArray rows, NDArray mask) {
+    private record Span(int first, int tokens, int sequences, NDArray slots, NDArray mask) {
 
         long length() {
-            return rows.getShape().get(0) / sequences;
+            return slots.getShape().get(0) / sequences;
         }
     }
 
-    /** Makes that of a prompt's tokens, whose keys and values kernels write. */
-    Step step(NDManager manager, TokenBatch.Chunk chunk, LlamaGpu.Prompt prompt) {
-        int tokens = prompt.rows();
-        NDArray rows = chunk.start() == 0 ? null : manager.create(rows(chunk, tokens));
-        List<Span> several = List.of(new Span(0, tokens, 1, rows, null));
-        return new Step(tokens, prompt, null, null, null, null, several);
+    /** Returns the metadata for prefill kernels. */
+    Metadata metadata(NDManager manager, TokenBatch.Chunk chunk, LlamaGpu.PrefillInputs prefill) {
+        int tokens = prefill.rows();
+        NDArray slots = chunk.start() == 0 ? null : manager.create(slots(chunk, tokens));
+        List<Span> prefills = List.of(new Span(0, tokens, 1, slots, null));
+        return new Metadata(tokens, prefill, null, null, null, null, prefills);
     }
 
-    /** Makes that of a batch where there are no kernels. */
-    Step step(NDManager manager, TokenBatch batch) {
+    /** Returns the metadata of a batch without kernels. */
+    Metadata metadata(NDManager manager, TokenBatch batch) {
         long[] positions = new long[batch.tokens()];
-        long[] rows = new long[batch.tokens()];
+        long[] slots = new long[batch.tokens()];
         int token = 0;
         for (TokenBatch.Chunk chunk : batch.chunks()) {
             for (int i = 0; i < chunk.tokens().length; i++) {
                 positions[token] = chunk.start() + i;
-                rows[token++] = chunk.rows()[chunk.start() + i];
+                slots[token++] = chunk.slots()[chunk.start() + i];
             }
         }
-        int singles = batch.singles();
-        List<Span> several = new ArrayList<>();
-        int first = singles;
-        for (TokenBatch.Chunk chunk : batch.chunks().subList(singles, batch.chunks().size())) {
-            several.add(several(manager, first, chunk));
+        int decodes = batch.decodes();
+        List<Span> prefills = new ArrayList<>();
+        int first = decodes;
+        for (TokenBatch.Chunk chunk : batch.chunks().subList(decodes, batch.chunks().size())) {
+            prefills.add(prefill(manager, first, chunk));
             first += chunk.tokens().length;
         }
         NDIndex index = new NDIndex("{}", manager.create(positions));
-        return new Step(
+        return new Metadata(
                 batch.tokens(),
                 null,
                 cosines.get(manager, index),
                 sines.get(manager, index),
-                manager.create(rows),
-                singles == 0 ? null : singles(manager, batch.chunks().subList(0, singles)),
-                several);
+                manager.create(slots),
+                decodes == 0 ? null : decodes(manager, batch.chunks().subList(0, decodes)),
+                prefills);
     }
 
-    /** Chunks of one token. */
-    private static Span singles(NDManager manager, List<TokenBatch.Chunk> chunks) {
+    /** Returns the span of chunks of one token. */
+    private static Span decodes(NDManager manager, List<TokenBatch.Chunk> chunks) {
         int length = chunks.stream().mapToInt(TokenBatch.Chunk::length).max().orElseThrow();
-        long[] rows = new long[chunks.size() * length];
+        long[] slots = new long[chunks.size() * length];
         float[] mask = new float[chunks.size() * length];
         int entry = 0;
         for (TokenBatch.Chunk chunk : chunks) {
             for (int i = 0; i < length; i++) {
-                rows[entry + i] = chunk.rows()[Math.min(i, chunk.length() - 1)];
+                slots[entry + i] = chunk.slots()[Math.min(i, chunk.length() - 1)];
             }
             Arrays.fill(mask, entry + chunk.length(), entry + length, Float.NEGATIVE_INFINITY);
             entry += length;
         }
         Shape shape = new Shape(chunks.size(), 1, 1, 1, length);
-        return new Span(0, 1, chunks.size(), manager.create(rows), manager.create(mask, shape));
+        return new Span(0, 1, chunks.size(), manager.create(slots), manager.create(mask, shape));
     }
 
     /**
-     * Returns the rows of the cache that so many tokens of a chunk see; those that fill it up see
-     * any of the sequence, and no other sees them, as they come last.
+     * Returns the cache slots that the tokens of a chunk attend to. Padding tokens get any slot of
+     * the sequence: they come last, so causal attention hides them from all others.
+     *
+     * @param tokens the tokens of the chunk, including padding
      */
-    private static long[] rows(TokenBatch.Chunk chunk, int tokens) {
-        long[] rows = new long[chunk.start() + tokens];
-        for (int i = 0; i < rows.length; i++) {
-            rows[i] = chunk.rows()[i < chunk.length() ? i : 0];
+    private static long[] slots(TokenBatch.Chunk chunk, int tokens) {
+        long[] slots = new long[chunk.start() + tokens];
+        for (int i = 0; i < slots.length; i++) {
+            slots[i] = chunk.slots()[i < chunk.length() ? i : 0];
         }
-        return rows;
+        return slots;
     }
 
-    private static Span several(NDManager manager, int first, TokenBatch.Chunk chunk) {
+    /** Returns the span of a chunk of more tokens. */
+    private static Span prefill(NDManager manager, int first, TokenBatch.Chunk chunk) {
         int tokens = chunk.tokens().length;
         if (chunk.start() == 0) {
             return new Span(first, tokens, 1, null, null);
@@ -196,63 +204,68 @@ final class Attention {
                         manager.full(hidden.getShape(), Float.NEGATIVE_INFINITY),
                         manager.zeros(hidden.getShape()));
         Shape shape = new Shape(1, 1, 1, tokens, length);
-        NDArray rows = manager.create(rows(chunk, tokens));
-        return new Span(first, tokens, 1, rows, mask.reshape(shape));
+        NDArray slots = manager.create(slots(chunk, tokens));
+        return new Span(first, tokens, 1, slots, mask.reshape(shape));
     }
 
     /**
-     * Writes keys and values of new tokens to the cache, and lets their queries attend.
+     * Applies the rotary embedding, writes keys and values to the cache, and computes attention.
      *
-     * @param qkv of shape (tokens or more, heads of queries, keys and values × head size)
-     * @return of shape (tokens, heads of queries × head size)
+     * @param qkv of shape (tokens or more, (query + 2 · KV heads) · head size)
+     * @return of shape (tokens, query heads · head size)
      */
-    NDArray apply(NDManager manager, int layer, NDArray qkv, Step step) {
-        if (step.prompt != null) {
-            return applyToPrompt(manager, layer, qkv, step);
+    NDArray apply(NDManager manager, int layer, NDArray qkv, Metadata metadata) {
+        if (metadata.prefill != null) {
+            return applyWithKernels(manager, layer, qkv, metadata);
         }
-        NDArray heads = heads(qkv.get(new NDIndex().addSliceDim(0, step.tokens)));
-        NDArray turned = part(heads, 0, queryHeads + keyHeads);
-        NDArray values = part(heads, queryHeads + keyHeads, queryHeads + 2L * keyHeads);
-        turned = rotated(turned, step);
-        NDArray queries = part(turned, 0, queryHeads);
-        NDArray keys = part(turned, queryHeads, queryHeads + keyHeads);
-        cache.write(layer, step.rows, keys, values);
+        NDArray heads = splitHeads(qkv.get(new NDIndex().addSliceDim(0, metadata.tokens)));
+        NDArray values = heads(heads, queryHeads + kvHeads, queryHeads + 2L * kvHeads);
+        NDArray rotated = rotate(heads(heads, 0, queryHeads + kvHeads), metadata);
+        NDArray queries = heads(rotated, 0, queryHeads);
+        NDArray keys = heads(rotated, queryHeads, queryHeads + kvHeads);
+        cache.write(layer, metadata.slots, keys, values);
         NDList outputs = new NDList();
-        if (step.singles != null) {
-            outputs.add(attend(manager, layer, queries, step.singles));
+        if (metadata.decodes != null) {
+            outputs.add(attend(manager, layer, queries, metadata.decodes));
         }
-        for (Span span : step.several) {
-            if (span.rows == null) {
-                NDArray own = front(queries, span);
+        for (Span span : metadata.prefills) {
+            if (span.slots == null) {
                 outputs.add(
-                        joined(Torch.attention(own, front(keys, span), front(values, span), true)));
+                        mergeHeads(
+                                Torch.attention(
+                                        ofSpan(queries, span),
+                                        ofSpan(keys, span),
+                                        ofSpan(values, span),
+                                        true)));
             } else {
-                pieces(span).forEach(each -> outputs.add(attend(manager, layer, queries, each)));
+                queryBlocks(span)
+                        .forEach(block -> outputs.add(attend(manager, layer, queries, block)));
             }
         }
         return outputs.size() == 1 ? outputs.get(0) : NDArrays.concat(outputs, 0);
     }
 
-    /** As {@link #apply}, by kernels; all rows are tokens. */
-    private NDArray applyToPrompt(NDManager manager, int layer, NDArray qkv, Step step) {
-        gpu.rotate(layer, qkv, cache, this, step.prompt);
-        NDList parts = byHead(heads(qkv)).split(new long[] {queryHeads, queryHeads + keyHeads}, 1);
-        NDArray rows = step.several.get(0).rows;
-        if (rows == null) {
-            return joined(Torch.attention(parts.get(0), parts.get(1), parts.get(2), true));
+    /** As {@link #apply}, with kernels. All rows of {@code qkv} are tokens of one prompt. */
+    private NDArray applyWithKernels(NDManager manager, int layer, NDArray qkv, Metadata metadata) {
+        gpu.rotate(layer, qkv, cache, this, metadata.prefill);
+        NDList parts =
+                headsFirst(splitHeads(qkv)).split(new long[] {queryHeads, queryHeads + kvHeads}, 1);
+        NDArray slots = metadata.prefills.get(0).slots;
+        if (slots == null) {
+            return mergeHeads(Torch.attention(parts.get(0), parts.get(1), parts.get(2), true));
         }
-        NDArray keys = byHead(cache.keys(manager, layer, rows));
-        NDArray values = byHead(cache.values(manager, layer, rows));
-        return joined(Torch.attentionOfLast(parts.get(0), keys, values));
+        NDArray keys = headsFirst(cache.keys(manager, layer, slots));
+        NDArray values = headsFirst(cache.values(manager, layer, slots));
+        return mergeHeads(Torch.attentionOfLast(parts.get(0), keys, values));
     }
 
-    /** Returns a view of queries, keys and values of shape (tokens, heads, head size). */
-    private NDArray heads(NDArray qkv) {
-        return qkv.reshape(-1, queryHeads + 2L * keyHeads, config.headSize());
+    /** Returns a view of shape (tokens, heads, head size) of queries, keys and values. */
+    private NDArray splitHeads(NDArray qkv) {
+        return qkv.reshape(-1, queryHeads + 2L * kvHeads, config.headSize());
     }
 
-    /** Returns what of a layer's weight of queries, keys and values is that of the latter two. */
-    NDArray keysValues(NDManager manager, NDArray weight) {
+    /** Returns the key and value columns of a layer's query, key and value projection. */
+    NDArray keyValueColumns(NDManager manager, NDArray weight) {
         long first = (long) queryHeads * config.headSize();
         NDArray columns =
                 weight.get(new NDIndex().addAllDim().addSliceDim(first, weight.getShape().get(1)));
@@ -260,79 +273,83 @@ final class Attention {
         return columns;
     }
 
-    /** Divides the tokens of a sequence, so that their scores do not take much memory at once. */
-    private static List<Span> pieces(Span span) {
-        List<Span> pieces = new ArrayList<>();
-        for (int begin = 0; begin < span.tokens; begin += PIECE) {
-            int end = Math.min(span.tokens, begin + PIECE);
+    /** Divides the query tokens of a span into blocks, to bound the memory of their scores. */
+    private static List<Span> queryBlocks(Span span) {
+        List<Span> blocks = new ArrayList<>();
+        for (int begin = 0; begin < span.tokens; begin += QUERY_BLOCK) {
+            int end = Math.min(span.tokens, begin + QUERY_BLOCK);
             NDArray mask = span.mask.get(new NDIndex().addAllDim(3).addSliceDim(begin, end));
-            pieces.add(new Span(span.first + begin, end - begin, 1, span.rows, mask));
+            blocks.add(new Span(span.first + begin, end - begin, 1, span.slots, mask));
         }
-        return pieces;
+        return blocks;
     }
 
-    /** Returns what a span has of heads, of shape (1, heads, tokens, head size). */
-    private static NDArray front(NDArray heads, Span span) {
-        return byHead(heads.get(new NDIndex().addSliceDim(span.first, span.first + span.tokens)));
+    /** Returns the tokens of a span, of shape (1, heads, tokens, head size). */
+    private static NDArray ofSpan(NDArray heads, Span span) {
+        return headsFirst(
+                heads.get(new NDIndex().addSliceDim(span.first, span.first + span.tokens)));
     }
 
-    /** Returns a view of (tokens, heads, head size) of shape (1, heads, tokens, head size). */
-    private static NDArray byHead(NDArray heads) {
+    /** Views (tokens, heads, head size) as (1, heads, tokens, head size). */
+    private static NDArray headsFirst(NDArray heads) {
         return heads.expandDims(0).transpose(0, 2, 1, 3);
     }
 
-    /** Returns what heads of queries have computed, of shape (tokens, heads × head size). */
-    private NDArray joined(NDArray byHead) {
-        return byHead.transpose(0, 2, 1, 3).reshape(-1, (long) queryHeads * config.headSize());
+    /** Reshapes (1, heads, tokens, head size) to (tokens, heads · head size). */
+    private NDArray mergeHeads(NDArray headsFirst) {
+        return headsFirst.transpose(0, 2, 1, 3).reshape(-1, (long) queryHeads * config.headSize());
     }
 
-    private static NDArray part(NDArray heads, long from, long to) {
+    private static NDArray heads(NDArray heads, long from, long to) {
         return heads.get(new NDIndex().addAllDim().addSliceDim(from, to));
     }
 
-    /** Turns pairs of elements, each of a head's first half and its second, by their positions. */
-    private NDArray rotated(NDArray heads, Step step) {
+    /**
+     * Applies the rotary embedding. A pair is an element of a head's first half and second half.
+     */
+    private NDArray rotate(NDArray heads, Metadata metadata) {
         int half = config.headSize() / 2;
         NDArray wide = Torch.cast(heads, ScalarType.FLOAT32);
         NDArray first = wide.get(new NDIndex().addAllDim(2).addSliceDim(0, half));
         NDArray second = wide.get(new NDIndex().addAllDim(2).addSliceDim(half, 2L * half));
-        NDArray turned =
+        NDArray rotated =
                 NDArrays.concat(
                         new NDList(
-                                first.mul(step.cosines).sub(second.mul(step.sines)),
-                                second.mul(step.cosines).add(first.mul(step.sines))),
+                                first.mul(metadata.cosines).sub(second.mul(metadata.sines)),
+                                second.mul(metadata.cosines).add(first.mul(metadata.sines))),
                         2);
-        return narrowed(turned);
+        return narrow(rotated);
     }
 
     private NDArray attend(NDManager manager, int layer, NDArray queries, Span span) {
         int size = config.headSize();
-        int sharing = queryHeads / keyHeads;
+        int groupSize = queryHeads / kvHeads;
         long length = span.length();
         long count = (long) span.sequences * span.tokens;
-        // (sequences, key heads, sharing × tokens, head size)
+        // (sequences, KV heads, groupSize · tokens, head size)
         NDArray q =
                 queries.get(new NDIndex().addSliceDim(span.first, span.first + count))
-                        .reshape(span.sequences, span.tokens, keyHeads, sharing, size)
+                        .reshape(span.sequences, span.tokens, kvHeads, groupSize, size)
                         .transpose(0, 2, 3, 1, 4)
-                        .reshape(span.sequences, keyHeads, (long) sharing * span.tokens, size);
-        Shape cached = new Shape(span.sequences, length, keyHeads, size);
-        NDArray keys = cache.keys(manager, layer, span.rows).reshape(cached);
-        NDArray values = cache.values(manager, layer, span.rows).reshape(cached);
+                        .reshape(span.sequences, kvHeads, (long) groupSize * span.tokens, size);
+        Shape cached = new Shape(span.sequences, length, kvHeads, size);
+        NDArray keys = cache.keys(manager, layer, span.slots).reshape(cached);
+        NDArray values = cache.values(manager, layer, span.slots).reshape(cached);
         NDArray products = q.matMul(keys.transpose(0, 2, 3, 1));
         NDArray scores =
                 Torch.cast(products, ScalarType.FLOAT32)
                         .mul((float) (1 / Math.sqrt(size)))
-                        .reshape(span.sequences, keyHeads, sharing, span.tokens, length)
+                        .reshape(span.sequences, kvHeads, groupSize, span.tokens, length)
                         .add(span.mask);
-        NDArray shares = narrowed(scores.softmax(4)).reshape(products.getShape());
-        return shares.matMul(values.transpose(0, 2, 1, 3))
-                .reshape(span.sequences, keyHeads, sharing, span.tokens, size)
+        NDArray probabilities = narrow(scores.softmax(4)).reshape(products.getShape());
+        return probabilities
+                .matMul(values.transpose(0, 2, 1, 3))
+                .reshape(span.sequences, kvHeads, groupSize, span.tokens, size)
                 .transpose(0, 3, 1, 2, 4)
                 .reshape(count, (long) queryHeads * size);
     }
 
-    private NDArray narrowed(NDArray wide) {
+    private NDArray narrow(NDArray wide) {
         return config.type() == ScalarType.FLOAT32 ? wide : Torch.cast(wide, config.type());
     }
 }

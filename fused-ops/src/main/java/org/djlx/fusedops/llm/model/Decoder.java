@@ -37,15 +37,16 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * One rank's part of decoding on a GPU: sequences that get a token each, or a few, by kernels that
- * are recorded into a CUDA graph, so that a step is one launch. There is a graph for every power of
- * two of tokens and of chunks of the longest sequence, made when it is needed first, of all ranks
- * alike. Tokens are chosen on the GPU, by all ranks alike, and kept there, at a place of each
- * sequence, so that the next step need not wait for the host to know them. So is the one behind a
- * long prompt, whose last token goes through the last layer here.
+ * Decode steps of one rank on a GPU: one or a few tokens of each sequence. The kernels of a step
+ * are recorded as a CUDA graph, so a step is one launch. There is a graph for every power of two of
+ * rows and of attention splits of the longest sequence; it is captured on first use.
  *
- * <p>What a sequence gets has the same bits whatever others there are. Sums are in float32; what
- * goes from kernel to kernel is rounded to the element type.
+ * <p>Tokens are sampled on the GPU, the same on all ranks, and kept there in {@link #sampled}. So
+ * the next step can launch before they reach the host. The last token of a prefill takes its last
+ * layer and is sampled here, too.
+ *
+ * <p>The logits of a sequence have the same bits whatever other sequences are in the batch. Kernels
+ * sum in float32 and round their results to the element type.
  *
  * <p>To be used by the rank's thread, with gradients off.
  */
@@ -53,9 +54,11 @@ final class Decoder implements AutoCloseable {
 
     private static final double LOG2_E = 1 / Math.log(2);
 
-    // For what the GPU has done already to be noticed.
-    private static final Duration PATIENCE = Duration.ofMinutes(1);
-    private static final int CHUNK_BLOCKS = LlamaKernels.CHUNK / KvCache.BLOCK_TOKENS;
+    // The GPU has finished already; this bounds how long the group takes to notice.
+    private static final Duration TIMEOUT = Duration.ofMinutes(1);
+
+    // Attention of a sequence is split into parts of this many blocks, as in flash decoding.
+    private static final int SPLIT_BLOCKS = LlamaKernels.CHUNK / KvCache.BLOCK_TOKENS;
     private static final int BEST_BYTES = LlamaKernels.BEST_FLOATS * Float.BYTES;
 
     private final LlamaConfig config;
@@ -64,27 +67,28 @@ final class Decoder implements AutoCloseable {
     private final KvCache cache;
     private final NDManager manager;
     private final int queryHeads;
-    private final int keyHeads;
+    private final int kvHeads;
     private final int inner;
-    private final int tokens; // whose scores this rank computes
-    private final int roomForChunks;
+    private final int tokens; // of the vocabulary, whose logits this rank computes
+    private final int splitCapacity;
     private final NDArray cosines;
     private final NDArray sines;
 
-    // Of the most rows; graphs use the first ones.
+    // Buffers for the most rows. A graph of fewer rows uses the first ones.
     private final NDArray[] residuals = new NDArray[3];
     private final NDArray zeros;
     private final NDArray norm;
     private final NDArray qkv;
     private final NDArray attended;
     private final NDArray activated;
-    private final NDArray chunks;
-    private final NDArray ended; // counts of the attention and the best scores, 0 between kernels
+    private final NDArray splits; // partial results of attention
+    private final NDArray counters; // of finished thread blocks; 0 between kernels
     private final NDArray inputs;
-    private final NDArray parts;
+    private final NDArray argMaxParts;
     private final NDArray logits;
-    private final NDArray bestOfRanks; // a row of each rank, for each row
-    private final NDArray chosen; // of each sequence, at its first block of the cache
+    private final NDArray argMaxes; // of each row and rank
+    private final NDArray
+            sampled; // last token of a sequence, at the index of its first cache block
 
     private final List<AutoCloseable> resources = new ArrayList<>(); // closed backwards
     private final CudaStream stream;
@@ -94,11 +98,11 @@ final class Decoder implements AutoCloseable {
     private final ByteBuffer nextInputs;
     private final Map<Key, CudaGraph> graphs = new HashMap<>();
 
-    // Steps take turns: one is prepared while the one before runs.
-    private final Turn[] turns = new Turn[2];
-    private int nextTurn;
+    // Double buffered: the host prepares a step while the GPU runs the one before.
+    private final HostBuffers[] hostBuffers = new HostBuffers[2];
+    private int nextBuffers;
 
-    /** A token of a sequence, whose scores may be wanted. */
+    /** A row of a step: one token of a chunk. */
     private record Row(TokenBatch.Chunk chunk, int index) {
 
         int token() {
@@ -109,76 +113,86 @@ final class Decoder implements AutoCloseable {
             return chunk.start() + index;
         }
 
-        /** Returns where what is chosen for its sequence is kept. */
-        int place() {
-            return chunk.rows()[0] / KvCache.BLOCK_TOKENS;
+        /** Returns the index of the sequence in {@link Decoder#sampled}. */
+        int sampledIndex() {
+            return chunk.slots()[0] / KvCache.BLOCK_TOKENS;
         }
 
-        boolean isWanted() {
-            return chunk.wanted() && index == chunk.tokens().length - 1;
+        boolean needsLogits() {
+            return chunk.needsLogits() && index == chunk.tokens().length - 1;
         }
 
-        int chunks() {
-            return Decoder.chunks(position() + 1);
+        int splits() {
+            return Decoder.splits(position() + 1);
         }
     }
 
     /**
-     * What graphs differ in: how many rows, how many chunks of each, whether rows are of the same
-     * sequence, and whether all layers are computed or the last one alone.
+     * The key of a graph.
+     *
+     * @param rows the rows, a power of two
+     * @param splits the attention splits of the longest sequence, a power of two
+     * @param sharesSequences whether several rows belong to one sequence
+     * @param lastLayer whether only the last layer is computed
      */
-    private record Key(int rows, int chunks, boolean several, boolean lastLayer) {
+    private record Key(int rows, int splits, boolean sharesSequences, boolean lastLayer) {
 
         static Key of(List<Row> rows, boolean lastLayer) {
-            int chunks = rows.stream().mapToInt(Row::chunks).max().orElseThrow();
-            boolean several =
+            int splits = rows.stream().mapToInt(Row::splits).max().orElseThrow();
+            boolean sharesSequences =
                     !lastLayer && rows.stream().anyMatch(row -> row.chunk.tokens().length > 1);
-            return new Key(powerFrom(rows.size()), powerFrom(chunks), several, lastLayer);
+            return new Key(
+                    roundUpToPower(rows.size()),
+                    roundUpToPower(splits),
+                    sharesSequences,
+                    lastLayer);
         }
 
+        /** Returns the blocks of a row in the block table. */
         int tableStride() {
-            return chunks * CHUNK_BLOCKS;
+            return splits * SPLIT_BLOCKS;
         }
 
         /**
-         * How what follows is chosen, the tokens, their sequences' places, -1 where what follows is
-         * not wanted, their positions, where their chunks begin, and the table.
+         * Returns the size of the inputs. They are, for each row: sampling parameters; then int32
+         * arrays of tokens, indices into {@link Decoder#sampled} (-1 where no token is sampled),
+         * positions, and first splits; then the block table.
          */
         int inputBytes() {
-            return tokensAt() + (4 + tableStride()) * rows * Integer.BYTES;
+            return tokensOffset() + (4 + tableStride()) * rows * Integer.BYTES;
         }
 
-        int tokensAt() {
+        int tokensOffset() {
             return rows * LlamaKernels.DRAW_BYTES;
         }
     }
 
-    /** What a step and the host tell each other. */
-    private final class Turn {
+    /** Pinned host memory for the inputs and results of a step. */
+    private final class HostBuffers {
 
         final NativeMemory inputs;
-        final NativeMemory best;
+        final NativeMemory results;
         final CudaEvent done;
-        Results results; // the last ones
+        Results last; // of the last step that used these buffers; null before
 
-        Turn(CudaDevice device, int inputBytes) {
+        HostBuffers(CudaDevice device, int inputBytes) {
             inputs = keep(CudaMemory.allocatePinned(device, inputBytes));
-            best = keep(CudaMemory.allocatePinned(device, LlamaKernels.MAX_ROWS * BEST_BYTES));
+            results = keep(CudaMemory.allocatePinned(device, LlamaKernels.MAX_ROWS * BEST_BYTES));
             done = keep(CudaEvent.create(device));
         }
 
         void await() {
-            if (results != null) {
-                results.await();
+            if (last != null) {
+                last.await();
             }
         }
     }
 
     /**
-     * Takes memory and makes what graphs need.
+     * Allocates buffers. Graphs are captured later.
      *
-     * @param gpu has the kernels, and outlives this
-     * @param attention has the tables of rotations
+     * @param gpu the kernels; must be closed after this
+     * @param attention the tables of the rotary embedding
      * @param maxLength the most tokens of a sequence
      */
     Decoder(
@@ -199,10 +213,10 @@ final class Decoder implements AutoCloseable {
         sines = attention.sines();
         int ranks = group.worldSize();
         queryHeads = config.heads() / ranks;
-        keyHeads = LlamaWeights.keyHeads(config, ranks);
+        kvHeads = LlamaWeights.kvHeads(config, ranks);
         inner = config.intermediateSize() / ranks;
-        tokens = LlamaWeights.tokens(config, ranks);
-        int mostChunks = powerFrom(chunks(maxLength));
+        tokens = LlamaWeights.vocabularyPart(config, ranks);
+        int maxSplits = roundUpToPower(splits(maxLength));
         boolean done = false;
         try {
             manager = keep(NDManager.newBaseManager(group.device()));
@@ -212,29 +226,30 @@ final class Decoder implements AutoCloseable {
             }
             zeros = rows(config.hiddenSize());
             norm = rows(config.hiddenSize());
-            qkv = rows((queryHeads + 2 * keyHeads) * head);
+            qkv = rows((queryHeads + 2 * kvHeads) * head);
             attended = rows(queryHeads * head);
             activated = rows(inner);
             logits = rows(ranks * tokens);
-            int most = LlamaKernels.MAX_ROWS;
-            int chunk = queryHeads * (head + LlamaKernels.CHUNK_EXTRA);
-            // Each sequence may fill its last chunk in part only.
-            roomForChunks = Math.max(mostChunks, cache.rows() / LlamaKernels.CHUNK + most);
-            chunks = manager.zeros(new Shape(roomForChunks, chunk));
-            ended = manager.zeros(new Shape(most, keyHeads + 1), DataType.INT32);
-            Key largest = new Key(most, mostChunks, true, false);
+            int maxRows = LlamaKernels.MAX_ROWS;
+            int splitSize = queryHeads * (head + LlamaKernels.CHUNK_EXTRA);
+            // The last split of each sequence may be filled in part.
+            splitCapacity = Math.max(maxSplits, cache.slots() / LlamaKernels.CHUNK + maxRows);
+            splits = manager.zeros(new Shape(splitCapacity, splitSize));
+            counters = manager.zeros(new Shape(maxRows, kvHeads + 1), DataType.INT32);
+            Key largest = new Key(maxRows, maxSplits, true, false);
             inputs = manager.zeros(new Shape(largest.inputBytes()), DataType.UINT8);
-            parts =
+            argMaxParts =
                     manager.zeros(
-                            new Shape(most, LlamaKernels.BEST_BLOCKS, LlamaKernels.BEST_FLOATS));
-            bestOfRanks = manager.zeros(new Shape(ranks * most, LlamaKernels.BEST_FLOATS));
-            chosen = manager.zeros(new Shape(cache.rows() / KvCache.BLOCK_TOKENS), DataType.INT32);
+                            new Shape(maxRows, LlamaKernels.BEST_BLOCKS, LlamaKernels.BEST_FLOATS));
+            argMaxes = manager.zeros(new Shape(ranks * maxRows, LlamaKernels.BEST_FLOATS));
+            sampled =
+                    manager.zeros(new Shape(cache.slots() / KvCache.BLOCK_TOKENS), DataType.INT32);
             clear(zeros);
             CudaDevice device = gpu.device();
             stream = keep(CudaStream.create(device));
             before = keep(CudaEvent.create(device));
-            turns[0] = new Turn(device, largest.inputBytes());
-            turns[1] = new Turn(device, largest.inputBytes());
+            hostBuffers[0] = new HostBuffers(device, largest.inputBytes());
+            hostBuffers[1] = new HostBuffers(device, largest.inputBytes());
             nextInputs = ByteBuffer.allocate(largest.inputBytes()).order(ByteOrder.nativeOrder());
             device.synchronize();
             done = true;
@@ -260,61 +275,67 @@ final class Decoder implements AutoCloseable {
         }
     }
 
-    private static int chunks(int length) {
+    private static int splits(int length) {
         return (length + LlamaKernels.CHUNK - 1) / LlamaKernels.CHUNK;
     }
 
-    private static int powerFrom(int count) {
+    private static int roundUpToPower(int count) {
         return Integer.highestOneBit(2 * count - 1);
     }
 
     /**
-     * Runs tokens of sequences through the model, and writes their keys and values to the cache.
-     * All ranks do, at the same time. When this returns, the GPU may still do it.
+     * Computes chunks of a few tokens each, and writes their keys and values to the cache. All
+     * ranks call this at the same time. The GPU may still be computing when this returns.
      *
-     * @param sequences few tokens each, whose rows come in blocks of {@link KvCache#BLOCK_TOKENS}
-     * @param all whether all scores are to be had, and not only the best
-     * @param to the manager of what is copied for the result
-     * @return the scores of what follows those that want them; {@link Logits#all} can be called
-     *     until the next call of this method
+     * @param chunks the chunks
+     * @param fullLogits whether full logits are needed, not only the sampled tokens
+     * @param manager the manager of copied logits
+     * @return the logits of the chunks that need them; {@link Logits#toArray} is valid until the
+     *     next call of this method
      */
-    Logits decode(List<TokenBatch.Chunk> sequences, boolean all, NDManager to) {
+    Logits decode(List<TokenBatch.Chunk> chunks, boolean fullLogits, NDManager manager) {
         List<Logits> parts = new ArrayList<>();
         List<Row> rows = new ArrayList<>();
-        int room = roomForChunks;
-        for (TokenBatch.Chunk sequence : sequences) {
-            for (int i = 0; i < sequence.tokens().length; i++) {
-                Row row = new Row(sequence, i);
-                if (rows.size() == LlamaKernels.MAX_ROWS || row.chunks() > room) {
-                    Results part = step(rows, false, all);
-                    if (all) {
-                        part.copy(to);
+        int room = splitCapacity;
+        for (TokenBatch.Chunk chunk : chunks) {
+            for (int i = 0; i < chunk.tokens().length; i++) {
+                Row row = new Row(chunk, i);
+                if (rows.size() == LlamaKernels.MAX_ROWS || row.splits() > room) {
+                    Results part = step(rows, false, fullLogits);
+                    if (fullLogits) {
+                        part.copyLogits(manager);
                     }
                     parts.add(part);
                     rows.clear();
-                    room = roomForChunks;
+                    room = splitCapacity;
                 }
                 rows.add(row);
-                room -= row.chunks();
+                room -= row.splits();
             }
         }
-        parts.add(step(rows, false, all));
-        return Logits.joined(parts);
+        parts.add(step(rows, false, fullLogits));
+        return Logits.concat(parts);
     }
 
     /**
-     * Computes the last layer for the last token of a prompt, and chooses what follows it. All
-     * ranks do, at the same time, when what this was called for before is {@linkplain #await done}.
-     * When this returns, the GPU may still do it.
+     * Computes the last layer of a prompt's last token, and samples the next token. All ranks call
+     * this at the same time, after {@link #await}. The GPU may still be computing when this
+     * returns.
      *
-     * @param chunk the prompt's last tokens, which have gone through the layers before
-     * @param residual what they have become, of some or all of the tokens; on the current stream
-     * @param row the last token's row, on one rank; -1 on the others
-     * @param all whether all scores are to be had, and not only the best
-     * @param to the manager of what is copied for the result
-     * @return the scores of what follows
+     * @param chunk the prompt's last chunk
+     * @param residual the residual stream before the last layer, of some or all tokens of the
+     *     chunk; on the current stream
+     * @param row the last token's row, on the rank that has it; -1 on other ranks
+     * @param fullLogits whether full logits are needed, not only the sampled token
+     * @param manager the manager of copied logits
+     * @return the logits
      */
-    Logits finish(TokenBatch.Chunk chunk, NDArray residual, long row, boolean all, NDManager to) {
+    Logits finishPrefill(
+            TokenBatch.Chunk chunk,
+            NDArray residual,
+            long row,
+            boolean fullLogits,
+            NDManager manager) {
         CudaStream current = currentStreams.get();
         long rowBytes = (long) config.hiddenSize() * config.type().itemSize();
         long partial = Torch.dataPointer(residuals[0]);
@@ -323,25 +344,26 @@ final class Decoder implements AutoCloseable {
         } else {
             current.memsetAsync(partial, (byte) 0, rowBytes);
         }
-        Results results = step(List.of(new Row(chunk, chunk.tokens().length - 1)), true, all);
-        if (all) {
-            results.copy(to);
+        Row last = new Row(chunk, chunk.tokens().length - 1);
+        Results results = step(List.of(last), true, fullLogits);
+        if (fullLogits) {
+            results.copyLogits(manager);
         }
         return results;
     }
 
-    /** Waits until all that was begun is done; fails if a rank was missing. */
+    /** Waits for all launched steps. Throws if a rank has failed. */
     void await() {
-        turns[nextTurn].await();
-        turns[1 - nextTurn].await();
+        hostBuffers[nextBuffers].await();
+        hostBuffers[1 - nextBuffers].await();
     }
 
-    private Results step(List<Row> rows, boolean lastLayer, boolean all) {
+    private Results step(List<Row> rows, boolean lastLayer, boolean fullLogits) {
         Key key = Key.of(rows, lastLayer);
-        Turn turn = turns[nextTurn];
-        turn.await();
-        nextTurn = 1 - nextTurn;
-        write(turn, key, rows);
+        HostBuffers buffers = hostBuffers[nextBuffers];
+        buffers.await();
+        nextBuffers = 1 - nextBuffers;
+        writeInputs(buffers, key, rows);
         before.record(currentStreams.get());
         List<Work> works = new ArrayList<>();
         CudaStreamGuard guard = Torch.cudaStreamGuard(group.device(), stream.handle());
@@ -352,9 +374,9 @@ final class Decoder implements AutoCloseable {
                 graphs.put(key, graph);
             }
             stream.waitEvent(before);
-            stream.copyAsync(Torch.dataPointer(inputs), turn.inputs.address(), key.inputBytes());
-            boolean draws = rows.stream().anyMatch(row -> !row.chunk.draw().isBest());
-            boolean gathers = (all || draws) && group.worldSize() > 1;
+            stream.copyAsync(Torch.dataPointer(inputs), buffers.inputs.address(), key.inputBytes());
+            boolean samples = rows.stream().anyMatch(row -> !row.chunk.sampling().isGreedy());
+            boolean gathers = (fullLogits || samples) && group.worldSize() > 1;
             if (gathers) {
                 long rowBytes = logits.getShape().get(1) * config.type().itemSize();
                 stream.memsetAsync(Torch.dataPointer(logits), (byte) 0, key.rows * rowBytes);
@@ -364,133 +386,133 @@ final class Decoder implements AutoCloseable {
                 works.add(gather(logits, key.rows));
             }
             if (group.worldSize() > 1) {
-                works.add(gather(bestOfRanks, group.worldSize() * key.rows));
+                works.add(gather(argMaxes, group.worldSize() * key.rows));
             }
-            kernels.choose(stream, choice(turn, key), group.worldSize(), key.rows);
-            turn.done.record(stream);
+            kernels.choose(stream, choice(buffers, key), group.worldSize(), key.rows);
+            buffers.done.record(stream);
         } finally {
             guard.close();
         }
-        turn.results = new Results(turn, rows, works);
-        return turn.results;
+        buffers.last = new Results(buffers, rows, works);
+        return buffers.last;
     }
 
-    /** Puts what ranks have together: where one has another's, there are zeros. */
+    /** Gathers by all-reduce: each rank has zeros where other ranks have values. */
     private Work gather(NDArray array, int rows) {
         try (NDArray first = first(array, rows)) {
             return group.allReduce(first, ReduceOp.SUM, false);
         }
     }
 
-    /** Writes what the graph reads into memory of the host. */
-    private void write(Turn turn, Key key, List<Row> rows) {
+    /** Writes the inputs of a graph, laid out as {@link Key#inputBytes} says, to host memory. */
+    private void writeInputs(HostBuffers buffers, Key key, List<Row> rows) {
         nextInputs.clear();
         for (int i = 0; i < key.rows; i++) {
-            write(i < rows.size() ? rows.get(i).chunk.draw() : SamplingParameters.BEST);
+            write(i < rows.size() ? rows.get(i).chunk.sampling() : SamplingParameters.GREEDY);
         }
         for (int i = 0; i < key.rows; i++) {
             nextInputs.putInt(i < rows.size() ? rows.get(i).token() : -1);
         }
         for (int i = 0; i < key.rows; i++) {
-            boolean wanted = i < rows.size() && rows.get(i).isWanted();
-            nextInputs.putInt(wanted ? rows.get(i).place() : -1);
+            boolean samples = i < rows.size() && rows.get(i).needsLogits();
+            nextInputs.putInt(samples ? rows.get(i).sampledIndex() : -1);
         }
         for (int i = 0; i < key.rows; i++) {
             nextInputs.putInt(i < rows.size() ? rows.get(i).position() : -1);
         }
-        int chunksBefore = 0;
+        int firstSplit = 0;
         for (int i = 0; i < key.rows; i++) {
-            nextInputs.putInt(chunksBefore);
-            chunksBefore += i < rows.size() ? rows.get(i).chunks() : 0;
+            nextInputs.putInt(firstSplit);
+            firstSplit += i < rows.size() ? rows.get(i).splits() : 0;
         }
-        int begin = nextInputs.position();
-        int size = KvCache.BLOCK_TOKENS;
+        int tableOffset = nextInputs.position();
         for (int i = 0; i < rows.size(); i++) {
             Row row = rows.get(i);
-            nextInputs.position(begin + i * key.tableStride() * Integer.BYTES);
-            for (int token = 0; token <= row.position(); token += size) {
-                nextInputs.putInt(row.chunk.rows()[token]);
+            nextInputs.position(tableOffset + i * key.tableStride() * Integer.BYTES);
+            for (int token = 0; token <= row.position(); token += KvCache.BLOCK_TOKENS) {
+                nextInputs.putInt(row.chunk.slots()[token]);
             }
         }
-        new AtomicBuffer(turn.inputs, 0, nextInputs.capacity())
+        new AtomicBuffer(buffers.inputs, 0, nextInputs.capacity())
                 .putBytes(0, nextInputs.array(), key.inputBytes());
     }
 
-    private void write(SamplingParameters draw) {
-        // As a float neither 0 nor infinite, which would make weights that are no numbers.
-        double asked = LOG2_E / draw.temperature();
-        double scale = Math.max(Float.MIN_NORMAL, Math.min(Float.MAX_VALUE, asked));
-        nextInputs.putDouble(draw.isBest() ? 0 : scale);
-        nextInputs.putDouble(draw.topP());
-        nextInputs.putLong(draw.random());
-        nextInputs.putLong(draw.topK());
+    private void write(SamplingParameters sampling) {
+        // Clamped, because a float of 0 or infinity would make probabilities NaN.
+        double requested = LOG2_E / sampling.temperature();
+        double scale = Math.max(Float.MIN_NORMAL, Math.min(Float.MAX_VALUE, requested));
+        nextInputs.putDouble(sampling.isGreedy() ? 0 : scale);
+        nextInputs.putDouble(sampling.topP());
+        nextInputs.putLong(sampling.random());
+        nextInputs.putLong(sampling.topK());
     }
 
-    private LlamaKernels.Choice choice(Turn turn, Key key) {
+    private LlamaKernels.Choice choice(HostBuffers buffers, Key key) {
         return new LlamaKernels.Choice(
-                turn.best.address(),
-                Torch.dataPointer(bestOfRanks),
-                Torch.dataPointer(chosen),
-                places(key),
+                buffers.results.address(),
+                Torch.dataPointer(argMaxes),
+                Torch.dataPointer(sampled),
+                sampledIndices(key),
                 Torch.dataPointer(inputs),
                 Torch.dataPointer(logits),
                 config.vocabularySize(),
                 logits.getShape().get(1));
     }
 
+    /** Launches the kernels of a step, during graph capture. */
     private void record(Key key) {
         int rows = key.rows;
         int hidden = config.hiddenSize();
-        long places = places(key);
-        long positions = places + (long) rows * Integer.BYTES;
-        long firstChunks = positions + (long) rows * Integer.BYTES;
-        long table = firstChunks + (long) rows * Integer.BYTES;
+        long sampledIndices = sampledIndices(key);
+        long positions = sampledIndices + (long) rows * Integer.BYTES;
+        long firstSplits = positions + (long) rows * Integer.BYTES;
+        long table = firstSplits + (long) rows * Integer.BYTES;
         int firstToken = tokens * group.rank();
         Residual residual = new Residual(rows);
         int firstLayer = key.lastLayer ? config.layers() - 1 : 0;
-        if (!key.lastLayer) { // Otherwise one rank has the row already, and others have zeros.
+        if (!key.lastLayer) { // Otherwise finishPrefill() has written the residual.
             kernels.embed(
                     stream,
                     rows,
                     Torch.dataPointer(residual.partial),
-                    Torch.dataPointer(inputs) + key.tokensAt(),
-                    places,
-                    Torch.dataPointer(chosen),
+                    Torch.dataPointer(inputs) + key.tokensOffset(),
+                    sampledIndices,
+                    Torch.dataPointer(sampled),
                     Torch.dataPointer(weights.embedding()),
                     firstToken,
                     tokens,
                     hidden);
         }
         int head = config.headSize();
-        int width = (queryHeads + 2 * keyHeads) * head;
+        int width = (queryHeads + 2 * kvHeads) * head;
         for (int i = firstLayer; i < config.layers(); i++) {
             LlamaWeights.Layer layer = weights.layer(i);
             long queries = Torch.dataPointer(qkv);
-            residual.product(
+            residual.multiply(
                     false, queries, layer.attentionNorm(), layer.queriesKeysValues(), width, width);
             kernels.attend(
                     stream,
-                    attention(i, positions, firstChunks, table),
-                    key.several,
+                    attention(i, positions, firstSplits, table),
+                    key.sharesSequences,
                     rows,
-                    keyHeads,
-                    key.chunks,
+                    kvHeads,
+                    key.splits,
                     key.tableStride());
-            addend(residual, attended, layer.attentionOut(), queryHeads * head);
+            multiplyToPartial(residual, attended, layer.attentionOut(), queryHeads * head);
             long inside = Torch.dataPointer(activated);
-            residual.product(true, inside, layer.mlpNorm(), layer.gateUp(), inner, inner);
-            addend(residual, activated, layer.down(), inner);
+            residual.multiply(true, inside, layer.mlpNorm(), layer.gateUp(), inner, inner);
+            multiplyToPartial(residual, activated, layer.down(), inner);
         }
-        long scores = Torch.dataPointer(logits) + (long) firstToken * config.type().itemSize();
+        long ownLogits = Torch.dataPointer(logits) + (long) firstToken * config.type().itemSize();
         long allTokens = logits.getShape().get(1);
-        residual.product(false, scores, weights.norm(), weights.head(), tokens, allTokens);
+        residual.multiply(false, ownLogits, weights.norm(), weights.head(), tokens, allTokens);
         kernels.best(
                 stream,
                 rows,
-                Torch.dataPointer(bestOfRanks),
-                scores,
-                Torch.dataPointer(parts),
-                countsOfBest(),
+                Torch.dataPointer(argMaxes),
+                ownLogits,
+                Torch.dataPointer(argMaxParts),
+                argMaxCounters(),
                 firstToken,
                 Math.max(0, Math.min(tokens, config.vocabularySize() - firstToken)),
                 allTokens,
@@ -499,7 +521,7 @@ final class Decoder implements AutoCloseable {
     }
 
     private LlamaKernels.Attention attention(
-            int layer, long positions, long firstChunks, long table) {
+            int layer, long positions, long firstSplits, long table) {
         return new LlamaKernels.Attention(
                 Torch.dataPointer(attended),
                 Torch.dataPointer(qkv),
@@ -509,13 +531,13 @@ final class Decoder implements AutoCloseable {
                 table,
                 Torch.dataPointer(cosines),
                 Torch.dataPointer(sines),
-                firstChunks,
-                Torch.dataPointer(chunks),
-                Torch.dataPointer(ended));
+                firstSplits,
+                Torch.dataPointer(splits),
+                Torch.dataPointer(counters));
     }
 
-    /** Computes this rank's partial of what is added to the residual next. */
-    private void addend(Residual residual, NDArray x, NDArray weight, int depth) {
+    /** Computes this rank's partial sum, which is added to the residual stream next. */
+    private void multiplyToPartial(Residual residual, NDArray x, NDArray weight, int depth) {
         int hidden = config.hiddenSize();
         kernels.product(
                 stream,
@@ -530,34 +552,35 @@ final class Decoder implements AutoCloseable {
                 null);
     }
 
-    /** What each layer adds to twice, 0 at first, and what is to be added. */
+    /** The residual stream, and the partial sum not yet added to it. */
     private final class Residual {
 
         final int rows;
-        NDArray partial; // what this rank adds
-        private final boolean isNormedByProducts;
-        private NDArray sum; // of what was added
-        private NDArray next; // for what is computed behind
-        private NDArray unused;
+        NDArray partial; // this rank's partial sum
+        private final boolean normsInProduct; // the matmul kernel computes the norm
+        private NDArray sum; // the residual stream; 0 at first
+        private NDArray next; // the buffer of the next result
+        private NDArray unused; // the third buffer, until it is used
 
         Residual(int rows) {
             this.rows = rows;
-            // What one rank adds no other has a part of.
-            isNormedByProducts =
-                    group.worldSize() == 1 && kernels.canNorm(rows, config.hiddenSize());
+            // With several ranks, an all-reduce must come before the norm.
+            normsInProduct = group.worldSize() == 1 && kernels.canNorm(rows, config.hiddenSize());
             partial = first(residuals[0], rows);
             sum = first(zeros, rows);
             next = first(residuals[1], rows);
             unused = first(residuals[2], rows);
         }
 
-        /** Adds all ranks' partials, and multiplies the sum's norm with a weight. */
-        void product(
+        /**
+         * Adds all ranks' partial sums to the residual stream, and multiplies its norm by a weight.
+         */
+        void multiply(
                 boolean gated, long out, NDArray norm, NDArray weight, int width, long stride) {
             LlamaKernels.Norm normed = null;
             NDArray x = Decoder.this.norm;
             NDArray before = sum;
-            if (isNormedByProducts) {
+            if (normsInProduct) {
                 x = partial;
                 normed =
                         new LlamaKernels.Norm(
@@ -577,7 +600,7 @@ final class Decoder implements AutoCloseable {
                 sum = partial;
                 partial = next;
             }
-            next = unused == null ? before : unused; // zeros stay what they are
+            next = unused == null ? before : unused; // The first sum, zeros, is not overwritten.
             unused = null;
             kernels.product(
                     stream,
@@ -597,61 +620,62 @@ final class Decoder implements AutoCloseable {
         return array.get(new NDIndex().addSliceDim(0, rows));
     }
 
-    private long places(Key key) {
-        return Torch.dataPointer(inputs) + key.tokensAt() + (long) key.rows * Integer.BYTES;
+    private long sampledIndices(Key key) {
+        return Torch.dataPointer(inputs) + key.tokensOffset() + (long) key.rows * Integer.BYTES;
     }
 
-    private long countsOfBest() {
-        return Torch.dataPointer(ended) + (long) LlamaKernels.MAX_ROWS * keyHeads * Integer.BYTES;
+    private long argMaxCounters() {
+        return Torch.dataPointer(counters) + (long) LlamaKernels.MAX_ROWS * kvHeads * Integer.BYTES;
     }
 
-    /** What a step leaves. */
+    /** The logits and sampled tokens of a step. */
     private final class Results implements Logits {
 
-        private final Turn turn;
+        private final HostBuffers buffers;
         private final List<Work> works;
-        private final List<Integer> rows = new ArrayList<>(); // those that are wanted
-        private final List<Boolean> drawn = new ArrayList<>(); // for each of them
-        private List<Best> best; // when they are there
-        private NDArray scores; // a copy, if there is one
+        private final List<Integer> rows = new ArrayList<>(); // those that need logits
+        private final List<Boolean> randomly = new ArrayList<>(); // whether each is not greedy
+        private List<DeviceToken> tokens; // null until await()
+        private NDArray copy; // of the logits; null unless copied
 
-        Results(Turn turn, List<Row> of, List<Work> works) {
-            this.turn = turn;
+        Results(HostBuffers buffers, List<Row> of, List<Work> works) {
+            this.buffers = buffers;
             this.works = works;
             for (int i = 0; i < of.size(); i++) {
-                if (of.get(i).isWanted()) {
+                if (of.get(i).needsLogits()) {
                     rows.add(i);
-                    drawn.add(!of.get(i).chunk.draw().isBest());
+                    randomly.add(!of.get(i).chunk.sampling().isGreedy());
                 }
             }
         }
 
         @Override
         public void await() {
-            if (best != null) {
+            if (tokens != null) {
                 return;
             }
-            turn.done.synchronize();
-            works.forEach(work -> work.await(PATIENCE)); // Tells of the graph's as well.
+            buffers.done.synchronize();
+            works.forEach(work -> work.await(TIMEOUT)); // Also throws failures of the graph.
             byte[] bytes = new byte[LlamaKernels.MAX_ROWS * BEST_BYTES];
-            new AtomicBuffer(turn.best, 0, bytes.length).getBytes(0, bytes);
+            new AtomicBuffer(buffers.results, 0, bytes.length).getBytes(0, bytes);
             ByteBuffer buffer = ByteBuffer.wrap(bytes).order(ByteOrder.nativeOrder());
-            best = new ArrayList<>();
+            tokens = new ArrayList<>();
             for (int i = 0; i < rows.size(); i++) {
                 buffer.position(rows.get(i) * BEST_BYTES);
-                double logSum = buffer.getFloat() + Math.log(buffer.getFloat());
+                double logSumExp = buffer.getFloat() + Math.log(buffer.getFloat());
                 int token = (int) buffer.getFloat();
-                best.add(new Best(token, buffer.getFloat(), drawn.get(i), logSum));
+                tokens.add(new DeviceToken(token, buffer.getFloat(), randomly.get(i), logSumExp));
             }
         }
 
-        void copy(NDManager to) {
+        /** Copies the logits, so that they outlive the next step. */
+        void copyLogits(NDManager manager) {
             await();
             if (!rows.isEmpty()) {
-                try (NDArray until = first(logits, rows.get(rows.size() - 1) + 1)) {
-                    scores = until.duplicate();
+                try (NDArray used = first(logits, rows.get(rows.size() - 1) + 1)) {
+                    copy = used.duplicate();
                 }
-                scores.attach(to);
+                copy.attach(manager);
             }
         }
 
@@ -661,20 +685,20 @@ final class Decoder implements AutoCloseable {
         }
 
         @Override
-        public List<Best> best() {
+        public List<DeviceToken> deviceTokens() {
             await();
-            return best;
+            return tokens;
         }
 
         @Override
-        public float[] all(int sequence) {
+        public float[] toArray(int sequence) {
             await();
-            NDArray from = scores == null ? logits : scores;
+            NDArray source = copy == null ? logits : copy;
             NDIndex index =
                     new NDIndex()
                             .addIndices(rows.get(sequence))
                             .addSliceDim(0, config.vocabularySize());
-            try (NDArray row = from.get(index);
+            try (NDArray row = source.get(index);
                     NDArray wide = Torch.cast(row, ScalarType.FLOAT32)) {
                 return wide.toFloatArray();
             }
@@ -684,7 +708,7 @@ final class Decoder implements AutoCloseable {
     @Override
     public void close() {
         if (stream != null) {
-            stream.synchronize(); // Nobody may have waited for the last step.
+            stream.synchronize(); // The last step may still run.
         }
         graphs.values().forEach(CudaGraph::close);
         graphs.clear();

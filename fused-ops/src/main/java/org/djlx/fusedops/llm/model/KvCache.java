@@ -11,30 +11,38 @@ import ai.djl.ndarray.index.NDIndex;
 import ai.djl.ndarray.types.Shape;
 import java.util.ArrayList;
 import java.util.List;
-import org.djlx.fusedops.llm.engine.CacheBlocks;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * One rank's part of the keys and values of all sequences: for each layer two arrays (rows, heads,
- * head size). A sequence has rows anywhere, by blocks that a {@link CacheBlocks} gives out.
+ * One rank's part of the paged KV cache: for each layer an array of keys and one of values, of
+ * shape (slots, KV heads, head size). A slot holds one token. A sequence has any blocks of {@link
+ * #BLOCK_TOKENS} adjacent slots; the engine allocates them.
  */
 public final class KvCache implements AutoCloseable {
 
-    /** A sequence's rows come in blocks of so many that follow each other. */
+    /** The slots of a block. */
     public static final int BLOCK_TOKENS = 16;
 
-    private final int rows;
+    private final int slots;
     private final NDManager manager;
     private final List<NDArray> keys = new ArrayList<>();
     private final List<NDArray> values = new ArrayList<>();
 
-    public KvCache(LlamaConfig config, int ranks, int rows, Device device) {
-        this.rows = rows;
+    /**
+     * Allocates the cache.
+     *
+     * @param config the model's configuration
+     * @param ranks the number of ranks
+     * @param slots the number of slots
+     * @param device the rank's device
+     */
+    public KvCache(LlamaConfig config, int ranks, int slots, Device device) {
+        this.slots = slots;
         manager = NDManager.newBaseManager(device);
         boolean done = false;
         try {
-            Shape shape = new Shape(rows, LlamaWeights.keyHeads(config, ranks), config.headSize());
+            Shape shape = new Shape(slots, LlamaWeights.kvHeads(config, ranks), config.headSize());
             for (int layer = 0; layer < config.layers(); layer++) {
                 keys.add(zeros(shape, config.type()));
                 values.add(zeros(shape, config.type()));
@@ -47,7 +55,7 @@ public final class KvCache implements AutoCloseable {
         }
     }
 
-    /** Zeros, as what is masked out is multiplied all the same, and must be no NaN. */
+    /** Returns zeros: masked slots are multiplied by 0 all the same, so they must not be NaN. */
     private NDArray zeros(Shape shape, ScalarType type) {
         NDArray array = Torch.empty(manager, shape, type);
         try (NDArray zero = manager.create(0f)) {
@@ -56,45 +64,51 @@ public final class KvCache implements AutoCloseable {
         return array;
     }
 
-    /** Returns how many rows there are. */
-    int rows() {
-        return rows;
+    int slots() {
+        return slots;
     }
 
-    /** Returns the memory that a rank's part takes, in bytes. */
-    public static long byteSize(LlamaConfig config, int ranks, long rows) {
+    /**
+     * Returns the size of a rank's part.
+     *
+     * @param config the model's configuration
+     * @param ranks the number of ranks
+     * @param slots the number of slots
+     * @return the size in bytes
+     */
+    public static long byteSize(LlamaConfig config, int ranks, long slots) {
         return 2L
                 * config.layers()
-                * rows
-                * LlamaWeights.keyHeads(config, ranks)
+                * slots
+                * LlamaWeights.kvHeads(config, ranks)
                 * config.headSize()
                 * config.type().itemSize();
     }
 
-    /** Writes new keys and values, of shape (tokens, heads, head size), to rows. */
-    void write(int layer, NDArray rows, NDArray newKeys, NDArray newValues) {
-        keys.get(layer).set(new NDIndex("{}", rows), newKeys);
-        values.get(layer).set(new NDIndex("{}", rows), newValues);
+    /** Writes keys and values, of shape (tokens, KV heads, head size), to a slot for each token. */
+    void write(int layer, NDArray slots, NDArray newKeys, NDArray newValues) {
+        keys.get(layer).set(new NDIndex("{}", slots), newKeys);
+        values.get(layer).set(new NDIndex("{}", slots), newValues);
     }
 
-    /** Returns the keys of a layer, of shape (rows, heads, head size). */
+    /** Returns all keys of a layer, of shape (slots, KV heads, head size). */
     NDArray keys(int layer) {
         return keys.get(layer);
     }
 
-    /** Returns the values of a layer, of the same shape. */
+    /** Returns all values of a layer, of shape (slots, KV heads, head size). */
     NDArray values(int layer) {
         return values.get(layer);
     }
 
-    /** Returns the keys of rows, of shape (rows…, heads, head size). */
-    NDArray keys(NDManager manager, int layer, NDArray rows) {
-        return keys.get(layer).get(manager, new NDIndex("{}", rows));
+    /** Gathers the keys of slots, of shape (slots…, KV heads, head size). */
+    NDArray keys(NDManager manager, int layer, NDArray slots) {
+        return keys.get(layer).get(manager, new NDIndex("{}", slots));
     }
 
-    /** Returns the values of rows, as {@link #keys}. */
-    NDArray values(NDManager manager, int layer, NDArray rows) {
-        return values.get(layer).get(manager, new NDIndex("{}", rows));
+    /** Gathers the values of slots, of shape (slots…, KV heads, head size). */
+    NDArray values(NDManager manager, int layer, NDArray slots) {
+        return values.get(layer).get(manager, new NDIndex("{}", slots));
     }
 
     @Override

@@ -19,21 +19,21 @@ import java.util.List;
 import org.djlx.nativeops.torch.ScalarType;
 
 /**
- * The sizes of a Llama, from Hugging Face's {@code config.json}.
+ * The configuration of a Llama, as in Hugging Face's {@code config.json}.
  *
- * @param vocabularySize the number of tokens
- * @param hiddenSize the size of what goes from layer to layer
- * @param intermediateSize the size within the MLP
+ * @param vocabularySize the number of tokens in the vocabulary
+ * @param hiddenSize the hidden size
+ * @param intermediateSize the intermediate size of the MLP
  * @param layers the number of layers
- * @param heads the number of heads of queries
- * @param kvHeads the number of heads of keys and values, each for equally many of the former
- * @param headSize the size of a head
- * @param maxLength the longest sequence, in tokens
- * @param epsilon what the normalisation adds to the mean square
- * @param rope how positions turn queries and keys
- * @param tied whether the matrix of the output is that of the embedding
- * @param endTokens the tokens that end a text
- * @param type the element type of the weights, and of the computation: float32, float16 or bfloat16
+ * @param heads the number of query heads
+ * @param kvHeads the number of key-value heads; divides the number of query heads
+ * @param headSize the head size
+ * @param maxLength the most tokens of a sequence
+ * @param epsilon the epsilon of RMSNorm
+ * @param rope the rotary embedding
+ * @param tied whether the output matrix is the embedding
+ * @param endTokens the end-of-text tokens
+ * @param type the type of the weights and of the computation: float32, float16 or bfloat16
  */
 public record LlamaConfig(
         int vocabularySize,
@@ -50,21 +50,21 @@ public record LlamaConfig(
         List<Integer> endTokens,
         ScalarType type) {
 
-    private static final int MOST_LAYERS = 10_000; // whose tensors are listed by name
-    private static final int LARGEST =
-            1 << 24; // of any size; so no product of two overflows a long
+    private static final int MAX_LAYERS = 10_000; // bounds the list of tensor names
+    private static final int MAX_SIZE = 1 << 24; // so that the product of two sizes fits a long
 
     /**
      * Rotary position embedding (Su et al., 2021, <a
-     * href="https://arxiv.org/abs/2104.09864">arXiv:2104.09864</a>), and how it is stretched to
-     * longer texts.
+     * href="https://arxiv.org/abs/2104.09864">arXiv:2104.09864</a>) and its scaling to longer
+     * texts.
      *
-     * @param theta the base of the wavelengths
-     * @param factor by what wavelengths are multiplied; 1 for not at all
-     * @param lowFrequency Llama 3: wavelengths longer than the original length divided by this are
-     *     multiplied; 0 if all are, as by the scaling that is called linear
-     * @param highFrequency Llama 3: those shorter than the original length divided by this are not
-     * @param originalLength Llama 3: the length for which the model was trained first, in tokens
+     * @param theta the base of the frequencies
+     * @param factor the factor of the wavelengths; 1 for no scaling
+     * @param lowFrequency Llama 3: wavelengths longer than {@code originalLength / lowFrequency}
+     *     are scaled; 0 for linear scaling, which scales all
+     * @param highFrequency Llama 3: wavelengths shorter than {@code originalLength / highFrequency}
+     *     are not scaled
+     * @param originalLength Llama 3: the length of the original training, in tokens
      */
     public record Rope(
             double theta,
@@ -74,10 +74,10 @@ public record LlamaConfig(
             int originalLength) {
 
         /**
-         * Returns by how much each pair of elements of a head turns from one position to the next.
+         * Returns the rotation of each pair of elements of a head per position.
          *
-         * @param headSize the size of a head
-         * @return angles in radians, half as many
+         * @param headSize the head size
+         * @return the angles in radians; {@code headSize / 2} of them
          */
         public double[] frequencies(int headSize) {
             double[] frequencies = new double[headSize / 2];
@@ -104,39 +104,48 @@ public record LlamaConfig(
     }
 
     /**
-     * Checks the sizes.
+     * Checks the values.
      *
-     * @param vocabularySize the number of tokens
-     * @param hiddenSize the size of what goes from layer to layer
-     * @param intermediateSize the size within the MLP
+     * @param vocabularySize the number of tokens in the vocabulary
+     * @param hiddenSize the hidden size
+     * @param intermediateSize the intermediate size of the MLP
      * @param layers the number of layers
-     * @param heads the number of heads of queries
-     * @param kvHeads the number of heads of keys and values
-     * @param headSize the size of a head
-     * @param maxLength the longest sequence, in tokens
-     * @param epsilon what the normalisation adds to the mean square
-     * @param rope how positions turn queries and keys
-     * @param tied whether the matrix of the output is that of the embedding
-     * @param endTokens the tokens that end a text
-     * @param type the element type
-     * @throws IllegalArgumentException if one is impossible
+     * @param heads the number of query heads
+     * @param kvHeads the number of key-value heads; divides the number of query heads
+     * @param headSize the head size
+     * @param maxLength the most tokens of a sequence
+     * @param epsilon the epsilon of RMSNorm
+     * @param rope the rotary embedding
+     * @param tied whether the output matrix is the embedding
+     * @param endTokens the end-of-text tokens
+     * @param type the type of the weights and of the computation: float32, float16 or bfloat16
+     * @throws IllegalArgumentException if a value is out of range
      */
     public LlamaConfig {
         size("vocab_size", vocabularySize);
         size("hidden_size", hiddenSize);
         size("intermediate_size", intermediateSize);
         size("num_hidden_layers", layers);
-        check(layers <= MOST_LAYERS, "num_hidden_layers %d is more than %d", layers, MOST_LAYERS);
+        check(
+                layers <= MAX_LAYERS,
+                "num_hidden_layers must be at most %d, not %d",
+                MAX_LAYERS,
+                layers);
         size("num_attention_heads", heads);
         size("num_key_value_heads", kvHeads);
         size("head_dim", headSize);
         size("max_position_embeddings", maxLength);
         check(
                 heads % kvHeads == 0,
-                "num_attention_heads %d is no multiple of num_key_value_heads %d",
+                "num_attention_heads %d is not a multiple of num_key_value_heads %d",
                 heads,
                 kvHeads);
-        check((long) heads * headSize <= LARGEST, "%d heads of %d are too much", heads, headSize);
+        check(
+                (long) heads * headSize <= MAX_SIZE,
+                "num_attention_heads %d times head_dim %d is more than %d",
+                heads,
+                headSize,
+                MAX_SIZE);
         check(headSize % 2 == 0, "head_dim must be even, not %d", headSize);
         check(epsilon >= 0 && epsilon < 1, "rms_norm_eps must be from 0 to 1, not %s", epsilon);
         check(
@@ -164,7 +173,7 @@ public record LlamaConfig(
         for (int token : endTokens) {
             check(
                     token >= 0 && token < vocabularySize,
-                    "eos_token_id %d is none of the %d tokens",
+                    "eos_token_id %d is out of range: the vocabulary has %d tokens",
                     token,
                     vocabularySize);
         }
@@ -172,14 +181,14 @@ public record LlamaConfig(
     }
 
     /**
-     * Reads {@code config.json} of a model directory, and the end tokens of {@code
-     * generation_config.json} if there is one.
+     * Reads {@code config.json} of a model directory. The end-of-text tokens of {@code
+     * generation_config.json}, if that exists, take precedence.
      *
-     * @param directory the directory
+     * @param directory the model directory
      * @return the configuration
      * @throws IOException if a file cannot be read
-     * @throws IllegalArgumentException if it is not that of a Llama, or says what cannot be done
-     *     here; the message names the file and the entry
+     * @throws IllegalArgumentException if this is not a Llama, or has an entry that is not
+     *     supported; the message names the file and the entry
      */
     public static LlamaConfig read(Path directory) throws IOException {
         Path file = directory.resolve("config.json");
@@ -207,10 +216,10 @@ public record LlamaConfig(
             return json.getAsJsonObject();
         } catch (NoSuchFileException e) {
             throw new NoSuchFileException(
-                    file.toString(), null, "it is not there; fetch it from where the weights are");
+                    file.toString(), null, "no such file; download it from where the weights are");
         } catch (JsonParseException e) {
             throw new IllegalArgumentException(
-                    file + ": not JSON: " + e.getMessage() + "; fetch it again", e);
+                    file + ": not JSON: " + e.getMessage() + "; download it again", e);
         }
     }
 
@@ -220,15 +229,18 @@ public record LlamaConfig(
         String activation = json.text("hidden_act", "silu");
         check(activation.equals("silu"), "hidden_act must be silu, not '%s'", activation);
         for (String bias : List.of("attention_bias", "mlp_bias")) {
-            check(!json.flag(bias, false), "%s is not supported: linear layers have no bias", bias);
+            check(!json.flag(bias, false), "%s must be false: biases are not supported", bias);
         }
-        check(!json.has("quantization_config"), "quantised weights are not supported");
+        check(
+                !json.has("quantization_config"),
+                "quantization_config is not supported: use a model without quantization");
         int hidden = json.integer("hidden_size", null);
         int heads = json.integer("num_attention_heads", null);
         size("num_attention_heads", heads);
         check(
                 json.has("head_dim") || hidden % heads == 0,
-                "hidden_size %d is no multiple of num_attention_heads %d, and there is no head_dim",
+                "hidden_size %d is not a multiple of num_attention_heads %d, and head_dim is"
+                        + " missing",
                 hidden,
                 heads);
         return new LlamaConfig(
@@ -248,7 +260,7 @@ public record LlamaConfig(
     }
 
     private static Rope rope(Entries json) {
-        // Newer files have all of it in rope_parameters.
+        // Newer files have these entries in rope_parameters.
         Entries scaling =
                 json.entries(json.has("rope_parameters") ? "rope_parameters" : "rope_scaling");
         double theta = scaling.number("rope_theta", json.number("rope_theta", 10000.0));
@@ -295,7 +307,7 @@ public record LlamaConfig(
     }
 
     /**
-     * Checks that the model can be divided among ranks.
+     * Checks that the model can be divided among ranks (tensor parallelism).
      *
      * @param ranks the number of ranks
      * @throws IllegalArgumentException if heads or the MLP cannot be divided
@@ -304,38 +316,37 @@ public record LlamaConfig(
         check(ranks >= 1, "the number of ranks must be 1 or more, not %d", ranks);
         check(
                 heads % ranks == 0,
-                "the %d heads (num_attention_heads) cannot be divided among %d ranks",
+                "num_attention_heads %d cannot be divided among %d ranks",
                 heads,
                 ranks);
         check(
                 kvHeads % ranks == 0 || ranks % kvHeads == 0,
-                "the %d heads of keys and values (num_key_value_heads) cannot be divided among, nor"
-                        + " shared by, %d ranks",
+                "num_key_value_heads %d can neither be divided among nor shared evenly by %d ranks",
                 kvHeads,
                 ranks);
         check(
                 intermediateSize % ranks == 0,
-                "the MLP's %d (intermediate_size) cannot be divided among %d ranks",
+                "intermediate_size %d cannot be divided among %d ranks",
                 intermediateSize,
                 ranks);
     }
 
     private static void size(String name, long value) {
         check(
-                value >= 1 && value <= LARGEST,
+                value >= 1 && value <= MAX_SIZE,
                 "%s must be from 1 to %d, not %d",
                 name,
-                LARGEST,
+                MAX_SIZE,
                 value);
     }
 
-    private static void check(boolean right, String problem, Object... values) {
-        if (!right) {
+    private static void check(boolean condition, String problem, Object... values) {
+        if (!condition) {
             throw new IllegalArgumentException(String.format(problem, values));
         }
     }
 
-    /** The entries of a JSON object; null is as good as none. */
+    /** The entries of a JSON object. An entry of null counts as missing. */
     private record Entries(JsonObject json) {
 
         JsonElement get(String name) {
@@ -349,58 +360,62 @@ public record LlamaConfig(
 
         Entries entries(String name) {
             JsonElement value = get(name);
-            check(value == null || value.isJsonObject(), "%s is no object: %s", name, value);
+            check(
+                    value == null || value.isJsonObject(),
+                    "%s must be an object, not %s",
+                    name,
+                    value);
             return new Entries(value == null ? new JsonObject() : value.getAsJsonObject());
         }
 
-        String text(String name, String otherwise) {
+        String text(String name, String defaultValue) {
             JsonElement value = get(name);
             if (value == null) {
-                return otherwise;
+                return defaultValue;
             }
             check(
                     value.isJsonPrimitive() && value.getAsJsonPrimitive().isString(),
-                    "%s is no string: %s",
+                    "%s must be a string, not %s",
                     name,
                     value);
             return value.getAsString();
         }
 
-        boolean flag(String name, boolean otherwise) {
+        boolean flag(String name, boolean defaultValue) {
             JsonElement value = get(name);
             if (value == null) {
-                return otherwise;
+                return defaultValue;
             }
             check(
                     value.isJsonPrimitive() && value.getAsJsonPrimitive().isBoolean(),
-                    "%s is neither true nor false: %s",
+                    "%s must be true or false, not %s",
                     name,
                     value);
             return value.getAsBoolean();
         }
 
-        double number(String name, Double otherwise) {
+        double number(String name, Double defaultValue) {
             JsonElement value = get(name);
-            check(value != null || otherwise != null, "%s is missing", name);
-            return value == null ? otherwise : anyNumber(name, value);
+            check(value != null || defaultValue != null, "%s is missing", name);
+            return value == null ? defaultValue : anyNumber(name, value);
         }
 
-        int integer(String name, Integer otherwise) {
+        int integer(String name, Integer defaultValue) {
             JsonElement value = get(name);
-            check(value != null || otherwise != null, "%s is missing", name);
-            return value == null ? otherwise : wholeNumber(name, value);
+            check(value != null || defaultValue != null, "%s is missing", name);
+            return value == null ? defaultValue : wholeNumber(name, value);
         }
 
         static int wholeNumber(String name, JsonElement value) {
             double number = anyNumber(name, value);
-            check((int) number == number, "%s is no whole number: %s", name, value);
+            check((int) number == number, "%s must be a whole number, not %s", name, value);
             return (int) number;
         }
 
         private static double anyNumber(String name, JsonElement value) {
             check(
                     value.isJsonPrimitive() && value.getAsJsonPrimitive().isNumber(),
-                    "%s is no number: %s",
+                    "%s must be a number, not %s",
                     name,
                     value);
             return value.getAsDouble();

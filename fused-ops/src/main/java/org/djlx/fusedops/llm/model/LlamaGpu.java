@@ -25,14 +25,14 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * The kernels of one rank's GPU for a model, and what is computed by them on the current stream.
- * Results are in float32 inside and rounded once. To be used by the rank's thread.
+ * The kernels of a model on one rank's GPU, and the operations of prefill that run on them, on the
+ * current stream. Kernels compute in float32 and round once. To be used by the rank's thread.
  */
 public final class LlamaGpu implements AutoCloseable {
 
     private final LlamaConfig config;
     private final ProcessGroup group;
-    private final int keyHeads;
+    private final int kvHeads;
     private final CudaDevice device;
     private final CurrentStreams currentStreams;
     private final LlamaKernels kernels;
@@ -42,7 +42,7 @@ public final class LlamaGpu implements AutoCloseable {
         this.config = config;
         this.group = group;
         int ranks = group.worldSize();
-        keyHeads = LlamaWeights.keyHeads(config, ranks);
+        kvHeads = LlamaWeights.kvHeads(config, ranks);
         device = CudaDevice.open(group.device());
         currentStreams = new CurrentStreams(device);
         KernelCompiler compiler = new KernelCompiler(KernelCache.user());
@@ -52,18 +52,20 @@ public final class LlamaGpu implements AutoCloseable {
                         compiler,
                         config.type(),
                         config.headSize(),
-                        sharing(config, ranks),
+                        groupSize(config, ranks),
                         KvCache.BLOCK_TOKENS);
         norms = new RmsNormKernels(device, currentStreams, compiler, ranks);
     }
 
-    private static int sharing(LlamaConfig config, int ranks) {
-        return config.heads() / ranks / LlamaWeights.keyHeads(config, ranks);
+    /** Returns the query heads of a KV head. */
+    private static int groupSize(LlamaConfig config, int ranks) {
+        return config.heads() / ranks / LlamaWeights.kvHeads(config, ranks);
     }
 
     /**
-     * Compilations on threads of their own, so that on a machine that has no compiled kernels yet
-     * ranks meet and read weights meanwhile. Who creates the kernels waits for them.
+     * Running compilations. They run on their own threads, so that on a machine without cached
+     * kernels ranks can connect and read weights in the meantime. {@link LlamaGpu#create} waits for
+     * them.
      */
     public static final class Compilations implements AutoCloseable {
 
@@ -75,7 +77,7 @@ public final class LlamaGpu implements AutoCloseable {
             this.ends = ends;
         }
 
-        /** Waits for them, so that none goes on when a model could not be loaded. */
+        /** Waits for the compilations, so that none continues after loading a model has failed. */
         @Override
         public void close() {
             ends.forEach(CompletableFuture::join);
@@ -84,13 +86,16 @@ public final class LlamaGpu implements AutoCloseable {
     }
 
     /**
-     * Begins to compile what a rank {@linkplain #create creates}, before there is a group.
+     * Starts to compile the kernels that {@link #create} needs, before there is a group.
      *
-     * @param device a GPU like those of all ranks
-     * @return to be closed when all ranks have their kernels; empty if there are none
+     * @param config the model's configuration
+     * @param device a GPU of the same kind as those of all ranks
+     * @param ranks the number of ranks
+     * @return the compilations, to be closed after all ranks have created their kernels; empty if
+     *     there are no kernels for the model
      */
     public static Optional<Compilations> compile(LlamaConfig config, Device device, int ranks) {
-        // A GPU that is not there is for the group to tell of.
+        // The group reports a GPU that does not exist.
         if (!device.isGpu() || device.getDeviceId() >= CudaDevice.count()) {
             return Optional.empty();
         }
@@ -106,20 +111,25 @@ public final class LlamaGpu implements AutoCloseable {
                         compiler,
                         config.type(),
                         config.headSize(),
-                        sharing(config, ranks),
+                        groupSize(config, ranks),
                         KvCache.BLOCK_TOKENS);
         CompletableFuture<Void> norms = RmsNormKernels.prepare(gpu, compiler, ranks);
         return Optional.of(new Compilations(gpu, List.of(own, norms)));
     }
 
     /**
-     * Compiles the kernels, if there are such for the model on the GPUs of all ranks, which agree.
+     * Compiles the kernels. All ranks call this, and agree whether kernels are used.
      *
-     * @return the kernels; empty on CPUs, on GPUs of a compute capability below 8.0 and without
-     *     NVRTC, for float32, for heads of other sizes than multiples of 16 up to 128, for more
-     *     than 8 heads of queries on one of keys, for sizes of the hidden state, of a rank's heads
-     *     together or of its part of the MLP that are no multiples of 8, and where ranks do not
-     *     write into each other's memory
+     * @return the kernels; empty in any of these cases:
+     *     <ul>
+     *       <li>CPU ranks, a compute capability below 8.0, or no NVRTC
+     *       <li>float32
+     *       <li>a head size above 128, or not a multiple of 16
+     *       <li>more than 8 query heads for each KV head
+     *       <li>a hidden size, query size of a rank or intermediate size of a rank that is not a
+     *           multiple of 8
+     *       <li>no peer access between the ranks
+     *     </ul>
      */
     static Optional<LlamaGpu> create(LlamaConfig config, ProcessGroup group) {
         if (!group.device().isGpu() || config.type() == ScalarType.FLOAT32) {
@@ -137,12 +147,13 @@ public final class LlamaGpu implements AutoCloseable {
 
     private static boolean isPossible(LlamaConfig config, ProcessGroup group) {
         int ranks = group.worldSize();
-        // Asked also for one rank, as it loads the kernels, which no graph can record.
-        boolean oneLaunch =
+        // Called also for one rank: it loads the kernels, which cannot be done during graph
+        // capture.
+        boolean fused =
                 FusedOps.isFused(config.type(), LlamaKernels.MAX_ROWS, config.hiddenSize(), group)
                         || ranks == 1;
         try (CudaDevice device = CudaDevice.open(group.device())) {
-            return oneLaunch && isSupported(config, device, ranks);
+            return fused && isSupported(config, device, ranks);
         }
     }
 
@@ -152,7 +163,7 @@ public final class LlamaGpu implements AutoCloseable {
                         device,
                         config.type(),
                         config.headSize(),
-                        sharing(config, ranks),
+                        groupSize(config, ranks),
                         config.hiddenSize(),
                         config.heads() / ranks * config.headSize(),
                         config.intermediateSize() / ranks);
@@ -171,46 +182,45 @@ public final class LlamaGpu implements AutoCloseable {
     }
 
     /**
-     * What the kernels are told of tokens of a sequence that follow each other.
+     * The input of prefill kernels: adjacent tokens of one sequence, padded.
      *
-     * @param inputs ints: the tokens, filled up, and behind them where in the cache they go
-     * @param rows how many of each there are
-     * @param tokens how many tokens
-     * @param start where in its sequence the first token is
+     * @param inputs int32: the tokens of all rows, then the KV cache slots of all rows
+     * @param rows the number of rows, padding included
+     * @param tokens the number of tokens
+     * @param start the position of the first token
      */
-    record Prompt(NDArray inputs, int rows, int tokens, int start) {
+    record PrefillInputs(NDArray inputs, int rows, int tokens, int start) {
 
-        private long places() {
+        private long slots() {
             return Torch.dataPointer(inputs) + (long) rows * Integer.BYTES;
         }
     }
 
     /**
-     * Copies what is to be told. The last token fills it up: what is computed of rows that count
-     * for nothing is as finite as what is computed of tokens, which attend to them with shares of
-     * zero.
+     * Copies the tokens and slots of a chunk to the device. Padding repeats the last token, so that
+     * padding rows compute finite values: tokens attend to them with weight 0.
      *
-     * @param rows how many rows are computed on, of which those behind the tokens count for nothing
+     * @param rows the number of rows to compute; those after the tokens are padding
      */
-    static Prompt prompt(NDManager manager, TokenBatch.Chunk chunk, int rows) {
+    static PrefillInputs inputs(NDManager manager, TokenBatch.Chunk chunk, int rows) {
         int tokens = chunk.tokens().length;
         int[] inputs = Arrays.copyOf(chunk.tokens(), 2 * rows);
         Arrays.fill(inputs, tokens, rows, inputs[tokens - 1]);
-        System.arraycopy(chunk.rows(), chunk.start(), inputs, rows, tokens);
-        return new Prompt(manager.create(inputs), rows, tokens, chunk.start());
+        System.arraycopy(chunk.slots(), chunk.start(), inputs, rows, tokens);
+        return new PrefillInputs(manager.create(inputs), rows, tokens, chunk.start());
     }
 
-    /** Looks up those tokens that this rank has; zeros for others. */
-    NDArray embed(Prompt prompt, LlamaWeights weights) {
+    /** Looks up the embedding of the tokens that this rank has; zeros for other tokens. */
+    NDArray embed(PrefillInputs prompt, LlamaWeights weights) {
         Shape shape = new Shape(prompt.rows, config.hiddenSize());
         NDArray output = Torch.empty(prompt.inputs.getManager(), shape, config.type());
-        int tokens = LlamaWeights.tokens(config, group.worldSize());
+        int tokens = LlamaWeights.vocabularyPart(config, group.worldSize());
         kernels.embed(
                 currentStreams.get(),
                 prompt.rows,
                 Torch.dataPointer(output),
                 Torch.dataPointer(prompt.inputs),
-                0, // None is one that was chosen.
+                0, // No token is a placeholder.
                 0,
                 Torch.dataPointer(weights.embedding()),
                 (long) tokens * group.rank(),
@@ -219,17 +229,17 @@ public final class LlamaGpu implements AutoCloseable {
         return output;
     }
 
-    /** Returns the norm of rows. */
-    NDArray normalized(NDArray rows, NDArray weight) {
+    /** Returns the RMSNorm of rows. */
+    NDArray rmsNorm(NDArray rows, NDArray weight) {
         try (NDArray zeros = Torch.empty(rows.getManager(), rows.getShape(), config.type())) {
             long byteSize = rows.size() * config.type().itemSize();
             currentStreams.get().memsetAsync(Torch.dataPointer(zeros), (byte) 0, byteSize);
-            return addAndNormalize(rows, zeros, weight);
+            return addRmsNorm(rows, zeros, weight);
         }
     }
 
-    /** Returns {@code silu(gates) · values} of rows that have both, one after the other. */
-    NDArray activated(NDArray gateUp) {
+    /** Returns {@code silu(gate) · up} of rows that have the gate first and then up. */
+    NDArray siluAndMul(NDArray gateUp) {
         long rows = gateUp.getShape().get(0);
         long width = gateUp.getShape().get(1) / 2;
         NDArray output = Torch.empty(gateUp.getManager(), new Shape(rows, width), config.type());
@@ -243,14 +253,13 @@ public final class LlamaGpu implements AutoCloseable {
     }
 
     /**
-     * Adds rows to a residual, and normalises.
+     * Adds rows to a residual and returns the RMSNorm of the sum.
      *
-     * @param sum what is added; it becomes the new residual
-     * @param residual the old one
-     * @param weight the norm's
-     * @return the norm
+     * @param sum the rows; the sum is written to them
+     * @param residual the residual; not changed
+     * @param weight the norm's weight
      */
-    NDArray addAndNormalize(NDArray sum, NDArray residual, NDArray weight) {
+    NDArray addRmsNorm(NDArray sum, NDArray residual, NDArray weight) {
         Shape shape = sum.getShape();
         NDArray norm = Torch.empty(sum.getManager(), shape, config.type());
         long address = Torch.dataPointer(sum);
@@ -269,12 +278,13 @@ public final class LlamaGpu implements AutoCloseable {
     }
 
     /**
-     * Turns queries and keys in place, and writes keys and values to the cache.
+     * Applies the rotary embedding to queries and keys in place, and writes keys and values to the
+     * cache.
      *
-     * @param qkv of shape (tokens, heads of queries, keys and values × head size), contiguous;
-     *     there may be no queries
+     * @param qkv of shape (tokens, (query + 2 · KV heads) · head size), contiguous; may have no
+     *     queries
      */
-    void rotate(int layer, NDArray qkv, KvCache cache, Attention attention, Prompt prompt) {
+    void rotate(int layer, NDArray qkv, KvCache cache, Attention attention, PrefillInputs prompt) {
         int heads = (int) (qkv.getShape().get(1) / config.headSize());
         kernels.rotate(
                 currentStreams.get(),
@@ -282,12 +292,12 @@ public final class LlamaGpu implements AutoCloseable {
                 Torch.dataPointer(qkv),
                 Torch.dataPointer(cache.keys(layer)),
                 Torch.dataPointer(cache.values(layer)),
-                prompt.places(),
+                prompt.slots(),
                 prompt.start,
                 Torch.dataPointer(attention.cosines()),
                 Torch.dataPointer(attention.sines()),
-                heads - 2 * keyHeads,
-                keyHeads);
+                heads - 2 * kvHeads,
+                kvHeads);
     }
 
     @Override

@@ -26,18 +26,22 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * One rank's part of a Llama and its forward pass, for inference. Each rank has some of the heads
- * and of the MLP. What goes from layer to layer is either whole on all ranks, and partial results
- * are added up by all-reduces, or, if there are many tokens, divided among the ranks by tokens
- * (sequence parallelism), by all-gather + matmul and matmul + reduce-scatter.
+ * One rank's part of a Llama, and its forward pass for inference. Tensor parallel: each rank has
+ * some of the heads and a part of the MLP. Between layers, the hidden state is either
  *
- * <p>Normalisations, rotations, softmax and the activation are computed in float32 and rounded
- * once. To be used by the rank's thread, with gradients off.
+ * <ul>
+ *   <li>complete on all ranks, and partial sums are combined by all-reduce; or,
+ *   <li>with many tokens, divided among ranks by tokens (sequence parallelism), and layers use
+ *       all-gather + matmul and matmul + reduce-scatter.
+ * </ul>
+ *
+ * <p>RMSNorm, rotary embedding, softmax and activation compute in float32 and round once. To be
+ * used by the rank's thread, with gradients off.
  */
 public final class LlamaModel implements AutoCloseable {
 
-    // From how many tokens for each rank on they are divided among ranks.
-    private static final int SEQUENCE_TOKENS = 16;
+    // The least tokens for each rank with sequence parallelism.
+    private static final int SEQUENCE_PARALLEL_TOKENS = 16;
 
     private final LlamaConfig config;
     private final ProcessGroup group;
@@ -45,10 +49,18 @@ public final class LlamaModel implements AutoCloseable {
     private final KvCache cache;
     private final NDManager manager;
     private final Attention attention;
-    private final LlamaGpu gpu; // null if there are no kernels
-    private final Decoder decoder; // likewise
+    private final LlamaGpu gpu; // null if the model has no kernels
+    private final Decoder decoder; // null if the model has no kernels
 
-    /** Takes the weights and the cache, which it closes. */
+    /**
+     * Creates the model. Takes ownership of weights and cache.
+     *
+     * @param config the configuration
+     * @param group the ranks
+     * @param weights this rank's weights
+     * @param cache this rank's KV cache
+     * @param maxLength the most tokens of a sequence
+     */
     public LlamaModel(
             LlamaConfig config,
             ProcessGroup group,
@@ -81,134 +93,146 @@ public final class LlamaModel implements AutoCloseable {
         }
     }
 
-    /** Tells whether tokens that follow others are decoded by CUDA graphs. */
+    /**
+     * Tells whether the model has kernels, which decode with CUDA graphs and sample on the GPU.
+     *
+     * @return whether there are kernels
+     */
     public boolean hasDecoder() {
         return decoder != null;
     }
 
     /**
-     * Runs the tokens of a batch through the model, and writes their keys and values to the cache.
-     * All ranks do, at the same time. Where there are kernels, few tokens of a sequence are
-     * decoded, and the last of many goes through the last layer as such; they may still be computed
-     * when this returns.
+     * Computes a batch, and writes its keys and values to the cache. All ranks call this at the
+     * same time. With kernels, the GPU may still be computing when this returns; short chunks, and
+     * the last token of long ones, run on the decode kernels.
      *
-     * @param all whether all scores of a sequence may be asked for, and not only the best
-     * @param to the manager of arrays that are returned
-     * @return the scores of what follows the chunks that want them
+     * @param batch the tokens
+     * @param fullLogits whether {@link Logits#toArray} will be called
+     * @param manager the manager of returned arrays
+     * @return the logits of the chunks that need them, in the order of the batch
      */
-    public Logits forward(TokenBatch batch, boolean all, NDManager to) {
+    public Logits forward(TokenBatch batch, boolean fullLogits, NDManager manager) {
+        // A matmul sums in an order that depends on its number of rows. So that a sequence gets the
+        // same logits whatever other sequences run, long chunks are computed one by one. Without
+        // kernels all chunks are, except in float32, where the difference hardly matters and one by
+        // one would take many times longer.
         List<Logits> parts = new ArrayList<>();
-        // Products of many rows are in another order for each number of them: so that a sequence
-        // gets the same whatever others there are, long chunks are read one by one; without kernels
-        // all chunks are, but in float32, where it hardly ever matters and takes many times longer.
         if (decoder == null) {
             if (config.type() == ScalarType.FLOAT32) {
-                scores(batch, to).ifPresent(parts::add);
+                forwardOnTorch(batch, manager).ifPresent(parts::add);
             } else {
                 for (TokenBatch.Chunk chunk : batch.chunks()) {
-                    scores(new TokenBatch(List.of(chunk)), to).ifPresent(parts::add);
+                    forwardOnTorch(new TokenBatch(List.of(chunk)), manager).ifPresent(parts::add);
                 }
             }
-            return Logits.joined(parts);
+            return Logits.concat(parts);
         }
-        List<TokenBatch.Chunk> few = new ArrayList<>();
+        List<TokenBatch.Chunk> decodes = new ArrayList<>();
         for (TokenBatch.Chunk chunk : batch.chunks()) {
-            if (chunk.isDecoded()) {
-                few.add(chunk);
+            if (chunk.isDecodable()) {
+                decodes.add(chunk);
             } else {
-                decoder.await(); // It adds up what ranks have on another stream.
-                read(chunk, all, to).ifPresent(parts::add);
+                decoder.await(); // It runs all-reduces of the same group on another stream.
+                prefill(chunk, fullLogits, manager).ifPresent(parts::add);
             }
         }
-        int ofMany = 0;
-        int ofFew = parts.size();
-        if (!few.isEmpty()) {
-            parts.add(decoder.decode(few, all, to));
+        int prefillIndex = 0;
+        int decodeIndex = parts.size();
+        if (!decodes.isEmpty()) {
+            parts.add(decoder.decode(decodes, fullLogits, manager));
         }
-        List<Integer> order = new ArrayList<>(); // in the batch, of those that are wanted
+        List<Integer> order = new ArrayList<>();
         for (TokenBatch.Chunk chunk : batch.chunks()) {
-            if (chunk.wanted()) {
-                order.add(chunk.isDecoded() ? ofFew++ : ofMany++);
+            if (chunk.needsLogits()) {
+                order.add(chunk.isDecodable() ? decodeIndex++ : prefillIndex++);
             }
         }
-        return Logits.joined(parts).inOrder(order);
+        return Logits.concat(parts).inOrder(order);
     }
 
-    /** Computes scores in float32, of shape (chunks that want them, vocabulary), if any does. */
-    private Optional<Logits> scores(TokenBatch batch, NDManager to) {
-        try (NDManager step = manager.newSubManager()) {
+    /** Computes a batch with libtorch. Returns the logits of the chunks that need them, if any. */
+    private Optional<Logits> forwardOnTorch(TokenBatch batch, NDManager manager) {
+        try (NDManager step = this.manager.newSubManager()) {
             boolean divided = isDivided(batch.tokens());
-            Attention.Step places = attention.step(step, batch);
+            Attention.Metadata metadata = attention.metadata(step, batch);
             NDArray tokens = embed(step, batch, divided);
-            NDArray norm = normalized(tokens, weights.layer(0).attentionNorm());
+            NDArray norm = rmsNorm(tokens, weights.layer(0).attentionNorm());
             Hidden hidden =
-                    layers(step, new Hidden(tokens, norm), places, divided, config.layers());
-            NDArray wanted = wanted(step, batch);
-            if (wanted == null) {
+                    layers(step, new Hidden(tokens, norm), metadata, divided, config.layers());
+            NDArray rows = logitsRows(step, batch);
+            if (rows == null) {
                 return Optional.empty();
             }
             NDArray last = divided ? gather(hidden.norm) : hidden.norm;
-            NDArray scores = gatherColumns(rows(last, wanted).matMul(weights.head()));
-            scores.attach(to);
-            return Optional.of(Logits.of(scores));
+            NDArray selected = last.get(new NDIndex("{}", rows));
+            NDArray logits = gatherColumns(selected.matMul(weights.head()));
+            logits.attach(manager);
+            return Optional.of(Logits.of(logits));
         }
     }
 
     /**
-     * Reads many tokens of a sequence where there are kernels. Of the last layer they leave keys
-     * and values alone, but for the last token, if what follows it is wanted.
+     * Computes a long chunk with kernels. The last layer computes keys and values only, except for
+     * the last token if its logits are needed.
      */
-    private Optional<Logits> read(TokenBatch.Chunk chunk, boolean all, NDManager to) {
+    private Optional<Logits> prefill(
+            TokenBatch.Chunk chunk, boolean fullLogits, NDManager manager) {
         int count = chunk.tokens().length;
         boolean divided = isDivided(count);
         int last = config.layers() - 1;
-        try (NDManager step = manager.newSubManager()) {
-            LlamaGpu.Prompt prompt = LlamaGpu.prompt(step, chunk, rows(count, group.worldSize()));
-            Attention.Step places = attention.step(step, chunk, prompt);
-            NDArray tokens = combined(gpu.embed(prompt, weights), divided);
-            NDArray norm = gpu.normalized(tokens, weights.layer(0).attentionNorm());
-            Hidden hidden = layers(step, new Hidden(tokens, norm), places, divided, last);
-            NDArray weight = attention.keysValues(step, weights.layer(last).queriesKeysValues());
-            gpu.rotate(last, into(hidden.norm, weight, divided), cache, attention, prompt);
-            if (!chunk.wanted()) {
+        try (NDManager step = this.manager.newSubManager()) {
+            LlamaGpu.PrefillInputs inputs =
+                    LlamaGpu.inputs(step, chunk, paddedRows(count, group.worldSize()));
+            Attention.Metadata metadata = attention.metadata(step, chunk, inputs);
+            NDArray tokens = sum(gpu.embed(inputs, weights), divided);
+            NDArray norm = gpu.rmsNorm(tokens, weights.layer(0).attentionNorm());
+            Hidden hidden = layers(step, new Hidden(tokens, norm), metadata, divided, last);
+            NDArray weight =
+                    attention.keyValueColumns(step, weights.layer(last).queriesKeysValues());
+            NDArray keysValues = columnParallel(hidden.norm, weight, divided);
+            gpu.rotate(last, keysValues, cache, attention, inputs);
+            if (!chunk.needsLogits()) {
                 return Optional.empty();
             }
             long rows = hidden.residual.getShape().get(0);
             long row = count - 1;
-            boolean here = row / rows == group.rank(); // Rank 0, if all ranks have all rows.
+            boolean isHere = row / rows == group.rank(); // Rank 0, if all ranks have all rows.
             return Optional.of(
-                    decoder.finish(chunk, hidden.residual, here ? row % rows : -1, all, to));
+                    decoder.finishPrefill(
+                            chunk, hidden.residual, isHere ? row % rows : -1, fullLogits, manager));
         }
     }
 
     /**
-     * Returns how many rows a prompt is filled up to: there are few such numbers, as what libtorch
-     * and fused operators prepare for each is kept, and cuDNN's attention takes 45 ms for one that
-     * it has not seen. They are a multiple of the ranks, and at most a sixteenth more than the
-     * tokens, or what fills a tile of a product.
+     * Returns the padded number of rows of a prefill. It is a multiple of the ranks, and at most
+     * 1/16 more than the tokens, or one matmul tile more. Padding keeps the number of different
+     * shapes low: libtorch and fused operators keep a plan for each, and cuDNN's attention takes 45
+     * ms for a new one.
      */
-    static int rows(int tokens, int ranks) {
+    static int paddedRows(int tokens, int ranks) {
         int step = Math.max(64, Integer.highestOneBit(tokens - 1) / 16);
-        return multiple(multiple(tokens, step), ranks);
+        return roundUp(roundUp(tokens, step), ranks);
     }
 
-    private static int multiple(int number, int of) {
-        return (number + of - 1) / of * of;
+    private static int roundUp(int number, int multiple) {
+        return (number + multiple - 1) / multiple * multiple;
     }
 
+    /** Tells whether sequence parallelism is used. */
     private boolean isDivided(int tokens) {
-        return group.worldSize() > 1 && tokens >= SEQUENCE_TOKENS * group.worldSize();
+        return group.worldSize() > 1 && tokens >= SEQUENCE_PARALLEL_TOKENS * group.worldSize();
     }
 
-    /** Runs tokens through the first layers. */
+    /** Computes the first layers. */
     private Hidden layers(
-            NDManager step, Hidden first, Attention.Step places, boolean divided, int count) {
+            NDManager step, Hidden first, Attention.Metadata metadata, boolean divided, int count) {
         Hidden hidden = first;
         for (int layer = 0; layer < count; layer++) {
-            // What a layer computes is freed before the next.
+            // Frees the activations of a layer before the next.
             try (NDManager temporary = step.newSubManager()) {
                 hidden.attach(temporary);
-                hidden = layer(temporary, layer, hidden, places, divided);
+                hidden = layer(temporary, layer, hidden, metadata, divided);
                 hidden.attach(step);
             }
         }
@@ -216,10 +240,10 @@ public final class LlamaModel implements AutoCloseable {
     }
 
     /**
-     * What goes from layer to layer, all of it or this rank's tokens.
+     * The hidden state between layers: of all tokens, or of this rank's tokens.
      *
-     * @param residual what each layer adds to
-     * @param norm the same, normalised for the next
+     * @param residual the residual stream
+     * @param norm its RMSNorm for the next layer
      */
     private record Hidden(NDArray residual, NDArray norm) {
 
@@ -230,29 +254,35 @@ public final class LlamaModel implements AutoCloseable {
     }
 
     private Hidden layer(
-            NDManager temporary, int index, Hidden hidden, Attention.Step places, boolean divided) {
+            NDManager temporary,
+            int index,
+            Hidden hidden,
+            Attention.Metadata metadata,
+            boolean divided) {
         LlamaWeights.Layer layer = weights.layer(index);
-        NDArray qkv = into(hidden.norm, layer.queriesKeysValues(), divided);
-        NDArray heads = padded(attention.apply(temporary, index, qkv, places), qkv);
+        NDArray qkv = columnParallel(hidden.norm, layer.queriesKeysValues(), divided);
+        NDArray heads = pad(attention.apply(temporary, index, qkv, metadata), qkv);
         Hidden attended =
-                add(hidden.residual, heads, layer.attentionOut(), layer.mlpNorm(), divided);
-        NDArray inner = activated(attended.norm, layer.gateUp(), divided);
+                addRowParallel(
+                        hidden.residual, heads, layer.attentionOut(), layer.mlpNorm(), divided);
+        NDArray inner = siluAndMul(attended.norm, layer.gateUp(), divided);
         NDArray next =
                 index + 1 < config.layers()
                         ? weights.layer(index + 1).attentionNorm()
                         : weights.norm();
-        return add(attended.residual, inner, layer.down(), next, divided);
+        return addRowParallel(attended.residual, inner, layer.down(), next, divided);
     }
 
-    /** Multiplies with this rank's rows, adds that of all ranks to the residual, and normalises. */
-    private Hidden add(NDArray residual, NDArray x, NDArray weight, NDArray norm, boolean divided) {
+    /** Multiplies by this rank's rows, adds the sum of all ranks to the residual, and norms. */
+    private Hidden addRowParallel(
+            NDArray residual, NDArray x, NDArray weight, NDArray norm, boolean divided) {
         if (divided) {
             NDArray sum = FusedOps.matmulReduceScatter(x, weight, ReduceOp.SUM, 0, group);
             if (gpu != null) {
-                return new Hidden(sum, gpu.addAndNormalize(sum, residual, norm));
+                return new Hidden(sum, gpu.addRmsNorm(sum, residual, norm));
             }
             sum = residual.add(sum);
-            return new Hidden(sum, normalized(sum, norm));
+            return new Hidden(sum, rmsNorm(sum, norm));
         }
         NormedResidual sum =
                 FusedOps.allReduceRmsNorm(
@@ -260,11 +290,11 @@ public final class LlamaModel implements AutoCloseable {
         return new Hidden(sum.residual(), sum.norm());
     }
 
-    /** Looks tokens up: each rank those it has, and zeros for the others, which are added up. */
+    /** Looks up the embedding: each rank its tokens and zeros for others, then the sum of ranks. */
     private NDArray embed(NDManager step, TokenBatch batch, boolean divided) {
         int ranks = group.worldSize();
-        int rows = divided ? multiple(batch.tokens(), ranks) : batch.tokens();
-        int own = LlamaWeights.tokens(config, ranks);
+        int rows = divided ? roundUp(batch.tokens(), ranks) : batch.tokens();
+        int own = LlamaWeights.vocabularyPart(config, ranks);
         int first = own * group.rank();
         long[] ids = new long[rows];
         float[] factors = new float[rows];
@@ -281,18 +311,18 @@ public final class LlamaModel implements AutoCloseable {
             return found;
         }
         NDArray mask = Torch.cast(step.create(factors, new Shape(rows, 1)), config.type());
-        return combined(found.mul(mask), divided);
+        return sum(found.mul(mask), divided);
     }
 
-    /** Multiplies all tokens with this rank's columns. */
-    private NDArray into(NDArray x, NDArray weight, boolean divided) {
+    /** Multiplies all tokens by this rank's columns. */
+    private NDArray columnParallel(NDArray x, NDArray weight, boolean divided) {
         return divided
                 ? FusedOps.allGatherMatmul(x, List.of(weight), 0, group, false).outputs().get(0)
                 : x.matMul(weight);
     }
 
-    /** Adds up what ranks have; if divided, returns this rank's rows. */
-    private NDArray combined(NDArray x, boolean divided) {
+    /** Returns the sum of all ranks; with sequence parallelism, this rank's rows of it. */
+    private NDArray sum(NDArray x, boolean divided) {
         if (group.worldSize() == 1) {
             return x;
         }
@@ -307,6 +337,7 @@ public final class LlamaModel implements AutoCloseable {
         return output;
     }
 
+    /** Returns the rows of all ranks. */
     private NDArray gather(NDArray x) {
         Shape shape = x.getShape();
         Shape whole = new Shape(shape.get(0) * group.worldSize(), shape.get(1));
@@ -315,7 +346,7 @@ public final class LlamaModel implements AutoCloseable {
         return output;
     }
 
-    /** Puts the columns of all ranks side by side, without those that only fill up, in float32. */
+    /** Returns the columns of all ranks, without padding, in float32. */
     private NDArray gatherColumns(NDArray x) {
         int ranks = group.worldSize();
         Shape shape = x.getShape();
@@ -329,7 +360,7 @@ public final class LlamaModel implements AutoCloseable {
                 ScalarType.FLOAT32);
     }
 
-    /** Lets the caller go on when the result is there: on a GPU its stream, otherwise itself. */
+    /** Waits for a collective: on a GPU the current stream waits, otherwise this thread. */
     private void complete(Work work) {
         if (group.device().isGpu()) {
             work.blockCurrentStream();
@@ -338,21 +369,21 @@ public final class LlamaModel implements AutoCloseable {
         }
     }
 
-    private NDArray normalized(NDArray x, NDArray weight) {
+    private NDArray rmsNorm(NDArray x, NDArray weight) {
         return BlockMath.rmsNorm(x, weight, (float) config.epsilon());
     }
 
-    /** Returns {@code silu(gates) · values} of all tokens. */
-    private NDArray activated(NDArray x, NDArray weight, boolean divided) {
+    /** Returns {@code silu(gate) · up} of all tokens. */
+    private NDArray siluAndMul(NDArray x, NDArray weight, boolean divided) {
         if (gpu != null && divided) {
             Optional<NDArray> gated = FusedOps.allGatherGated(x, weight, group);
             if (gated.isPresent()) {
                 return gated.get();
             }
         }
-        NDArray gateUp = into(x, weight, divided);
+        NDArray gateUp = columnParallel(x, weight, divided);
         if (gpu != null) {
-            return gpu.activated(gateUp);
+            return gpu.siluAndMul(gateUp);
         }
         long inner = gateUp.getShape().get(1) / 2;
         NDArray gate = gateUp.get(new NDIndex().addAllDim().addSliceDim(0, inner));
@@ -360,8 +391,8 @@ public final class LlamaModel implements AutoCloseable {
         return BlockMath.siluGate(gate, up);
     }
 
-    /** Adds zeros for the tokens by which they were filled up to be divided. */
-    private NDArray padded(NDArray x, NDArray like) {
+    /** Appends rows of zeros, so that there are as many rows as in another array. */
+    private NDArray pad(NDArray x, NDArray like) {
         long missing = like.getShape().get(0) - x.getShape().get(0);
         if (missing == 0) {
             return x;
@@ -372,22 +403,18 @@ public final class LlamaModel implements AutoCloseable {
         return NDArrays.concat(new NDList(x, zeros), 0);
     }
 
-    /** Returns the rows of the last tokens of the chunks that want scores; null if none does. */
-    private static NDArray wanted(NDManager step, TokenBatch batch) {
+    /** Returns the rows of the last tokens of chunks that need logits; null if there are none. */
+    private static NDArray logitsRows(NDManager step, TokenBatch batch) {
         long[] rows = new long[batch.chunks().size()];
         int count = 0;
         int row = 0;
         for (TokenBatch.Chunk chunk : batch.chunks()) {
             row += chunk.tokens().length;
-            if (chunk.wanted()) {
+            if (chunk.needsLogits()) {
                 rows[count++] = row - 1;
             }
         }
         return count == 0 ? null : step.create(Arrays.copyOf(rows, count));
-    }
-
-    private static NDArray rows(NDArray x, NDArray indices) {
-        return x.get(new NDIndex("{}", indices));
     }
 
     @Override

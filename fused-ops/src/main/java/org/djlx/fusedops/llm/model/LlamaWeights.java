@@ -22,18 +22,24 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * One rank's part of a Llama's weights, under Hugging Face's names.
+ * One rank's part of a Llama's weights, under Hugging Face's names. All have the model's type.
  *
- * <p>Matrices lie as in the files, (outputs, inputs), and are held as their transposes, which is
- * what activations are multiplied with. Those into a parallel region are divided by outputs, those
- * out of it by inputs; those of queries, keys and values are one, and those of gate and up. The
- * embedding and the output matrix are divided by tokens, the last rank's filled up with zeros.
- * Where there are more ranks than heads of keys and values, several have the same. The
- * normalisations' weights are whole. All are of the model's type.
+ * <p>Matrices are stored as in the files, (outputs, inputs), and held as their transposes, by which
+ * activations are multiplied. How they are divided among ranks:
+ *
+ * <ul>
+ *   <li>query, key, value, gate and up projections: by outputs (column parallel). Query, key and
+ *       value projections are one matrix; so are gate and up.
+ *   <li>output and down projections: by inputs (row parallel).
+ *   <li>embedding and output matrix: by tokens of the vocabulary, padded with zeros on the last
+ *       rank.
+ *   <li>norm weights: not divided.
+ *   <li>KV heads, if there are fewer than ranks: several ranks hold the same one.
+ * </ul>
  */
 public final class LlamaWeights implements AutoCloseable {
 
-    // What can be in the files; it is converted to what the configuration says.
+    // The types that files may have; weights are converted to the type of the configuration.
     private static final Set<ScalarType> TYPES =
             EnumSet.of(
                     ScalarType.FLOAT16,
@@ -83,8 +89,13 @@ public final class LlamaWeights implements AutoCloseable {
     /**
      * Reads a rank's part.
      *
-     * @param files checked by {@link #check}
-     * @param progress is told how many bytes of memory were filled, whenever some are
+     * @param config the model's configuration
+     * @param rank the rank
+     * @param ranks the number of ranks
+     * @param device the rank's device
+     * @param files the files, which must have passed {@link #check}
+     * @param progress receives the number of bytes after each read tensor
+     * @return the weights; the caller closes them
      */
     public static LlamaWeights read(
             LlamaConfig config,
@@ -107,23 +118,27 @@ public final class LlamaWeights implements AutoCloseable {
     }
 
     /**
-     * Checks that all tensors are there, in shapes that fit and types that can be read, and none
-     * that this model does not have, whose results would be others. Allocates nothing.
+     * Checks that the files have exactly the tensors of the model, with the right shapes and
+     * readable types. Allocates nothing.
      *
-     * @throws IllegalArgumentException if one is not; the message names it
+     * @param config the model's configuration
+     * @param files the files
+     * @throws IllegalArgumentException if a tensor is missing, wrong or unknown; the message names
+     *     it
      */
     public static void check(LlamaConfig config, Safetensors files) {
         Map<String, Shape> shapes = shapes(config);
         shapes.forEach((name, shape) -> check(files, name, shape));
         for (TensorSpec spec : files.specs()) {
             String name = spec.name();
-            // Old files have what rotations are computed from, and some the embedding again.
+            // Some files have rotary frequencies, or an output matrix that is tied to the
+            // embedding.
             boolean unused = name.endsWith(".rotary_emb.inv_freq") || name.equals(HEAD);
             if (!shapes.containsKey(name) && !unused) {
                 throw new IllegalArgumentException(
                         String.format(
-                                "%s has a tensor '%s', which no Llama of this config.json has; take"
-                                        + " both from one model",
+                                "%s has a tensor '%s', which a Llama with this config.json does not"
+                                        + " have; take weights and config.json from the same model",
                                 files.file(name), name));
             }
         }
@@ -133,29 +148,34 @@ public final class LlamaWeights implements AutoCloseable {
         if (!files.contains(name)) {
             throw new IllegalArgumentException(
                     String.format(
-                            "the weights have no tensor '%s' of shape %s; take them and config.json"
-                                    + " from one model",
+                            "the weights have no tensor '%s' of shape %s; take weights and"
+                                    + " config.json from the same model",
                             name, shape));
         }
         TensorSpec spec = files.spec(name);
         if (!spec.shape().equals(shape)) {
             throw new IllegalArgumentException(
                     String.format(
-                            "the tensor '%s' in %s has the shape %s, but by config.json it must be"
-                                    + " %s; take both from one model",
+                            "the tensor '%s' in %s has the shape %s, but config.json requires %s;"
+                                    + " take weights and config.json from the same model",
                             name, files.file(name), spec.shape(), shape));
         }
         ScalarType type = spec.type();
         if (!TYPES.contains(type)) {
             throw new IllegalArgumentException(
                     String.format(
-                            "the tensor '%s' in %s is of type %s, but must be one of %s; convert"
-                                    + " it",
+                            "the tensor '%s' in %s has type %s; supported are %s; convert the"
+                                    + " file",
                             name, files.file(name), type, TYPES));
         }
     }
 
-    /** Returns the names and shapes of a model's tensors. */
+    /**
+     * Returns the tensors of a model.
+     *
+     * @param config the model's configuration
+     * @return the shapes by name
+     */
     public static Map<String, Shape> shapes(LlamaConfig config) {
         long hidden = config.hiddenSize();
         long queries = (long) config.heads() * config.headSize();
@@ -185,31 +205,37 @@ public final class LlamaWeights implements AutoCloseable {
         return "model.layers." + layer + "." + part + ".weight";
     }
 
-    /** Returns the memory that a rank's part takes, in bytes. */
+    /**
+     * Returns the size of a rank's part.
+     *
+     * @param config the model's configuration
+     * @param ranks the number of ranks
+     * @return the size in bytes
+     */
     public static long byteSize(LlamaConfig config, int ranks) {
         long hidden = config.hiddenSize();
         long queries = (long) config.heads() / ranks * config.headSize();
-        long keys = (long) keyHeads(config, ranks) * config.headSize();
+        long keys = (long) kvHeads(config, ranks) * config.headSize();
         long inner = config.intermediateSize() / ranks;
         long layer = hidden * (2 * queries + 2 * keys + 3 * inner);
-        long tokens = (config.tied() ? 1 : 2) * hidden * tokens(config, ranks);
+        long tokens = (config.tied() ? 1 : 2) * hidden * vocabularyPart(config, ranks);
         long norms = hidden * (2L * config.layers() + 1);
         return (layer * config.layers() + tokens + norms) * config.type().itemSize();
     }
 
-    /** Returns how many heads of keys and values a rank has. */
-    static int keyHeads(LlamaConfig config, int ranks) {
+    /** Returns the KV heads of a rank. */
+    static int kvHeads(LlamaConfig config, int ranks) {
         return Math.max(1, config.kvHeads() / ranks);
     }
 
-    /** Returns of how many tokens a rank has the embedding, those that only fill up included. */
-    static int tokens(LlamaConfig config, int ranks) {
+    /** Returns the tokens of the vocabulary whose embedding a rank has, including padding. */
+    static int vocabularyPart(LlamaConfig config, int ranks) {
         return (config.vocabularySize() + ranks - 1) / ranks;
     }
 
     private void read() {
         long queries = (long) config.heads() / ranks * config.headSize();
-        long keys = (long) keyHeads(config, ranks) * config.headSize();
+        long keys = (long) kvHeads(config, ranks) * config.headSize();
         long firstKey = (long) rank * config.kvHeads() / ranks * config.headSize();
         long inner = config.intermediateSize() / ranks;
         embedding = tokenRows(EMBEDDING);
@@ -238,7 +264,7 @@ public final class LlamaWeights implements AutoCloseable {
         return Torch.empty(manager, new Shape(rows, columns), config.type());
     }
 
-    /** Reads rows of a tensor into rows of an array. */
+    /** Reads rows of a tensor into the rows of an array from {@code row} on. */
     private void fill(NDArray array, long row, String name, long from, long count) {
         try (NDArray rows = array.get(new NDIndex().addSliceDim(row, row + count))) {
             files.read(name, 0, from, from + count, rows);
@@ -246,7 +272,7 @@ public final class LlamaWeights implements AutoCloseable {
         }
     }
 
-    /** Reads this rank's columns of a matrix. */
+    /** Reads this rank's columns of a matrix; returns the transpose. */
     private NDArray columns(String name, long count) {
         NDArray array = matrix(config.hiddenSize(), count);
         files.read(name, 1, rank * count, (rank + 1) * count, array);
@@ -254,20 +280,20 @@ public final class LlamaWeights implements AutoCloseable {
         return array.transpose();
     }
 
-    /** Reads this rank's rows of a matrix with a row for each token. */
+    /** Reads this rank's rows of a matrix with a row for each token of the vocabulary. */
     private NDArray tokenRows(String name) {
-        long count = tokens(config, ranks);
+        long count = vocabularyPart(config, ranks);
         long from = Math.min(rank * count, config.vocabularySize());
-        long there = Math.min(count, config.vocabularySize() - from);
+        long present = Math.min(count, config.vocabularySize() - from);
         NDArray array = matrix(count, config.hiddenSize());
-        if (there < count) {
-            try (NDArray rest = array.get(new NDIndex().addSliceDim(there, count));
+        if (present < count) {
+            try (NDArray rest = array.get(new NDIndex().addSliceDim(present, count));
                     NDArray zeros = manager.zeros(rest.getShape())) {
                 Torch.copy(rest, zeros);
             }
         }
-        if (there > 0) {
-            fill(array, 0, name, from, there);
+        if (present > 0) {
+            fill(array, 0, name, from, present);
         }
         return array;
     }
@@ -279,7 +305,7 @@ public final class LlamaWeights implements AutoCloseable {
         return array;
     }
 
-    /** Returns the embedding of this rank's tokens, a row each. */
+    /** Returns the embedding of this rank's tokens of the vocabulary, a row each. */
     NDArray embedding() {
         return embedding;
     }

@@ -9,64 +9,94 @@ import org.djlx.fusedops.internal.LlamaKernels;
 import org.djlx.fusedops.llm.sampling.SamplingParameters;
 
 /**
- * What a forward pass computes: tokens of several sequences, one after the other, whose keys and
- * values go to the cache. The same on all ranks.
+ * The tokens of one forward pass: a chunk of each scheduled sequence. The same on all ranks.
  *
- * @param chunks the sequences; those of one token come first
+ * @param chunks the chunks; those of one token come first
  */
 public record TokenBatch(List<Chunk> chunks) {
 
     /**
-     * In place of a token: what was chosen last for the sequence, which only the ranks know yet.
+     * A placeholder token: the token that was last sampled for the sequence. Only the device knows
+     * it.
      */
-    public static final int CHOSEN = LlamaKernels.CHOSEN;
+    public static final int LAST_SAMPLED = LlamaKernels.CHOSEN;
 
-    /** The most tokens of a chunk that are decoded where ranks have kernels. */
-    public static final int DECODED_TOKENS = LlamaKernels.MAX_ROWS;
+    /** The most tokens of a chunk that the decode kernels compute. */
+    public static final int MAX_DECODE_TOKENS = LlamaKernels.MAX_ROWS;
 
     /**
-     * Tokens of one sequence that follow each other.
+     * Adjacent tokens of one sequence.
      *
-     * @param tokens the tokens; one may be {@link #CHOSEN}, alone
-     * @param start the position of the first, and how many are in the cache already
-     * @param rows where in the cache the sequence's tokens are, from its first on, these included
-     * @param wanted whether the scores of what follows the last token are
-     * @param draw how ranks that have kernels choose the token that follows; if it is {@link
-     *     SamplingParameters#BEST}, the caller may choose another one from all scores
+     * @param tokens the tokens; or {@link #LAST_SAMPLED} alone
+     * @param start the position of the first token, which is the number of tokens in the KV cache
+     * @param slots the KV cache slots of the sequence by position, up to those of these tokens or
+     *     further
+     * @param needsLogits whether the logits after the last token are needed
+     * @param sampling how ranks with kernels sample the next token; with {@link
+     *     SamplingParameters#GREEDY} the host may sample another one from the full logits
      */
     public record Chunk(
-            int[] tokens, int start, int[] rows, boolean wanted, SamplingParameters draw) {
+            int[] tokens,
+            int start,
+            int[] slots,
+            boolean needsLogits,
+            SamplingParameters sampling) {
 
-        public Chunk(int[] tokens, int start, int[] rows, boolean wanted) {
-            this(tokens, start, rows, wanted, SamplingParameters.BEST);
+        /**
+         * Creates a chunk with greedy sampling.
+         *
+         * @param tokens the tokens
+         * @param start the position of the first token
+         * @param slots the KV cache slots of the sequence by position
+         * @param needsLogits whether the logits after the last token are needed
+         */
+        public Chunk(int[] tokens, int start, int[] slots, boolean needsLogits) {
+            this(tokens, start, slots, needsLogits, SamplingParameters.GREEDY);
         }
 
+        /**
+         * Returns the length of the sequence up to the end of this chunk.
+         *
+         * @return the number of tokens
+         */
         public int length() {
             return start + tokens.length;
         }
 
-        public boolean isDecoded() {
-            return tokens.length <= DECODED_TOKENS;
+        /**
+         * Tells whether the chunk is small enough for the decode kernels.
+         *
+         * @return whether it has at most {@link #MAX_DECODE_TOKENS} tokens
+         */
+        public boolean isDecodable() {
+            return tokens.length <= MAX_DECODE_TOKENS;
         }
     }
 
+    /**
+     * Checks the order of the chunks.
+     *
+     * @param chunks the chunks
+     * @throws IllegalArgumentException if a chunk of one token follows a longer one
+     */
     public TokenBatch {
-        boolean several = false;
+        boolean seenLonger = false;
         for (Chunk chunk : chunks) {
-            if (several && chunk.tokens.length == 1) {
+            if (seenLonger && chunk.tokens.length == 1) {
                 throw new IllegalArgumentException("chunks of one token must come first");
             }
-            several |= chunk.tokens.length > 1;
+            seenLonger |= chunk.tokens.length > 1;
         }
         chunks = List.copyOf(chunks);
     }
 
-    /** Returns how many chunks have one token. */
-    public int singles() {
+    /** Returns the number of chunks of one token. */
+    int decodes() {
         return (int) chunks.stream().filter(chunk -> chunk.tokens.length == 1).count();
     }
 
-    public int tokens() {
+    /** Returns the number of tokens of all chunks. */
+    int tokens() {
         return chunks.stream().mapToInt(chunk -> chunk.tokens.length).sum();
     }
 }

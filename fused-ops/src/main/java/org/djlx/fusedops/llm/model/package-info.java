@@ -3,20 +3,21 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 /* Package-private:
- * Attention  a rank's heads, and rotary positions
- * Decoder    computes a token of each sequence by a CUDA graph
+ * Attention  attention of a rank's heads over the KV cache, and rotary embedding, with libtorch
+ * Decoder    decode steps on a GPU, recorded as CUDA graphs
  */
 /**
- * A rank's part of a model: configuration, weights, layers, and the forward pass on CPU and GPU.
+ * One rank's part of a Llama model: configuration, weights, KV cache, and the forward pass on CPU
+ * and GPU. Start with {@link org.djlx.fusedops.llm.model.LlamaModel}.
  *
  * <ul>
- *   <li>{@link org.djlx.fusedops.llm.model.KvCache} - a rank's keys and values
- *   <li>{@link org.djlx.fusedops.llm.model.LlamaConfig} - the sizes of a model
- *   <li>{@link org.djlx.fusedops.llm.model.LlamaGpu} - the kernels of a rank's GPU
- *   <li>{@link org.djlx.fusedops.llm.model.LlamaModel} - one rank's part of a model, and its
- *       forward pass
- *   <li>{@link org.djlx.fusedops.llm.model.LlamaWeights} - a rank's weights, and how they are read
- *   <li>{@link org.djlx.fusedops.llm.model.TokenBatch} - the tokens of one step, by sequence
+ *   <li>{@link org.djlx.fusedops.llm.model.KvCache} - a rank's part of the paged KV cache
+ *   <li>{@link org.djlx.fusedops.llm.model.LlamaConfig} - the configuration, from {@code
+ *       config.json}
+ *   <li>{@link org.djlx.fusedops.llm.model.LlamaGpu} - the model's kernels on a rank's GPU
+ *   <li>{@link org.djlx.fusedops.llm.model.LlamaModel} - the layers, prefill and decode
+ *   <li>{@link org.djlx.fusedops.llm.model.LlamaWeights} - a rank's weights, read from safetensors
+ *   <li>{@link org.djlx.fusedops.llm.model.TokenBatch} - the tokens of one forward pass
  * </ul>
  */
 package org.djlx.fusedops.llm.model;

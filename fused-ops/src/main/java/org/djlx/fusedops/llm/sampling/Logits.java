@@ -9,75 +9,98 @@ import java.util.ArrayList;
 import java.util.List;
 
 /**
- * The scores of the next tokens of several sequences, which may still be computed. They stay on the
- * device until they are asked for; the best may be asked for when the model computes others
- * already, all of a sequence only before.
+ * The logits of the next tokens of several sequences. They stay on the device, which may still
+ * compute them; methods that copy from the device wait for it.
+ *
+ * <p>{@link #deviceTokens} can be called after the next forward pass has started, {@link #toArray}
+ * only before.
  */
 public interface Logits {
 
     /**
-     * What is chosen for a sequence.
+     * The token that the device selects for a sequence: the sampled one, or the argmax.
      *
-     * @param token the first token of the highest score, or the one that the ranks have drawn
-     * @param score its score
-     * @param drawn whether the ranks have drawn it
-     * @param logSum the logarithm of the sum of the exponentials of all scores; not finite if they
-     *     are not all numbers
+     * @param token the token; of several with the highest logit, the first one
+     * @param logit its logit
+     * @param sampled whether it was sampled with {@link SamplingParameters}; otherwise it is the
+     *     argmax
+     * @param logSumExp the logarithm of the sum of the exponentials of all logits; not finite if a
+     *     logit is infinite or NaN
      */
-    record Best(int token, float score, boolean drawn, double logSum) {}
+    record DeviceToken(int token, float logit, boolean sampled, double logSumExp) {}
 
     /**
-     * Waits until they are there, which all ranks do.
+     * Waits until the logits are computed. All ranks call this.
      *
-     * @throws org.djlx.collectives.CollectiveException if a rank was missing
+     * @throws org.djlx.collectives.CollectiveException if a rank has failed
      */
     default void await() {}
 
-    /** Returns how many sequences there are. */
+    /**
+     * Returns the number of sequences.
+     *
+     * @return the number
+     */
     int count();
 
-    /** Returns what is chosen by the scores of each sequence; waits until they are there. */
-    List<Best> best();
-
-    /** Returns a copy of all scores of a sequence; only if all were to be computed. */
-    float[] all(int sequence);
+    /**
+     * Waits for the tokens that the device selects.
+     *
+     * @return a token for each sequence
+     */
+    List<DeviceToken> deviceTokens();
 
     /**
-     * Returns scores that are in an array.
+     * Copies all logits of a sequence to the host. The forward pass must have been asked for full
+     * logits.
      *
-     * @param scores of shape (sequences, vocabulary), in float32; what is computed from them goes
-     *     to their manager
+     * @param sequence the index of the sequence
+     * @return a logit for each token of the vocabulary
      */
-    static Logits of(NDArray scores) {
+    float[] toArray(int sequence);
+
+    /**
+     * Wraps an array.
+     *
+     * @param logits of shape (sequences, vocabulary), in float32; intermediate results go to its
+     *     manager
+     * @return the logits
+     */
+    static Logits of(NDArray logits) {
         return new Logits() {
             @Override
-            public List<Best> best() {
-                NDArray highest = scores.max(new int[] {1}, true);
-                NDArray sums = scores.sub(highest).exp().sum(new int[] {1});
-                long[] tokens = scores.argMax(1).toLongArray();
+            public List<DeviceToken> deviceTokens() {
+                NDArray highest = logits.max(new int[] {1}, true);
+                NDArray sums = logits.sub(highest).exp().sum(new int[] {1});
+                long[] tokens = logits.argMax(1).toLongArray();
                 float[] highestOf = highest.toFloatArray();
                 float[] sumOf = sums.toFloatArray();
-                List<Best> best = new ArrayList<>();
+                List<DeviceToken> result = new ArrayList<>();
                 for (int i = 0; i < tokens.length; i++) {
-                    double logSum = highestOf[i] + Math.log(sumOf[i]);
-                    best.add(new Best((int) tokens[i], highestOf[i], false, logSum));
+                    double logSumExp = highestOf[i] + Math.log(sumOf[i]);
+                    result.add(new DeviceToken((int) tokens[i], highestOf[i], false, logSumExp));
                 }
-                return best;
+                return result;
             }
 
             @Override
-            public float[] all(int sequence) {
-                return scores.get(sequence).toFloatArray();
+            public float[] toArray(int sequence) {
+                return logits.get(sequence).toFloatArray();
             }
 
             @Override
             public int count() {
-                return Math.toIntExact(scores.getShape().get(0));
+                return Math.toIntExact(logits.getShape().get(0));
             }
         };
     }
 
-    /** Returns the scores of some sequences, by their indices here. */
+    /**
+     * Returns a view of these logits in another order.
+     *
+     * @param order the indices of the sequences
+     * @return the view
+     */
     default Logits inOrder(List<Integer> order) {
         return new Logits() {
             @Override
@@ -91,20 +114,25 @@ public interface Logits {
             }
 
             @Override
-            public List<Best> best() {
-                List<Best> all = Logits.this.best();
+            public List<DeviceToken> deviceTokens() {
+                List<DeviceToken> all = Logits.this.deviceTokens();
                 return order.stream().map(all::get).toList();
             }
 
             @Override
-            public float[] all(int sequence) {
-                return Logits.this.all(order.get(sequence));
+            public float[] toArray(int sequence) {
+                return Logits.this.toArray(order.get(sequence));
             }
         };
     }
 
-    /** Returns the scores of the sequences of all parts, in their order; computes nothing yet. */
-    static Logits joined(List<Logits> parts) {
+    /**
+     * Concatenates logits. Computes and copies nothing.
+     *
+     * @param parts the parts
+     * @return the logits of the sequences of all parts, in order
+     */
+    static Logits concat(List<Logits> parts) {
         if (parts.size() == 1) {
             return parts.get(0);
         }
@@ -115,16 +143,16 @@ public interface Logits {
             }
 
             @Override
-            public List<Best> best() {
-                return parts.stream().flatMap(part -> part.best().stream()).toList();
+            public List<DeviceToken> deviceTokens() {
+                return parts.stream().flatMap(part -> part.deviceTokens().stream()).toList();
             }
 
             @Override
-            public float[] all(int sequence) {
+            public float[] toArray(int sequence) {
                 int index = sequence;
                 for (Logits part : parts) {
                     if (index < part.count()) {
-                        return part.all(index);
+                        return part.toArray(index);
                     }
                     index -= part.count();
                 }

@@ -4,19 +4,26 @@
  */
 package org.djlx.fusedops.llm.sampling;
 
+import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.BitSet;
+import java.util.List;
 import java.util.SplittableRandom;
 import org.djlx.fusedops.llm.GenerationRequest;
 
 /**
- * Chooses one sequence's next tokens from their scores. What it draws depends on the seed, the
- * scores and the number of tokens that were chosen before. For one thread at a time.
+ * Samples the next tokens of one sequence. The result depends only on the seed, the logits and the
+ * number of tokens sampled before. For one thread at a time.
  */
 public final class Sampler {
 
-    /** A token, and the logarithm of its probability by the scores as they came. */
-    public record Choice(int token, float logProbability) {}
+    /**
+     * A sampled token.
+     *
+     * @param token the token
+     * @param logProbability its log probability, before penalties and temperature
+     */
+    public record SampledToken(int token, float logProbability) {}
 
     private final double temperature;
     private final int topK;
@@ -25,13 +32,19 @@ public final class Sampler {
     private final SplittableRandom random;
     private final BitSet seen = new BitSet();
 
+    /**
+     * Creates the sampler of a sequence.
+     *
+     * @param request has the sampling parameters
+     * @param prompt the tokens of the prompt, to which the repetition penalty applies
+     */
     public Sampler(GenerationRequest request, int[] prompt) {
         temperature = request.temperature();
         topK = request.topK();
         topP = request.topP();
-        // As a float neither 0 nor infinite, which would make scores that are no numbers.
-        double asked = request.repetitionPenalty();
-        penalty = (float) Math.max(Float.MIN_NORMAL, Math.min(Float.MAX_VALUE, asked));
+        // Clamped, because a float of 0 or infinity would make logits NaN.
+        double requested = request.repetitionPenalty();
+        penalty = (float) Math.max(Float.MIN_NORMAL, Math.min(Float.MAX_VALUE, requested));
         random =
                 request.seed().isPresent()
                         ? new SplittableRandom(request.seed().getAsLong())
@@ -41,64 +54,97 @@ public final class Sampler {
         }
     }
 
-    /** Tells whether the token with the highest score is taken, whatever came before. */
+    /**
+     * Tells whether the sampled token is always the argmax of the unchanged logits.
+     *
+     * @return whether sampling is greedy and without penalty
+     */
     public boolean isGreedy() {
         return temperature == 0 && penalty == 1;
     }
 
     /**
-     * Returns how ranks can choose the next token by themselves: the most probable one also if only
-     * {@link #choose} can choose one. A draw is that of the next call, which it stands for.
+     * Returns the parameters for sampling the next token on the device. They use up the random
+     * number of the next {@link #sample(float[], double)}.
+     *
+     * @return the parameters; {@link SamplingParameters#GREEDY} also if the repetition penalty
+     *     requires sampling on the host
      */
-    public SamplingParameters draw() {
+    public SamplingParameters deviceParameters() {
         return temperature == 0 || penalty != 1
-                ? SamplingParameters.BEST
+                ? SamplingParameters.GREEDY
                 : new SamplingParameters(temperature, topK, topP, random.nextLong());
     }
 
     /**
-     * Chooses a token.
+     * Samples a token for each sequence. Takes the token that the device has selected where it can;
+     * otherwise copies the logits of the sequence to the host.
      *
-     * @param scores those of all tokens; they are changed
-     * @param logSum the logarithm of the sum of their exponentials
+     * @param logits the logits
+     * @param samplers the sampler of each sequence
+     * @return the tokens; null for a sequence with a logit that is infinite or NaN
      */
-    Choice choose(float[] scores, double logSum) {
-        float[] original = penalty == 1 ? scores : scores.clone();
+    public static List<SampledToken> sample(Logits logits, List<Sampler> samplers) {
+        List<SampledToken> tokens = new ArrayList<>();
+        for (Logits.DeviceToken onDevice : logits.deviceTokens()) {
+            int sequence = tokens.size();
+            Sampler sampler = samplers.get(sequence);
+            if (!Double.isFinite(onDevice.logSumExp())) {
+                tokens.add(null);
+            } else if (sampler.isGreedy() || onDevice.sampled()) {
+                float logProbability = (float) (onDevice.logit() - onDevice.logSumExp());
+                tokens.add(new SampledToken(onDevice.token(), logProbability));
+            } else {
+                tokens.add(sampler.sample(logits.toArray(sequence), onDevice.logSumExp()));
+            }
+        }
+        return tokens;
+    }
+
+    /**
+     * Samples a token.
+     *
+     * @param logits the logits of all tokens; changed by the call
+     * @param logSumExp the logarithm of the sum of their exponentials
+     */
+    SampledToken sample(float[] logits, double logSumExp) {
+        float[] original = penalty == 1 ? logits : logits.clone();
         if (penalty != 1) {
             for (int token = seen.nextSetBit(0); token >= 0; token = seen.nextSetBit(token + 1)) {
                 float lowered =
-                        scores[token] > 0 ? scores[token] / penalty : scores[token] * penalty;
-                scores[token] = Math.max(-Float.MAX_VALUE, Math.min(Float.MAX_VALUE, lowered));
+                        logits[token] > 0 ? logits[token] / penalty : logits[token] * penalty;
+                logits[token] = Math.max(-Float.MAX_VALUE, Math.min(Float.MAX_VALUE, lowered));
             }
         }
-        int token = temperature == 0 ? best(scores) : draw(scores);
+        int token = temperature == 0 ? argMax(logits) : sampleRandomly(logits);
         seen.set(token);
-        return new Choice(token, (float) (original[token] - logSum));
+        return new SampledToken(token, (float) (original[token] - logSumExp));
     }
 
-    private static int best(float[] scores) {
+    private static int argMax(float[] logits) {
         int best = 0;
-        for (int token = 1; token < scores.length; token++) {
-            if (scores[token] > scores[best]) {
+        for (int token = 1; token < logits.length; token++) {
+            if (logits[token] > logits[best]) {
                 best = token;
             }
         }
         return best;
     }
 
-    private int draw(float[] scores) {
-        double highest = scores[best(scores)];
-        double least = topK > 0 && topK < scores.length ? kth(scores) : Double.NEGATIVE_INFINITY;
-        double[] weights = new double[scores.length];
+    private int sampleRandomly(float[] logits) {
+        double highest = logits[argMax(logits)];
+        double least =
+                topK > 0 && topK < logits.length ? kthHighest(logits) : Double.NEGATIVE_INFINITY;
+        double[] weights = new double[logits.length];
         double sum = 0;
-        for (int token = 0; token < scores.length; token++) {
-            if (scores[token] >= least) {
-                weights[token] = Math.exp((scores[token] - highest) / temperature);
+        for (int token = 0; token < logits.length; token++) {
+            if (logits[token] >= least) {
+                weights[token] = Math.exp((logits[token] - highest) / temperature);
                 sum += weights[token];
             }
         }
         if (topP < 1) {
-            sum = keepNucleus(weights, sum);
+            sum = applyTopP(weights, sum);
         }
         double left = random.nextDouble() * sum;
         int last = 0;
@@ -114,18 +160,20 @@ public final class Sampler {
         return last;
     }
 
-    /** Returns the score that the K highest are not below; equal ones are all kept. */
-    private double kth(float[] scores) {
-        float[] sorted = scores.clone();
+    /** Returns the K-th highest logit. Top-k keeps all tokens whose logit is at least this. */
+    private double kthHighest(float[] logits) {
+        float[] sorted = logits.clone();
         Arrays.sort(sorted);
         return sorted[sorted.length - topK];
     }
 
     /**
-     * Keeps the fewest of the largest weights that have the wanted share, and returns their sum.
+     * Keeps the smallest set of the largest weights whose sum reaches {@code topP * sum}, and sets
+     * the others to 0. Returns the sum of the kept weights.
      */
-    private double keepNucleus(double[] weights, double sum) {
-        // Those so small that even all of them could be left out are not sorted.
+    private double applyTopP(double[] weights, double sum) {
+        // Weights below this are not sorted: together they have less than 1 - topP of the sum, so
+        // top-p drops them.
         double negligible = (1 - topP) * sum / weights.length;
         double[] sorted = Arrays.stream(weights).filter(weight -> weight >= negligible).toArray();
         Arrays.sort(sorted);
@@ -135,7 +183,7 @@ public final class Sampler {
             kept += sorted[--index];
         }
         double least = sorted[index];
-        // Of equal ones as many as are needed, those of the first tokens.
+        // Of the weights equal to the least one, keep only as many as needed: the first tokens.
         int equal = 0;
         for (int i = index; i < sorted.length && sorted[i] == least; i++) {
             equal++;

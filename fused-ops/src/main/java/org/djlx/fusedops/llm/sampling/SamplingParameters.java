@@ -5,19 +5,25 @@
 package org.djlx.fusedops.llm.sampling;
 
 /**
- * How ranks choose a token by themselves, which all of them do alike.
+ * The sampling parameters of one token, for sampling on the device. All ranks sample the same
+ * token.
  *
- * @param temperature what scores are divided by; 0 if the most probable token is taken
- * @param topK how many tokens of the highest scores are drawn from; 0 for all
- * @param topP the share of what is probable that the fewest tokens have which are drawn from
- * @param random decides which
+ * @param temperature the divisor of the logits; 0 for greedy sampling
+ * @param topK the number of tokens with the highest logits to sample from; 0 for all
+ * @param topP the cumulative probability of the tokens to sample from; 1 for all
+ * @param random the random bits that select the token
  */
 public record SamplingParameters(double temperature, int topK, double topP, long random) {
 
-    /** Takes the most probable token. */
-    public static final SamplingParameters BEST = new SamplingParameters(0, 0, 1, 0);
+    /** Takes the token with the highest logit. */
+    public static final SamplingParameters GREEDY = new SamplingParameters(0, 0, 1, 0);
 
-    public boolean isBest() {
+    /**
+     * Tells whether the token with the highest logit is taken.
+     *
+     * @return whether sampling is greedy
+     */
+    public boolean isGreedy() {
         return temperature == 0;
     }
 }

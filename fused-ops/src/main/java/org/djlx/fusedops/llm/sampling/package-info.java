@@ -3,16 +3,14 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 /**
- * From logits to tokens: sampling parameters and the sampler.
+ * Sampling: logits in, tokens out.
  *
  * <ul>
- *   <li>{@link org.djlx.fusedops.llm.sampling.Logits} - the logits of the next tokens of several
- *       sequences
- *   <li>{@link org.djlx.fusedops.llm.sampling.LogitsReader} - reads logits and samples tokens
- *   <li>{@link org.djlx.fusedops.llm.sampling.Sampler} - samples the next token of a sequence from
- *       its logits
- *   <li>{@link org.djlx.fusedops.llm.sampling.SamplingParameters} - temperature, top-p and seed as
- *       ranks use them
+ *   <li>{@link org.djlx.fusedops.llm.sampling.Logits} - the logits of several sequences, on the
+ *       device
+ *   <li>{@link org.djlx.fusedops.llm.sampling.Sampler} - samples the next token of a sequence
+ *   <li>{@link org.djlx.fusedops.llm.sampling.SamplingParameters} - temperature, top-k, top-p and
+ *       random bits of one token, for sampling on the device
  * </ul>
  */
 package org.djlx.fusedops.llm.sampling;

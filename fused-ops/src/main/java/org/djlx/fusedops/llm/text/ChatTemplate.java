@@ -17,17 +17,17 @@ import java.util.List;
 import java.util.Set;
 
 /**
- * How a model was taught that chats are written. Hugging Face's directories say it by a program in
- * Jinja, which is not run here: the formats below are recognised by their control tokens.
+ * The format of chats that a model was trained with. Hugging Face's model directories define it as
+ * a Jinja template. The template is not run; these formats are recognised by their control tokens.
  */
 public enum ChatTemplate {
-    /** Llama 3: {@code <|start_header_id|>role<|end_header_id|>}, the text, {@code <|eot_id|>}. */
+    /** Llama 3: {@code <|start_header_id|>role<|end_header_id|>}, text, {@code <|eot_id|>}. */
     LLAMA_3(List.of("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|begin_of_text|>")),
-    /** ChatML: {@code <|im_start|>role}, the text, {@code <|im_end|>}. */
+    /** ChatML: {@code <|im_start|>role}, text, {@code <|im_end|>}. */
     CHAT_ML(List.of("<|im_start|>", "<|im_end|>")),
-    /** Lines such as {@code user: text}, for models that were taught no chats. */
+    /** Lines such as {@code user: text}, for models without a chat template. */
     PLAIN(List.of()),
-    /** One of the others: chats are refused, as the model would be given what it does not know. */
+    /** A template that is not recognised; {@link #write} refuses chats. */
     UNKNOWN(List.of());
 
     /**
@@ -47,14 +47,14 @@ public enum ChatTemplate {
     /**
      * Recognises the template of a model.
      *
-     * @param directory the model's directory, with {@code chat_template.jinja} or a {@code
+     * @param directory the model directory, with {@code chat_template.jinja} or a {@code
      *     chat_template} in {@code tokenizer_config.json}
-     * @return the template; {@link #PLAIN} if there is none
+     * @return the template; {@link #PLAIN} if the model has none
      * @throws IOException if a file cannot be read
      */
     public static ChatTemplate of(Path directory) throws IOException {
         if (directory == null) {
-            throw new IllegalArgumentException("the model's directory is null");
+            throw new IllegalArgumentException("the model directory is null");
         }
         Path jinja = directory.resolve("chat_template.jinja");
         if (Files.exists(jinja)) {
@@ -86,37 +86,42 @@ public enum ChatTemplate {
         return UNKNOWN;
     }
 
-    /** Tells whether the tokenizer is to add the token that begins a text. */
+    /**
+     * Tells whether the tokenizer must add its special tokens to the written chat.
+     *
+     * @return false if the template writes them
+     */
     public boolean addsSpecialTokens() {
         return this == PLAIN;
     }
 
     /**
-     * Writes a chat down to where the assistant's next message begins.
+     * Writes a chat as a prompt, up to the beginning of the assistant's next message.
      *
-     * @param specialTokens the tokenizer's special tokens; no message may contain one, nor a
-     *     control token of this template
-     * @throws IllegalArgumentException if a message contains one, or the template is {@link
-     *     #UNKNOWN}
+     * @param messages the messages
+     * @param specialTokens the tokenizer's special tokens
+     * @return the prompt
+     * @throws IllegalArgumentException if a message contains a special token or a control token of
+     *     this template, or the template is {@link #UNKNOWN}
      */
     public String write(List<Message> messages, Set<String> specialTokens) {
         if (this == UNKNOWN) {
             throw new IllegalArgumentException(
-                    "this model's chat template is not known here; ask for a completion of a"
-                            + " prompt");
+                    "the model's chat template is not supported; request a completion of a"
+                            + " prompt instead");
         }
         StringBuilder text = new StringBuilder(this == LLAMA_3 ? "<|begin_of_text|>" : "");
         for (Message message : messages) {
             refuse(message, controlTokens);
             refuse(message, specialTokens);
-            text.append(head(message.role));
+            text.append(header(message.role));
             switch (this) {
                 case LLAMA_3 -> text.append(message.content.strip()).append("<|eot_id|>");
                 case CHAT_ML -> text.append(message.content).append("<|im_end|>\n");
                 default -> text.append(' ').append(message.content).append('\n');
             }
         }
-        return text.append(head("assistant")).toString();
+        return text.append(header("assistant")).toString();
     }
 
     private static void refuse(Message message, Collection<String> tokens) {
@@ -128,7 +133,7 @@ public enum ChatTemplate {
         }
     }
 
-    private String head(String role) {
+    private String header(String role) {
         return switch (this) {
             case LLAMA_3 -> "<|start_header_id|>" + role + "<|end_header_id|>\n\n";
             case CHAT_ML -> "<|im_start|>" + role + '\n';

@@ -19,12 +19,12 @@ import java.util.Set;
 import java.util.concurrent.locks.ReadWriteLock;
 import java.util.concurrent.locks.ReentrantReadWriteLock;
 
-/** The {@code tokenizer.json} of a model directory, through Hugging Face's library. */
+/** A tokenizer from {@code tokenizer.json}, with Hugging Face's tokenizers library. */
 public final class ModelTokenizer implements TextTokenizer {
 
     private final HuggingFaceTokenizer tokenizer;
     private final Set<String> specialTokens;
-    // The library's memory must not go while another thread is in it.
+    // Write-locked by close(), so that native memory is not freed during a call.
     private final ReadWriteLock lock = new ReentrantReadWriteLock();
     private boolean closed;
 
@@ -36,29 +36,32 @@ public final class ModelTokenizer implements TextTokenizer {
     /**
      * Reads a tokenizer.
      *
-     * @throws IllegalArgumentException if it cannot be read
+     * @param file the {@code tokenizer.json}
+     * @return the tokenizer; the caller closes it
+     * @throws IOException if the file cannot be read
+     * @throws IllegalArgumentException if the file is not a tokenizer
      */
     public static ModelTokenizer read(Path file) throws IOException {
         try {
-            // A prompt that is too long is refused, not cut off.
+            // No truncation: a prompt that is too long is an error.
             return new ModelTokenizer(
                     HuggingFaceTokenizer.newInstance(
                             file, Map.of("truncation", "do_not_truncate", "padding", "false")),
                     specialTokens(file));
-        } catch (RuntimeException e) { // What the library throws.
+        } catch (RuntimeException e) { // The library throws no other type.
             throw new IllegalArgumentException(
-                    file + " is no tokenizer that can be read: " + e.getMessage(), e);
+                    file + " is not a valid tokenizer: " + e.getMessage(), e);
         }
     }
 
-    /** Reads the special tokens, which the library does not tell, from a file that it has read. */
+    /** Reads the special tokens from the file, because the library has no method for them. */
     private static Set<String> specialTokens(Path file) throws IOException {
         Set<String> special = new HashSet<>();
         try (JsonReader reader = new JsonReader(Files.newBufferedReader(file))) {
             reader.beginObject();
             while (reader.hasNext()) {
                 if (!reader.nextName().equals("added_tokens")) {
-                    reader.skipValue(); // The vocabulary, which is large.
+                    reader.skipValue(); // Not parsed, because the vocabulary is large.
                     continue;
                 }
                 for (JsonElement element : JsonParser.parseReader(reader).getAsJsonArray()) {
@@ -102,7 +105,7 @@ public final class ModelTokenizer implements TextTokenizer {
 
     private void checkOpen() {
         if (closed) {
-            throw new IllegalStateException("the tokenizer is closed, with its generator");
+            throw new IllegalStateException("the tokenizer is closed, because its generator is");
         }
     }
 

@@ -8,30 +8,43 @@ import java.util.Arrays;
 import java.util.List;
 
 /**
- * Turns a sequence's tokens into text as they come. A token may hold but a part of a character, and
- * what it looks like may depend on those before; so text is decoded with some of them, and held
- * back until it is certain and no stop string can begin in it. For one thread at a time.
+ * Detokenizes one sequence as its tokens come, and looks for stop strings. A token may be only a
+ * part of a character, and its text may depend on the tokens before. So a few tokens before are
+ * decoded with it, and text is held back until it is complete and cannot be the beginning of a stop
+ * string. For one thread at a time.
  */
 public final class TextStream {
 
-    // How many tokens of the prompt are decoded with the first that follow, as vLLM does.
+    // How many prompt tokens are decoded with the first generated ones; the same as in vLLM.
     private static final int CONTEXT = 5;
 
     private final TextTokenizer tokenizer; // null if there is none
     private final List<String> stops;
-    private int[] tokens; // those since the last certain text, after some before
-    private int certain; // how many of them have been decoded
-    private final StringBuilder held = new StringBuilder();
+    private int[] tokens; // first the last decoded ones, as context, then those not decoded yet
+    private int decoded; // the number of the former
+    private final StringBuilder held = new StringBuilder(); // complete text that is held back
     private boolean stopped;
 
+    /**
+     * Creates a stream.
+     *
+     * @param tokenizer the tokenizer; null for none, and all texts are empty
+     * @param stops the stop strings
+     * @param prompt the tokens of the prompt
+     */
     public TextStream(TextTokenizer tokenizer, List<String> stops, int[] prompt) {
         this.tokenizer = tokenizer;
         this.stops = stops;
         tokens = Arrays.copyOfRange(prompt, Math.max(0, prompt.length - CONTEXT), prompt.length);
-        certain = tokens.length;
+        decoded = tokens.length;
     }
 
-    /** Adds a token, and returns the text that has become certain with it. */
+    /**
+     * Adds a token.
+     *
+     * @param token the token
+     * @return the text that is complete now; may be empty
+     */
     public String add(int token) {
         if (tokenizer == null) {
             return "";
@@ -42,12 +55,20 @@ public final class TextStream {
         return release();
     }
 
-    /** Returns whether a stop string has come. */
+    /**
+     * Tells whether the text contains a stop string.
+     *
+     * @return whether generation must stop
+     */
     public boolean isStopped() {
         return stopped;
     }
 
-    /** Returns what was held back, when no more tokens come. */
+    /**
+     * Ends the stream.
+     *
+     * @return the text that was held back; may be empty
+     */
     public String end() {
         if (tokenizer == null || stopped) {
             return "";
@@ -61,16 +82,18 @@ public final class TextStream {
         return text;
     }
 
+    /** Decodes the tokens. Keeps an incomplete character for later unless {@code all} is set. */
     private void decode(boolean all) {
-        String before = tokenizer.decode(Arrays.copyOf(tokens, certain));
+        String before = tokenizer.decode(Arrays.copyOf(tokens, decoded));
         String now = tokenizer.decode(tokens);
         if (now.length() > before.length() && (all || !now.endsWith("\uFFFD"))) {
             held.append(now, before.length(), now.length());
-            tokens = Arrays.copyOfRange(tokens, certain, tokens.length);
-            certain = tokens.length;
+            tokens = Arrays.copyOfRange(tokens, decoded, tokens.length);
+            decoded = tokens.length;
         }
     }
 
+    /** Returns the held text without what may be a stop string. */
     private String release() {
         int end = held.length();
         for (String stop : stops) {
@@ -81,15 +104,15 @@ public final class TextStream {
             }
         }
         if (!stopped) {
-            end -= stops.stream().mapToInt(this::begun).max().orElse(0);
+            end -= stops.stream().mapToInt(this::beginningLength).max().orElse(0);
         }
         String text = held.substring(0, end);
         held.delete(0, stopped ? held.length() : end);
         return text;
     }
 
-    /** Returns how much of a stop string is at the end. */
-    private int begun(String stop) {
+    /** Returns the length of the longest beginning of a stop string at the end of the held text. */
+    private int beginningLength(String stop) {
         for (int length = Math.min(stop.length() - 1, held.length()); length > 0; length--) {
             if (held.indexOf(stop.substring(0, length), held.length() - length) >= 0) {
                 return length;

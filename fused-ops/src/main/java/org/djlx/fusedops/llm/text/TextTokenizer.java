@@ -6,32 +6,31 @@ package org.djlx.fusedops.llm.text;
 
 import java.util.Set;
 
-/** Turns text into a model's tokens and back. Thread-safe. */
+/** Encodes text to tokens and decodes tokens to text. Thread-safe. */
 public interface TextTokenizer extends AutoCloseable {
 
     /**
-     * Returns the tokens of a text.
+     * Encodes a text.
      *
-     * @param text the text
-     * @param specialTokens whether to add those that the model's tokenizer puts around a text, such
-     *     as the one that begins it; not if a chat template has written them
+     * @param text the text; special tokens in it become tokens
+     * @param specialTokens whether to add the tokenizer's special tokens, such as the begin-of-text
+     *     token; false if a chat template has written them
      * @return the tokens
      */
     int[] encode(String text, boolean specialTokens);
 
     /**
-     * Returns the text of tokens, without special ones.
+     * Decodes tokens. Special tokens are left out.
      *
-     * @param tokens the tokens; the last may hold but a part of a character, which becomes U+FFFD
+     * @param tokens the tokens; an incomplete character at the end becomes U+FFFD
      * @return the text
      */
     String decode(int[] tokens);
 
     /**
-     * Returns the special tokens, as they are written in a text. One that is in a text becomes that
-     * token.
+     * Returns the special tokens as they are written in a text.
      *
-     * @return the tokens
+     * @return the special tokens
      */
     Set<String> specialTokens();
 

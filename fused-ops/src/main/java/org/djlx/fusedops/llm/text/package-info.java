@@ -3,13 +3,14 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 /**
- * Between text and tokens: tokenizers, chat templates, and streams that detokenize.
+ * Text in, tokens out, and back: tokenizers, chat templates and streaming detokenization.
  *
  * <ul>
- *   <li>{@link org.djlx.fusedops.llm.text.ChatTemplate} - makes a prompt of a chat
+ *   <li>{@link org.djlx.fusedops.llm.text.ChatTemplate} - writes a chat as a prompt
  *   <li>{@link org.djlx.fusedops.llm.text.ModelTokenizer} - the tokenizer of a model directory
- *   <li>{@link org.djlx.fusedops.llm.text.TextStream} - turns tokens into text as they come
- *   <li>{@link org.djlx.fusedops.llm.text.TextTokenizer} - turns text into tokens and back
+ *   <li>{@link org.djlx.fusedops.llm.text.TextStream} - detokenizes one sequence as its tokens
+ *       come, and finds stop strings
+ *   <li>{@link org.djlx.fusedops.llm.text.TextTokenizer} - encodes and decodes text
  * </ul>
  */
 package org.djlx.fusedops.llm.text;

@@ -97,6 +97,11 @@ class TextApiTest {
         }
 
         @Override
+        public Optional<GeneratedPiece> poll() {
+            return Optional.empty();
+        }
+
+        @Override
         public List<GeneratedPiece> await(Duration timeout) {
             return List.of();
         }
@@ -292,27 +297,30 @@ class TextApiTest {
         return Stream.of(
                 new Bad("", 400, "send JSON"),
                 new Bad("{", 400, "not JSON"),
-                new Bad("[]", 400, "no JSON object"),
-                new Bad("7", 400, "no JSON object"),
+                new Bad("[]", 400, "not a JSON object"),
+                new Bad("7", 400, "not a JSON object"),
                 new Bad("{} {}", 400, "not JSON"),
                 new Bad("[".repeat(100_000), 400, "not JSON that can be read"),
                 new Bad("{'prompt':" + "[".repeat(20) + "]".repeat(20) + "}", 400, "esting"),
-                new Bad("{}", 400, "'prompt' must be a text that is not empty"),
+                new Bad("{}", 400, "'prompt' must be a non-empty text"),
                 new Bad("{'prompt':''}", 400, "'prompt' must be"),
                 new Bad("{'prompt':null}", 400, "'prompt' must be"),
                 new Bad("{'prompt':[]}", 400, "'prompt' must be"),
                 new Bad("{'prompt':[1.5]}", 400, "'prompt[0]' must be a whole number"),
                 new Bad("{'prompt':[1,-1]}", 400, "'prompt[1]' must be a whole number"),
-                new Bad("{'prompt':['a','']}", 400, "'prompt[1]' must be a text that is not empty"),
+                new Bad("{'prompt':['a','']}", 400, "'prompt[1]' must be a non-empty text"),
                 new Bad("{'prompt':['a',2]}", 400, "'prompt[1]' must be a string"),
-                new Bad("{'prompt':['a',null]}", 400, "'prompt[1]' must be a text that is not"),
+                new Bad("{'prompt':['a',null]}", 400, "'prompt[1]' must be a non-empty text"),
                 new Bad("{'prompt':[1,'a']}", 400, "'prompt[1]' must be a whole number"),
-                new Bad("{'prompt':[[1],[]]}", 400, "'prompt[1]' must be a text or tokens"),
+                new Bad(
+                        "{'prompt':[[1],[]]}",
+                        400,
+                        "'prompt[1]' must be a non-empty text or array of tokens"),
                 new Bad("{'prompt':[[1],[[2]]]}", 400, "'prompt[1][0]' must be a whole number"),
-                new Bad("{'prompt':['a','b'],'prompt[0]':'c'}", 400, "no option 'prompt[0]'"),
+                new Bad("{'prompt':['a','b'],'prompt[0]':'c'}", 400, "unknown option 'prompt[0]'"),
                 new Bad("{'prompt':{}}", 400, "'prompt' must be a string"),
                 new Bad("{'prompt':'a\\ud800'}", 400, "surrogate"),
-                new Bad("{'prompt':'x','tempo':1}", 400, "there is no option 'tempo'"),
+                new Bad("{'prompt':'x','tempo':1}", 400, "unknown option 'tempo'"),
                 new Bad("{'prompt':'x','temperature':'1'}", 400, "'temperature' must be a number"),
                 new Bad("{'prompt':'x','temperature':-1}", 400, "'temperature' must be a number"),
                 new Bad("{'prompt':'x','temperature':1e999}", 400, "'temperature' must be"),
@@ -331,7 +339,10 @@ class TextApiTest {
                 new Bad("{'prompt':'x','n':2}", 400, "'n' must be 1"),
                 new Bad("{'prompt':'x','logprobs':1}", 400, "'logprobs' must be left out"),
                 new Bad("{'prompt':'x','logit_bias':{'5':1}}", 400, "'logit_bias.5'"),
-                new Bad("{'prompt':'x','model':'other'}", 404, "no model 'other', but 'tiny'"),
+                new Bad(
+                        "{'prompt':'x','model':'other'}",
+                        404,
+                        "unknown model 'other'; this server has 'tiny'"),
                 new Bad("{'messages':[]}", 400, "'messages' must be"),
                 new Bad("{'messages':[1]}", 400, "'messages' must be"),
                 new Bad("{'messages':[{}]}", 400, "'messages[0].role' must be"),
@@ -349,16 +360,16 @@ class TextApiTest {
                         "{'messages':[{'role':'user','content':'<|python_tag|>x'}]}",
                         400,
                         "control token <|python_tag|>"),
-                new Bad("{'messages':[" + message + "],'tools':[]}", 400, "no option 'tools'"),
+                new Bad("{'messages':[" + message + "],'tools':[]}", 400, "unknown option 'tools'"),
                 new Bad("{'inputs':[]}", 400, "'inputs' must be a string"),
-                new Bad("{'inputs':['a','']}", 400, "'inputs[1]' must be a text that is not"),
+                new Bad("{'inputs':['a','']}", 400, "'inputs[1]' must be a non-empty text"),
                 new Bad("{'inputs':['a',['b']]}", 400, "'inputs[1]' must be a string"),
                 new Bad("{'inputs':['a'],'stream':true}", 400, "'stream' must be false if"),
                 new Bad("{'inputs':'a','parameters':[]}", 400, "'parameters' must be an object"),
                 new Bad(
                         "{'inputs':'a','parameters':{'num_beams':2}}",
                         400,
-                        "no option 'parameters.num_beams'"),
+                        "unknown option 'parameters.num_beams'"),
                 new Bad(
                         "{'inputs':'a','parameters':{'decoder_input_details':true}}",
                         400,

@@ -123,7 +123,7 @@ public class LlamaGeneratorTest {
         StepRequest step =
                 new StepRequest(new TokenBatch(List.of()), List.of()) {
                     @Override
-                    List<Sampler.Choice> run(ModelRank rank) throws Exception {
+                    List<Sampler.SampledToken> run(ModelRank rank) throws Exception {
                         task.run(rank.group());
                         return List.of();
                     }
@@ -152,12 +152,12 @@ public class LlamaGeneratorTest {
         int[] sequence = prompt(7, 1);
         List<Double> logProbabilities = new ArrayList<>();
         for (int i = 0; i < 12; i++) {
-            double[] scores = reference.scores(sequence)[sequence.length - 1];
+            double[] logits = reference.logits(sequence)[sequence.length - 1];
             int best =
-                    IntStream.range(0, scores.length)
-                            .reduce(0, (a, b) -> scores[b] > scores[a] ? b : a);
-            double sum = Arrays.stream(scores).map(Math::exp).sum();
-            logProbabilities.add(scores[best] - Math.log(sum));
+                    IntStream.range(0, logits.length)
+                            .reduce(0, (a, b) -> logits[b] > logits[a] ? b : a);
+            double sum = Arrays.stream(logits).map(Math::exp).sum();
+            logProbabilities.add(logits[best] - Math.log(sum));
             sequence = Arrays.copyOf(sequence, sequence.length + 1);
             sequence[sequence.length - 1] = best;
         }
@@ -334,16 +334,19 @@ public class LlamaGeneratorTest {
                         2, builder -> builder.optMaxLength(64).optMaxQueued(2).optMaxRunning(1))) {
             refuse(
                     generator,
-                    "60 tokens of the prompt and 5 new",
+                    "60 tokens and maxNewTokens is 5",
                     request(prompt(60, 1)).optMaxNewTokens(5));
-            refuse(generator, "more than the 64", request(1).optMaxNewTokens(Integer.MAX_VALUE));
-            refuse(generator, "token 258", request(1, 258).optMaxNewTokens(5));
-            refuse(generator, "token -1", request(-1).optMaxNewTokens(5));
+            refuse(generator, "maxLength 64", request(1).optMaxNewTokens(Integer.MAX_VALUE));
+            refuse(generator, "token id 258", request(1, 258).optMaxNewTokens(5));
+            refuse(generator, "token id -1", request(-1).optMaxNewTokens(5));
             refuse(
                     generator,
-                    "the token 258 that ends it is none of the model's 258",
+                    "token id 258 of stopTokens is out of range: the vocabulary has 258 tokens",
                     request(1).optStopTokens(7, 258).optMaxNewTokens(5));
-            refuse(generator, "token -1 that", request(1).optStopTokens(-1).optMaxNewTokens(5));
+            refuse(
+                    generator,
+                    "token id -1 of stop",
+                    request(1).optStopTokens(-1).optMaxNewTokens(5));
             String none =
                     assertThrows(IllegalArgumentException.class, () -> generator.submit(null))
                             .getMessage();
@@ -369,7 +372,7 @@ public class LlamaGeneratorTest {
             accepted.add(generator.submit(longOne));
             RejectedExecutionException full =
                     assertThrows(RejectedExecutionException.class, () -> generator.submit(longOne));
-            assertTrue(full.getMessage().contains("2 requests wait"), full.getMessage());
+            assertTrue(full.getMessage().contains("2 of at most 2 requests"), full.getMessage());
             // Those that wait count, while the ranks are still at a step; cancelled ones do not.
             Generation last = accepted.remove(accepted.size() - 1);
             last.cancel();
@@ -400,7 +403,7 @@ public class LlamaGeneratorTest {
             Generation generation = generator.submit(request(1).optMaxNewTokens(2).build());
             Duration brief = Duration.ofMillis(1);
             Exception late = assertThrows(TimeoutException.class, () -> generation.await(brief));
-            assertTrue(late.getMessage().contains("PT0.001S"), late.getMessage());
+            assertTrue(late.getMessage().contains("0.001 s"), late.getMessage());
             assertThrows(TimeoutException.class, () -> generation.next(brief));
             assertThrows(TimeoutException.class, () -> generation.next(Duration.ZERO));
             held.countDown();
@@ -479,7 +482,7 @@ public class LlamaGeneratorTest {
                 sleep(); // The request fails before.
             }
             String cause = generator.unavailabilityCause().get();
-            assertTrue(cause.contains("has failed again after it was loaded again"), cause);
+            assertTrue(cause.contains("has failed again after the model was reloaded"), cause);
             assertTrue(cause.contains("rank 1 fell over"), cause);
             Exception refused =
                     assertThrows(
@@ -533,7 +536,7 @@ public class LlamaGeneratorTest {
             Generation generation = generator.submit(request(1).optMaxNewTokens(3).build());
             assertThrows(EngineException.class, () -> generation.await(LONG));
             String cause = generator.unavailabilityCause().orElseThrow();
-            assertTrue(cause.contains("could not be loaded again"), cause);
+            assertTrue(cause.contains("could not be reloaded"), cause);
             Exception refused =
                     assertThrows(
                             IllegalStateException.class,
@@ -702,7 +705,8 @@ public class LlamaGeneratorTest {
                     @Override
                     public void reset(String message, long size, String trailing) {
                         max.set(size);
-                        assertTrue(trailing.contains(" MB of weights and "), trailing);
+                        assertTrue(
+                                trailing.contains(" MB of weights and a KV cache of "), trailing);
                         assertTrue(trailing.endsWith(" tokens on each of 2 ranks"), trailing);
                     }
 
@@ -731,16 +735,16 @@ public class LlamaGeneratorTest {
     void refusesWhatCannotBeSetUp() {
         refuse("3 ranks", builder -> builder.optRanks(3));
         refuse("ranks", builder -> builder.optRanks(0));
-        refuse("more than the model's 256", builder -> builder.optMaxLength(257));
+        refuse("at most 256 positions", builder -> builder.optMaxLength(257));
         refuse("maxLength", builder -> builder.optMaxLength(-1));
         refuse("too small", builder -> builder.optCacheBytes(100));
         refuse("maxRunning", builder -> builder.optMaxRunning(0));
         refuse("maxQueued", builder -> builder.optMaxQueued(0));
         refuse("prefillTokens", builder -> builder.optPrefillTokens(0));
-        refuse("no GPU", builder -> builder.optDevices(List.of(Device.cpu())));
+        refuse("not a GPU", builder -> builder.optDevices(List.of(Device.cpu())));
         refuse("directory", builder -> builder.setDirectory(null));
         ProcessGroup group = ProcessGroups.local(1).get(0);
-        refuse("the process group has", builder -> builder.optProcessGroup(group).optRanks(1));
+        refuse("with a process group", builder -> builder.optProcessGroup(group).optRanks(1));
         assertThrows(IllegalStateException.class, group::barrier); // It is destroyed.
         assertThrows(
                 IOException.class,

@@ -55,7 +55,7 @@ import org.junit.jupiter.params.provider.Arguments;
 import org.junit.jupiter.params.provider.MethodSource;
 import org.junit.jupiter.params.provider.ValueSource;
 
-/** A Llama on GPUs: scores against loops in float64, and text against that of the CPU. */
+/** A Llama on GPUs: logits against loops in float64, and text against that of the CPU. */
 @Tag("gpu")
 @Timeout(300)
 class LlamaGpuTest {
@@ -79,7 +79,7 @@ class LlamaGpuTest {
 
     @ParameterizedTest(name = "{0} GPUs, {1}")
     @MethodSource("cases")
-    void hasTheScoresOfAWholeModel(int ranks, ScalarType type) throws Exception {
+    void hastheLogitsOfAWholeModel(int ranks, ScalarType type) throws Exception {
         LlamaFiles.write(directory, LlamaFiles.config(type, true), 1);
         LlamaModelTest.compare(directory, groups(ranks), false);
     }
@@ -96,7 +96,7 @@ class LlamaGpuTest {
 
     @ParameterizedTest(name = "{0} GPUs, {1}, heads of {2}")
     @MethodSource("decodableCases")
-    void decodesWithTheScoresOfAWholeModel(int ranks, ScalarType type, int headSize)
+    void decodesWiththeLogitsOfAWholeModel(int ranks, ScalarType type, int headSize)
             throws Exception {
         LlamaFiles.write(directory, LlamaFiles.decodable(type, false, headSize), 1);
         LlamaModelTest.compare(directory, groups(ranks), true);
@@ -110,9 +110,9 @@ class LlamaGpuTest {
         LlamaConfig config = resized(small, small.vocabularySize(), 256, 16_384, 2);
         LlamaFiles.write(directory, config, 1);
         int[] tokens = new Random(3).ints(300, 0, config.vocabularySize()).toArray();
-        CacheBlocks blocks = new CacheBlocks(LlamaModelTest.BLOCKS, KvCache.BLOCK_TOKENS);
-        int[] rows = blocks.take(tokens.length);
-        int[] others = blocks.take(tokens.length);
+        BlockPool blocks = new BlockPool(LlamaModelTest.BLOCKS, KvCache.BLOCK_TOKENS);
+        int[] slots = blocks.allocate(tokens.length);
+        int[] others = blocks.allocate(tokens.length);
         try (Safetensors files = Safetensors.open(directory);
                 RankPool<TokenBatch, float[]> pool =
                         RankPool.start(
@@ -122,25 +122,25 @@ class LlamaGpuTest {
                                         reading(
                                                 group,
                                                 LlamaModelTest.model(config, group, files)))) {
-            float[] whole = pool.submit(chunk(tokens, 0, tokens.length, rows)).get();
+            float[] whole = pool.submit(chunk(tokens, 0, tokens.length, slots)).get();
             float[] decoded = null;
             for (int begin = 0; begin < tokens.length; begin += 60) {
                 decoded = pool.submit(chunk(tokens, begin, begin + 60, others)).get();
             }
             float[] continued = null;
             for (int begin = 0; begin < tokens.length; begin += 100) {
-                continued = pool.submit(chunk(tokens, begin, begin + 100, rows)).get();
+                continued = pool.submit(chunk(tokens, begin, begin + 100, slots)).get();
             }
             assertArrayEquals(decoded, whole, 30f / (1 << 8));
             assertArrayEquals(decoded, continued, 30f / (1 << 8));
         }
     }
 
-    private static TokenBatch chunk(int[] tokens, int begin, int end, int[] rows) {
+    private static TokenBatch chunk(int[] tokens, int begin, int end, int[] slots) {
         return new TokenBatch(
                 List.of(
                         new TokenBatch.Chunk(
-                                Arrays.copyOfRange(tokens, begin, end), begin, rows, true)));
+                                Arrays.copyOfRange(tokens, begin, end), begin, slots, true)));
     }
 
     private static RankWorker<TokenBatch, float[]> reading(ProcessGroup group, LlamaModel model) {
@@ -148,7 +148,7 @@ class LlamaGpuTest {
             @Override
             public float[] serve(TokenBatch batch) {
                 try (NDManager manager = NDManager.newBaseManager(group.device())) {
-                    return model.forward(batch, true, manager).all(0);
+                    return model.forward(batch, true, manager).toArray(0);
                 }
             }
 
@@ -207,7 +207,7 @@ class LlamaGpuTest {
     }
 
     /**
-     * Of so many tokens that scores of 16 bits are often equal, and rows not aligned; behind single
+     * Of so many tokens that logits of 16 bits are often equal, and rows not aligned; behind single
      * tokens and behind a prompt that is too long to be decoded.
      */
     @ParameterizedTest
@@ -224,36 +224,41 @@ class LlamaGpuTest {
                                 "draws",
                                 groups(ranks),
                                 group ->
-                                        drawing(
+                                        sampling(
                                                 group,
                                                 LlamaModelTest.model(config, group, files)))) {
             for (int step = 0; step < 6; step++) {
-                CacheBlocks blocks = new CacheBlocks(LlamaModelTest.BLOCKS, KvCache.BLOCK_TOKENS);
+                BlockPool blocks = new BlockPool(LlamaModelTest.BLOCKS, KvCache.BLOCK_TOKENS);
                 List<TokenBatch.Chunk> chunks = new ArrayList<>();
                 for (int i = 0; i < 35; i++) {
-                    SamplingParameters draw =
+                    SamplingParameters sampling =
                             new SamplingParameters(
                                     new double[] {0.05, 0.7, 1, 3}[random.nextInt(4)],
                                     new int[] {0, 1, 7, 100, 200_000}[random.nextInt(5)],
                                     new double[] {1, 0.99, 0.5, 0.001}[random.nextInt(4)],
                                     random.nextLong());
-                    int count = i < 34 ? 1 : TokenBatch.DECODED_TOKENS + 1 + step;
+                    int count = i < 34 ? 1 : TokenBatch.MAX_DECODE_TOKENS + 1 + step;
                     int[] tokens = random.ints(count, 0, config.vocabularySize()).toArray();
-                    chunks.add(new TokenBatch.Chunk(tokens, 0, blocks.take(count), true, draw));
+                    chunks.add(
+                            new TokenBatch.Chunk(
+                                    tokens, 0, blocks.allocate(count), true, sampling));
                 }
                 pool.submit(new TokenBatch(chunks)).get();
             }
         }
     }
 
-    private static RankWorker<TokenBatch, Void> drawing(ProcessGroup group, LlamaModel model) {
+    private static RankWorker<TokenBatch, Void> sampling(ProcessGroup group, LlamaModel model) {
         return new RankWorker<>() {
             @Override
             public Void serve(TokenBatch batch) {
                 try (NDManager manager = NDManager.newBaseManager(group.device())) {
-                    Logits scores = model.forward(batch, true, manager);
-                    for (int i = 0; i < scores.count(); i++) {
-                        check(batch.chunks().get(i).draw(), scores.all(i), scores.best().get(i));
+                    Logits logits = model.forward(batch, true, manager);
+                    for (int i = 0; i < logits.count(); i++) {
+                        check(
+                                batch.chunks().get(i).sampling(),
+                                logits.toArray(i),
+                                logits.deviceTokens().get(i));
                     }
                 }
                 return null;
@@ -267,27 +272,28 @@ class LlamaGpuTest {
     }
 
     /** Checks that the token is where the draw falls, when those that are kept lie side by side. */
-    private static void check(SamplingParameters draw, float[] scores, Logits.Best best) {
-        assertTrue(best.drawn());
-        assertEquals(scores[best.token()], best.score(), draw.toString());
+    private static void check(
+            SamplingParameters sampling, float[] logits, Logits.DeviceToken onDevice) {
+        assertTrue(onDevice.sampled());
+        assertEquals(logits[onDevice.token()], onDevice.logit(), sampling.toString());
         double highest = Double.NEGATIVE_INFINITY;
-        for (float score : scores) {
-            highest = Math.max(highest, score);
+        for (float logit : logits) {
+            highest = Math.max(highest, logit);
         }
-        double[] weights = new double[scores.length];
+        double[] weights = new double[logits.length];
         double all = 0;
-        for (int token = 0; token < scores.length; token++) {
-            weights[token] = Math.exp((scores[token] - highest) / draw.temperature());
-            all += Math.exp(scores[token] - highest);
+        for (int token = 0; token < logits.length; token++) {
+            weights[token] = Math.exp((logits[token] - highest) / sampling.temperature());
+            all += Math.exp(logits[token] - highest);
         }
-        assertEquals(highest + Math.log(all), best.logSum(), 1e-4);
+        assertEquals(highest + Math.log(all), onDevice.logSumExp(), 1e-4);
         double[] sorted = Arrays.stream(weights).sorted().toArray();
-        boolean cut = draw.topK() > 0 && draw.topK() < sorted.length;
-        double least = sorted[cut ? sorted.length - draw.topK() : 0];
+        boolean cut = sampling.topK() > 0 && sampling.topK() < sorted.length;
+        double least = sorted[cut ? sorted.length - sampling.topK() : 0];
         double sum = Arrays.stream(weights).filter(weight -> weight >= least).sum();
         double kept = 0;
         int index = sorted.length;
-        while (index > 0 && sorted[index - 1] >= least && kept < draw.topP() * sum) {
+        while (index > 0 && sorted[index - 1] >= least && kept < sampling.topP() * sum) {
             kept += sorted[--index];
         }
         double smallest = sorted[index];
@@ -295,18 +301,18 @@ class LlamaGpuTest {
         while (index + equals < sorted.length && sorted[index + equals] == smallest) {
             equals++;
         }
-        assertTrue(weights[best.token()] >= smallest, draw.toString());
+        assertTrue(weights[onDevice.token()] >= smallest, sampling.toString());
         double before = 0;
-        for (int token = 0; token < best.token(); token++) {
+        for (int token = 0; token < onDevice.token(); token++) {
             if (weights[token] > smallest || (weights[token] == smallest && equals-- > 0)) {
                 before += weights[token];
             }
         }
-        double at = (draw.random() >>> 11) * 0x1.0p-53 * kept;
+        double at = (sampling.random() >>> 11) * 0x1.0p-53 * kept;
         double rounding = 1e-6 * kept + smallest; // One more or less of those that are equal.
         assertTrue(
-                before - rounding <= at && at <= before + weights[best.token()] + rounding,
-                draw + " gave " + best);
+                before - rounding <= at && at <= before + weights[onDevice.token()] + rounding,
+                sampling + " gave " + onDevice);
     }
 
     /**
@@ -319,7 +325,7 @@ class LlamaGpuTest {
         LlamaConfig config = LlamaFiles.decodable(ScalarType.BFLOAT16, true, 32);
         LlamaFiles.write(directory, config, 5);
         long blockBytes = KvCache.byteSize(config, ranks, KvCache.BLOCK_TOKENS);
-        int blocks = CacheBlocks.blocks(config.maxLength(), KvCache.BLOCK_TOKENS);
+        int blocks = BlockPool.blocks(config.maxLength(), KvCache.BLOCK_TOKENS);
         try (TextGenerator generator =
                 build(builder -> builder.optDevices(devices).optCacheBytes(blocks * blockBytes))) {
             List<GenerationRequest.Builder> requests = new ArrayList<>();

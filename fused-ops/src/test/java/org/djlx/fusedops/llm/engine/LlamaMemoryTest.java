@@ -26,12 +26,14 @@ import org.djlx.fusedops.llm.model.LlamaFiles;
 import org.djlx.fusedops.llm.model.LlamaWeights;
 import org.djlx.nativeops.host.CHeap;
 import org.djlx.nativeops.torch.ScalarType;
+import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
 
 /** What loading takes of the host's memory, and closing gives back. */
 @Timeout(120)
+@Tag("slow")
 class LlamaMemoryTest {
 
     private static final int RANKS = 2;

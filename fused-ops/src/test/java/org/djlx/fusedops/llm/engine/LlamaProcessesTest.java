@@ -23,6 +23,7 @@ import org.djlx.fusedops.llm.model.LlamaConfig;
 import org.djlx.fusedops.llm.model.LlamaFiles;
 import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.BeforeAll;
+import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
@@ -31,6 +32,7 @@ import org.junit.jupiter.api.io.TempDir;
  * A small random Llama on two ranks that are processes, which a {@link LlamaRankMain} each runs.
  */
 @Timeout(120)
+@Tag("slow")
 class LlamaProcessesTest {
 
     @TempDir private static Path directory;
@@ -82,10 +84,13 @@ class LlamaProcessesTest {
                             .map(line -> line.substring("tokens ".length()))
                             .toList();
             assertEquals(expected, tokens);
-            assertSays(ranks, 0, "wrong: generation request: 2 tokens of the prompt and 1000 new");
+            assertSays(
+                    ranks,
+                    0,
+                    "wrong: generation request: the prompt has 2 tokens and maxNewTokens is 1000");
             assertSays(ranks, 0, "cancelled: CANCELLED");
             assertSays(ranks, 0, "late " + expected.get(0));
-            assertSays(ranks, 1, "refused: requests are for rank 0");
+            assertSays(ranks, 1, "refused: this process follows rank 0");
             assertSays(ranks, 1, "ended");
         }
     }
@@ -124,7 +129,7 @@ class LlamaProcessesTest {
             List<Integer> codes = ranks.await();
             for (int rank = 0; rank < 2; rank++) {
                 assertNotEquals(0, codes.get(rank));
-                assertSays(ranks, rank, "all ranks must have the same model and options");
+                assertSays(ranks, rank, "ranks differ in their model or options");
                 assertSays(ranks, rank, "with maxLength 101");
             }
         }
@@ -152,7 +157,7 @@ class LlamaProcessesTest {
             ranks.awaitSuccess();
             assertSays(ranks, 0, "200 {\"generated_text\":");
             assertSays(ranks, 1, "503 ");
-            assertSays(ranks, 1, "requests are for rank 0");
+            assertSays(ranks, 1, "this process follows rank 0");
             assertSays(ranks, 1, "ended");
         }
     }

@@ -66,9 +66,11 @@ class SchedulerTest {
         return chunk.tokens()[0] + "@" + chunk.start() + "x" + chunk.tokens().length;
     }
 
-    private static List<String> next(Scheduler scheduler, List<Sequence> wanting) {
-        wanting.clear();
-        return scheduler.next(wanting, true).chunks().stream().map(SchedulerTest::text).toList();
+    private static List<String> next(Scheduler scheduler, List<Sequence> sampled) {
+        sampled.clear();
+        return scheduler.schedule(sampled, true).chunks().stream()
+                .map(SchedulerTest::text)
+                .toList();
     }
 
     @Test
@@ -78,18 +80,18 @@ class SchedulerTest {
         Sequence large = sequence(2 * BLOCK, BLOCK);
         Sequence other = sequence(BLOCK, BLOCK);
         Sequence small = sequence(1, 1);
-        List.of(large, other, small).forEach(scheduler::add);
+        scheduler.addAll(List.of(large, other, small));
         assertTrue(scheduler.admit());
-        assertEquals(3 * BLOCK, large.rows().length);
+        assertEquals(3 * BLOCK, large.slots().length);
         // There would be room for the last one, but it is not its turn.
         assertEquals(Arrays.asList(large, other, small), scheduler.all());
-        assertEquals(null, other.rows());
-        assertEquals(null, small.rows());
+        assertEquals(null, other.slots());
+        assertEquals(null, small.slots());
         large.queue.cancel();
         scheduler.removeEnded();
         assertTrue(scheduler.admit());
-        assertEquals(2 * BLOCK, other.rows().length);
-        assertEquals(BLOCK, small.rows().length);
+        assertEquals(2 * BLOCK, other.slots().length);
+        assertEquals(BLOCK, small.slots().length);
         LlamaConfig config = LlamaFiles.decodable(ScalarType.BFLOAT16, true, 32);
         GeneratorStatistics statistics = scheduler.statistics(config, 0);
         assertEquals(1, statistics.cancelled());
@@ -101,11 +103,13 @@ class SchedulerTest {
     void asManyAreTakenAsRunAndWait() {
         Scheduler scheduler = scheduler(4, 2, 100);
         for (int i = 0; i < 6; i++) {
-            scheduler.add(sequence(1, 1));
+            scheduler.addAll(List.of(sequence(1, 1)));
         }
         RejectedExecutionException e =
-                assertThrows(RejectedExecutionException.class, () -> scheduler.add(sequence(1, 1)));
-        assertTrue(e.getMessage().contains("2 requests wait"), e.getMessage());
+                assertThrows(
+                        RejectedExecutionException.class,
+                        () -> scheduler.addAll(List.of(sequence(1, 1))));
+        assertTrue(e.getMessage().contains("2 of at most 2 requests"), e.getMessage());
         assertEquals(6, scheduler.all().size());
     }
 
@@ -117,17 +121,17 @@ class SchedulerTest {
         List<Sequence> two = List.of(sequence(1, 1), sequence(1, 1));
         assertThrows(RejectedExecutionException.class, () -> scheduler.addAll(two));
         assertEquals(3, scheduler.all().size());
-        scheduler.add(two.get(0));
+        scheduler.addAll(List.of(two.get(0)));
     }
 
     @Test
     void cancelledRequestsLeaveRoomForOthersThatWait() {
         Scheduler scheduler = scheduler(1, 1, 4);
         Sequence cancelled = sequence(1, 1);
-        scheduler.add(cancelled);
+        scheduler.addAll(List.of(cancelled));
         cancelled.queue.cancel();
         Sequence next = sequence(1, 1);
-        scheduler.add(next);
+        scheduler.addAll(List.of(next));
         assertEquals(List.of(next), scheduler.all());
     }
 
@@ -137,20 +141,20 @@ class SchedulerTest {
         Sequence generating = sequence(1, 5);
         Sequence first = sequence(150, 5);
         Sequence second = sequence(60, 5);
-        List.of(generating, first, second).forEach(scheduler::add);
+        scheduler.addAll(List.of(generating, first, second));
         scheduler.admit();
-        List<Sequence> wanting = new ArrayList<>();
+        List<Sequence> sampled = new ArrayList<>();
         // A part of 100 of the first prompt leaves no room for the second, which is not cut.
-        assertEquals(List.of("101@0x1", "101@0x100"), next(scheduler, wanting));
-        assertEquals(List.of(generating), wanting);
-        generating.take(5);
-        assertTrue(scheduler.hasBegun());
-        assertEquals(List.of("5@1x1", "201@100x50"), next(scheduler, wanting));
-        assertEquals(List.of(generating, first), wanting);
-        generating.take(6);
-        first.take(7);
-        assertEquals(List.of("6@2x1", "7@150x1", "101@0x60"), next(scheduler, wanting));
-        assertEquals(List.of(generating, first, second), wanting);
+        assertEquals(List.of("101@0x1", "101@0x100"), next(scheduler, sampled));
+        assertEquals(List.of(generating), sampled);
+        generating.append(5);
+        assertTrue(scheduler.hasStarted());
+        assertEquals(List.of("5@1x1", "201@100x50"), next(scheduler, sampled));
+        assertEquals(List.of(generating, first), sampled);
+        generating.append(6);
+        first.append(7);
+        assertEquals(List.of("6@2x1", "7@150x1", "101@0x60"), next(scheduler, sampled));
+        assertEquals(List.of(generating, first, second), sampled);
     }
 
     @Test
@@ -158,80 +162,81 @@ class SchedulerTest {
         Scheduler scheduler = scheduler(8, 8, 100);
         Sequence longer = sequence(3, 4);
         Sequence shorter = sequence(2, 2);
-        List.of(longer, shorter).forEach(scheduler::add);
+        scheduler.addAll(List.of(longer, shorter));
         scheduler.admit();
-        List<Sequence> wanting = new ArrayList<>();
-        assertEquals(List.of("101@0x3", "101@0x2"), next(scheduler, wanting));
-        assertFalse(scheduler.hasLongPrompt());
-        int chosen = TokenBatch.CHOSEN;
-        assertEquals(List.of(chosen + "@3x1", chosen + "@2x1"), next(scheduler, wanting));
-        assertEquals(List.of(longer, shorter), wanting);
-        longer.take(5);
-        shorter.take(6);
+        List<Sequence> sampled = new ArrayList<>();
+        assertEquals(List.of("101@0x3", "101@0x2"), next(scheduler, sampled));
+        assertFalse(scheduler.hasLongPrefill());
+        int last = TokenBatch.LAST_SAMPLED;
+        assertEquals(List.of(last + "@3x1", last + "@2x1"), next(scheduler, sampled));
+        assertEquals(List.of(longer, shorter), sampled);
+        longer.append(5);
+        shorter.append(6);
         // The other's last token is computed: none follows it. A new one joins.
         Sequence late = sequence(4, 1);
-        scheduler.add(late);
+        scheduler.addAll(List.of(late));
         scheduler.admit();
-        assertEquals(List.of(chosen + "@4x1", "101@0x4"), next(scheduler, wanting));
-        assertEquals(List.of(longer, late), wanting);
-        longer.take(7);
-        shorter.take(8);
+        assertEquals(List.of(last + "@4x1", "101@0x4"), next(scheduler, sampled));
+        assertEquals(List.of(longer, late), sampled);
+        longer.append(7);
+        shorter.append(8);
         assertTrue(shorter.isComplete());
-        assertEquals(List.of(chosen + "@5x1"), next(scheduler, wanting));
-        longer.take(STOP); // Its next token is computed in vain.
-        late.take(5);
+        assertEquals(List.of(last + "@5x1"), next(scheduler, sampled));
+        longer.append(STOP); // Its next token is computed in vain.
+        late.append(5);
         assertTrue(late.isComplete());
-        assertEquals(List.of(), next(scheduler, wanting));
+        assertEquals(List.of(), next(scheduler, sampled));
     }
 
     @Test
     void promptsThatAreNotDecodedAreFoundFirst() {
         Scheduler scheduler = scheduler(8, 8, 100);
-        scheduler.add(sequence(TokenBatch.DECODED_TOKENS, 4));
+        scheduler.addAll(List.of(sequence(TokenBatch.MAX_DECODE_TOKENS, 4)));
         scheduler.admit();
-        assertFalse(scheduler.hasLongPrompt());
-        scheduler.add(sequence(TokenBatch.DECODED_TOKENS + 1, 4));
-        assertFalse(scheduler.hasLongPrompt()); // It waits.
+        assertFalse(scheduler.hasLongPrefill());
+        scheduler.addAll(List.of(sequence(TokenBatch.MAX_DECODE_TOKENS + 1, 4)));
+        assertFalse(scheduler.hasLongPrefill()); // It waits.
         scheduler.admit();
-        assertTrue(scheduler.hasLongPrompt());
+        assertTrue(scheduler.hasLongPrefill());
     }
 
-    /** Random numbers are taken in the order of the tokens, by whoever draws them. */
+    /** Random numbers are taken in the order of the tokens, by whoever parameters them. */
     @Test
     void ranksDrawWithTheRandomNumbersOfTheSequence() {
-        GenerationRequest.Builder drawing =
+        GenerationRequest.Builder builder =
                 GenerationRequest.builder().optTemperature(0.5).optTopK(3).optTopP(0.9).optSeed(4);
         Scheduler scheduler = scheduler(8, 8, 100);
-        Sequence sequence = sequence(2, 4, drawing);
-        scheduler.add(sequence);
+        Sequence sequence = sequence(2, 4, builder);
+        scheduler.addAll(List.of(sequence));
         scheduler.admit();
-        List<SamplingParameters> draws = new ArrayList<>();
-        draws.add(nextDraw(scheduler));
-        draws.add(nextDraw(scheduler));
-        sequence.take(1);
-        sequence.take(2);
-        draws.add(nextDraw(scheduler));
-        Sampler chooser = sequence(2, 4, drawing).chooser;
-        for (SamplingParameters draw : draws) {
-            assertEquals(chooser.draw(), draw);
-            assertEquals(new SamplingParameters(0.5, 3, 0.9, draw.random()), draw);
+        List<SamplingParameters> parameters = new ArrayList<>();
+        parameters.add(nextParameters(scheduler));
+        parameters.add(nextParameters(scheduler));
+        sequence.append(1);
+        sequence.append(2);
+        parameters.add(nextParameters(scheduler));
+        Sampler sampler = sequence(2, 4, builder).sampler;
+        for (SamplingParameters each : parameters) {
+            assertEquals(sampler.deviceParameters(), each);
+            assertEquals(new SamplingParameters(0.5, 3, 0.9, each.random()), each);
         }
         Scheduler ofLong = scheduler(1, 1, 100);
-        ofLong.add(sequence(150, 4, drawing));
+        ofLong.addAll(List.of(sequence(150, 4, builder)));
         ofLong.admit();
         assertEquals(
-                SamplingParameters.BEST, nextDraw(ofLong)); // Nothing follows on the first 100.
-        assertEquals(draws.get(0), nextDraw(ofLong));
-        Sequence onCpu = sequence(1, 1, drawing);
+                SamplingParameters.GREEDY,
+                nextParameters(ofLong)); // Nothing follows on the first 100.
+        assertEquals(parameters.get(0), nextParameters(ofLong));
+        Sequence onCpu = sequence(1, 1, builder);
         Scheduler other = scheduler(1, 1, 4);
-        other.add(onCpu);
+        other.addAll(List.of(onCpu));
         other.admit();
         assertEquals(
-                SamplingParameters.BEST,
-                other.next(new ArrayList<>(), false).chunks().get(0).draw());
+                SamplingParameters.GREEDY,
+                other.schedule(new ArrayList<>(), false).chunks().get(0).sampling());
     }
 
-    private static SamplingParameters nextDraw(Scheduler scheduler) {
-        return scheduler.next(new ArrayList<>(), true).chunks().get(0).draw();
+    private static SamplingParameters nextParameters(Scheduler scheduler) {
+        return scheduler.schedule(new ArrayList<>(), true).chunks().get(0).sampling();
     }
 }

@@ -14,7 +14,7 @@ import org.djlx.fusedops.llm.GenerationRequest;
 import org.djlx.fusedops.llm.model.TokenBatch;
 import org.junit.jupiter.api.Test;
 
-/** What of a sequence the model reads, and when. */
+/** Which tokens of a sequence are scheduled, and when. */
 class SequenceTest {
 
     private static final int STOP = 9;
@@ -31,64 +31,64 @@ class SequenceTest {
     }
 
     private static void check(
-            TokenBatch.Chunk chunk, int start, boolean wanted, int... expectedTokens) {
+            TokenBatch.Chunk chunk, int start, boolean needsLogits, int... expectedTokens) {
         assertEquals(start, chunk.start());
-        assertEquals(wanted, chunk.wanted());
+        assertEquals(needsLogits, chunk.needsLogits());
         assertArrayEquals(expectedTokens, chunk.tokens());
     }
 
     @Test
     void isReadAsItsTokensCome() {
         Sequence sequence = sequence(2);
-        assertFalse(sequence.isAwaiting());
-        check(sequence.read(2, false), 0, false, 1, 2);
-        assertFalse(sequence.isAwaiting());
-        check(sequence.read(2, false), 2, true, 3);
-        assertTrue(sequence.isAwaiting());
-        sequence.take(5);
-        assertFalse(sequence.isAwaiting());
-        assertEquals(1, sequence.unread());
-        check(sequence.read(2, false), 3, true, 5);
-        sequence.take(6);
+        assertFalse(sequence.isTokenPending());
+        check(sequence.nextChunk(2, false), 0, false, 1, 2);
+        assertFalse(sequence.isTokenPending());
+        check(sequence.nextChunk(2, false), 2, true, 3);
+        assertTrue(sequence.isTokenPending());
+        sequence.append(5);
+        assertFalse(sequence.isTokenPending());
+        assertEquals(1, sequence.uncomputedTokens());
+        check(sequence.nextChunk(2, false), 3, true, 5);
+        sequence.append(6);
         assertTrue(sequence.isComplete());
     }
 
     @Test
     void isReadAheadUntilItsLastToken() {
         Sequence sequence = sequence(3);
-        sequence.read(3, false);
-        assertTrue(sequence.canReadAhead());
-        check(sequence.readAhead(), 3, true, TokenBatch.CHOSEN);
-        sequence.take(5);
-        assertTrue(sequence.isAwaiting());
-        assertEquals(0, sequence.unread());
-        assertTrue(sequence.canReadAhead());
-        check(sequence.readAhead(), 4, true, TokenBatch.CHOSEN);
-        sequence.take(6);
-        assertTrue(sequence.isAwaiting());
-        assertFalse(sequence.canReadAhead()); // What follows the last token is not wanted.
-        sequence.take(7);
-        assertFalse(sequence.isAwaiting());
+        sequence.nextChunk(3, false);
+        assertTrue(sequence.canRunAhead());
+        check(sequence.nextPendingChunk(), 3, true, TokenBatch.LAST_SAMPLED);
+        sequence.append(5);
+        assertTrue(sequence.isTokenPending());
+        assertEquals(0, sequence.uncomputedTokens());
+        assertTrue(sequence.canRunAhead());
+        check(sequence.nextPendingChunk(), 4, true, TokenBatch.LAST_SAMPLED);
+        sequence.append(6);
+        assertTrue(sequence.isTokenPending());
+        assertFalse(sequence.canRunAhead()); // What follows the last token is not needsLogits.
+        sequence.append(7);
+        assertFalse(sequence.isTokenPending());
         assertTrue(sequence.isComplete());
     }
 
     @Test
     void isReadAsUsualAfterItWasReadAhead() {
         Sequence sequence = sequence(5);
-        sequence.read(3, false);
-        sequence.readAhead();
-        sequence.take(5);
-        sequence.take(6);
-        assertFalse(sequence.isAwaiting());
-        check(sequence.read(1, false), 4, true, 6);
+        sequence.nextChunk(3, false);
+        sequence.nextPendingChunk();
+        sequence.append(5);
+        sequence.append(6);
+        assertFalse(sequence.isTokenPending());
+        check(sequence.nextChunk(1, false), 4, true, 6);
     }
 
     @Test
     void isCompleteWhenItStopsThoughItWasReadAhead() {
         Sequence sequence = sequence(5);
-        sequence.read(3, false);
-        sequence.readAhead();
-        sequence.take(STOP);
+        sequence.nextChunk(3, false);
+        sequence.nextPendingChunk();
+        sequence.append(STOP);
         assertTrue(sequence.isComplete());
     }
 }

@@ -160,12 +160,12 @@ class LlamaConfigTest {
         refuse("\"mlp_bias\": false", "\"mlp_bias\": true", "mlp_bias");
         refuse("\"mlp_bias\": false", "\"mlp_bias\": 7", "mlp_bias");
         refuse("\"hidden_size\": 4096,", "", "hidden_size is missing");
-        refuse("\"hidden_size\": 4096", "\"hidden_size\": 4100.5", "no whole number");
-        refuse("\"hidden_size\": 4096", "\"hidden_size\": \"4096\"", "no number");
+        refuse("\"hidden_size\": 4096", "\"hidden_size\": 4100.5", "must be a whole number");
+        refuse("\"hidden_size\": 4096", "\"hidden_size\": \"4096\"", "must be a number");
         refuse("\"hidden_size\": 4096", "\"hidden_size\": 1e12", "hidden_size");
         refuse("\"hidden_size\": 4096", "\"hidden_size\": 4097", "head_dim");
         refuse("\"num_attention_heads\": 32", "\"num_attention_heads\": 0", "num_attention_heads");
-        refuse("\"num_key_value_heads\": 8", "\"num_key_value_heads\": 7", "no multiple");
+        refuse("\"num_key_value_heads\": 8", "\"num_key_value_heads\": 7", "not a multiple");
         refuse("\"num_hidden_layers\": 32", "\"num_hidden_layers\": 10001", "num_hidden_layers");
         refuse("\"vocab_size\": 128256", "\"vocab_size\": -1", "vocab_size");
         refuse("\"vocab_size\": 128256", "\"vocab_size\": 1000", "eos_token_id 128001");
@@ -175,7 +175,7 @@ class LlamaConfigTest {
         refuse("\"low_freq_factor\": 1.0", "\"low_freq_factor\": 5", "low_freq_factor");
         refuse("\"factor\": 8.0", "\"factor\": 0", "factor of rope_scaling");
         refuse("\"torch_dtype\": \"bfloat16\"", "\"torch_dtype\": \"int8\"", "'int8'");
-        refuse("\"pretraining_tp\": 1", "\"quantization_config\": {}", "quantised");
+        refuse("\"pretraining_tp\": 1", "\"quantization_config\": {}", "quantization");
         refuse("{", "[", "not JSON");
         assertThrows(IllegalArgumentException.class, () -> read("[]"));
         Files.delete(directory.resolve("config.json"));
@@ -192,8 +192,8 @@ class LlamaConfigTest {
 
     @Test
     void saysWhatCannotBeDivided() throws IOException {
-        refuse(read(LLAMA_3_1), 3, "32 heads");
-        refuse(read(LLAMA_3_1), 64, "32 heads");
+        refuse(read(LLAMA_3_1), 3, "num_attention_heads 32");
+        refuse(read(LLAMA_3_1), 64, "num_attention_heads 32");
         refuse(read(LLAMA_3_1.replace("14336", "14337")), 2, "intermediate_size");
         refuse(
                 read(
@@ -205,7 +205,7 @@ class LlamaConfigTest {
                                         "\"num_attention_heads\": 48")
                                 .replace("\"hidden_size\": 4096", "\"hidden_size\": 4800")),
                 24,
-                "keys and values");
+                "num_key_value_heads");
         refuse(read(LLAMA_3_1), 0, "number of ranks");
     }
 

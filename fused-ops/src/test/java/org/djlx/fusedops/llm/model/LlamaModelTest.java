@@ -30,8 +30,6 @@ import org.djlx.collectives.pool.RankWorker;
 import org.djlx.collectives.safetensors.Safetensors;
 import org.djlx.fusedops.FusedOps;
 import org.djlx.fusedops.UsageCounter;
-import org.djlx.fusedops.llm.engine.CacheBlocks;
-import org.djlx.fusedops.llm.engine.Sequence;
 import org.djlx.fusedops.llm.sampling.Logits;
 import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.Test;
@@ -60,34 +58,41 @@ public class LlamaModelTest {
                                         Arguments.of(ranks, ScalarType.FLOAT16, true)));
     }
 
-    /** A sequence, and what of it is in the cache. */
+    /** Returns the slots of adjacent blocks. */
+    private static int[] slots(int firstBlock, int tokens) {
+        int blocks = (tokens + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
+        return IntStream.range(firstBlock * BLOCK_TOKENS, (firstBlock + blocks) * BLOCK_TOKENS)
+                .toArray();
+    }
+
+    /** A sequence, and how many of its tokens are in the cache. */
     private static final class Sequence {
 
         final int[] tokens;
-        final int[] rows;
+        final int[] slots;
         final double[][] expected;
         int done;
 
-        Sequence(int length, int seed, CacheBlocks blocks, LlamaReference reference) {
+        Sequence(int length, int seed, int firstBlock, LlamaReference reference) {
             tokens = new Random(seed).ints(length, 0, 203).toArray();
-            rows = blocks.take(length);
-            expected = reference.scores(tokens);
+            slots = slots(firstBlock, length);
+            expected = reference.logits(tokens);
         }
 
-        TokenBatch.Chunk next(int count, boolean wanted) {
+        TokenBatch.Chunk next(int count, boolean needsLogits) {
             int start = done;
             done += count;
             return new TokenBatch.Chunk(
-                    Arrays.copyOfRange(tokens, start, done), start, rows, wanted);
+                    Arrays.copyOfRange(tokens, start, done), start, slots, needsLogits);
         }
     }
 
     @Test
     void theLastTokenFillsAPromptUp() {
-        int[] rows = {9, 8, 7, 6, 5, 4};
-        TokenBatch.Chunk chunk = new TokenBatch.Chunk(new int[] {3, 1, 2}, 2, rows, true);
+        int[] slots = {9, 8, 7, 6, 5, 4};
+        TokenBatch.Chunk chunk = new TokenBatch.Chunk(new int[] {3, 1, 2}, 2, slots, true);
         try (NDManager manager = NDManager.newBaseManager()) {
-            LlamaGpu.Prompt prompt = LlamaGpu.prompt(manager, chunk, 5);
+            LlamaGpu.PrefillInputs prompt = LlamaGpu.inputs(manager, chunk, 5);
             assertArrayEquals(
                     new int[] {3, 1, 2, 2, 2, 7, 6, 5, 0, 0}, prompt.inputs().toIntArray());
             assertEquals(3, prompt.tokens());
@@ -100,7 +105,7 @@ public class LlamaModelTest {
         for (int ranks : new int[] {1, 2, 3, 8}) {
             Set<Integer> all = new HashSet<>();
             for (int tokens = 1; tokens <= 8192; tokens++) {
-                int rows = LlamaModel.rows(tokens, ranks);
+                int rows = LlamaModel.paddedRows(tokens, ranks);
                 int most = Math.max(64, tokens / 16) - 1 + ranks - 1;
                 assertTrue(rows >= tokens && rows - tokens <= most, tokens + ": " + rows);
                 assertEquals(0, rows % ranks);
@@ -108,7 +113,7 @@ public class LlamaModelTest {
             }
             assertEquals(4 * 16, all.size());
         }
-        assertEquals(4096, LlamaModel.rows(4096, 1));
+        assertEquals(4096, LlamaModel.paddedRows(4096, 1));
     }
 
     @ParameterizedTest(name = "{0} ranks, {1}, tied {2}")
@@ -120,7 +125,7 @@ public class LlamaModelTest {
     }
 
     /**
-     * Compares the scores of a model on the ranks of a group, which is destroyed.
+     * Compares the logits of a model on the ranks of a group, which is destroyed.
      *
      * @param decodes whether few tokens, and the last of many, go by the decoder
      */
@@ -129,13 +134,11 @@ public class LlamaModelTest {
         int ranks = groups.size();
         LlamaConfig config = LlamaConfig.read(directory);
         LlamaReference reference = new LlamaReference(directory);
-        CacheBlocks blocks = new CacheBlocks(BLOCKS, BLOCK_TOKENS);
-        int[] hole = blocks.take(50); // So that no sequence has the rows of its positions.
-        Sequence a = new Sequence(10, 1, blocks, reference);
-        blocks.giveBack(hole);
-        Sequence b = new Sequence(50, 2, blocks, reference);
-        Sequence c = new Sequence(150, 3, blocks, reference);
-        Sequence d = new Sequence(240, 4, blocks, reference);
+        // No sequence begins at block 0, so that slots and positions differ.
+        Sequence a = new Sequence(10, 1, 4, reference);
+        Sequence b = new Sequence(50, 2, 5, reference);
+        Sequence c = new Sequence(150, 3, 9, reference);
+        Sequence d = new Sequence(240, 4, 19, reference);
         double tolerance = tolerance(config);
         try (Safetensors files = Safetensors.open(directory);
                 RankPool<Reading, Void> pool =
@@ -175,7 +178,7 @@ public class LlamaModelTest {
      * bit at most, 2^-11 of a value in float16 and 2^-8 in bfloat16, and by 1/sqrt(3) of that in
      * the root mean square. The rows of all matrices have a norm of about 1, so that values, and
      * errors with them, keep their size from one end to the other, which is about 1; and errors
-     * that do not depend on each other add up as their squares. Of thousands of scores the worst is
+     * that do not depend on each other add up as their squares. Of thousands of logits the worst is
      * then four times as far off; twice that allows for what is larger than 1 on the way. In
      * float32 most comes of the sums within products, whose order is the library's.
      */
@@ -194,15 +197,15 @@ public class LlamaModelTest {
      * What the ranks of these tests serve.
      *
      * @param batch what the model reads
-     * @param scores gets what each rank has computed
+     * @param logits gets what each rank has computed
      */
-    private record Reading(TokenBatch batch, float[][] scores) {}
+    private record Reading(TokenBatch batch, float[][] logits) {}
 
     private static float[][] read(RankPool<Reading, Void> pool, TokenBatch batch)
             throws InterruptedException, ExecutionException {
-        float[][] scores = new float[pool.size()][];
-        pool.submit(new Reading(batch, scores)).get();
-        return scores;
+        float[][] logits = new float[pool.size()][];
+        pool.submit(new Reading(batch, logits)).get();
+        return logits;
     }
 
     private static RankWorker<Reading, Void> rank(
@@ -212,7 +215,7 @@ public class LlamaModelTest {
         return new RankWorker<>() {
             @Override
             public Void serve(Reading reading) {
-                reading.scores[group.rank()] = LlamaModelTest.scores(model, reading.batch);
+                reading.logits[group.rank()] = LlamaModelTest.logits(model, reading.batch);
                 return null;
             }
 
@@ -231,7 +234,7 @@ public class LlamaModelTest {
         return new LlamaModel(config, group, weights, cache, config.maxLength());
     }
 
-    /** A model and tokens of which PyTorch has computed the scores, and the file that has them. */
+    /** A model and tokens of which PyTorch has computed the logits, and the file that has them. */
     enum OfPyTorch {
         FEW_TOKENS(
                 "pytorch-logits.txt",
@@ -264,7 +267,7 @@ public class LlamaModelTest {
     }
 
     /**
-     * The scores are those that {@code src/test/peer/LlamaPeer.java} printed for these tokens and
+     * The logits are those that {@code src/test/peer/LlamaPeer.java} printed for these tokens and
      * the directory that {@link LlamaFiles} writes here.
      */
     @ParameterizedTest
@@ -281,18 +284,18 @@ public class LlamaModelTest {
         }
         double[] expected = text.lines().mapToDouble(Double::parseDouble).toArray();
         int[] tokens = of.tokens;
-        int[] rows = new CacheBlocks(BLOCKS, BLOCK_TOKENS).take(tokens.length);
-        TokenBatch batch = new TokenBatch(List.of(new TokenBatch.Chunk(tokens, 0, rows, true)));
+        int[] slots = slots(0, tokens.length);
+        TokenBatch batch = new TokenBatch(List.of(new TokenBatch.Chunk(tokens, 0, slots, true)));
         try (Safetensors files = Safetensors.open(directory);
                 RankPool<Reading, Void> pool =
                         RankPool.start(
                                 "llama",
                                 ProcessGroups.local(ranks),
                                 group -> rank(config, group, files, false))) {
-            float[] scores = read(pool, batch)[0];
-            assertEquals(expected.length, scores.length);
-            for (int i = 0; i < scores.length; i++) {
-                assertEquals(expected[i], scores[i], 1e-4, "score " + i);
+            float[] logits = read(pool, batch)[0];
+            assertEquals(expected.length, logits.length);
+            for (int i = 0; i < logits.length; i++) {
+                assertEquals(expected[i], logits[i], 1e-4, "score " + i);
             }
         }
     }
@@ -313,14 +316,14 @@ public class LlamaModelTest {
             List<TokenBatch.Chunk> chunks)
             throws InterruptedException, ExecutionException {
         TokenBatch batch = new TokenBatch(chunks);
-        float[][] scores = read(pool, batch);
+        float[][] logits = read(pool, batch);
         List<double[]> expected = new ArrayList<>();
         for (int i = 0; i < chunks.size(); i++) {
-            if (chunks.get(i).wanted()) {
+            if (chunks.get(i).needsLogits()) {
                 expected.add(sequences.get(i).expected[chunks.get(i).length() - 1]);
             }
         }
-        for (float[] ofRank : scores) {
+        for (float[] ofRank : logits) {
             if (expected.isEmpty()) {
                 assertNull(ofRank);
                 continue;
@@ -334,17 +337,17 @@ public class LlamaModelTest {
         }
     }
 
-    private static float[] scores(LlamaModel model, TokenBatch batch) {
+    private static float[] logits(LlamaModel model, TokenBatch batch) {
         try (NDManager manager = NDManager.newBaseManager()) {
-            Logits scores = model.forward(batch, true, manager);
-            if (scores.count() == 0) {
+            Logits logits = model.forward(batch, true, manager);
+            if (logits.count() == 0) {
                 return null;
             }
-            int count = scores.best().size();
+            int count = logits.deviceTokens().size();
             float[][] all = new float[count][];
             for (int i = 0; i < count; i++) {
-                all[i] = scores.all(i);
-                checkBest(all[i], scores.best().get(i));
+                all[i] = logits.toArray(i);
+                checkToken(all[i], logits.deviceTokens().get(i));
             }
             int width = all[0].length;
             float[] joined = new float[count * width];
@@ -355,17 +358,17 @@ public class LlamaModelTest {
         }
     }
 
-    private static void checkBest(float[] scores, Logits.Best best) {
+    private static void checkToken(float[] logits, Logits.DeviceToken onDevice) {
         int token = 0;
-        for (int i = 1; i < scores.length; i++) {
-            token = scores[i] > scores[token] ? i : token;
+        for (int i = 1; i < logits.length; i++) {
+            token = logits[i] > logits[token] ? i : token;
         }
         double sum = 0;
-        for (float score : scores) {
-            sum += Math.exp(score - (double) scores[token]);
+        for (float score : logits) {
+            sum += Math.exp(score - (double) logits[token]);
         }
-        assertEquals(token, best.token());
-        assertEquals(scores[token], best.score());
-        assertEquals(scores[token] + Math.log(sum), best.logSum(), 1e-4);
+        assertEquals(token, onDevice.token());
+        assertEquals(logits[token], onDevice.logit());
+        assertEquals(logits[token] + Math.log(sum), onDevice.logSumExp(), 1e-4);
     }
 }

@@ -41,8 +41,8 @@ public final class LlamaReference {
         }
     }
 
-    /** Returns the scores of what follows each token. */
-    public double[][] scores(int[] tokens) {
+    /** Returns the logits of what follows each token. */
+    public double[][] logits(int[] tokens) {
         int hidden = config.hiddenSize();
         double[] embedding = weights.get("model.embed_tokens.weight");
         double[][] x = new double[tokens.length][];
@@ -53,11 +53,11 @@ public final class LlamaReference {
             layer(x, "model.layers." + layer + ".");
         }
         double[] head = config.tied() ? embedding : weights.get("lm_head.weight");
-        double[][] scores = new double[tokens.length][];
+        double[][] logits = new double[tokens.length][];
         for (int t = 0; t < tokens.length; t++) {
-            scores[t] = product(head, normalized(x[t], "model.norm.weight"));
+            logits[t] = product(head, normalized(x[t], "model.norm.weight"));
         }
-        return scores;
+        return logits;
     }
 
     private void layer(double[][] x, String name) {

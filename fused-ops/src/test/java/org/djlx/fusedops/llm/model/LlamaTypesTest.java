@@ -23,7 +23,7 @@ import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.EnumSource;
 
-/** Generation on CPU ranks in types of 16 bits, in which scores are often equal, or nearly. */
+/** Generation on CPU ranks in types of 16 bits, in which logits are often equal, or nearly. */
 @Timeout(120)
 class LlamaTypesTest {
 

@@ -42,7 +42,9 @@ class LlamaWeightsTest {
                     LlamaWeights.read(config, rank, ranks, Device.cpu(), files, filled::addAndGet)
                             .close();
                 }
-                int missing = LlamaWeights.tokens(config, ranks) * ranks - config.vocabularySize();
+                int missing =
+                        LlamaWeights.vocabularyPart(config, ranks) * ranks
+                                - config.vocabularySize();
                 long zeros = 2L * missing * config.hiddenSize() * config.type().itemSize();
                 long stated = ranks * LlamaWeights.byteSize(config, ranks);
                 assertEquals(stated, filled.get() + zeros);
@@ -72,7 +74,7 @@ class LlamaWeightsTest {
             LlamaWeights.check(config, files);
         }
         refuse(
-                "type int32",
+                "has type int32",
                 shapes -> {
                     Shape shape = shapes.get(name).shape();
                     shapes.put(name, TensorSpec.of(name, ScalarType.INT32, shape));

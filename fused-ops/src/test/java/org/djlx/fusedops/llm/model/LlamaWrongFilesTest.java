@@ -119,25 +119,25 @@ class LlamaWrongFilesTest {
                         replace(CONFIG, "\"intermediate_size\":48", "\"intermediate_size\":64"),
                         "'model.layers.0.mlp.gate_proj.weight'",
                         ".safetensors has the shape (48, 40)",
-                        "by config.json it must be (64, 40)",
-                        "take both from one model"),
+                        "config.json requires (64, 40)",
+                        "take weights and config.json from the same model"),
                 new Wrong(
                         "a tensor that is missing",
                         replace(CONFIG, "\"tie_word_embeddings\":true", "\"other\":1"),
                         "no tensor 'lm_head.weight' of shape (258, 40)",
-                        "take them and config.json from one model"),
+                        "take weights and config.json from the same model"),
                 new Wrong(
                         "a type that cannot be computed with",
                         replaceInHeader("F32", "I32"),
                         SHARD,
-                        "is of type INT32, but must be one of ",
-                        "convert it"),
+                        "has type INT32; supported are ",
+                        "convert the file"),
                 new Wrong(
                         "a missing config.json",
                         without(CONFIG),
                         CONFIG,
-                        "it is not there",
-                        "fetch it"),
+                        "no such file",
+                        "download it"),
                 new Wrong(
                         "a config.json that lacks an entry",
                         replace(CONFIG, "\"hidden_size\":40,", ""),
@@ -148,7 +148,7 @@ class LlamaWrongFilesTest {
                         cutOff(CONFIG, 50),
                         CONFIG,
                         "not JSON",
-                        "fetch it again"),
+                        "download it again"),
                 new Wrong(
                         "a type that config.json should not have",
                         replace(CONFIG, "\"torch_dtype\":\"float32\"", "\"torch_dtype\":\"int8\""),
@@ -158,7 +158,7 @@ class LlamaWrongFilesTest {
                         "a tokenizer that is cut off",
                         cutOff("tokenizer.json", 50),
                         "tokenizer.json",
-                        "is no tokenizer that can be read"));
+                        "is not a valid tokenizer"));
     }
 
     /** Replaces a text of the header of a file by one that is as long. */

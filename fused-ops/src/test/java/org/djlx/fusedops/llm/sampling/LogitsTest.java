@@ -30,34 +30,36 @@ class LogitsTest {
 
     @Test
     void theFirstOfTheHighestIsTheBest() {
-        Logits.Best best = of(1, 1, 3, 2, 3).best().get(0);
+        Logits.DeviceToken best = of(1, 1, 3, 2, 3).deviceTokens().get(0);
         assertEquals(1, best.token());
-        assertEquals(3, best.score());
+        assertEquals(3, best.logit());
         double sum = Math.exp(1) + 2 * Math.exp(3) + Math.exp(2);
-        assertEquals(Math.log(sum), best.logSum(), 1e-6);
+        assertEquals(Math.log(sum), best.logSumExp(), 1e-6);
     }
 
     @Test
     void whatIsNoNumberIsSeenInItsSum() {
-        List<Logits.Best> best = of(3, 0, Float.NaN, 1, Float.POSITIVE_INFINITY, 1, 2).best();
-        assertFalse(Double.isFinite(best.get(0).logSum()));
-        assertFalse(Double.isFinite(best.get(1).logSum()));
-        assertEquals(2, best.get(2).score());
+        List<Logits.DeviceToken> best =
+                of(3, 0, Float.NaN, 1, Float.POSITIVE_INFINITY, 1, 2).deviceTokens();
+        assertFalse(Double.isFinite(best.get(0).logSumExp()));
+        assertFalse(Double.isFinite(best.get(1).logSumExp()));
+        assertEquals(2, best.get(2).logit());
     }
 
     @Test
     void partsAreJoinedAndOrdered() {
         Logits first = of(2, 1, 2, 4, 3);
         Logits second = of(1, 5, 6);
-        Logits joined = Logits.joined(List.of(first, second));
+        Logits joined = Logits.concat(List.of(first, second));
         assertEquals(3, joined.count());
-        assertThrows(IndexOutOfBoundsException.class, () -> joined.all(3));
+        assertThrows(IndexOutOfBoundsException.class, () -> joined.toArray(3));
         Logits ordered = joined.inOrder(List.of(2, 0, 1));
-        assertArrayEquals(new float[] {5, 6}, ordered.all(0));
-        assertArrayEquals(new float[] {1, 2}, ordered.all(1));
-        assertArrayEquals(new float[] {4, 3}, ordered.all(2));
-        List<Integer> tokens = ordered.best().stream().map(Logits.Best::token).toList();
+        assertArrayEquals(new float[] {5, 6}, ordered.toArray(0));
+        assertArrayEquals(new float[] {1, 2}, ordered.toArray(1));
+        assertArrayEquals(new float[] {4, 3}, ordered.toArray(2));
+        List<Integer> tokens =
+                ordered.deviceTokens().stream().map(Logits.DeviceToken::token).toList();
         assertEquals(List.of(1, 1, 0), tokens);
-        assertArrayEquals(new float[] {5, 6}, Logits.joined(List.of(second)).all(0));
+        assertArrayEquals(new float[] {5, 6}, Logits.concat(List.of(second)).toArray(0));
     }
 }

@@ -19,27 +19,27 @@ class SamplerTest {
     // Probabilities of 0.4, 0.3, 0.2 and 0.1, of which none is in order.
     private static final double[] SHARES = {0.2, 0.4, 0.1, 0.3};
 
-    private static Sampler chooser(int[] prompt, UnaryOperator<GenerationRequest.Builder> change) {
+    private static Sampler sampler(int[] prompt, UnaryOperator<GenerationRequest.Builder> change) {
         GenerationRequest.Builder builder = GenerationRequest.builder().setPromptTokens(prompt);
         return new Sampler(change.apply(builder).build(), prompt);
     }
 
-    private static float[] scores() {
-        float[] scores = new float[SHARES.length];
-        for (int i = 0; i < scores.length; i++) {
-            scores[i] = (float) Math.log(SHARES[i]);
+    private static float[] logits() {
+        float[] logits = new float[SHARES.length];
+        for (int i = 0; i < logits.length; i++) {
+            logits[i] = (float) Math.log(SHARES[i]);
         }
-        return scores;
+        return logits;
     }
 
     /** Draws many times and checks how often each token came, to four standard deviations. */
     private static void draws(double[] expected, UnaryOperator<GenerationRequest.Builder> change) {
-        Sampler chooser = chooser(new int[] {0}, builder -> change.apply(builder.optSeed(5)));
+        Sampler sampler = sampler(new int[] {0}, builder -> change.apply(builder.optSeed(5)));
         int[] counts = new int[expected.length];
         for (int i = 0; i < DRAWS; i++) {
-            Sampler.Choice choice = chooser.choose(scores(), 0);
-            counts[choice.token()]++;
-            assertEquals(Math.log(SHARES[choice.token()]), choice.logProbability(), 1e-6);
+            Sampler.SampledToken sampled = sampler.sample(logits(), 0);
+            counts[sampled.token()]++;
+            assertEquals(Math.log(SHARES[sampled.token()]), sampled.logProbability(), 1e-6);
         }
         for (int token = 0; token < counts.length; token++) {
             double deviation = Math.sqrt(DRAWS * expected[token] * (1 - expected[token]));
@@ -81,45 +81,45 @@ class SamplerTest {
 
     @Test
     void topPTakesTheFirstOfEqualOnes() {
-        Sampler chooser =
-                chooser(
+        Sampler sampler =
+                sampler(
                         new int[] {0},
                         builder -> builder.optTemperature(1).optTopP(0.5).optSeed(1));
         for (int i = 0; i < 100; i++) {
-            assertTrue(chooser.choose(new float[] {1, 1, 1, 1}, 0).token() < 2);
+            assertTrue(sampler.sample(new float[] {1, 1, 1, 1}, 0).token() < 2);
         }
     }
 
     @Test
     void takesTheMostProbableAtTemperatureZero() {
-        Sampler chooser = chooser(new int[] {0}, builder -> builder.optTopK(1));
-        assertTrue(chooser.isGreedy());
-        assertEquals(1, chooser.choose(scores(), 0).token());
-        assertEquals(0, chooser.choose(new float[] {2, 2}, 0).token());
+        Sampler sampler = sampler(new int[] {0}, builder -> builder.optTopK(1));
+        assertTrue(sampler.isGreedy());
+        assertEquals(1, sampler.sample(logits(), 0).token());
+        assertEquals(0, sampler.sample(new float[] {2, 2}, 0).token());
     }
 
     @Test
     void penaltyLowersWhatWasSeen() {
-        Sampler chooser = chooser(new int[] {1, 1}, builder -> builder.optRepetitionPenalty(2));
-        assertTrue(!chooser.isGreedy());
+        Sampler sampler = sampler(new int[] {1, 1}, builder -> builder.optRepetitionPenalty(2));
+        assertTrue(!sampler.isGreedy());
         // The second, seen in the prompt, goes from 4 to 2.
-        Sampler.Choice first = chooser.choose(new float[] {-3, 4, 3}, 1);
+        Sampler.SampledToken first = sampler.sample(new float[] {-3, 4, 3}, 1);
         assertEquals(2, first.token());
         assertEquals(2, first.logProbability()); // of the score as it came
         // Negative ones go down too, here from -1 to -2; once, however often they came.
-        assertEquals(0, chooser.choose(new float[] {-1.5f, -1, -1}, 0).token());
-        assertEquals(1, chooser.choose(new float[] {-3, -1, -1.5f}, 0).token());
+        assertEquals(0, sampler.sample(new float[] {-1.5f, -1, -1}, 0).token());
+        assertEquals(1, sampler.sample(new float[] {-3, -1, -1.5f}, 0).token());
     }
 
     @Test
     void extremePenaltiesLeaveScoresThatCanBeDrawnFrom() {
         for (double temperature : new double[] {0, 1}) {
-            Sampler least = chooser(new int[] {1}, extreme(Double.MIN_NORMAL, temperature));
-            assertEquals(1, least.choose(new float[] {2, 1, -1, 0}, 0).token());
-            Sampler most = chooser(new int[] {0, 1, 2}, extreme(1e300, temperature));
-            assertEquals(3, most.choose(new float[] {0, -1, -2, 1}, 0).token());
-            Sampler all = chooser(new int[] {0, 1}, extreme(1e300, temperature));
-            assertEquals(0, all.choose(new float[] {-1, -1}, 0).token());
+            Sampler least = sampler(new int[] {1}, extreme(Double.MIN_NORMAL, temperature));
+            assertEquals(1, least.sample(new float[] {2, 1, -1, 0}, 0).token());
+            Sampler most = sampler(new int[] {0, 1, 2}, extreme(1e300, temperature));
+            assertEquals(3, most.sample(new float[] {0, -1, -2, 1}, 0).token());
+            Sampler all = sampler(new int[] {0, 1}, extreme(1e300, temperature));
+            assertEquals(0, all.sample(new float[] {-1, -1}, 0).token());
         }
     }
 
@@ -131,10 +131,10 @@ class SamplerTest {
     void sameSeedSameTokens() {
         for (int seed = 0; seed < 5; seed++) {
             long same = seed;
-            Sampler a = chooser(new int[] {0}, x -> x.optTemperature(1).optSeed(same));
-            Sampler b = chooser(new int[] {0}, x -> x.optTemperature(1).optSeed(same));
+            Sampler a = sampler(new int[] {0}, x -> x.optTemperature(1).optSeed(same));
+            Sampler b = sampler(new int[] {0}, x -> x.optTemperature(1).optSeed(same));
             for (int i = 0; i < 50; i++) {
-                assertEquals(a.choose(scores(), 0), b.choose(scores(), 0));
+                assertEquals(a.sample(logits(), 0), b.sample(logits(), 0));
             }
         }
     }
@@ -142,15 +142,15 @@ class SamplerTest {
     /** So a sequence goes on as it would have, whoever drew its tokens before. */
     @Test
     void drawsOfTheRanksStandForItsOwn() {
-        Sampler own = chooser(new int[] {0}, x -> x.optTemperature(1).optSeed(3));
-        Sampler shared = chooser(new int[] {0}, x -> x.optTemperature(1).optSeed(3));
+        Sampler own = sampler(new int[] {0}, x -> x.optTemperature(1).optSeed(3));
+        Sampler shared = sampler(new int[] {0}, x -> x.optTemperature(1).optSeed(3));
         Set<Long> numbers = new HashSet<>();
         for (int i = 0; i < 50; i++) {
-            Sampler.Choice choice = own.choose(scores(), 0);
+            Sampler.SampledToken sampled = own.sample(logits(), 0);
             if (i % 3 == 0) {
-                assertEquals(choice, shared.choose(scores(), 0));
+                assertEquals(sampled, shared.sample(logits(), 0));
             } else {
-                numbers.add(shared.draw().random());
+                numbers.add(shared.deviceParameters().random());
             }
         }
         assertEquals(33, numbers.size());
@@ -158,12 +158,15 @@ class SamplerTest {
 
     @Test
     void ranksDrawUnlessWhatCameBeforeMatters() {
-        SamplingParameters draw =
-                chooser(new int[] {0}, x -> x.optTemperature(0.5).optTopK(3).optTopP(0.9)).draw();
-        assertEquals(new SamplingParameters(0.5, 3, 0.9, draw.random()), draw);
-        assertEquals(SamplingParameters.BEST, chooser(new int[] {0}, x -> x.optTopK(3)).draw());
+        SamplingParameters parameters =
+                sampler(new int[] {0}, x -> x.optTemperature(0.5).optTopK(3).optTopP(0.9))
+                        .deviceParameters();
+        assertEquals(new SamplingParameters(0.5, 3, 0.9, parameters.random()), parameters);
+        assertEquals(
+                SamplingParameters.GREEDY,
+                sampler(new int[] {0}, x -> x.optTopK(3)).deviceParameters());
         Sampler penalized =
-                chooser(new int[] {0}, x -> x.optTemperature(0.5).optRepetitionPenalty(1.1));
-        assertEquals(SamplingParameters.BEST, penalized.draw());
+                sampler(new int[] {0}, x -> x.optTemperature(0.5).optRepetitionPenalty(1.1));
+        assertEquals(SamplingParameters.GREEDY, penalized.deviceParameters());
     }
 }

@@ -1,0 +1,232 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.bench;
+
+import com.google.gson.JsonElement;
+import com.google.gson.JsonObject;
+import com.google.gson.JsonParser;
+import java.io.IOException;
+import java.io.PrintWriter;
+import java.io.StringWriter;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Locale;
+import java.util.Map;
+import java.util.Set;
+import java.util.TreeMap;
+import java.util.TreeSet;
+import java.util.regex.Matcher;
+import java.util.regex.Pattern;
+
+/**
+ * The generated sections of README.md and docs. A section ends at {@code <!-- end -->} and begins
+ * with one of:
+ *
+ * <ul>
+ *   <li>{@code <!-- results FILE -->}: the tables of that file of ci/results; docs/images has its
+ *       chart
+ *   <li>{@code <!-- results highlights -->}: five rows of several files
+ *   <li>{@code <!-- samples/run.sh COMMAND -->}: what that command prints
+ * </ul>
+ */
+final class ResultsPages {
+
+    private static final Pattern SECTION =
+            Pattern.compile(
+                    "(<!-- (results|samples/run\\.sh) (.*?) -->\n).*?(<!-- end -->)",
+                    Pattern.DOTALL);
+    private static final String HIGHLIGHTS = "highlights";
+
+    /** The file of the README's chart, and the rows that it shows. */
+    private static final String README_CHART = "gpu-bench-4.json";
+
+    private static final Set<String> README_ROWS =
+            Set.of(
+                    "512, 8192, 8192",
+                    "2048, 8192, 8192",
+                    "8192, 8192, 8192",
+                    "8192, 28672, 8192",
+                    "64 KiB",
+                    "1 MiB",
+                    "16 MiB");
+
+    private final Path root;
+    private final Map<String, ResultsSection> sections = new TreeMap<>();
+    private final Set<String> used = new TreeSet<>();
+
+    private ResultsPages(Path root) {
+        this.root = root;
+    }
+
+    /**
+     * Returns pages and charts as they should be, by their paths relative to the root.
+     *
+     * @param root the root of the checkout, with ci/results and docs
+     * @throws IllegalArgumentException if a page names a file that does not exist, or if no page
+     *     names a file of ci/results
+     */
+    static Map<Path, String> render(Path root) throws IOException {
+        return new ResultsPages(root).render();
+    }
+
+    private Map<Path, String> render() throws IOException {
+        Map<Path, String> files = new LinkedHashMap<>();
+        Path results = root.resolve("ci/results");
+        for (Path file : list(results, ".json")) {
+            String name = file.getFileName().toString();
+            sections.put(name, new ResultsSection(name, report(file)));
+        }
+        List<Path> pages = new ArrayList<>(list(root.resolve("docs"), ".md"));
+        pages.add(root.resolve("README.md"));
+        for (Path page : pages) {
+            files.put(root.relativize(page), fill(page));
+        }
+        Set<String> missing = new TreeSet<>(sections.keySet());
+        missing.removeAll(used);
+        if (!missing.isEmpty()) {
+            throw new IllegalArgumentException(
+                    "No page shows "
+                            + String.join(", ", missing)
+                            + ": add the lines <!-- results FILE --> and <!-- end --> to"
+                            + " docs/performance.md");
+        }
+        Path images = Path.of("docs/images");
+        for (ResultsSection section : sections.values()) {
+            section.chart(row -> true)
+                    .ifPresent(chart -> files.put(images.resolve(section.chartName()), chart));
+        }
+        section(README_CHART)
+                .chart(row -> README_ROWS.contains(ResultsSection.size(row)))
+                .ifPresent(chart -> files.put(images.resolve("speed-up.svg"), chart));
+        return files;
+    }
+
+    private static List<Path> list(Path folder, String suffix) throws IOException {
+        try (var files = Files.list(folder)) {
+            return files.filter(file -> file.toString().endsWith(suffix)).sorted().toList();
+        }
+    }
+
+    private static JsonObject report(Path file) throws IOException {
+        try {
+            return JsonParser.parseString(Files.readString(file)).getAsJsonObject();
+        } catch (RuntimeException e) {
+            throw new IllegalArgumentException(file + " is not a report of a benchmark", e);
+        }
+    }
+
+    private ResultsSection section(String name) {
+        ResultsSection section = sections.get(name);
+        if (section == null) {
+            throw new IllegalArgumentException("ci/results/" + name + " does not exist");
+        }
+        return section;
+    }
+
+    private String fill(Path page) throws IOException {
+        return SECTION.matcher(Files.readString(page))
+                .replaceAll(
+                        match -> {
+                            String text = section(match.group(2), match.group(3));
+                            return Matcher.quoteReplacement(match.group(1) + text + match.group(4));
+                        });
+    }
+
+    private String section(String kind, String name) {
+        if (!kind.equals("results")) {
+            return output(name);
+        }
+        used.add(name);
+        return name.equals(HIGHLIGHTS) ? highlights() : section(name).markdown();
+    }
+
+    /** Returns what a command of samples/run.sh prints, as code unless it prints Markdown. */
+    private static String output(String command) {
+        StringWriter out = new StringWriter();
+        int status =
+                org.djlx.samples.Main.commandLine()
+                        .setOut(new PrintWriter(out, true))
+                        .execute(command.split(" "));
+        if (status != 0) {
+            throw new IllegalArgumentException("samples/run.sh " + command + " failed");
+        }
+        String text = out.toString().strip() + "\n";
+        return command.contains("--markdown") ? text : "```\n" + text + "```\n";
+    }
+
+    /** Five rows for the README. */
+    private String highlights() {
+        StringBuilder text =
+                new StringBuilder(
+                        ResultsSection.header(
+                                "measured, bfloat16 unless named",
+                                "machine",
+                                "this project",
+                                "PyTorch 2.11",
+                                "NCCL, or DJL alone"));
+        operator(text, "gpu-bench-4.json", "all-gather + matmul", "8192, 8192, 8192");
+        operator(text, "gpu-bench-8.json", "matmul + reduce-scatter", "8192, 28672, 8192");
+        operator(text, "gpu-bench.json", "all-reduce", "64 KiB");
+        JsonObject training = reportOf("train.json");
+        text.append(
+                ResultsSection.line(
+                        "data-parallel step, 537 M parameters, 64 rows a rank, float32",
+                        "2 × NVIDIA H200",
+                        step(training, "P2P"),
+                        step(training, "TORCH_DDP") + " (DDP)",
+                        step(training, "DJL") + " (DJL)"));
+        JsonObject decode =
+                reportOf("decode.json").getAsJsonArray("steps").get(0).getAsJsonObject();
+        text.append(
+                ResultsSection.line(
+                        "decode step of a Llama of 8B's sizes, 1 sequence",
+                        section("decode.json").cards(),
+                        ResultsSection.micros(decode.get("medianMicros").getAsDouble()) + " µs",
+                        ResultsSection.micros(
+                                        decode.getAsJsonObject("torchMicros")
+                                                .get("nccl")
+                                                .getAsDouble())
+                                + " µs",
+                        ""));
+        return text.toString();
+    }
+
+    private void operator(StringBuilder text, String file, String operation, String size) {
+        ResultsSection section = section(file);
+        GpuBenchRow row =
+                section.rows().stream()
+                        .filter(
+                                each ->
+                                        ResultsSection.operation(each).equals(operation)
+                                                && ResultsSection.size(each).equals(size))
+                        .findFirst()
+                        .orElseThrow();
+        text.append(
+                ResultsSection.line(
+                        operation + ", " + size,
+                        section.cards(),
+                        ResultsSection.micros(ResultsSection.ours(row)) + " µs",
+                        ResultsSection.micros(ResultsSection.torch(row)) + " µs",
+                        ResultsSection.micros(ResultsSection.baseline(row)) + " µs (NCCL)"));
+    }
+
+    private JsonObject reportOf(String name) {
+        return section(name).report();
+    }
+
+    private static String step(JsonObject training, String who) {
+        for (JsonElement element : training.getAsJsonArray("steps")) {
+            JsonObject step = element.getAsJsonObject();
+            if (step.get("rows").getAsInt() == 64 && step.get("who").getAsString().equals(who)) {
+                return String.format(
+                        Locale.ROOT, "%.1f ms", step.get("milliseconds").getAsDouble());
+            }
+        }
+        throw new IllegalArgumentException("train.json has no step of " + who);
+    }
+}

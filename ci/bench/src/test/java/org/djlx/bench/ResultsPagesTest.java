@@ -1,0 +1,110 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.bench;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.io.PrintWriter;
+import java.io.StringWriter;
+import java.nio.file.FileVisitResult;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.nio.file.SimpleFileVisitor;
+import java.nio.file.attribute.BasicFileAttributes;
+import java.util.Map;
+import java.util.Set;
+import java.util.TreeSet;
+import java.util.stream.Collectors;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.io.TempDir;
+import picocli.CommandLine;
+
+/** The pages hold the figures of ci/results, and no others. */
+@Timeout(120)
+class ResultsPagesTest {
+
+    private static final Path ROOT = Path.of("..", "..");
+    private static final String COMMAND = "ci/bench/run.sh pages";
+
+    @TempDir private Path dir;
+
+    @Test
+    void thePagesAreWhatTheCommandWrites() throws Exception {
+        for (Map.Entry<Path, String> page : ResultsPages.render(ROOT).entrySet()) {
+            Path file = ROOT.resolve(page.getKey());
+            assertTrue(Files.exists(file), () -> file + " is missing; run " + COMMAND);
+            assertEquals(page.getValue(), Files.readString(file), "run " + COMMAND);
+        }
+    }
+
+    /** A chart whose results are gone would stay otherwise. */
+    @Test
+    void everyChartIsDrawnFromResults() throws Exception {
+        Set<String> drawn =
+                ResultsPages.render(ROOT).keySet().stream()
+                        .map(file -> file.getFileName().toString())
+                        .filter(name -> name.endsWith(".svg"))
+                        .collect(Collectors.toCollection(TreeSet::new));
+        try (var files = Files.list(ROOT.resolve("docs/images"))) {
+            assertEquals(
+                    drawn,
+                    files.map(file -> file.getFileName().toString())
+                            .collect(Collectors.toCollection(TreeSet::new)));
+        }
+    }
+
+    @Test
+    void writesWhatHasChanged() throws Exception {
+        copy();
+        assertEquals("", run());
+        Path readme = dir.resolve("README.md");
+        String text = Files.readString(readme);
+        Files.writeString(readme, text.replace("| all-reduce, 64 KiB", "| other"));
+        assertEquals(readme + "\n", run());
+        assertEquals(text, Files.readString(readme));
+    }
+
+    @Test
+    void refusesAFileThatNoPageShows() throws Exception {
+        copy();
+        Path more = dir.resolve("ci/results/more.json");
+        Files.writeString(more, "{\"benchmark\": \"tests\"}");
+        IllegalArgumentException e =
+                assertThrows(IllegalArgumentException.class, () -> ResultsPages.render(dir));
+        assertTrue(e.getMessage().startsWith("No page shows more.json"), e::getMessage);
+        Files.writeString(more, "[]");
+        e = assertThrows(IllegalArgumentException.class, () -> ResultsPages.render(dir));
+        assertTrue(e.getMessage().contains("more.json is not a report"), e::getMessage);
+    }
+
+    private String run() {
+        StringWriter out = new StringWriter();
+        CommandLine root = Main.commandLine().setOut(new PrintWriter(out, true));
+        assertEquals(0, root.execute("pages", "--root", dir.toString()));
+        return out.toString();
+    }
+
+    private void copy() throws Exception {
+        Files.copy(ROOT.resolve("README.md"), dir.resolve("README.md"));
+        for (String folder : Set.of("docs", "ci/results")) {
+            Path from = ROOT.resolve(folder);
+            Files.walkFileTree(
+                    from,
+                    new SimpleFileVisitor<>() {
+                        @Override
+                        public FileVisitResult visitFile(Path file, BasicFileAttributes attributes)
+                                throws java.io.IOException {
+                            Path to = dir.resolve(folder).resolve(from.relativize(file));
+                            Files.createDirectories(to.getParent());
+                            Files.copy(file, to);
+                            return FileVisitResult.CONTINUE;
+                        }
+                    });
+        }
+    }
+}

@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Writes one javadoc site of native-ops, djl-collectives and fused-ops into target/javadoc, with links to DJL and the JDK. Needs no network.
+#   ci/javadoc.sh
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+# shellcheck source=ci/setup.sh
+source "$root/ci/setup.sh"
+
+setup
+"$root/samples/run.sh" help >/dev/null # builds, if a source has changed
+# The CUDA presets are provided by users, so they are on the class path of native-ops alone.
+maven -q dependency:build-classpath -pl native-ops -Dmdep.includeScope=compile "-Dmdep.outputFile=$root/target/native-class-path"
+class_path=$(<"$root/samples/target/class-path"):$(<"$root/target/native-class-path")
+out=$root/target/javadoc
+links=$root/target/javadoc-links
+rm -rf "$out" "$links"
+mkdir -p "$links/djl" "$links/jdk"
+
+# The element lists of what is linked, from DJL's jars and from this JDK.
+djl_version=$(sed -n 's|.*<djl.version>\(.*\)</djl.version>.*|\1|p' "$root/pom.xml")
+api_jar=$(tr : '\n' <<<"$class_path" | grep -m1 "/api-$djl_version.jar$")
+jar tf "$api_jar" | sed -n 's|/[^/]*\.class$||p' | tr / . | sort -u >"$links/djl/element-list"
+for module in java.base java.desktop java.logging java.management java.net.http jdk.jfr; do
+  printf 'module:%s\n' "$module"
+  java --describe-module "$module" | sed -n 's/^exports \([^ ]*\)$/\1/p'
+done >"$links/jdk/element-list"
+
+sources=$(printf '%s:' "$root"/{native-ops,djl-collectives,fused-ops}/src/main/java)
+internal=$(find "$root"/{djl-collectives,fused-ops}/src/main/java -type d -path '*/internal*' -printf '%P\n' | tr / . | paste -sd:)
+javadoc -quiet -d "$out" -sourcepath "$sources" -classpath "$class_path" -encoding UTF-8 \
+  -subpackages org.djlx.collectives:org.djlx.fusedops:org.djlx.nativeops -exclude "$internal" \
+  -overview "$root/docs/overview.html" -windowtitle 'DJL Collectives' -notimestamp \
+  -group 'Process groups and training' 'org.djlx.collectives*' \
+  -group 'Operators and models' 'org.djlx.fusedops*' \
+  -group 'Native libraries' 'org.djlx.nativeops*' \
+  -Xdoclint:all,-missing -Werror \
+  -linkoffline "https://javadoc.io/doc/ai.djl/api/$djl_version" "$links/djl" \
+  -linkoffline "https://docs.oracle.com/en/java/javase/$MIN_JAVA/docs/api" "$links/jdk"
+say "The site is $out/index.html"

@@ -1,0 +1,91 @@
+#!/usr/bin/env bash
+# Builds the bundle that Maven Central asks for, checks it, and writes target/bundle.zip to upload at central.sonatype.com. Uploads nothing.
+#   ci/release.sh [--key KEY] [arguments of mvn]
+#     --key  signs with this key of gpg, as Maven Central asks; without, the bundle is checked but cannot be uploaded
+#
+# Runs no tests: ci/test.sh does.
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+# shellcheck source=ci/setup.sh
+source "$root/ci/setup.sh"
+
+key=''
+if [[ ${1:-} == --key ]]; then
+  (($# > 1)) || die "--key needs a value"
+  key=$2
+  shift 2
+fi
+
+bundle=$root/target/bundle
+errors=0
+
+# wrong MESSAGE: counts an error of the bundle.
+wrong() {
+  printf 'error: %s\n' "$1" >&2
+  errors=$((errors + 1))
+}
+
+# check_file FILE: is there, not empty, with right checksums and, if there is a key, a valid signature.
+check_file() {
+  local file=$1 sum
+  [[ -s $file ]] || { wrong "$file is missing or empty"; return 0; }
+  for sum in md5 sha1; do
+    if [[ ! -s $file.$sum ]]; then
+      wrong "$file.$sum is missing"
+    elif [[ $(<"$file.$sum") != "$("${sum}sum" <"$file" | cut -d' ' -f1)" ]]; then
+      wrong "$file.$sum is not the checksum of the file"
+    fi
+  done
+  [[ -z $key ]] || gpg --quiet --verify "$file.asc" "$file" 2>/dev/null || wrong "$file.asc is not a signature of the file"
+}
+
+# check_pom FILE: has what Maven Central asks of a POM, inherited or its own.
+check_pom() {
+  local element
+  for element in name description; do
+    grep -q "^  <$element>..*</$element>$" "$1" || wrong "$1 has no <$element>"
+  done
+  for element in url licenses developers scm; do
+    grep -q "^  <$element>" "$1" "$parent_pom" || wrong "$1 has no <$element>, and neither has its parent"
+  done
+  ! grep -q SNAPSHOT "$1" || wrong "$1 names a snapshot"
+}
+
+# check_jar FILE PATTERN: holds a file whose name matches.
+check_jar() {
+  jar tf "$1" | grep -q "$2" || wrong "$1 has no $2"
+}
+
+setup
+version=$(sed -n 's|^  <version>\(.*\)</version>$|\1|p' "$root/pom.xml")
+[[ $version != *-SNAPSHOT ]] || die "version $version is a snapshot: set a release version in the POMs"
+grep -q "^## $version" "$root/CHANGELOG.md" || die "CHANGELOG.md has no section: ## $version"
+
+say "Building the bundle of version $version in target/bundle"
+rm -rf "$bundle" "$bundle.zip"
+maven -q -Prelease ${key:+"-Dgpg.keyname=$key"} -DskipTests -pl .,native-ops,djl-collectives,fused-ops "$@" deploy >&2
+# What only our own build reads, and what a repository writes by itself.
+find "$bundle" \( -name '*-tests.jar*' -o -name 'maven-metadata.xml*' \) -delete
+
+say "Checking it"
+parent_pom=$bundle/org/djlx/djl-collectives-parent/$version/djl-collectives-parent-$version.pom
+check_file "$parent_pom"
+for module in native-ops djl-collectives fused-ops; do
+  base=$bundle/org/djlx/$module/$version/$module-$version
+  for file in "$base".pom "$base".jar "$base"-sources.jar "$base"-javadoc.jar; do
+    check_file "$file"
+  done
+  check_pom "$base.pom"
+  check_jar "$base.jar" '\.class$'
+  check_jar "$base-sources.jar" '\.java$'
+  check_jar "$base-javadoc.jar" '^index.html$'
+done
+check_pom "$parent_pom"
+extra=$(cd "$bundle/org/djlx" && printf '%s\n' * | grep -vxE 'djl-collectives-parent|native-ops|djl-collectives|fused-ops' || true)
+[[ -z $extra ]] || wrong "the bundle holds more than is published: $extra"
+((errors == 0)) || die "$errors errors in the bundle"
+
+(cd "$bundle" && jar cMf "$bundle.zip" org)
+say "target/bundle.zip is complete: $(find "$bundle" -type f | wc -l) files, $(du -h "$bundle.zip" | cut -f1)"
+[[ -n $key ]] || say "It is not signed: --key KEY signs it, as Maven Central asks"

@@ -1,0 +1,84 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.gpu;
+
+import java.util.List;
+import java.util.Optional;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.CollectiveMismatchException;
+
+/**
+ * The link of a {@link StreamQueue} to the other ranks, such as a communicator of NCCL. Kernels on
+ * the queue do not use it.
+ */
+public interface Connection {
+
+    /**
+     * Connects with the other ranks, which all do the same, unless this has happened before. Waits
+     * for them.
+     *
+     * @return whether this call has connected
+     */
+    boolean connect();
+
+    /**
+     * Tells whether operations can be launched together without waiting for other ranks. Counts
+     * them as launched. The queue calls this under its lock.
+     *
+     * @param unit the operations
+     * @return whether they can
+     */
+    boolean isReady(List<QueuedWork> unit);
+
+    /**
+     * Tells whether {@link #verify} must be called before an operation is launched.
+     *
+     * @param work the operation, which uses this connection
+     * @return whether it must
+     */
+    boolean isToBeVerified(QueuedWork work);
+
+    /**
+     * Waits for the other ranks and compares their calls with an operation.
+     *
+     * @param work the operation
+     * @throws CollectiveMismatchException on all ranks, if the calls do not match
+     */
+    void verify(QueuedWork work);
+
+    /**
+     * Launches operations of one or more queues together; their order within a queue is open.
+     *
+     * @param launches launches the operations
+     */
+    void launchTogether(Runnable launches);
+
+    /**
+     * Returns the error that the connection reports, if any.
+     *
+     * @return the error, or empty
+     */
+    Optional<String> error();
+
+    /**
+     * Returns advice for the message of an operation that timed out.
+     *
+     * @return the end of a sentence
+     */
+    String hint();
+
+    /**
+     * Prepares for {@link #abort}: the works of the queue have failed, and are about to be aborted.
+     *
+     * @param reason why they have failed
+     */
+    void aborting(CollectiveException reason);
+
+    /** Ends all operations under way and all calls that wait; no-op if not connected. */
+    void abort();
+
+    /** Disconnects after all operations have ended; no-op if not connected. */
+    void close();
+}

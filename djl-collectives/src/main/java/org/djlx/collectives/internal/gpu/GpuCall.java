@@ -1,0 +1,54 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.gpu;
+
+import java.util.List;
+import org.djlx.nativeops.cuda.CudaStream;
+
+/**
+ * The GPU part of an operation: what to enqueue, and the tensors it uses.
+ *
+ * @param body enqueues the operation
+ * @param in the tensors that are only read; kept until the operation has ended
+ * @param out the tensors that are written; kept until the operation has ended
+ * @param detail values that must match those of other ranks, besides the operation's signature
+ * @param isConnected whether the operation uses the queue's {@link Connection}, which may wait for
+ *     other ranks before the operation is on the stream; false for a kernel
+ */
+public record GpuCall(
+        Body body,
+        List<DeviceTensor> in,
+        List<DeviceTensor> out,
+        long[] detail,
+        boolean isConnected) {
+
+    /** Enqueues an operation. */
+    @FunctionalInterface
+    public interface Body {
+
+        /**
+         * Enqueues the operation; does not wait. Called on any thread, while no other operation of
+         * the queue is being enqueued.
+         *
+         * @param stream the queue's stream
+         */
+        void enqueue(CudaStream stream);
+
+        /**
+         * Releases the tensors of an operation that was launched and has failed.
+         *
+         * @param release releases them; run it later if another GPU may still write into them
+         */
+        default void releaseFailed(Runnable release) {
+            release.run();
+        }
+    }
+
+    /** Releases the tensors. */
+    public void release() {
+        in.forEach(DeviceTensor::close);
+        out.forEach(DeviceTensor::close);
+    }
+}

@@ -1,0 +1,417 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.gpu;
+
+import ai.djl.ndarray.NDArray;
+import java.util.ArrayList;
+import java.util.Collection;
+import java.util.List;
+import java.util.Map;
+import java.util.Optional;
+import java.util.TreeMap;
+import java.util.function.LongFunction;
+import java.util.function.Supplier;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.Work;
+import org.djlx.collectives.internal.host.GroupErrors;
+import org.djlx.collectives.spi.Operation;
+import org.djlx.nativeops.cuda.CudaStream;
+
+/**
+ * The streams, watchdog and failure handling of one rank's group on its GPU. A group has
+ *
+ * <ul>
+ *   <li>one queue for its collectives, of which kernels take their turn, too ({@link #run});
+ *   <li>a queue for each peer and direction of its messages ({@link #addMessages});
+ *   <li>at most one {@link GroupExtension}, which runs collectives on the callers' streams ({@link
+ *       #extend}).
+ * </ul>
+ *
+ * <p>Invariants of calls:
+ *
+ * <ol>
+ *   <li>A collective is announced to the other ranks after its tensors and events have been
+ *       prepared, so that a call that throws has not been announced.
+ *   <li>A work is added to the watchdog before it is launched. A call that is refused fails alone,
+ *       and nothing of it is launched.
+ *   <li>The group's stream waits for the extension's operations before it gets the next collective.
+ * </ol>
+ *
+ * <p>Invariants of completion:
+ *
+ * <ol>
+ *   <li>The watchdog completes the works of a queue in the order in which they were added.
+ *   <li>A kernel's own failure is read after the event at its end has happened and before its work
+ *       completes.
+ *   <li>In each round, the watchdog first completes the works that have ended. Then it looks for
+ *       late works, then for errors of queues, then for problems of peers: those that the extension
+ *       knows of before dead processes.
+ * </ol>
+ *
+ * <p>Invariants of failure:
+ *
+ * <ol>
+ *   <li>If the queue of collectives or the extension fails, all queues and the extension fail. If a
+ *       queue of messages fails, it fails alone.
+ *   <li>The first reason breaks a queue; later ones are ignored. Later calls fail with that reason.
+ *   <li>The extension tells the other ranks the reason when it is broken, before anything is
+ *       aborted.
+ *   <li>All works that have not ended are failed before the abort: after it they would look as if
+ *       they had succeeded. For the same reason, {@link Connection#aborting} comes before {@link
+ *       Connection#abort}.
+ *   <li>All broken queues are aborted at once because the operations of one may wait for another's.
+ *   <li>Failed works complete after the abort, in their order. They release their memory only if
+ *       the GPU has stopped, and memory that peers may still write into when the kernel says so.
+ * </ol>
+ *
+ * <p>Invariants of the end:
+ *
+ * <ol>
+ *   <li>{@link #stop} fails the works that have not ended, and ends the watchdog.
+ *   <li>{@link #close} closes the queues on a thread of its own: those of messages in the order of
+ *       their keys, which is the same on all ranks, then that of collectives.
+ * </ol>
+ */
+public final class GpuGroup {
+
+    private static final long[] NO_DETAIL = {};
+
+    private final String name;
+    private final String backend;
+    private final GpuResources resources;
+    private final Supplier<Optional<String>> deadPeer;
+    private final Watchdog watchdog;
+    private final StreamQueue collectives;
+    private final Map<String, StreamQueue> messages = new TreeMap<>(); // guarded by itself
+    private volatile GroupExtension extension = GroupExtension.NONE;
+    private boolean stopped; // guarded by this
+    private boolean closed; // guarded by this
+
+    /**
+     * Creates the group's queue of collectives, and starts the watchdog.
+     *
+     * @param name the group's name
+     * @param backend what the backend that connects the ranks is called, such as "NCCL"
+     * @param thread the name of the watchdog's thread
+     * @param resources the GPU; closed with the group
+     * @param connection connects the collectives of all ranks
+     * @param deadPeer names a peer whose process has ended, if there is one
+     */
+    public GpuGroup(
+            String name,
+            String backend,
+            String thread,
+            GpuResources resources,
+            Connection connection,
+            Supplier<Optional<String>> deadPeer) {
+        this.name = name;
+        this.backend = backend;
+        this.resources = resources;
+        this.deadPeer = deadPeer;
+        watchdog = new Watchdog(thread, new Members());
+        collectives = new StreamQueue("group '" + name + "'", this, connection);
+    }
+
+    /**
+     * Sets the extension.
+     *
+     * @param added the extension, before it runs any operation
+     */
+    public void extend(GroupExtension added) {
+        extension = added;
+    }
+
+    /**
+     * Adds a queue of messages between this rank and another.
+     *
+     * @param key orders the queues, in the same way on all ranks
+     * @param queue the queue's name, in threads and messages
+     * @param connection connects the two ranks
+     * @return the queue
+     */
+    public StreamQueue addMessages(String key, String queue, Connection connection) {
+        StreamQueue added = new StreamQueue(queue, this, connection);
+        synchronized (messages) {
+            messages.put(key, added);
+        }
+        return added;
+    }
+
+    /**
+     * Returns the GPU.
+     *
+     * @return the resources, not to be closed
+     */
+    public GpuResources resources() {
+        return resources;
+    }
+
+    /**
+     * Returns the queue of collectives.
+     *
+     * @return the queue
+     */
+    public StreamQueue collectives() {
+        return collectives;
+    }
+
+    /**
+     * Returns the watchdog of all works of the group.
+     *
+     * @return the watchdog, not to be closed
+     */
+    public Watchdog watchdog() {
+        return watchdog;
+    }
+
+    /**
+     * Tells whether the extension compares the signatures of collectives.
+     *
+     * @return whether it does
+     * @see GroupExtension#comparesSignatures
+     */
+    public boolean comparesSignatures() {
+        return extension.comparesSignatures();
+    }
+
+    /**
+     * Runs a kernel as a collective on the group's stream.
+     *
+     * @param operation the operation, of which the tensor is known
+     * @param tensor the tensor that the kernel changes
+     * @param inPlace whether the kernel may use the tensor's memory, and needs no copy
+     * @param current the caller's current stream, which is not being captured
+     * @param kernel makes the launch of the kernel, from the address of the tensor's elements,
+     *     which are contiguous
+     * @return the work
+     */
+    public Work run(
+            Operation operation,
+            NDArray tensor,
+            boolean inPlace,
+            CudaStream current,
+            LongFunction<GpuCall.Body> kernel) {
+        DeviceTensor io =
+                inPlace
+                        ? DeviceTensor.inPlace(tensor, operation.tensor())
+                        : DeviceTensor.copied(resources.manager(), tensor);
+        GpuCall.Body body = kernel.apply(io.address());
+        GpuCall call = new GpuCall(body, List.of(), List.of(io), NO_DETAIL, false);
+        return issue(collectives, current, operation, call, List.of(tensor), -1);
+    }
+
+    /**
+     * Issues a collective.
+     *
+     * @param operation the operation
+     * @param call its part on the GPU
+     * @param result its outputs
+     * @return the work
+     */
+    public Work issue(Operation operation, GpuCall call, List<NDArray> result) {
+        return issue(collectives, operation, call, result, -1);
+    }
+
+    /**
+     * Issues an operation, after all that the caller has enqueued on its current stream.
+     *
+     * @param queue the queue on which it runs
+     * @param operation the operation
+     * @param call its part on the GPU
+     * @param result its outputs
+     * @param peer the other rank of a message; -1 for a collective
+     * @return the work
+     */
+    public Work issue(
+            StreamQueue queue, Operation operation, GpuCall call, List<NDArray> result, int peer) {
+        return resources
+                .cuda()
+                .within(
+                        () -> {
+                            CudaStream current = resources.current().get();
+                            if (current.isCapturing()) {
+                                throw captured(operation, call, peer);
+                            }
+                            return issue(queue, current, operation, call, result, peer);
+                        });
+    }
+
+    /**
+     * Releases a call that cannot be captured, and announces it because other ranks may call it.
+     */
+    private RuntimeException captured(Operation operation, GpuCall call, int peer) {
+        call.release();
+        CollectiveException refused = peer < 0 ? extension.announce(operation, true) : null;
+        return refused != null
+                ? refused
+                : new IllegalStateException(
+                        operation
+                                + " cannot go into a CUDA graph, as "
+                                + backend
+                                + " runs it; sums and fused operators of backend 'cuda_p2p' can");
+    }
+
+    private Work issue(
+            StreamQueue queue,
+            CudaStream current,
+            Operation operation,
+            GpuCall call,
+            List<NDArray> result,
+            int peer) {
+        QueuedWork work = null;
+        CollectiveException refused;
+        try {
+            // Before the announcement: there may be no memory for the work.
+            work = new QueuedWork(queue, current, operation, call, result, peer);
+            refused = peer < 0 ? extension.announce(operation, false) : null;
+        } catch (RuntimeException | Error e) {
+            if (work == null) {
+                call.release();
+            } else {
+                work.discard();
+            }
+            throw e;
+        }
+        if (refused != null) {
+            work.fail(refused);
+            return work;
+        }
+        watchdog.add(work);
+        try {
+            // Messages fail with the group, to new peers as well.
+            collectives.checkUsable(operation);
+            if (queue == collectives) {
+                extension.join();
+            }
+            queue.issue(work);
+            return work;
+        } catch (RuntimeException e) {
+            if (watchdog.remove(work)) {
+                work.discard();
+            }
+            throw GroupErrors.failed(operation, e);
+        }
+    }
+
+    /**
+     * Breaks the group: works under way fail, and so do later calls.
+     *
+     * @param reason the reason
+     */
+    public void breakWith(CollectiveException reason) {
+        watchdog.fail(queues(), reason);
+    }
+
+    /** Breaks a queue, and the group with its collectives. */
+    void fail(StreamQueue failed, CollectiveException reason) {
+        watchdog.fail(failingWith(failed), reason);
+    }
+
+    /** Fails an operation that does not match those of other ranks; its queue goes on. */
+    void refuse(QueuedWork work, CollectiveException reason) {
+        if (watchdog.remove(work)) {
+            work.fail(reason);
+        }
+    }
+
+    /** Returns the error of a kernel on a queue, if any. There are none among messages. */
+    Optional<String> kernelError(StreamQueue queue) {
+        return queue == collectives ? extension.error() : Optional.empty();
+    }
+
+    /** Returns the ranks that have not called a queue's first operation, as far as known. */
+    List<Integer> missing(StreamQueue queue) {
+        return queue == collectives ? extension.missing() : List.of();
+    }
+
+    /** Returns the reason why a kernel failed that has ended; null if it did not. */
+    CollectiveException failureOf(Operation operation) {
+        return extension.failureOf(operation);
+    }
+
+    /** Returns the queues in the order in which all ranks close them. */
+    private List<StreamQueue> streamQueues() {
+        List<StreamQueue> queues;
+        synchronized (messages) {
+            queues = new ArrayList<>(messages.values());
+        }
+        queues.add(collectives);
+        return queues;
+    }
+
+    private List<Watchdog.Queue> queues() {
+        List<Watchdog.Queue> queues = new ArrayList<>(streamQueues());
+        queues.add(extension);
+        return queues;
+    }
+
+    private List<Watchdog.Queue> failingWith(Watchdog.Queue failing) {
+        return failing == collectives || failing == extension ? queues() : List.of(failing);
+    }
+
+    /** The group, as the watchdog sees it. */
+    private final class Members implements Watchdog.Group {
+
+        @Override
+        public Collection<Watchdog.Queue> failingWith(Watchdog.Queue failing) {
+            return GpuGroup.this.failingWith(failing);
+        }
+
+        @Override
+        public Collection<Watchdog.Queue> queues() {
+            return GpuGroup.this.queues();
+        }
+
+        @Override
+        public Optional<CollectiveException> problem(Collection<? extends Watchdog.Watched> first) {
+            Optional<CollectiveException> known = extension.problem(firstCollective(first));
+            return known.isPresent() ? known : deadPeer.get().map(GroupErrors::brokenBy);
+        }
+    }
+
+    private static Operation firstCollective(Collection<? extends Watchdog.Watched> works) {
+        Operation first = null;
+        for (Watchdog.Watched work : works) {
+            Operation operation = work.operation();
+            if (!operation.type().isPointToPoint()
+                    && (first == null || operation.sequence() < first.sequence())) {
+                first = operation;
+            }
+        }
+        return first;
+    }
+
+    /** Fails works under way and ends the watchdog; {@link #close} does so, too. */
+    public void stop() {
+        synchronized (this) {
+            if (stopped) {
+                return;
+            }
+            stopped = true;
+        }
+        if (!watchdog.isIdle()) {
+            breakWith(GroupErrors.groupDestroyed(name));
+        }
+        watchdog.close();
+    }
+
+    /** Stops the group, and frees its queues and resources; see {@link Disposal}. */
+    public void close() {
+        stop();
+        synchronized (this) {
+            if (closed) {
+                return;
+            }
+            closed = true;
+        }
+        List<StreamQueue> queues = streamQueues();
+        Disposal.run(
+                "the queues of group '" + name + "'",
+                () -> {
+                    queues.forEach(StreamQueue::close);
+                    resources.close();
+                });
+    }
+}

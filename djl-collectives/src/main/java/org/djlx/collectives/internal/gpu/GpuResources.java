@@ -1,0 +1,128 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.gpu;
+
+import ai.djl.Device;
+import ai.djl.ndarray.NDManager;
+import java.util.List;
+import java.util.function.Consumer;
+import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.nativeops.cuda.CudaStream;
+import org.djlx.nativeops.cuda.CurrentStreams;
+import org.djlx.nativeops.torch.CudaStreamGuard;
+import org.djlx.nativeops.torch.Torch;
+
+/** The device, events, streams and memory manager that the queues of one rank share. */
+public final class GpuResources implements AutoCloseable {
+
+    private final Device device;
+    private final CudaDevice cuda;
+    private final EventPool events;
+    private final CurrentStreams current;
+    private final NDManager manager;
+    private final boolean highPriority;
+    private final boolean blocking;
+
+    /**
+     * Opens the device.
+     *
+     * @param device the GPU
+     * @param highPriority whether {@link #createStream} creates streams of the highest priority
+     * @param blocking whether waiting for a work blocks the host
+     * @param name the name of the memory manager
+     */
+    public GpuResources(Device device, boolean highPriority, boolean blocking, String name) {
+        this.device = device;
+        cuda = CudaDevice.open(device);
+        events = new EventPool(cuda);
+        current = new CurrentStreams(cuda);
+        manager = NDManager.newBaseManager(device, "PyTorch");
+        manager.setName(name);
+        this.highPriority = highPriority;
+        this.blocking = blocking;
+    }
+
+    /**
+     * Returns the device as DJL names it.
+     *
+     * @return the device
+     */
+    public Device device() {
+        return device;
+    }
+
+    /**
+     * Returns the device as CUDA knows it.
+     *
+     * @return the device
+     */
+    public CudaDevice cuda() {
+        return cuda;
+    }
+
+    EventPool events() {
+        return events;
+    }
+
+    CurrentStreams current() {
+        return current;
+    }
+
+    /**
+     * Returns the manager of the tensors that operations hold.
+     *
+     * @return the manager
+     */
+    public NDManager manager() {
+        return manager;
+    }
+
+    /**
+     * Tells whether {@link org.djlx.collectives.Work#await()} blocks the host.
+     *
+     * @return whether it does
+     */
+    public boolean blocking() {
+        return blocking;
+    }
+
+    CudaStream createStream() {
+        return highPriority
+                ? CudaStream.create(cuda, cuda.highestStreamPriority())
+                : CudaStream.create(cuda);
+    }
+
+    /** Copies inputs that are not contiguous, before the operation, on its stream. */
+    void load(List<DeviceTensor> tensors, CudaStream stream) {
+        copy(tensors, DeviceTensor::load, stream);
+    }
+
+    /** Copies results to tensors that are not contiguous, after the operation, on its stream. */
+    void flush(List<DeviceTensor> tensors, CudaStream stream) {
+        copy(tensors, DeviceTensor::flush, stream);
+    }
+
+    private void copy(
+            List<DeviceTensor> tensors, Consumer<DeviceTensor> copier, CudaStream stream) {
+        for (DeviceTensor tensor : tensors) {
+            if (tensor.isStaged()) {
+                CudaStreamGuard guard = Torch.cudaStreamGuard(device, stream.handle());
+                try {
+                    copier.accept(tensor);
+                } finally {
+                    guard.close();
+                }
+            }
+        }
+    }
+
+    @Override
+    public void close() {
+        events.close();
+        current.close();
+        manager.close();
+        cuda.close();
+    }
+}

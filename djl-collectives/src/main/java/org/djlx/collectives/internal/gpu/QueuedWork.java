@@ -1,0 +1,176 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.gpu;
+
+import ai.djl.ndarray.NDArray;
+import java.util.List;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.spi.OpType;
+import org.djlx.collectives.spi.Operation;
+import org.djlx.nativeops.cuda.CudaEvent;
+import org.djlx.nativeops.cuda.CudaStream;
+
+/**
+ * An operation on a {@link StreamQueue}. The caller issues the work; the queue launches it, mostly
+ * within the same call.
+ */
+public final class QueuedWork extends GpuWork {
+
+    private final StreamQueue queue;
+    private final GpuCall call;
+    private final int peer;
+    private volatile boolean verifying;
+    private CudaEvent ready; // after the caller's earlier work; until launched; guarded by this
+
+    /**
+     * Creates the work, which runs after all that is enqueued on the caller's current stream.
+     *
+     * @param queue the queue on which it runs
+     * @param current the caller's current stream
+     * @param operation the operation
+     * @param call its part on the GPU
+     * @param result its outputs
+     * @param peer the other rank of a message, or -1
+     */
+    QueuedWork(
+            StreamQueue queue,
+            CudaStream current,
+            Operation operation,
+            GpuCall call,
+            List<NDArray> result,
+            int peer) {
+        super(
+                operation,
+                result,
+                queue.resources().events(),
+                queue.resources().current(),
+                queue.resources().blocking() || operation.type() == OpType.BARRIER);
+        this.queue = queue;
+        this.call = call;
+        this.peer = peer;
+        ready = queue.resources().events().take();
+        ready.record(current);
+    }
+
+    @Override
+    public StreamQueue queue() {
+        return queue;
+    }
+
+    /**
+     * Returns the other rank of a message.
+     *
+     * @return the rank; -1 for a collective
+     */
+    public int peer() {
+        return peer;
+    }
+
+    boolean isMessage() {
+        return peer >= 0;
+    }
+
+    /**
+     * Returns the GPU part of the operation.
+     *
+     * @return the call
+     */
+    public GpuCall call() {
+        return call;
+    }
+
+    /** Stops the time that the operation may take: the verification has a timeout of its own. */
+    void beginVerification() {
+        verifying = true;
+    }
+
+    /** Restarts the time that the operation may take. */
+    void endVerification() {
+        restartTime();
+        verifying = false;
+    }
+
+    @Override
+    public long elapsedNanos() {
+        return verifying ? 0 : super.elapsedNanos();
+    }
+
+    /** Enqueues the operation on the queue's stream; no-op if the work has ended. */
+    void launch(CudaStream stream) {
+        CudaEvent before;
+        synchronized (this) {
+            if (hasEnded()) {
+                return;
+            }
+            before = ready;
+            ready = null;
+        }
+        stream.waitEvent(before);
+        queue.resources().events().give(before);
+        operation().started();
+        queue.resources().load(call.in(), stream);
+        queue.resources().load(call.out(), stream);
+        call.body().enqueue(stream);
+    }
+
+    private synchronized boolean isLaunched() {
+        return ready == null;
+    }
+
+    /** Marks the end of what {@link #launch} enqueued, when it is in the stream. */
+    void launched(CudaStream stream) {
+        if (hasEnded()) {
+            return; // It has failed meanwhile, and its tensors are released.
+        }
+        queue.resources().flush(call.out(), stream);
+        recordEnd(stream);
+    }
+
+    @Override
+    protected void release() {
+        if (hasFailed() && isLaunched()) {
+            call.body().releaseFailed(call::release);
+        } else {
+            call.release();
+        }
+    }
+
+    @Override
+    protected synchronized void recycleEvents() {
+        if (ready != null) {
+            queue.resources().events().give(ready);
+            ready = null;
+        }
+        super.recycleEvents();
+    }
+
+    @Override
+    protected CollectiveException failureAtEnd() {
+        return call.isConnected() ? null : queue.failureOf(operation());
+    }
+
+    /** Releases the tensors and events of a work that could not be issued. */
+    void discard() {
+        release();
+        recycleEvents();
+    }
+
+    /** Throws if the work is part of an open batch of this thread: the wait would never end. */
+    @Override
+    protected void requireWaitable() {
+        if (!isEnqueued() && Batch.current() != null) {
+            throw new IllegalStateException(
+                    operation() + " is part of a batch: wait for it after the batch has ended");
+        }
+    }
+
+    @Override
+    public int sourceRank() {
+        if (operation().type() == OpType.RECV && isSuccess()) {
+            return peer;
+        }
+        return super.sourceRank();
+    }
+}

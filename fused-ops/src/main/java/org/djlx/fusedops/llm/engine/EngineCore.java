@@ -1,0 +1,358 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.llm.engine;
+
+import java.io.IOException;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Optional;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ExecutionException;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.pool.RankPool;
+import org.djlx.fusedops.llm.FinishReason;
+import org.djlx.fusedops.llm.GeneratorStatistics;
+import org.djlx.fusedops.llm.model.LlamaConfig;
+import org.djlx.fusedops.llm.model.TokenBatch;
+import org.djlx.fusedops.llm.sampling.Sampler;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
+
+/**
+ * The engine loop: a thread that schedules sequences, runs steps on the ranks and publishes tokens.
+ * After a rank has failed it loads the model again, if ranks are threads. On a follower, which has
+ * no requests of its own, the thread is never started. All other methods are thread-safe.
+ */
+final class EngineCore {
+
+    private static final Logger LOG = LoggerFactory.getLogger(EngineCore.class);
+
+    // Longer than a decode step takes.
+    private static final long SPIN_NANOS = 20_000_000;
+
+    private final Path directory;
+    private final LlamaConfig config;
+    private final GeneratorSettings settings;
+    private final Thread thread;
+
+    // Used by the engine thread only: the launched step whose tokens are not taken yet, or null.
+    private Step inFlight;
+
+    // Replaced by the engine thread.
+    private volatile ModelRanks ranks;
+
+    // Guarded by this.
+    private final Scheduler scheduler;
+    private String failure; // why the engine has stopped for good; null while it works
+    private boolean closed;
+    private long finishedBeforeRebuild = -1;
+    private int rebuilds;
+
+    /**
+     * Loads the model and starts the engine thread.
+     *
+     * @throws IOException if files cannot be read
+     */
+    EngineCore(Path directory, LlamaConfig config, GeneratorSettings settings) throws IOException {
+        this.directory = directory;
+        this.config = config;
+        this.settings = settings;
+        scheduler = new Scheduler(settings);
+        thread = new Thread(this::run, "llama-" + directory.getFileName());
+        thread.setDaemon(true);
+        if (settings.group() != null) {
+            ModelRanks.checkAgreement(config, settings);
+        }
+        ranks = load();
+        boolean done = false;
+        try {
+            if (settings.group() != null) {
+                pool().whenFailed().thenRun(this::wake);
+            }
+            if (!settings.isFollower()) {
+                thread.start();
+            }
+            done = true;
+        } finally {
+            if (!done) {
+                pool().close();
+            }
+        }
+    }
+
+    private ModelRanks load() throws IOException {
+        return ModelRanks.load(thread.getName(), directory, config, settings);
+    }
+
+    /**
+     * Accepts sequences: all of them or none.
+     *
+     * @throws IllegalStateException if the engine does not accept requests
+     * @throws java.util.concurrent.RejectedExecutionException if the queue is full
+     */
+    synchronized void add(List<Sequence> sequences) {
+        checkAvailable();
+        scheduler.addAll(sequences);
+        notifyAll();
+    }
+
+    /** Has the engine thread look for cancelled sequences. */
+    synchronized void wake() {
+        notifyAll();
+    }
+
+    void checkAvailable() {
+        Optional<String> unavailable = unavailabilityCause();
+        if (unavailable.isPresent()) {
+            throw new IllegalStateException(unavailable.get());
+        }
+    }
+
+    synchronized Optional<String> unavailabilityCause() {
+        if (failure != null) {
+            return Optional.of(failure);
+        }
+        if (closed) {
+            return Optional.of("the generator of " + directory + " is closed");
+        }
+        return settings.isFollower()
+                ? Optional.of("this process follows rank 0; send requests to rank 0")
+                : Optional.empty();
+    }
+
+    synchronized GeneratorStatistics statistics() {
+        return scheduler.statistics(config, rebuilds);
+    }
+
+    RankPool<StepRequest, List<Sampler.SampledToken>> pool() {
+        return ranks.pool();
+    }
+
+    private void run() {
+        try {
+            while (awaitWork()) {
+                if (pool().failure().isPresent()) {
+                    boolean started;
+                    synchronized (this) {
+                        started = scheduler.hasStarted();
+                    }
+                    if (started) {
+                        endAll(FinishReason.ERROR, pool().failure().get());
+                    }
+                    inFlight = null;
+                    rebuild();
+                    continue;
+                }
+                try {
+                    step();
+                } catch (ExecutionException e) {
+                    endAll(FinishReason.ERROR, e.getCause());
+                    rebuild();
+                }
+            }
+        } catch (InterruptedException | RuntimeException | Error e) {
+            LOG.error("{}: the engine thread has failed", directory, e);
+            fail("the generator of " + directory + " has failed: " + e, e);
+        } finally {
+            endAll(FinishReason.CANCELLED, null);
+            pool().close();
+        }
+    }
+
+    /**
+     * Waits until a sequence runs, or a process has failed. Returns false once closed or failed.
+     */
+    private synchronized boolean awaitWork() throws InterruptedException {
+        while (true) {
+            scheduler.removeEnded();
+            if (closed || failure != null) {
+                return false;
+            }
+            boolean processFailed = settings.group() != null && pool().failure().isPresent();
+            if (scheduler.admit() || processFailed) {
+                return true;
+            }
+            wait();
+        }
+    }
+
+    /**
+     * A step.
+     *
+     * @param request the request to the ranks
+     * @param sampled the sequences that get a token each, in the order of the batch
+     * @param sampledOnDevice whether the device samples all these tokens, so that the next step can
+     *     launch before they reach the host
+     */
+    private record Step(StepRequest request, List<Sequence> sampled, boolean sampledOnDevice) {}
+
+    /**
+     * Runs one step. With on-device sampling, launches step n+1 before step n's tokens reach the
+     * host (async scheduling); if a token of step n ends its sequence, step n+1 has computed one
+     * token of that sequence too many, which is dropped. Otherwise launches step n+1 after sampling
+     * step n, and before publishing its tokens, whose detokenization then overlaps with the model.
+     */
+    private void step() throws InterruptedException, ExecutionException {
+        Step step = inFlight == null ? launch() : inFlight;
+        inFlight = null;
+        if (step == null) {
+            return; // All sequences have been cancelled.
+        }
+        Step next = step.sampledOnDevice ? nextStep(true) : null;
+        CompletableFuture<List<Sampler.SampledToken>> result =
+                pool().submit(next == null ? StepRequest.FLUSH : next.request);
+        long start = System.nanoTime();
+        while (settings.isGpu() && !result.isDone() && System.nanoTime() - start < SPIN_NANOS) {
+            Thread.onSpinWait(); // Spins because GPUs idle while this thread wakes up.
+        }
+        List<Sampler.SampledToken> tokens = result.get();
+        List<Sequence> sequences = new ArrayList<>();
+        List<Sampler.SampledToken> appended = new ArrayList<>();
+        for (int i = 0; i < tokens.size(); i++) {
+            if (append(step.sampled.get(i), tokens.get(i))) {
+                sequences.add(step.sampled.get(i));
+                appended.add(tokens.get(i));
+            }
+        }
+        inFlight = next == null ? launch() : next;
+        for (int i = 0; i < sequences.size(); i++) {
+            publish(sequences.get(i), appended.get(i));
+        }
+        synchronized (this) {
+            scheduler.countGenerated(sequences.size());
+        }
+    }
+
+    /** Launches a step. Returns null if there is nothing to compute. */
+    private Step launch() {
+        Step step = nextStep(false);
+        if (step != null) {
+            pool().submit(step.request);
+        }
+        return step;
+    }
+
+    /**
+     * Schedules the next step. Returns null if there is nothing to compute.
+     *
+     * @param async whether the step before is still in flight
+     */
+    private Step nextStep(boolean async) {
+        List<Sequence> sampled = new ArrayList<>();
+        TokenBatch batch;
+        synchronized (this) {
+            if (async && scheduler.hasLongPrefill()) {
+                return null;
+            }
+            batch = scheduler.schedule(sampled, ranks.samplesOnDevice());
+        }
+        if (batch.chunks().isEmpty()) {
+            return null;
+        }
+        List<Sampler> samplers = sampled.stream().map(sequence -> sequence.sampler).toList();
+        StepRequest request = new StepRequest(batch, samplers);
+        return new Step(request, sampled, ranks.samplesOnDevice() && !request.needsFullLogits());
+    }
+
+    /** Appends a token to its sequence. Returns false if the sequence has ended. */
+    private static boolean append(Sequence sequence, Sampler.SampledToken sampled) {
+        if (sequence.isEnded()) {
+            return false; // Cancelled in the meantime.
+        }
+        if (sampled == null) {
+            sequence.queue.end(
+                    FinishReason.ERROR,
+                    new ArithmeticException("the model's logits are infinite or NaN"));
+            return false;
+        }
+        sequence.append(sampled.token());
+        return true;
+    }
+
+    private static void publish(Sequence sequence, Sampler.SampledToken sampled) {
+        try {
+            sequence.publish(sampled);
+        } catch (RuntimeException e) { // The tokenizer fails, for example. Other sequences go on.
+            sequence.queue.end(FinishReason.ERROR, e);
+        }
+    }
+
+    /**
+     * Loads the model again after a rank has failed. Stops the engine for good if ranks are
+     * processes, or if no request has finished since the model was loaded again before.
+     */
+    private void rebuild() {
+        CollectiveException cause = pool().failure().orElseThrow();
+        String end = null;
+        synchronized (this) {
+            if (settings.group() != null) {
+                end = "a rank of " + directory + " has failed; start all ranks again";
+            } else if (scheduler.finished() == finishedBeforeRebuild) {
+                end = "a rank of " + directory + " has failed again after the model was reloaded";
+            } else {
+                finishedBeforeRebuild = scheduler.finished();
+                rebuilds++;
+            }
+        }
+        if (end != null) {
+            LOG.error("{}", end, cause);
+            fail(end + ": " + cause.getMessage(), cause);
+            return;
+        }
+        LOG.warn("{}: reloading the model, because a rank has failed", directory, cause);
+        pool().close();
+        try {
+            ranks = load();
+        } catch (IOException | RuntimeException e) {
+            fail(directory + " could not be reloaded after a rank had failed: " + e, e);
+        }
+    }
+
+    private void fail(String why, Throwable cause) {
+        synchronized (this) {
+            failure = why;
+        }
+        endAll(FinishReason.ERROR, cause);
+    }
+
+    private void endAll(FinishReason reason, Throwable cause) {
+        List<Sequence> all;
+        synchronized (this) {
+            all = scheduler.all();
+        }
+        all.forEach(sequence -> sequence.queue.end(reason, cause));
+        synchronized (this) {
+            scheduler.removeEnded();
+        }
+    }
+
+    /** Cancels all sequences, ends the engine thread and frees the model. */
+    void close() {
+        if (Thread.currentThread() == thread) {
+            throw new IllegalStateException(
+                    "a progress listener must not close its generator; close it on another thread");
+        }
+        synchronized (this) {
+            closed = true;
+            notifyAll();
+        }
+        if (settings.isFollower()) {
+            pool().close(); // There is no engine thread that does.
+            return;
+        }
+        boolean interrupted = false;
+        while (thread.isAlive()) {
+            try {
+                thread.join();
+            } catch (InterruptedException e) {
+                interrupted = true; // Waits on, because the model must be freed.
+            }
+        }
+        if (interrupted) {
+            Thread.currentThread().interrupt();
+        }
+    }
+}

@@ -1,0 +1,84 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.fusedops.llm.engine;
+
+import java.nio.file.Path;
+import java.util.Arrays;
+import java.util.HashSet;
+import java.util.Set;
+import org.djlx.fusedops.llm.GenerationRequest;
+import org.djlx.fusedops.llm.model.LlamaConfig;
+import org.djlx.fusedops.llm.text.TextTokenizer;
+
+/**
+ * Checks requests and tokenizes their prompts. Thread-safe.
+ *
+ * @param directory the model directory, for messages
+ * @param config the model's configuration
+ * @param maxLength the most tokens of a sequence
+ * @param tokenizer the tokenizer; null if the model has none
+ */
+record InputProcessor(Path directory, LlamaConfig config, int maxLength, TextTokenizer tokenizer) {
+
+    /**
+     * Creates the sequence of a request.
+     *
+     * @param onCancel runs when the caller cancels the generation
+     * @throws IllegalArgumentException if the model cannot serve the request
+     */
+    Sequence sequence(GenerationRequest request, Runnable onCancel) {
+        check(request != null, "it is null");
+        int[] prompt = request.promptTokens().orElseGet(() -> encode(request));
+        check(prompt.length > 0, "the prompt has no tokens");
+        checkTokens("of the prompt", prompt);
+        checkTokens("of stopTokens", request.stopTokens());
+        check(
+                prompt.length <= maxLength - request.maxNewTokens(),
+                "the prompt has %d tokens and maxNewTokens is %d, together more than the maxLength"
+                        + " %d of this generator",
+                prompt.length,
+                request.maxNewTokens(),
+                maxLength);
+        check(
+                tokenizer != null || request.stopStrings().isEmpty(),
+                "stopStrings requires a tokenizer, and %s has no tokenizer.json",
+                directory);
+        Set<Integer> stops = new HashSet<>();
+        if (!request.ignoresEndOfText()) {
+            stops.addAll(config.endTokens());
+        }
+        Arrays.stream(request.stopTokens()).forEach(stops::add);
+        PieceQueue queue = new PieceQueue(prompt.length, onCancel);
+        return new Sequence(request, prompt, tokenizer, stops, queue);
+    }
+
+    private int[] encode(GenerationRequest request) {
+        check(
+                tokenizer != null,
+                "a text prompt requires a tokenizer, and %s has no tokenizer.json; set the prompt"
+                        + " by its tokens",
+                directory);
+        return tokenizer.encode(request.prompt().orElseThrow(), true);
+    }
+
+    private void checkTokens(String which, int[] tokens) {
+        for (int token : tokens) {
+            check(
+                    token >= 0 && token < config.vocabularySize(),
+                    "token id %d %s is out of range: the vocabulary has %d tokens",
+                    token,
+                    which,
+                    config.vocabularySize());
+        }
+    }
+
+    /** Throws an exception that names the problem of a request, unless the condition holds. */
+    static void check(boolean condition, String problem, Object... values) {
+        if (!condition) {
+            throw new IllegalArgumentException(
+                    "generation request: " + String.format(problem, values));
+        }
+    }
+}
