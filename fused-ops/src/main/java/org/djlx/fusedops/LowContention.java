@@ -36,7 +36,7 @@ import org.djlx.nativeops.torch.Torch;
  *       {@link Work}.
  *   <li>If the group has no P2P buffers, or they are too small, all ranks use the group's own
  *       collective; {@link FusedOps#countUsage} counts it as NCCL.
- *   <li>Arrays need not be contiguous. Others are copied.
+ *   <li>Arrays that are not contiguous are copied.
  *   <li>There is no gradient: with gradients on, an input that requires one is refused. {@link
  *       org.djlx.collectives.gradient.DifferentiableCollectives} has collectives with gradients.
  * </ul>

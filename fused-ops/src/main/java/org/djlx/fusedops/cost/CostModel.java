@@ -31,8 +31,8 @@ import org.djlx.nativeops.torch.ScalarType;
  */
 public final class CostModel {
 
-    // Assumed sum over all ranks of the size that may differ between ranks. The inner dimension is
-    // that of attention in half of the layers, and 3.5 times as large in the MLPs.
+    // Assumed sum over all ranks of the size that may differ between ranks. The inner dimension
+    // lies between that of attention, as wide as A, and that of an MLP, 3.5 times as wide.
     private static final long USUAL_COLUMNS = 8192;
     private static final long USUAL_INNER = 16384;
 
