@@ -136,11 +136,7 @@ class FusedGradientsTest {
         long inner = c.shape.get(last) * (axis == last ? c.worldSize : 1);
         Shape[] bShapes = {new Shape(inner, 3), new Shape(inner, 2)};
         double[][][] expected =
-<<<<<<< HEAD
                 expected(
-=======
-                reference(
->>>>>>> lang-fused
                         c.worldSize,
                         (manager, rank) -> leaves(manager, c.shape, bShapes, rank),
                         leaves -> gatherLoss(leaves, axis));
@@ -167,44 +163,25 @@ class FusedGradientsTest {
                 });
     }
 
-<<<<<<< HEAD
     /** Returns the gradients of each rank's leaves, computed by one device. */
     private double[][][] expected(
             int worldSize,
             BiFunction<NDManager, Integer, List<NDArray>> leavesOfRank,
             Function<List<List<NDArray>>, NDArray> loss) {
-=======
-    /** Returns the gradients of each rank's leaves, computed by DJL on one thread. */
-    private double[][][] reference(
-            int worldSize,
-            BiFunction<NDManager, Integer, List<NDArray>> leavesOfRank,
-            Function<List<List<NDArray>>, NDArray> lossOfAll) {
->>>>>>> lang-fused
         try (NDManager manager = newManager();
                 GradientCollector collector = Engine.getEngine("PyTorch").newGradientCollector()) {
             List<List<NDArray>> leaves =
                     IntStream.range(0, worldSize)
                             .mapToObj(rank -> leavesOfRank.apply(manager, rank))
                             .toList();
-<<<<<<< HEAD
             collector.backward(loss.apply(leaves));
             return leaves.stream()
                     .map(own -> own.stream().map(FusedGradientsTest::gradient))
                     .map(own -> own.toArray(double[][]::new))
-=======
-            collector.backward(lossOfAll.apply(leaves));
-            return leaves.stream()
-                    .map(
-                            own ->
-                                    own.stream()
-                                            .map(FusedGradientsTest::gradient)
-                                            .toArray(double[][]::new))
->>>>>>> lang-fused
                     .toArray(double[][][]::new);
         }
     }
 
-<<<<<<< HEAD
     private static NDArray gatherLoss(List<List<NDArray>> leaves, int axis) {
         NDArray gathered =
                 concatenated(leaves.stream().map(own -> own.get(0).square()).toList(), axis);
@@ -218,23 +195,6 @@ class FusedGradientsTest {
                                         rank))
                 .reduce(NDArray::add)
                 .orElseThrow();
-=======
-    /** Returns the sum of the losses of all ranks. */
-    private static NDArray gatherLoss(List<List<NDArray>> leaves, int axis) {
-        NDArray gathered =
-                concatenated(leaves.stream().map(own -> own.get(0).square()).toList(), axis);
-        NDArray sum = null;
-        for (int rank = 0; rank < leaves.size(); rank++) {
-            NDArray own =
-                    loss(
-                            gathered,
-                            matMul(gathered, leaves.get(rank).get(1)),
-                            matMul(gathered, leaves.get(rank).get(2).square()),
-                            rank);
-            sum = sum == null ? own : sum.add(own);
-        }
-        return sum;
->>>>>>> lang-fused
     }
 
     private static List<NDArray> leaves(NDManager manager, Shape a, Shape[] bs, int rank) {
@@ -267,11 +227,7 @@ class FusedGradientsTest {
         Shape b = new Shape(c.shape.get(last), axis == last ? 3L * c.worldSize : 3);
         for (ReduceOp op : List.of(ReduceOp.SUM, ReduceOp.AVG)) {
             double[][][] expected =
-<<<<<<< HEAD
                     expected(
-=======
-                    reference(
->>>>>>> lang-fused
                             c.worldSize,
                             (manager, rank) -> scatterLeaves(manager, c.shape, b, rank),
                             leaves -> scatterLoss(leaves, op, axis));
