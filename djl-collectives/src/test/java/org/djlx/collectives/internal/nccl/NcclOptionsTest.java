@@ -77,7 +77,8 @@ class NcclOptionsTest {
         builder.optCgaClusterSize(0);
         assertRejected(builder.optTimeout(Duration.ZERO)::build, "the timeout must be positive");
         builder.optTimeout(Duration.ofSeconds(1));
-        assertRejected(builder.optDevices(Device.cpu())::build, "NCCL needs GPU devices, but got cpu");
+        assertRejected(
+                builder.optDevices(Device.cpu())::build, "NCCL needs GPU devices, but got cpu");
         assertRejected(builder.optDevices(Device.gpu(1), Device.gpu(1))::build, "one GPU per rank");
     }
 
