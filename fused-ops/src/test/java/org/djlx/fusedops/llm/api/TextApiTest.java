@@ -555,7 +555,8 @@ class TextApiTest {
                 "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n",
                 ChatTemplate.CHAT_ML.write(chat, Set.of()));
         assertThrows(
-                IllegalArgumentException.class, () -> ChatTemplate.UNKNOWN.write(chat, Set.of()));
+                IllegalArgumentException.class,
+                () -> ChatTemplate.UNKNOWN.write(chat, Set.of()));
     }
 
     @Test
