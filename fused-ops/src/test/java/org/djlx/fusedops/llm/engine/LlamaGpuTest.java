@@ -309,7 +309,8 @@ class LlamaGpuTest {
             }
         }
         double at = (sampling.random() >>> 11) * 0x1.0p-53 * kept;
-        double rounding = 1e-6 * kept + smallest; // Equal probabilities may be ordered in another way.
+        double rounding =
+                1e-6 * kept + smallest; // Equal probabilities may be ordered in another way.
         assertTrue(
                 before - rounding <= at && at <= before + weights[onDevice.token()] + rounding,
                 sampling + " gave " + onDevice);
@@ -409,7 +410,8 @@ class LlamaGpuTest {
                                 .build();
                 generator.submit(request).await(Duration.ofMinutes(1));
             }
-            // Empties libtorch's cache. In 2.11 DJL's call does nothing, but the next model reuses the
+            // Empties libtorch's cache. In 2.11 DJL's call does nothing, but the next model reuses
+            // the
             // cache, so a leak still shows.
             JniUtils.emptyCudaCache();
             free.add(freeMebibytes(devices.get(0)));
