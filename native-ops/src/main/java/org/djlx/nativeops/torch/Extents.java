@@ -18,10 +18,9 @@ final class Extents {
         }
         if (sizes.length > Scratch.MAX_DIMENSIONS) {
             throw new IllegalArgumentException(
-                    "an array has at most "
-                            + Scratch.MAX_DIMENSIONS
-                            + " dimensions, not "
-                            + sizes.length);
+                    sizes.length
+                            + " dimensions are too many: the maximum is "
+                            + Scratch.MAX_DIMENSIONS);
         }
         for (long size : sizes) {
             if (size < 0) {

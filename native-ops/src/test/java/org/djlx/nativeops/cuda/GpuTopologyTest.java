@@ -125,9 +125,9 @@ class GpuTopologyTest {
         GpuLink system = GpuLink.of(GpuLink.Kind.SYSTEM);
         assertRefused("no GPU");
         assertRefused("row 1", new GpuLink[] {self, pcie}, new GpuLink[] {pcie});
-        assertRefused("one way", new GpuLink[] {self, pcie}, new GpuLink[] {system, self});
-        assertRefused("one way", new GpuLink[] {self, null}, new GpuLink[] {pcie, self});
-        assertRefused("one way", new GpuLink[] {null});
+        assertRefused("in one direction", new GpuLink[] {self, pcie}, new GpuLink[] {system, self});
+        assertRefused("in one direction", new GpuLink[] {self, null}, new GpuLink[] {pcie, self});
+        assertRefused("in one direction", new GpuLink[] {null});
         assertRefused("cannot link", new GpuLink[] {pcie});
         assertRefused("cannot link", new GpuLink[] {self, self}, new GpuLink[] {self, self});
         assertThrows(IllegalArgumentException.class, () -> new GpuLink(GpuLink.Kind.NVLINK, 0));

@@ -87,8 +87,9 @@ final class Decoder implements AutoCloseable {
     private final NDArray argMaxParts;
     private final NDArray logits;
     private final NDArray argMaxes; // of each row and rank
-    private final NDArray
-            sampled; // last token of a sequence, at the index of its first cache block
+
+    // The last token of each sequence, at the index of its first cache block.
+    private final NDArray sampled;
 
     private final List<AutoCloseable> resources = new ArrayList<>(); // closed backwards
     private final CudaStream stream;

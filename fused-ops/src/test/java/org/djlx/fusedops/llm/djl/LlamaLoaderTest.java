@@ -308,7 +308,7 @@ class LlamaLoaderTest {
         }
     }
 
-    /** Returns what serves a model that DJL has loaded. */
+    /** Returns the generator of a model that DJL has loaded. */
     private static LlamaGenerator generatorOf(ZooModel<Input, Output> model) throws Exception {
         Model wrapped = model.getWrappedModel();
         Field divided = wrapped.getClass().getDeclaredField("parallel");
@@ -318,7 +318,7 @@ class LlamaLoaderTest {
         return (LlamaGenerator) generator.get(divided.get(wrapped));
     }
 
-    /** By the property "failed" DJL Serving knows a model that has failed, and {@code /ping} it. */
+    /** DJL Serving and its {@code /ping} recognise a failed model by the property "failed". */
     @Test
     void itsHealthIsThatOfItsRanks(@TempDir Path own) throws Exception {
         copyModel(own);
@@ -353,7 +353,7 @@ class LlamaLoaderTest {
     }
 
     /**
-     * DJL hands its Progress to no model, so that of a user learns of both ends, and a log more.
+     * DJL does not pass its Progress to models: a user's Progress sees begin and end, the log more.
      */
     @Test
     void saysHowLoadingGoes() throws Exception {
@@ -418,7 +418,7 @@ class LlamaLoaderTest {
         }
     }
 
-    /** What the javadoc and the pages name is there. */
+    /** The options named in javadoc and docs exist. */
     @Test
     void knowsTheOptionsThatAreDocumented(@TempDir Path own) throws Exception {
         Path source = Path.of("src/main/java/org/djlx/fusedops/llm/djl/LlamaLoader.java");

@@ -97,7 +97,7 @@ public class LlamaGeneratorTest {
 
     public static void assertIdle(TextGenerator generator) {
         GeneratorStatistics statistics = generator.statistics();
-        // A generation has ended for its caller before its part of the cache is free.
+        // A generation ends for its caller before its cache blocks are freed.
         for (int i = 0; i < 1000 && statistics.running() > 0; i++) {
             sleep();
             statistics = generator.statistics();
@@ -107,14 +107,14 @@ public class LlamaGeneratorTest {
         assertEquals(0, statistics.cacheBlocksInUse());
     }
 
-    /** Keeps the ranks from going on until the latch is counted down; not forever, if it fails. */
+    /** Holds the ranks until the latch is counted down, or until a timeout if the test fails. */
     public static CountDownLatch hold(LlamaGenerator generator) {
         CountDownLatch latch = new CountDownLatch(1);
         submit(generator, group -> latch.await(LONG.toSeconds(), TimeUnit.SECONDS));
         return latch;
     }
 
-    /** What ranks do beside steps. */
+    /** A task that ranks run instead of a step. */
     private interface Task {
         void run(ProcessGroup group) throws Exception;
     }
@@ -131,7 +131,7 @@ public class LlamaGeneratorTest {
         return generator.pool().submit(step);
     }
 
-    /** Waits until the ranks are given tokens of prompts. */
+    /** Waits until prompt tokens are scheduled. */
     public static void awaitStep(TextGenerator generator, long promptTokensBefore) {
         while (generator.statistics().promptTokens() == promptTokensBefore) {
             sleep();
@@ -181,7 +181,7 @@ public class LlamaGeneratorTest {
         }
     }
 
-    /** What differs between requests that are served together. */
+    /** Requests with different parameters. */
     static List<GenerationRequest> manyRequests() {
         List<GenerationRequest> requests = new ArrayList<>();
         for (int i = 0; i < 16; i++) {
@@ -411,7 +411,7 @@ public class LlamaGeneratorTest {
         }
     }
 
-    /** Has a rank fail, in a task that comes next. */
+    /** Makes a rank fail, in the next task. */
     public static CompletableFuture<?> breakRank(LlamaGenerator generator) {
         return submit(
                 generator,
@@ -450,7 +450,7 @@ public class LlamaGeneratorTest {
         }
     }
 
-    /** Has a rank fail while a request runs, which fails with it. Returns why. */
+    /** Makes a rank fail while a request runs. Returns the request's error message. */
     private static String failWhileServing(LlamaGenerator generator) throws Exception {
         long before = generator.statistics().promptTokens();
         CountDownLatch held = hold(generator);
@@ -461,7 +461,7 @@ public class LlamaGeneratorTest {
         return assertThrows(EngineException.class, () -> generation.await(LONG)).getMessage();
     }
 
-    /** Waits until the model is on other ranks. */
+    /** Waits until the model is loaded again, on other ranks. */
     private static void awaitOther(LlamaGenerator generator, RankPool<?, ?> ranks) {
         while (generator.pool() == ranks) {
             assertEquals(Optional.empty(), generator.unavailabilityCause());
@@ -589,7 +589,7 @@ public class LlamaGeneratorTest {
     void goesOnWhenAllAreCancelledAsTheyBegin() throws Exception {
         try (LlamaGenerator generator = generator(1, builder -> builder)) {
             GenerationRequest some = request(1).optMaxNewTokens(3).build();
-            synchronized (generator.pool()) { // It is asked whether it has failed before a step.
+            synchronized (generator.pool()) { // The engine queries it before a step.
                 Generation generation = generator.submit(some);
                 while (generator.statistics().running() == 0) {
                     sleep();

@@ -102,7 +102,7 @@ class LlamaGpuTest {
         LlamaModelTest.compare(directory, groups(ranks), true);
     }
 
-    /** With an MLP so wide that the launch of an all-gather + matmul activates its gates. */
+    /** With an MLP so wide that the fused all-gather + matmul computes the activation. */
     @ParameterizedTest
     @ValueSource(ints = {1, 2, 4})
     void readsAPromptAsItDecodesIt(int ranks) throws Exception {
@@ -165,7 +165,7 @@ class LlamaGpuTest {
         return ProcessGroups.local("cuda_p2p", ranks, options);
     }
 
-    /** Alone, or with so many others that several graphs take turns, and not all fit into one. */
+    /** Alone, and with so many others that one graph cannot hold all rows. */
     @ParameterizedTest
     @ValueSource(ints = {1, 2})
     void aSequenceGetsTheSameTokensWhateverOthersThereAre(int ranks) throws Exception {
@@ -271,7 +271,7 @@ class LlamaGpuTest {
         };
     }
 
-    /** Checks that the token is where the draw falls, when those that are kept lie side by side. */
+    /** Checks that the random number falls into the token's part of the kept probabilities. */
     private static void check(
             SamplingParameters sampling, float[] logits, Logits.DeviceToken onDevice) {
         assertTrue(onDevice.sampled());
@@ -309,14 +309,15 @@ class LlamaGpuTest {
             }
         }
         double at = (sampling.random() >>> 11) * 0x1.0p-53 * kept;
-        double rounding = 1e-6 * kept + smallest; // One more or less of those that are equal.
+        double rounding =
+                1e-6 * kept + smallest; // Equal probabilities may be ordered in another way.
         assertTrue(
                 before - rounding <= at && at <= before + weights[onDevice.token()] + rounding,
                 sampling + " gave " + onDevice);
     }
 
     /**
-     * The next step has begun already when the token comes, and the cache is somebody else's then.
+     * The next step is in flight when the token arrives; then other sequences get the cache blocks.
      */
     @ParameterizedTest
     @ValueSource(ints = {1, 2})
@@ -409,9 +410,9 @@ class LlamaGpuTest {
                                 .build();
                 generator.submit(request).await(Duration.ofMinutes(1));
             }
-            // What libtorch keeps for the next arrays. On 2.11 DJL's call does nothing, and the
-            // next
-            // model gets what is kept: what leaks shows all the same.
+            // Empties libtorch's cache. In 2.11 DJL's call does nothing, but the next model reuses
+            // the
+            // cache, so a leak still shows.
             JniUtils.emptyCudaCache();
             free.add(freeMebibytes(devices.get(0)));
         }
@@ -442,7 +443,7 @@ class LlamaGpuTest {
         }
     }
 
-    /** Greedy and drawn, of short prompts and long ones, at the same time. */
+    /** Greedy and random sampling, of short and long prompts, at the same time. */
     private List<int[]> generate(UnaryOperator<LlamaGenerator.Builder> change) throws Exception {
         try (TextGenerator generator = build(change)) {
             List<Generation> generations = new ArrayList<>();

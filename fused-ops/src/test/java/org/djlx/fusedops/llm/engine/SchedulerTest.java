@@ -27,7 +27,7 @@ import org.djlx.fusedops.llm.sampling.SamplingParameters;
 import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.Test;
 
-/** Batches, without a model. Tokens are taken by the test. */
+/** Scheduling without a model. The test appends the tokens. */
 class SchedulerTest {
 
     private static final int BLOCK = KvCache.BLOCK_TOKENS;
@@ -61,7 +61,7 @@ class SchedulerTest {
         return new Sequence(request, tokens, null, Set.of(STOP), queue);
     }
 
-    /** What a chunk is about: its first token, where it begins, how many it has. */
+    /** Describes a chunk: its first token, its start, and its number of tokens. */
     private static String text(TokenBatch.Chunk chunk) {
         return chunk.tokens()[0] + "@" + chunk.start() + "x" + chunk.tokens().length;
     }
@@ -83,7 +83,7 @@ class SchedulerTest {
         scheduler.addAll(List.of(large, other, small));
         assertTrue(scheduler.admit());
         assertEquals(3 * BLOCK, large.slots().length);
-        // There would be room for the last one, but it is not its turn.
+        // The last one would fit, but the one before it does not.
         assertEquals(Arrays.asList(large, other, small), scheduler.all());
         assertEquals(null, other.slots());
         assertEquals(null, small.slots());
@@ -98,7 +98,7 @@ class SchedulerTest {
         assertEquals(3, statistics.cacheBlocksInUse());
     }
 
-    /** Those that could run at once do not wait, though no step has begun since they came. */
+    /** Requests that can run at once do not count as waiting, even before the next step. */
     @Test
     void asManyAreTakenAsRunAndWait() {
         Scheduler scheduler = scheduler(4, 2, 100);
@@ -144,7 +144,7 @@ class SchedulerTest {
         scheduler.addAll(List.of(generating, first, second));
         scheduler.admit();
         List<Sequence> sampled = new ArrayList<>();
-        // A part of 100 of the first prompt leaves no room for the second, which is not cut.
+        // A chunk of 100 leaves no budget for the second prompt, which is shorter and not cut.
         assertEquals(List.of("101@0x1", "101@0x100"), next(scheduler, sampled));
         assertEquals(List.of(generating), sampled);
         generating.append(5);
@@ -172,7 +172,7 @@ class SchedulerTest {
         assertEquals(List.of(longer, shorter), sampled);
         longer.append(5);
         shorter.append(6);
-        // The other's last token is computed: none follows it. A new one joins.
+        // The other sequence waits for its last token. A new one joins.
         Sequence late = sequence(4, 1);
         scheduler.addAll(List.of(late));
         scheduler.admit();
@@ -182,7 +182,7 @@ class SchedulerTest {
         shorter.append(8);
         assertTrue(shorter.isComplete());
         assertEquals(List.of(last + "@5x1"), next(scheduler, sampled));
-        longer.append(STOP); // Its next token is computed in vain.
+        longer.append(STOP); // Its next token is computed, and dropped.
         late.append(5);
         assertTrue(late.isComplete());
         assertEquals(List.of(), next(scheduler, sampled));
@@ -200,7 +200,7 @@ class SchedulerTest {
         assertTrue(scheduler.hasLongPrefill());
     }
 
-    /** Random numbers are taken in the order of the tokens, by whoever parameters them. */
+    /** Random numbers are used in the order of the tokens, on the device or the host. */
     @Test
     void ranksDrawWithTheRandomNumbersOfTheSequence() {
         GenerationRequest.Builder builder =
@@ -225,7 +225,7 @@ class SchedulerTest {
         ofLong.admit();
         assertEquals(
                 SamplingParameters.GREEDY,
-                nextParameters(ofLong)); // Nothing follows on the first 100.
+                nextParameters(ofLong)); // The first 100 tokens need no sampling.
         assertEquals(parameters.get(0), nextParameters(ofLong));
         Sequence onCpu = sequence(1, 1, builder);
         Scheduler other = scheduler(1, 1, 4);

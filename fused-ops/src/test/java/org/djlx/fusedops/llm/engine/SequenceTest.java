@@ -66,7 +66,7 @@ class SequenceTest {
         check(sequence.nextPendingChunk(), 4, true, TokenBatch.LAST_SAMPLED);
         sequence.append(6);
         assertTrue(sequence.isTokenPending());
-        assertFalse(sequence.canRunAhead()); // What follows the last token is not needsLogits.
+        assertFalse(sequence.canRunAhead()); // The last token needs no logits.
         sequence.append(7);
         assertFalse(sequence.isTokenPending());
         assertTrue(sequence.isComplete());

@@ -33,7 +33,7 @@ class StepRequestTest {
         return new TokenBatch.Chunk(new int[] {5}, 7, new int[16], needsLogits, sampling);
     }
 
-    /** Processes get all that ranks which are threads share, but for what is rank 0's alone. */
+    /** Other processes get everything except the samplers, which only rank 0 uses. */
     @Test
     void whatIsSentArrives() {
         int[] ahead = {TokenBatch.LAST_SAMPLED};
@@ -69,7 +69,7 @@ class StepRequestTest {
         return new StepRequest(new TokenBatch(List.of(chunks)), List.of(sampler)).needsFullLogits();
     }
 
-    /** The host gets no scores that it does not choose from. */
+    /** Full logits are needed only if the host samples from them. */
     @Test
     void allScoresAreNeededWhereRanksDoNotChoose() {
         Sampler greedy = sampler(builder -> builder);
@@ -79,7 +79,7 @@ class StepRequestTest {
         assertFalse(needsFullLogits(random, chunk(true, SAMPLING)));
         assertTrue(needsFullLogits(random, chunk(true, SamplingParameters.GREEDY)));
         assertTrue(needsFullLogits(penalized, chunk(true, SamplingParameters.GREEDY)));
-        // There are samplers of those that are wanted only.
+        // Only chunks that need logits have samplers.
         assertFalse(
                 needsFullLogits(
                         greedy,

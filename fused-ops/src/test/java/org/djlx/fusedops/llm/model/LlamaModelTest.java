@@ -127,7 +127,7 @@ public class LlamaModelTest {
     /**
      * Compares the logits of a model on the ranks of a group, which is destroyed.
      *
-     * @param decodes whether few tokens, and the last of many, go by the decoder
+     * @param decodes whether the model has a decoder
      */
     public static void compare(Path directory, List<ProcessGroup> groups, boolean decodes)
             throws IOException, InterruptedException, ExecutionException {
@@ -194,10 +194,10 @@ public class LlamaModelTest {
     }
 
     /**
-     * What the ranks of these tests serve.
+     * A request to the ranks.
      *
-     * @param batch what the model reads
-     * @param logits gets what each rank has computed
+     * @param batch the tokens to compute
+     * @param logits receives the logits of each rank
      */
     private record Reading(TokenBatch batch, float[][] logits) {}
 

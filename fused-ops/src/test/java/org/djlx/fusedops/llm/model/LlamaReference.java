@@ -19,7 +19,7 @@ import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
-/** A Llama in float64, by loops, of one sequence, without a cache. */
+/** A reference Llama: float64, plain loops, one sequence, no cache. */
 public final class LlamaReference {
 
     private final LlamaConfig config;
@@ -41,7 +41,7 @@ public final class LlamaReference {
         }
     }
 
-    /** Returns the logits of what follows each token. */
+    /** Returns the logits after each token. */
     public double[][] logits(int[] tokens) {
         int hidden = config.hiddenSize();
         double[] embedding = weights.get("model.embed_tokens.weight");

@@ -16,7 +16,7 @@ import org.junit.jupiter.api.Test;
 class SamplerTest {
 
     private static final int DRAWS = 20_000;
-    // Probabilities of 0.4, 0.3, 0.2 and 0.1, of which none is in order.
+    // Probabilities of 0.4, 0.3, 0.2 and 0.1, not sorted.
     private static final double[] SHARES = {0.2, 0.4, 0.1, 0.3};
 
     private static Sampler sampler(int[] prompt, UnaryOperator<GenerationRequest.Builder> change) {
@@ -32,7 +32,7 @@ class SamplerTest {
         return logits;
     }
 
-    /** Draws many times and checks how often each token came, to four standard deviations. */
+    /** Samples many times and checks the count of each token, to four standard deviations. */
     private static void draws(double[] expected, UnaryOperator<GenerationRequest.Builder> change) {
         Sampler sampler = sampler(new int[] {0}, builder -> change.apply(builder.optSeed(5)));
         int[] counts = new int[expected.length];
@@ -73,7 +73,7 @@ class SamplerTest {
         draws(
                 new double[] {2.0 / 9, 4.0 / 9, 0, 3.0 / 9},
                 builder -> builder.optTemperature(1).optTopP(0.75));
-        // After the top-k, of what that has left: 0.4 is a share of 4/7.
+        // Top-p applies to what top-k leaves: 0.4 becomes 4/7.
         draws(
                 new double[] {0, 1, 0, 0},
                 builder -> builder.optTemperature(1).optTopK(2).optTopP(0.55));
@@ -102,11 +102,11 @@ class SamplerTest {
     void penaltyLowersWhatWasSeen() {
         Sampler sampler = sampler(new int[] {1, 1}, builder -> builder.optRepetitionPenalty(2));
         assertTrue(!sampler.isGreedy());
-        // The second, seen in the prompt, goes from 4 to 2.
+        // The second logit, of a token in the prompt, is lowered from 4 to 2.
         Sampler.SampledToken first = sampler.sample(new float[] {-3, 4, 3}, 1);
         assertEquals(2, first.token());
-        assertEquals(2, first.logProbability()); // of the score as it came
-        // Negative ones go down too, here from -1 to -2; once, however often they came.
+        assertEquals(2, first.logProbability()); // of the unchanged logit
+        // A negative logit is lowered from -1 to -2, once for any number of occurrences.
         assertEquals(0, sampler.sample(new float[] {-1.5f, -1, -1}, 0).token());
         assertEquals(1, sampler.sample(new float[] {-3, -1, -1.5f}, 0).token());
     }
@@ -139,7 +139,7 @@ class SamplerTest {
         }
     }
 
-    /** So a sequence goes on as it would have, whoever drew its tokens before. */
+    /** Later tokens do not depend on whether earlier ones were sampled on the device. */
     @Test
     void drawsOfTheRanksStandForItsOwn() {
         Sampler own = sampler(new int[] {0}, x -> x.optTemperature(1).optSeed(3));
