@@ -40,8 +40,10 @@ public final class FusedMatmulModel {
 
     private static final int MAX_TILES = 1 << 24; // beyond it, PIPELINED is as fast
     private static final int MAX_SIZE = Integer.MAX_VALUE / 2;
-    private static final int STEP = KERNEL.value("BLOCK_K"); // columns of A that a tile multiplies at once
-    private static final long PIECE = KERNEL.value("PUSH_BYTES"); // bytes that a thread block pushes at once
+    private static final int STEP =
+            KERNEL.value("BLOCK_K"); // columns of A that a tile multiplies at once
+    private static final long PIECE =
+            KERNEL.value("PUSH_BYTES"); // bytes that a thread block pushes at once
     private static final int[] PUSHERS = {8, 16, 32, 4, 2, 1};
     private static final double EPSILON = 1e-9;
 
@@ -79,7 +81,7 @@ public final class FusedMatmulModel {
      *
      * <ul>
      *   <li>float16 or bfloat16, and rows of whole {@linkplain #UNIT units}
-     *   <li>at most {@value #MAX_RANKS} ranks and {@value #MAX_RIGHTS} Bs
+     *   <li>at most {@link #MAX_RANKS} ranks and {@link #MAX_RIGHTS} Bs
      *   <li>for matmul + reduce-scatter, a flag for each half tile of a part
      * </ul>
      *

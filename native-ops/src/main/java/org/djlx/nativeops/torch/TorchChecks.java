@@ -44,7 +44,9 @@ public final class TorchChecks {
         int layout = JniUtils.getLayout(result);
         if (layout != STRIDED) {
             throw new IllegalArgumentException(
-                    name + " must be strided, not sparse or of another layout: DJL's number " + layout);
+                    name
+                            + " must be strided, not sparse or of another layout: DJL's number "
+                            + layout);
         }
         return result;
     }

@@ -200,8 +200,16 @@ class TorchInPlaceTest {
         assertRefused("FLOAT32 cannot be stored in acc of INT32", operator, ints, floats);
         assertRefused("INT32 cannot be stored in acc of BOOL", operator, bools, ints);
         assertRefused("COMPLEX64 cannot be stored in acc of FLOAT32", operator, floats, complex);
-        assertRefused("arithmetic does not support the element type FLOAT8_E5M2", operator, floats, float8);
-        assertRefused("arithmetic does not support the element type FLOAT8_E5M2", operator, float8, floats);
+        assertRefused(
+                "arithmetic does not support the element type FLOAT8_E5M2",
+                operator,
+                floats,
+                float8);
+        assertRefused(
+                "arithmetic does not support the element type FLOAT8_E5M2",
+                operator,
+                float8,
+                floats);
     }
 
     @ParameterizedTest

@@ -112,7 +112,9 @@ class TorchPropertiesTest {
         assertRefused("manager is null", () -> Torch.empty(null, new Shape(1), ScalarType.INT8));
         assertRefused("shape is null", () -> Torch.empty(manager, null, ScalarType.INT8));
         assertRefused("type is null", () -> Torch.empty(manager, new Shape(1), null));
-        assertRefused("negative or unknown", () -> Torch.empty(manager, new Shape(2, -1), ScalarType.INT8));
+        assertRefused(
+                "negative or unknown",
+                () -> Torch.empty(manager, new Shape(2, -1), ScalarType.INT8));
         assertRefused(
                 "65 dimensions",
                 () -> Torch.empty(manager, new Shape(new long[65]), ScalarType.INT8));

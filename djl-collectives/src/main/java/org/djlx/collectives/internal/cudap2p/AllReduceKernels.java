@@ -56,7 +56,8 @@ final class AllReduceKernels implements AutoCloseable {
             KernelSource.ofResource(NativeLibrary.class, "all_reduce/all_reduce.cu");
     private static final KernelConstants CONSTANTS = new KernelConstants(SOURCE);
     private static final int MESH_THREADS = CONSTANTS.value("MESH_THREADS");
-    private static final int MESH_BLOCKS = CONSTANTS.value("MAX_BLOCKS"); // the flags of the control block
+    private static final int MESH_BLOCKS =
+            CONSTANTS.value("MAX_BLOCKS"); // the flags of the control block
     private static final int THREADS = 256;
     private static final int DIRECT_BLOCKS = 8; // saturate the links of an H200
     private static final long PACK = 16; // bytes
