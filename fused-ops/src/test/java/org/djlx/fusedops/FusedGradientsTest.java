@@ -414,8 +414,8 @@ class FusedGradientsTest {
                     scope,
                     y,
                     weight
-                            ? "matmulReduceScatter: input 1, of shape (4, 2)"
-                            : "matmulReduceScatter: kept array 1, of shape (4, 4)");
+                            ? "matmulReduceScatter: input 1 of shape (4, 2)"
+                            : "matmulReduceScatter: kept array 1 of shape (4, 4)");
         }
     }
 
@@ -430,8 +430,8 @@ class FusedGradientsTest {
                     scope,
                     y,
                     weight
-                            ? "allGatherMatmul: input 1, of shape (4, 2)"
-                            : "allGatherMatmul: kept array 1, of shape (2, 4)");
+                            ? "allGatherMatmul: input 1 of shape (4, 2)"
+                            : "allGatherMatmul: kept array 1 of shape (2, 4)");
         }
     }
 

@@ -81,7 +81,7 @@ public final class FusedMatmulModel {
      *
      * <ul>
      *   <li>float16 or bfloat16, and rows of whole {@linkplain #UNIT units}
-     *   <li>at most {@value #MAX_RANKS} ranks and {@value #MAX_RIGHTS} Bs
+     *   <li>at most {@link #MAX_RANKS} ranks and {@link #MAX_RIGHTS} Bs
      *   <li>for matmul + reduce-scatter, a flag for each half tile of a part
      * </ul>
      *

@@ -71,8 +71,8 @@ public final class FusedMatmul implements AutoCloseable {
 
     private static final List<Integer> TILE_COLUMNS = FusedMatmulModel.TILE_COLUMNS;
 
-    // Two ranks pull partial sums from each other. More ranks push them. See NOTES.md beside the
-    // kernel.
+    // Two ranks pull partial sums from each other. More ranks push them. See
+    // docs/design/experiments/fused-matmul.md.
     private static final int PULLING_RANKS = 2;
 
     // The half of the buffers with the slots. Operations that push use the half of all GPU
