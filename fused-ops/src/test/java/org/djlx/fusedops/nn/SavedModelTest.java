@@ -198,7 +198,7 @@ class SavedModelTest {
                                 }
                             });
             assertTrue(errors.get(0).contains(file.toString()), errors.get(0));
-            assertTrue(errors.get(1).contains("save: rank 0 has failed"), errors.get(1));
+            assertTrue(errors.get(1).contains("save: rank 0 failed"), errors.get(1));
             assertTrue(errors.get(1).contains(file.toString()), errors.get(1));
         } finally {
             groups.forEach(ProcessGroup::destroy);

@@ -55,6 +55,9 @@ public final class FlightCommand implements Callable<Integer> {
     public Integer call() throws IOException {
         List<FlightDump> dumps = new ArrayList<>();
         for (Path file : files) {
+            if (Files.notExists(file)) {
+                throw new ParameterException(spec.commandLine(), file + " does not exist");
+            }
             dumps.add(read(file));
         }
         PrintWriter out = spec.commandLine().getOut();

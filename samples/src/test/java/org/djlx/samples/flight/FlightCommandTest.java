@@ -167,8 +167,8 @@ class FlightCommandTest {
 
     @Test
     void aFileThatIsNotThereIsAFailure() {
-        assertEquals(1, run("flight", directory.resolve("nothing.json")));
-        assertTrue(err.toString().startsWith("error: there is no file "), err::toString);
+        assertEquals(2, run("flight", directory.resolve("nothing.json")));
+        assertTrue(err.toString().contains("nothing.json does not exist"), err::toString);
     }
 
     @Test

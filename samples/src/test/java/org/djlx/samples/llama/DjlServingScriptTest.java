@@ -147,7 +147,7 @@ class DjlServingScriptTest {
         assertTrue(expected.removeIf(name -> name.startsWith("pytorch-native-cpu-")));
         expected.addAll(names);
         String output = run(0, home);
-        assertTrue(output.contains("left out, as it is no jar: " + folder), output);
+        assertTrue(output.contains("not copied, because it is not a jar: " + folder), output);
         assertEquals(expected.stream().sorted().toList(), deps());
         classPath = folder.resolve("none.jar").toString();
         assertTrue(run(1, home).contains("none.jar, which does not exist"));
@@ -155,7 +155,7 @@ class DjlServingScriptTest {
         run(0, home);
         assertEquals(expected.stream().sorted().toList(), deps());
         classPath = home.resolve("deps") + "/*::" + folder + "/*";
-        assertFalse(run(0, home).contains("left out"));
+        assertFalse(run(0, home).contains("not copied"));
         assertEquals(expected.stream().sorted().toList(), deps());
     }
 

@@ -182,6 +182,6 @@ class GenerateCommandTest {
         // What the prompt takes is known to the tokenizer alone.
         assertTrue(
                 run(2, "generate", model, "--prompt", "GPUs", "--max-tokens", 1023)
-                        .contains("1023 new ones are more than the 1024"));
+                        .contains("maxNewTokens is 1023, together more than the maxLength"));
     }
 }

@@ -100,13 +100,18 @@ class LlamaWrongFilesTest {
                         "fetch or write it again"),
                 new Wrong("a header that is cut off", cutOff(SHARD, 50), SHARD, "it is cut off: "),
                 new Wrong("an empty file", cutOff(SHARD, 0), SHARD, "it has only 0 bytes"),
-                new Wrong("a missing file", without(SHARD), SHARD, INDEX + " names it", "fetch it"),
+                new Wrong(
+                        "a missing file",
+                        without(SHARD),
+                        SHARD,
+                        INDEX + " names it",
+                        "download it"),
                 new Wrong(
                         "an index of an absent file",
                         replace(INDEX, "\"" + SHARD + "\"", absent),
                         ABSENT,
                         INDEX + " names it",
-                        "fetch it"),
+                        "download it"),
                 new Wrong("a missing index", without(INDEX), "has neither " + INDEX + " nor "),
                 new Wrong(
                         "an index that is cut off",
