@@ -66,7 +66,13 @@ public final class DataParallelTrainer extends Trainer {
     private volatile Throwable failure; // the failure that broke the ranks' group, or null
     private boolean closed;
 
-    /** Creates a trainer and the process group of its ranks. */
+    /**
+     * Creates a trainer and the process group of its ranks.
+     *
+     * @param model the model
+     * @param config the configuration; a {@link DataParallelConfig} sets more
+     * @return the trainer, to be closed
+     */
     public static DataParallelTrainer create(Model model, TrainingConfig config) {
         DataParallelConfig settings =
                 config instanceof DataParallelConfig own
@@ -261,22 +267,38 @@ public final class DataParallelTrainer extends Trainer {
                 .build();
     }
 
-    /** Returns this process's rank in the data-parallel group; 0 if there is only one process. */
+    /**
+     * Returns this process's rank in the data-parallel group.
+     *
+     * @return the rank; 0 if there is only one process
+     */
     public int process() {
         return processes ? replicas.get(0).group().rank() : 0;
     }
 
-    /** Returns the group of the processes; null if there is only one process. */
+    /**
+     * Returns the group of the processes.
+     *
+     * @return this rank's handle; null if there is only one process
+     */
     public ProcessGroup group() {
         return processes ? replicas.get(0).group() : null;
     }
 
-    /** Returns the replicas of this JVM's ranks, in rank order. */
+    /**
+     * Returns the replicas of this JVM's ranks.
+     *
+     * @return the replicas, in rank order
+     */
     public List<Replica> replicas() {
         return replicas;
     }
 
-    /** Returns the optimizer, which all ranks of this JVM share. */
+    /**
+     * Returns the optimizer, which all ranks of this JVM share.
+     *
+     * @return the optimizer
+     */
     public Optimizer optimizer() {
         return optimizer;
     }

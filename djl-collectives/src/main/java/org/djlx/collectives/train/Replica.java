@@ -107,6 +107,11 @@ public final class Replica implements AutoCloseable {
         }
     }
 
+    /**
+     * Returns this rank's device.
+     *
+     * @return the device
+     */
     public Device device() {
         return device;
     }
@@ -115,6 +120,11 @@ public final class Replica implements AutoCloseable {
         return group;
     }
 
+    /**
+     * Returns the manager of this rank's arrays.
+     *
+     * @return the manager
+     */
     public NDManager manager() {
         return manager;
     }
@@ -166,7 +176,11 @@ public final class Replica implements AutoCloseable {
         }
     }
 
-    /** Returns the parameters in the block's order. */
+    /**
+     * Returns the parameters.
+     *
+     * @return the parameters in the block's order
+     */
     public List<Own> parameters() {
         return parameters;
     }

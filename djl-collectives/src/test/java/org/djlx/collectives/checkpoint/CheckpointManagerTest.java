@@ -261,7 +261,7 @@ class CheckpointManagerTest {
                 messages.get(0).contains(other ? "the ranks returned different" : "rank 1 failed"),
                 messages::toString);
         assertTrue(
-                messages.get(1).contains(other ? "the ranks differ" : "elsewhere"),
+                messages.get(1).contains(other ? "the ranks returned different" : "elsewhere"),
                 messages::toString);
     }
 

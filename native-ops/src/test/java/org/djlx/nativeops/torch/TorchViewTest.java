@@ -139,7 +139,7 @@ class TorchViewTest {
         assertRefused("1 strides", new long[] {2, 2}, new long[] {1});
         assertRefused("sizes are null", null, new long[] {1});
         assertRefused("strides are null", new long[] {1}, null);
-        assertRefused("at most 64 dimensions, not 65", new long[65], new long[65]);
+        assertRefused("65 dimensions are too many", new long[65], new long[65]);
         assertEquals(
                 1,
                 Torch.view(
