@@ -11,8 +11,8 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.stream.IntStream;
-import org.djlx.collectives.internal.host.Durations;
 import org.djlx.collectives.spi.OpType;
+import org.djlx.nativeops.host.Durations;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 

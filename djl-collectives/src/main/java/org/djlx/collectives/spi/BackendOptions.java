@@ -5,7 +5,7 @@
 package org.djlx.collectives.spi;
 
 import java.time.Duration;
-import org.djlx.collectives.internal.host.Durations;
+import org.djlx.nativeops.host.Durations;
 
 /** Options that all backends have. A backend may define a subclass with more options. */
 public class BackendOptions {

@@ -30,7 +30,6 @@
  *
  * <ul>
  *   <li>{@link org.djlx.samples.common.TextTable} - a plain-text table
- *   <li>{@link org.djlx.samples.common.Durations} - durations in words
  * </ul>
  */
 package org.djlx.samples.common;

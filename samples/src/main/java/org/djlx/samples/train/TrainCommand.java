@@ -20,8 +20,8 @@ import java.util.stream.Collectors;
 import java.util.zip.CRC32C;
 import java.util.zip.Checksum;
 import org.djlx.collectives.ProcessGroup;
+import org.djlx.nativeops.host.Durations;
 import org.djlx.samples.common.DeviceKind;
-import org.djlx.samples.common.Durations;
 import org.djlx.samples.common.ElementType;
 import org.djlx.samples.common.RankOptions;
 import org.djlx.samples.common.Ranks;
@@ -293,7 +293,7 @@ public final class TrainCommand implements Callable<Integer> {
                     name,
                     String.format("%.3f", curve.last()),
                     String.format("%.3f", curve.lastHeldOut()),
-                    Durations.text(time),
+                    text(time.toNanos()),
                     String.format("%.0f", 1e9 * steps * batch * context / time.toNanos()));
         }
         spec.commandLine().getOut().printf("%n%s", table);
@@ -490,6 +490,13 @@ public final class TrainCommand implements Callable<Integer> {
         return result;
     }
 
+    /** Formats a duration, rounded to seconds from one second on. */
+    private static String text(long nanos) {
+        long millis = nanos / 1_000_000;
+        return Durations.text(
+                Duration.ofMillis(millis < 1000 ? millis : (millis + 500) / 1000 * 1000));
+    }
+
     /**
      * Prints the progress: a bar on a terminal; otherwise ten lines, and one after each silence of
      * ten seconds.
@@ -535,10 +542,10 @@ public final class TrainCommand implements Callable<Integer> {
                 warm = now;
             }
             long left = (now - warm) / Math.max(1, step - firstStep - 1) * (steps - step);
-            String elapsed = Durations.text(Duration.ofNanos(nanos));
+            String elapsed = text(nanos);
             return step == steps || step == firstStep + 1
                     ? elapsed
-                    : elapsed + ", " + Durations.text(Duration.ofNanos(left)) + " left";
+                    : elapsed + ", " + text(left) + " left";
         }
 
         /** Says, when the process is told to end, how the job goes on. */

@@ -15,8 +15,8 @@ import java.util.function.Supplier;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.internal.host.Deadline;
-import org.djlx.collectives.internal.host.Durations;
 import org.djlx.collectives.internal.host.GroupErrors;
+import org.djlx.nativeops.host.Durations;
 
 /** Runs calls that wait for other ranks and take no timeout, such as those of NCCL. */
 public final class BoundedCall {

@@ -5,6 +5,7 @@
 package org.djlx.collectives.internal.host;
 
 import java.time.Duration;
+import org.djlx.nativeops.host.Durations;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 

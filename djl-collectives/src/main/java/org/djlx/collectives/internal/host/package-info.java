@@ -15,7 +15,6 @@
  *   <li>{@link org.djlx.collectives.internal.host.ControlBlock} - layout of the shared memory:
  *       epochs, states, signals
  *   <li>{@link org.djlx.collectives.internal.host.Deadline} - when a timeout expires
- *   <li>{@link org.djlx.collectives.internal.host.Durations} - formats durations
  *   <li>{@link org.djlx.collectives.internal.host.GroupErrors} - exceptions for operations that
  *       cannot complete
  *   <li>{@link org.djlx.collectives.internal.host.HostSync} - host-side checks for GPU backends

@@ -8,8 +8,8 @@ import java.time.Duration;
 import java.util.List;
 import java.util.stream.Collectors;
 import org.djlx.collectives.CollectiveException;
-import org.djlx.collectives.internal.host.Durations;
 import org.djlx.collectives.store.StoreTimeoutException;
+import org.djlx.nativeops.host.Durations;
 
 /** Exceptions of the stores, with the same messages for all implementations. */
 public final class StoreErrors {

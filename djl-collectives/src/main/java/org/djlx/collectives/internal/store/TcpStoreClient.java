@@ -17,7 +17,7 @@ import java.util.List;
 import java.util.concurrent.locks.ReentrantLock;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.internal.host.Deadline;
-import org.djlx.collectives.internal.host.Durations;
+import org.djlx.nativeops.host.Durations;
 
 /**
  * The client of a {@code TcpStore}.

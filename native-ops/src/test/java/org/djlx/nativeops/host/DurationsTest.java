@@ -2,7 +2,7 @@
  * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
  * SPDX-License-Identifier: Apache-2.0
  */
-package org.djlx.collectives.internal.host;
+package org.djlx.nativeops.host;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
 
