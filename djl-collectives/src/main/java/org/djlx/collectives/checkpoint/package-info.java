@@ -10,9 +10,10 @@
  * org.djlx.collectives.checkpoint.CheckpointManager}.
  *
  * <ul>
- *   <li>{@link org.djlx.collectives.checkpoint.CheckpointManager} - saves a job's state, and has it
- *       go on from there
- *   <li>{@link org.djlx.collectives.checkpoint.TrainingProgress} - how far a job has come
+ *   <li>{@link org.djlx.collectives.checkpoint.CheckpointManager} - saves and restores the state of
+ *       a job
+ *   <li>{@link org.djlx.collectives.checkpoint.TrainingProgress} - updates, epochs and batches of a
+ *       job
  * </ul>
  */
 package org.djlx.collectives.checkpoint;

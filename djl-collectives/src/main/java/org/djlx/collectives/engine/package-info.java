@@ -3,20 +3,20 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 /* Package-private:
- * P2pModel           a model of PyTorch's, but for its trainer
- * ParallelPredictor  hands requests to that
+ * P2pModel           DJL's PyTorch model, except for trainer, saving and loading
+ * ParallelPredictor  passes requests to a ParallelModel
  */
 /**
- * The DJL engine {@code PyTorch-P2P}: models that are loaded on several ranks. Start with {@link
- * org.djlx.collectives.engine.P2pEngine}.
+ * The DJL engine {@code PyTorch-P2P}: models that are trained, or loaded, on several ranks. Start
+ * with {@link org.djlx.collectives.engine.P2pEngine}.
  *
  * <ul>
- *   <li>{@link org.djlx.collectives.engine.P2pEngine} - the engine, {@code PyTorch-P2P}: how ranks
- *       come about, and what they do
- *   <li>{@link org.djlx.collectives.engine.P2pEngineProvider} - finds it
- *   <li>{@link org.djlx.collectives.engine.ParallelModel} - what it loads
- *   <li>{@link org.djlx.collectives.engine.ParallelModelLoader} - loads models that are divided
- *       among ranks; for loaders of your own
+ *   <li>{@link org.djlx.collectives.engine.P2pEngine} - the engine; describes ranks, training and
+ *       parameters
+ *   <li>{@link org.djlx.collectives.engine.P2pEngineProvider} - provides the engine to DJL
+ *   <li>{@link org.djlx.collectives.engine.ParallelModel} - a model on several ranks
+ *   <li>{@link org.djlx.collectives.engine.ParallelModelLoader} - interface of loaders for models
+ *       that are divided among ranks; you can add your own
  * </ul>
  */
 package org.djlx.collectives.engine;

@@ -3,16 +3,18 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 /* Package-private:
- * Boundary    one call of an operator, where autograd's graph is cut
- * Conversion  the way back from an array of another element type
+ * Boundary    one recorded call of an operator, where autograd's graph is cut
+ * Conversion  adds the gradient of a converted array to those of its originals
  */
 /**
- * Gradients through what groups compute, which libtorch's autograd does not see.
+ * Gradients through operations of groups, which libtorch's autograd does not see. Start with {@link
+ * org.djlx.collectives.gradient.GradientScope}.
  *
  * <ul>
  *   <li>{@link org.djlx.collectives.gradient.DifferentiableCollectives} - collectives through which
  *       gradients flow
- *   <li>{@link org.djlx.collectives.gradient.GradientRule} - differentiates an operator of your own
+ *   <li>{@link org.djlx.collectives.gradient.GradientRule} - computes the gradients of an operator
+ *       of your own
  *   <li>{@link org.djlx.collectives.gradient.GradientScope} - collects gradients on one thread:
  *       DJL's GradientCollector for ranks
  * </ul>

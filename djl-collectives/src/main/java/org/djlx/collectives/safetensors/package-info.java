@@ -9,14 +9,14 @@
 /**
  * Files of tensors in Hugging Face's <a
  * href="https://github.com/huggingface/safetensors">safetensors format</a>: weights, of which each
- * rank reads its part, and checkpoints.
+ * rank reads its part, and checkpoints. Start with {@link
+ * org.djlx.collectives.safetensors.Safetensors}.
  *
  * <ul>
- *   <li>{@link org.djlx.collectives.safetensors.Safetensors} - reads one file, or a model's several
- *       ones
- *   <li>{@link org.djlx.collectives.safetensors.SafetensorsHeader} - the description at the start
- *       of a file, checked
- *   <li>{@link org.djlx.collectives.safetensors.SafetensorsWriter} - writes them
+ *   <li>{@link org.djlx.collectives.safetensors.Safetensors} - reads tensors from one file, or from
+ *       all files of a model
+ *   <li>{@link org.djlx.collectives.safetensors.SafetensorsHeader} - the checked header of a file
+ *   <li>{@link org.djlx.collectives.safetensors.SafetensorsWriter} - writes a file
  *   <li>{@link org.djlx.collectives.safetensors.TensorSpec} - the name, element type and shape of a
  *       stored tensor
  * </ul>

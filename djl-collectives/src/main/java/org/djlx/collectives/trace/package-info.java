@@ -4,28 +4,32 @@
  */
 /* Package-private:
  * BoundedCalls        calls that may never return
- * CollectiveEvent     the same for the Java Flight Recorder
- * DumpWriter          the thread that writes it
- * FailureDumps        when a failure makes a record be written
- * FlightFiles         where it goes
- * FlightRecord        an operation as it is recorded
- * FlightRecorderBean  shows a recorder over JMX
+ * CollectiveEvent     JFR event of one operation
+ * DumpWriter          the thread that writes flight records
+ * FailureDumps        decides when a failure writes a flight record
+ * FlightFiles         names and directory of flight records
+ * FlightRecord        one operation in a flight recorder
+ * FlightRecorderBean  the JMX bean of a flight recorder
  * WallClock           times since 1970
  */
 /**
- * What a rank did last, as it is recorded, and what the records of all ranks say together.
+ * The flight recorder: keeps the last operations of a rank, writes them to a file when a group
+ * fails, and compares the files of all ranks. Start with {@link
+ * org.djlx.collectives.trace.FlightRecorder}.
  *
  * <ul>
- *   <li>{@link org.djlx.collectives.trace.FlightAnalysis} - the dumps of all ranks side by side
- *   <li>{@link org.djlx.collectives.trace.FlightDump} - the record as it was at one moment, in
- *       memory and as a file
- *   <li>{@link org.djlx.collectives.trace.FlightEntry} - one operation in it
- *   <li>{@link org.djlx.collectives.trace.FlightFinding} - something that they show
+ *   <li>{@link org.djlx.collectives.trace.FlightAnalysis} - compares the flight records of all
+ *       ranks
+ *   <li>{@link org.djlx.collectives.trace.FlightDump} - a flight record: the last operations of a
+ *       rank, in memory and as a file
+ *   <li>{@link org.djlx.collectives.trace.FlightEntry} - one operation in a flight record
+ *   <li>{@link org.djlx.collectives.trace.FlightFinding} - a finding of the comparison, such as a
+ *       rank that is behind
  *   <li>{@link org.djlx.collectives.trace.FlightRecorder} - the last operations of one rank of a
  *       group
- *   <li>{@link org.djlx.collectives.trace.FlightRecorderMXBean} - the same over JMX
- *   <li>{@link org.djlx.collectives.trace.GroupTrace} - how a group puts its operations on record;
- *       public for the package above alone
+ *   <li>{@link org.djlx.collectives.trace.FlightRecorderMXBean} - the flight recorder over JMX
+ *   <li>{@link org.djlx.collectives.trace.GroupTrace} - records the operations of a group; public
+ *       for {@code ProcessGroup} only
  * </ul>
  */
 package org.djlx.collectives.trace;

@@ -3,33 +3,33 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 /* Package-private:
- * FusedUpdates       DJL's optimizers on a GPU, by one kernel a parameter
- * GradientBuckets    gradients that are reduced at once
- * ParameterChecksum  compares parameters
- * RankWorkers        a thread for each rank
- * SplitForward       one forward pass on the parts of a batch, and the way back
- * StagedForward      one rank's forward pass, cut where gradients are complete on the way back
+ * FusedUpdates       updates of DJL's optimizers on a GPU, one kernel per parameter
+ * GradientBuckets    reduces gradients in buckets
+ * ParameterChecksum  checksum to compare the parameters of ranks
+ * RankWorkers        one thread per rank
+ * SplitForward       forward and backward pass of all ranks on the parts of a batch
+ * StagedForward      forward pass of one rank, cut between the blocks of a SequentialBlock
  */
 /**
  * Data-parallel and tensor-parallel training: trainer, gradient buckets, distributed sampler. Start
  * with {@link org.djlx.collectives.train.DataParallelConfig}.
  *
  * <ul>
- *   <li>{@link org.djlx.collectives.train.Agreement} - has all ranks fail when one does
- *   <li>{@link org.djlx.collectives.train.DataParallelConfig} - a training configuration that says
- *       more of the ranks
+ *   <li>{@link org.djlx.collectives.train.Agreement} - makes all ranks fail if one fails
+ *   <li>{@link org.djlx.collectives.train.DataParallelConfig} - training configuration with options
+ *       for ranks
  *   <li>{@link org.djlx.collectives.train.DataParallelTrainer} - the trainer
  *   <li>{@link org.djlx.collectives.train.DistributedSampler} - divides a dataset among processes
  *   <li>{@link org.djlx.collectives.train.DividedBlock} - a block whose parameters are divided
  *       among ranks; for blocks of your own
- *   <li>{@link org.djlx.collectives.train.GradientCompression} - as what gradients go from rank to
- *       rank
- *   <li>{@link org.djlx.collectives.train.GradientReduction} - how the gradients of processes
- *       become one
- *   <li>{@link org.djlx.collectives.train.GradientSynchronizer} - makes gradients one in programs
+ *   <li>{@link org.djlx.collectives.train.GradientCompression} - the format in which gradients are
+ *       sent
+ *   <li>{@link org.djlx.collectives.train.GradientReduction} - sum or mean of the gradients of
+ *       processes
+ *   <li>{@link org.djlx.collectives.train.GradientSynchronizer} - all-reduces gradients in programs
  *       that keep the engine PyTorch
- *   <li>{@link org.djlx.collectives.train.OptimizerState} - what an optimizer keeps from step to
- *       step
+ *   <li>{@link org.djlx.collectives.train.OptimizerState} - the state of an optimizer, such as
+ *       Adam's means
  *   <li>{@link org.djlx.collectives.train.Replica} - one rank's parameters
  * </ul>
  */
