@@ -220,7 +220,7 @@ final class Plan {
                 List.of("operator", "M, N, K", "ranks", "hosts", "GPUs", "path", "us", "limit us");
         Table table =
                 new Table(
-                        with(header, training, "plain us", "gradients us", "efficiency")
+                        with(header, training, "nccl us", "gradients us", "efficiency")
                                 .toArray(String[]::new));
         plans.forEach(plan -> table.add(plan.row(training)));
         return table;

@@ -178,9 +178,10 @@ class OpQueueTest {
     void anOperationCannotWaitForItself() {
         ProcessGroup group = ProcessGroups.local(1).get(0);
         try {
-            Work[] own = new Work[1];
-            own[0] = group.execute(OpType.BARRIER, AGREED, operation -> own[0].await());
-            CollectiveException e = assertThrows(CollectiveException.class, own[0]::await);
+            CompletableFuture<Work> own = new CompletableFuture<>();
+            Work work = group.execute(OpType.BARRIER, AGREED, operation -> own.join().await());
+            own.complete(work);
+            CollectiveException e = assertThrows(CollectiveException.class, work::await);
             assertTrue(e.getMessage().contains("cannot wait for"), e::toString);
         } finally {
             group.destroy();
