@@ -11,6 +11,7 @@ import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Optional;
+import java.util.concurrent.ConcurrentHashMap;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.p2p.KernelSignals;
 import org.djlx.collectives.p2p.P2pBuffers;
@@ -70,6 +71,9 @@ public final class FusedMatmul implements AutoCloseable {
     private static final int SWIZZLED_ROWS = 8; // after which the swizzle pattern of a box repeats
 
     private static final List<Integer> TILE_COLUMNS = FusedMatmulModel.TILE_COLUMNS;
+
+    // Reading them from the source takes milliseconds, too long for each new shape.
+    private static final Map<Variant, Integer> SHARED_BYTES = new ConcurrentHashMap<>();
 
     // Two ranks pull partial sums from each other. More ranks push them. See
     // docs/design/experiments/fused-matmul.md.
@@ -142,7 +146,8 @@ public final class FusedMatmul implements AutoCloseable {
         }
 
         int sharedBytes() {
-            return new KernelConstants(SOURCE, options()).value("SHARED_BYTES");
+            return SHARED_BYTES.computeIfAbsent(
+                    this, key -> new KernelConstants(SOURCE, key.options()).value("SHARED_BYTES"));
         }
     }
 

@@ -47,7 +47,7 @@ public final class KernelConstants {
      * Reads a source.
      *
      * @param source the source; its headers count
-     * @param options the compiler's options, of which {@code -DNAME=VALUE} count
+     * @param options the compiler's options, of which {@code -DNAME=VALUE} and {@code -DNAME} count
      */
     public KernelConstants(KernelSource source, String... options) {
         name = source.name();
@@ -57,7 +57,7 @@ public final class KernelConstants {
         for (String option : options) {
             if (option.startsWith("-D")) {
                 String[] macro = option.substring(2).split("=", 2);
-                macros.put(macro[0], macro[1]);
+                macros.put(macro[0], macro.length == 1 ? "1" : macro[1]);
             }
         }
     }
@@ -196,6 +196,9 @@ public final class KernelConstants {
         private int next;
 
         Expression(String text) {
+            if (!TOKEN.matcher(text).replaceAll("").isBlank()) {
+                throw new IllegalArgumentException(name + ": not an expression: " + text);
+            }
             TOKEN.matcher(text).results().map(MatchResult::group).forEach(tokens::add);
             tokens.add("");
         }
@@ -214,13 +217,19 @@ public final class KernelConstants {
             return accepted;
         }
 
+        private void require(String token) {
+            if (!accept(token)) {
+                throw new IllegalArgumentException(name + ": not an expression: " + tokens);
+            }
+        }
+
         private long conditional() {
             long condition = binary(0);
             if (!accept("?")) {
                 return condition;
             }
             long yes = conditional();
-            accept(":");
+            require(":");
             long no = conditional();
             return condition != 0 ? yes : no;
         }
@@ -240,7 +249,7 @@ public final class KernelConstants {
         private long unary() {
             if (accept("(")) {
                 long value = conditional();
-                accept(")");
+                require(")");
                 return value;
             }
             if (accept("-")) {

@@ -23,6 +23,7 @@ import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
+import org.junit.jupiter.params.provider.ValueSource;
 
 /** Constants and structs that are read from CUDA sources; a compiler agrees with them. */
 @Timeout(120)
@@ -63,6 +64,22 @@ class KernelConstantsTest {
         assertEquals(3, constants("-DTILE_N=256", "-DSMALL=0").value("STAGES"));
         assertEquals(5, constants("-DTILE_N=128", "-DSMALL=0").value("STAGES"));
         assertEquals(7, constants("-DTILE_N=128", "-DSMALL=1").value("STAGES"));
+    }
+
+    /** As a compiler has it. */
+    @Test
+    void aMacroWithoutAValueIsOne() {
+        assertEquals(7, constants("-DTILE_N=128", "-DSMALL").value("STAGES"));
+    }
+
+    @ParameterizedTest
+    @ValueSource(
+            strings = {"~1", "6 & 3", "8 >> 1", "6 ^ 3", "1.5", "1u", "sizeof(int)", "(1", "1 ? 2"})
+    void whatIsNotUnderstoodIsRefused(String expression) {
+        String text = "const int VALUE = " + expression + ";\n";
+        KernelConstants constants =
+                new KernelConstants(new KernelSource("test.cu", text, Map.of()));
+        assertThrows(IllegalArgumentException.class, () -> constants.value("VALUE"));
     }
 
     @Test

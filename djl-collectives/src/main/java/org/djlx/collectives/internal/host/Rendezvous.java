@@ -42,8 +42,8 @@ import org.djlx.collectives.spi.Operation;
  *       messages. Its wait spins like this one ({@link #spins}) and sleeps on the same doorbell,
  *       but does not yield in between; whether it should was not measured.
  *   <li>NCCL connects ranks in the first operation of a kind, root and size; the call returns when
- *       the other ranks have made it too. A helper thread of {@code NcclQueue} makes such calls, so
- *       that two groups whose first operations are issued in different orders do not deadlock.
+ *       the other ranks have made it too. A helper thread of {@code StreamQueue} makes such calls,
+ *       so that two groups whose first operations are issued in different orders do not deadlock.
  *       Later work on the stream, operations on other streams ({@code P2pQueue}) and splits wait
  *       for the helper.
  *   <li>{@code nccl} with {@code optVerify} compares calls through the store ({@code
