@@ -71,6 +71,10 @@ public final class FusedMatmul implements AutoCloseable {
 
     private static final List<Integer> TILE_COLUMNS = FusedMatmulModel.TILE_COLUMNS;
 
+    // Of each tile. Read once, because it takes milliseconds and every new shape needs it.
+    private static final int[] SHARED_BYTES =
+            TILE_COLUMNS.stream().mapToInt(FusedMatmul::sharedBytes).toArray();
+
     // Two ranks pull partial sums from each other. More ranks push them. See
     // docs/design/experiments/fused-matmul.md.
     private static final int PULLING_RANKS = 2;
@@ -121,6 +125,10 @@ public final class FusedMatmul implements AutoCloseable {
         this.streams = streams;
     }
 
+    private static int sharedBytes(int tileColumns) {
+        return new KernelConstants(SOURCE, "-DTILE_N=" + tileColumns).value("SHARED_BYTES");
+    }
+
     /** The operators that the kernel computes. */
     private enum Kind {
         GATHER,
@@ -142,7 +150,7 @@ public final class FusedMatmul implements AutoCloseable {
         }
 
         int sharedBytes() {
-            return new KernelConstants(SOURCE, options()).value("SHARED_BYTES");
+            return SHARED_BYTES[tile];
         }
     }
 
