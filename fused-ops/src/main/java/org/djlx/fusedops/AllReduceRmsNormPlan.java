@@ -24,8 +24,9 @@ import org.djlx.nativeops.torch.TensorInfo;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * The plan of {@link FusedOps#allReduceRmsNorm}. All of its paths give the same bits, except for
- * the order in which squares are added.
+ * The plan of {@link FusedOps#allReduceRmsNorm}. All of its paths give the same residual, bit by
+ * bit. Both kernels give the same norm, too. That of libtorch may differ in the last bits: it adds
+ * squares in another order, and divides by the root where kernels multiply by its reciprocal.
  */
 final class AllReduceRmsNormPlan implements FusedPlan {
 
@@ -315,7 +316,7 @@ final class AllReduceRmsNormPlan implements FusedPlan {
             }
         }
 
-        /** In float32, rounded where the kernel rounds. */
+        /** In float32. Rounds the sum and the norm where the kernel does. */
         private static void addAndNormalize(Call call, NormedResidual outputs) {
             NDArray sum = outputs.residual();
             try (NDArray wide = Torch.cast(call.inputs().array(1), ScalarType.FLOAT32);

@@ -286,7 +286,8 @@ public final class FusedOps {
      *   <li>The new residual has the same bits on the CPU, on GPUs, and as an all-reduce and an
      *       addition would give.
      *   <li>The norm is that of the rounded residual. It has the same bits on GPUs of one
-     *       architecture. Otherwise the order in which squares are added may differ.
+     *       architecture, except for rows of more than 47 KiB. Otherwise squares may be added in
+     *       another order, and a factor may be rounded once more or less in float32.
      *   <li>All ranks get the same bits if they pass the same residual, weight and epsilon. This is
      *       not checked.
      * </ul>
