@@ -80,7 +80,7 @@ public final class GpuResources implements AutoCloseable {
     }
 
     /**
-     * Tells whether {@link org.djlx.collectives.Work#await()} blocks the host.
+     * Returns whether {@link org.djlx.collectives.Work#await()} blocks the host.
      *
      * @return whether it does
      */

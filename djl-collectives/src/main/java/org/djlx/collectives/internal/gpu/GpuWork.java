@@ -83,8 +83,8 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
     protected void requireWaitable() {}
 
     /**
-     * Tells whether the work was enqueued on a stream, so that later work there need not wait for
-     * an event.
+     * Returns whether the work was enqueued on a stream. Later work on that stream then need not
+     * wait for an event.
      *
      * @param stream the stream
      * @return whether it was
@@ -103,7 +103,7 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
     }
 
     /**
-     * Tells whether the whole work is enqueued, or has ended.
+     * Returns whether the whole work is enqueued, or has ended.
      *
      * @return whether a thread can wait for it
      */
@@ -112,7 +112,7 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
     }
 
     /**
-     * Tells whether the work has ended, even if it has not been completed yet.
+     * Returns whether the work has ended, even if it has not been completed yet.
      *
      * @return whether it has
      */
@@ -121,7 +121,7 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
     }
 
     /**
-     * Tells whether the operation has failed. Valid in {@link #release}.
+     * Returns whether the operation has failed. Valid in {@link #release}.
      *
      * @return whether it has
      */
@@ -217,7 +217,7 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
     }
 
     /**
-     * Fails a work of which nothing runs on the GPU, unless it has ended.
+     * Fails a work, unless it has ended. Nothing of it may run on the GPU.
      *
      * @param reason the reason
      */
