@@ -416,12 +416,12 @@ final class P2p {
         queue.end();
     }
 
-    /** Tells the other ranks that this rank makes no more calls. */
+    /** Announces to the other ranks that this rank makes no more calls. */
     void endCalls() {
         queue.endCalls();
     }
 
-    /** Makes later calls throw, and ends waits of kernels; no operation may be under way. */
+    /** Makes later calls throw, and ends waits of kernels; no operation may be running. */
     void stop() {
         buffers.end();
         kernels.end();

@@ -69,7 +69,7 @@ final class P2pRegion implements AutoCloseable {
         return addresses.length;
     }
 
-    /** Tells whether all-reduces can be direct, as far as this rank knows. */
+    /** Returns whether all-reduces can be direct, as far as this rank knows. */
     boolean isDirect() {
         return direct;
     }
