@@ -59,9 +59,8 @@ public final class ProcessGroups {
     // operation fail at once with a more precise error than an interrupt would give.
     private static final Duration GRACE = Duration.ofSeconds(10);
     // Group numbers. All ranks create their groups in the same order, so a group has the same
-    // number
-    // on all ranks. The number separates the keys of successive groups in one store, and their
-    // servers on one port.
+    // number on all ranks. The number separates the keys of successive groups in one store, and
+    // their servers on one port.
     private static final AtomicInteger INITS = new AtomicInteger();
     private static final AtomicInteger LOCALS = new AtomicInteger();
 
@@ -288,9 +287,9 @@ public final class ProcessGroups {
     /**
      * Runs code on one thread per rank of a local group, and waits for all threads.
      *
-     * <p>If a rank throws, its handle is destroyed, so that the other ranks' operations fail
-     * instead of waiting for it. A rank that is blocked elsewhere is interrupted after 10 s. This
-     * method waits for all threads in any case.
+     * <p>If a rank throws, its handle is destroyed. The other ranks' operations then fail instead
+     * of waiting for it. A rank that is blocked elsewhere is interrupted after 10 s. This method
+     * waits for all threads in any case.
      *
      * @param <T> the result of the code
      * @param groups the handles of all ranks, as {@link #local(int)} returns them

@@ -493,9 +493,9 @@ public final class Rendezvous {
     }
 
     /**
-     * Adds the death of another rank to the end of a rank, as its likely cause: the first rank that
-     * notices a death may destroy the group before this rank has checked the processes. Takes a
-     * system call per rank.
+     * Adds the likely cause to the description of a rank's end, if another rank has died: the first
+     * rank that notices a death may destroy the group before this rank has checked the processes.
+     * Takes a system call per rank.
      *
      * @param end the description of a rank's end
      * @return the text for the user

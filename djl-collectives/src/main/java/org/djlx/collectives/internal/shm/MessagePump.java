@@ -29,8 +29,8 @@ import org.djlx.collectives.internal.shm.MessageMatcher.Offer;
  *   <li>No data is stored for a receiver that has not called, and both ends notice a mismatch.
  *   <li>Mailboxes never block: letters that do not fit wait here, and all arrived data is read,
  *       whichever message it belongs to.
- *   <li>A failed message leaves nothing behind: the sender withdraws it, and chunks of an unknown
- *       message are dropped.
+ *   <li>A failed message is removed: the sender withdraws it, and the receiver drops chunks of
+ *       unknown messages.
  *   <li>Guarded by the lock of the {@link MessageQueue}.
  * </ul>
  */

@@ -181,8 +181,7 @@ final class OpQueue {
         try {
             while (runNext()) {
                 // Until nothing is pending. Clear an interrupt by one operation, so that it does
-                // not
-                // end the waits of the next one.
+                // not end the waits of the next one.
                 Thread.interrupted();
             }
         } finally {

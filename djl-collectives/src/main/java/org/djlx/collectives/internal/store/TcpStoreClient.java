@@ -471,8 +471,7 @@ public final class TcpStoreClient implements AutoCloseable {
             }
             if (e instanceof SocketTimeoutException && deadline.isOver()) {
                 // No connection within a short deadline. The command connection, which has more
-                // time,
-                // finds out whether the server is alive.
+                // time, finds out whether the server is alive.
                 return false;
             }
             throw failure(operation, keys, e, false);
