@@ -29,8 +29,8 @@ import org.slf4j.LoggerFactory;
  * The ranks of a generator, with a loaded model.
  *
  * @param pool the ranks
- * @param samplesOnDevice whether ranks sample on the GPU, so that step n+1 can launch before the
- *     host knows the tokens of step n; if ranks are processes, valid on rank 0 only
+ * @param samplesOnDevice whether ranks sample on the GPU: step n+1 can then launch before the host
+ *     knows the tokens of step n. If ranks are processes, valid on rank 0 only
  */
 record ModelRanks(RankPool<StepRequest, List<Sampler.SampledToken>> pool, boolean samplesOnDevice) {
 
