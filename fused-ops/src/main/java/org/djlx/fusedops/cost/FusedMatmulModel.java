@@ -77,7 +77,7 @@ public final class FusedMatmulModel {
     public record Tiling(int tile, int pushers, double micros) {}
 
     /**
-     * Tells whether the kernel can compute the operator:
+     * Returns whether the kernel can compute the operator:
      *
      * <ul>
      *   <li>float16 or bfloat16, and rows of whole {@linkplain #UNIT units}

@@ -117,7 +117,7 @@ public final class BlockKernels implements AutoCloseable {
     }
 
     /**
-     * Tells whether an array is on this GPU and there are kernels for its type.
+     * Returns whether an array is on this GPU and there are kernels for its type.
      *
      * @param array the array
      * @return whether it is
@@ -128,7 +128,7 @@ public final class BlockKernels implements AutoCloseable {
     }
 
     /**
-     * Tells whether rows are short enough to be normalised.
+     * Returns whether rows are short enough to be normalised.
      *
      * @param size the elements of a row
      * @return whether they are
@@ -514,7 +514,7 @@ public final class BlockKernels implements AutoCloseable {
     }
 
     /**
-     * Tells whether a kernel can convert and join matrices.
+     * Returns whether a kernel can convert and join matrices.
      *
      * @param matrices the matrices
      * @param type the element type of the result

@@ -146,7 +146,7 @@ public final class FusedMatmul implements AutoCloseable {
         }
     }
 
-    /** Tells whether the kernel runs on a GPU. */
+    /** Returns whether the kernel runs on a GPU. */
     static boolean isSupported(CudaDevice device) {
         return device.architecture().equals(ARCHITECTURE);
     }
@@ -212,7 +212,7 @@ public final class FusedMatmul implements AutoCloseable {
     }
 
     /**
-     * Tells which Bs the kernel can load without a copy. The others must be copied row by row.
+     * The Bs that the kernel can load without a copy. The others must be copied row by row.
      *
      * @param bs the layouts of the Bs
      * @param addresses their addresses
@@ -232,7 +232,7 @@ public final class FusedMatmul implements AutoCloseable {
     }
 
     /**
-     * Tells whether the kernel can load a single B without a copy.
+     * Returns whether the kernel can load a single B without a copy.
      *
      * @param b the layout of B
      * @param address its address
@@ -243,7 +243,7 @@ public final class FusedMatmul implements AutoCloseable {
     }
 
     /**
-     * Tells whether the kernel can load A without a copy.
+     * Returns whether the kernel can load A without a copy.
      *
      * @param a the layout of A
      * @param address its address
@@ -315,7 +315,7 @@ public final class FusedMatmul implements AutoCloseable {
     }
 
     /**
-     * Tells whether the kernel can compute an all-gather + matmul.
+     * Returns whether the kernel can compute an all-gather + matmul.
      *
      * @param buffers the group's
      * @param work the operator
@@ -326,7 +326,7 @@ public final class FusedMatmul implements AutoCloseable {
     }
 
     /**
-     * Tells whether the kernel can compute a matmul + reduce-scatter. The same on all ranks.
+     * Returns whether the kernel can compute a matmul + reduce-scatter. The same on all ranks.
      *
      * @param buffers the group's
      * @param work the operator
@@ -340,7 +340,7 @@ public final class FusedMatmul implements AutoCloseable {
     }
 
     /**
-     * Tells whether the kernel can multiply values by the activation of their gates.
+     * Returns whether the kernel can multiply values by the activation of their gates.
      *
      * @param buffers the group's
      * @param work the operator, {@linkplain #gathers possible} for the kernel
@@ -589,7 +589,7 @@ public final class FusedMatmul implements AutoCloseable {
         /**
          * Enqueues the operator on the current stream, within the operation.
          *
-         * @param operation the operation under way
+         * @param operation the running operation
          * @param shard the address of this rank's contiguous shard. All addresses are multiples of
          *     {@link TensorMap#ALIGNMENT}
          * @param bs the addresses of the Bs
@@ -681,7 +681,7 @@ public final class FusedMatmul implements AutoCloseable {
         /**
          * Enqueues the operator on the current stream, within the operation.
          *
-         * @param operation the operation under way
+         * @param operation the running operation
          * @param a the address of A. All addresses are multiples of {@link TensorMap#ALIGNMENT}
          * @param b the address of B
          * @param result the address of this rank's part of the sum

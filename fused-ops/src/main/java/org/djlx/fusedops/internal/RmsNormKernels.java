@@ -132,7 +132,7 @@ public final class RmsNormKernels implements AutoCloseable {
     }
 
     /**
-     * Tells whether there is a kernel for a type and a length of rows.
+     * Returns whether there is a kernel for a type and a length of rows.
      *
      * @param type their type
      * @param hidden their length
@@ -143,7 +143,7 @@ public final class RmsNormKernels implements AutoCloseable {
     }
 
     /**
-     * Tells whether the one-shot kernel takes rows that are {@linkplain #isSupported supported}.
+     * Returns whether the one-shot kernel takes rows that are {@linkplain #isSupported supported}.
      *
      * @param buffers the group's
      * @param type the type of the rows
@@ -159,7 +159,7 @@ public final class RmsNormKernels implements AutoCloseable {
     /**
      * Enqueues all-reduce, residual and RMSNorm on the current stream, within the operation.
      *
-     * @param operation the operation under way
+     * @param operation the running operation
      * @param buffers the group's buffers; the kernel {@linkplain #exchanges takes} the rows
      * @param of the arrays
      * @param epsilon the number added to the mean of squares

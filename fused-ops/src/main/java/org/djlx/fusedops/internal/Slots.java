@@ -17,8 +17,8 @@ import org.djlx.collectives.p2p.P2pBuffers;
 public final class Slots {
 
     /**
-     * Slots are aligned for vector and matrix instructions, and so that a cache line has one
-     * writer.
+     * Slots are aligned for vector and matrix instructions. The alignment also gives each cache
+     * line a single writer.
      */
     static final long ALIGNMENT = 256;
 
@@ -47,7 +47,7 @@ public final class Slots {
     }
 
     /**
-     * Tells whether buffers are large enough for one slot for each rank.
+     * Returns whether buffers are large enough for one slot for each rank.
      *
      * @param buffers the buffers
      * @param worldSize the number of ranks

@@ -496,7 +496,7 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
     }
 
     /**
-     * Attaches an array made from a parameter to the manager of an input, so that it does not live
+     * Attaches an array made from a parameter to the manager of an input. Otherwise it would live
      * as long as the parameter.
      */
     static NDArray with(NDArray x, NDArray array) {
