@@ -139,8 +139,8 @@ public final class CudaDevice implements AutoCloseable {
     }
 
     /**
-     * Tells whether the GPU has bfloat16 instructions: compute capability 8.0 and later. For other
-     * GPUs, bfloat16 kernels are not compiled; see {@code element.cuh}.
+     * Returns whether the GPU has bfloat16 instructions: compute capability 8.0 and later. For
+     * other GPUs, bfloat16 kernels are not compiled; see {@code element.cuh}.
      *
      * @return whether bfloat16 is supported
      */
@@ -164,7 +164,7 @@ public final class CudaDevice implements AutoCloseable {
     }
 
     /**
-     * Tells whether this GPU can access a peer's memory. The answer may differ for the other
+     * Returns whether this GPU can access a peer's memory. The answer may differ for the other
      * direction.
      *
      * @param peer the peer

@@ -67,7 +67,7 @@ public record GpuLink(Kind kind, int nvLinks) {
     }
 
     /**
-     * Tells whether the GPUs are connected by NVLink, directly or through switches.
+     * Returns whether the GPUs are connected by NVLink, directly or through switches.
      *
      * @return whether they are
      */

@@ -26,7 +26,7 @@ public record MatrixLayout(long rows, long columns, long rowStride, long columnS
     }
 
     /**
-     * Tells whether rows are contiguous and do not overlap.
+     * Returns whether rows are contiguous and do not overlap.
      *
      * @return whether they are
      */

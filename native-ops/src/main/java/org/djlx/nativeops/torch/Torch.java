@@ -102,7 +102,7 @@ public final class Torch {
     }
 
     /**
-     * Tells whether an array's elements are contiguous in row-major order, so that they can be
+     * Returns whether an array's elements are contiguous in row-major order. They can then be
      * copied as one block from {@link #dataPointer}. Complex arrays count as not contiguous:
      * libtorch conjugates lazily, so memory may hold the conjugates.
      *
@@ -233,7 +233,7 @@ public final class Torch {
     }
 
     /**
-     * Tells whether an array requires a gradient, as {@code torch.Tensor.requires_grad}: it is a
+     * Returns whether an array requires a gradient, as {@code torch.Tensor.requires_grad}: it is a
      * leaf that does, or was computed from one with the gradient mode on. {@link
      * NDArray#hasGradient()} is true for leaves only.
      *
@@ -368,7 +368,7 @@ public final class Torch {
      * Returns a range of an array along a dimension, as PyTorch's {@code narrow}: without a copy,
      * and without parsing an index. Recorded by autograd.
      *
-     * @param array the array; the result is valid as long as it is
+     * @param array the array; closing it invalidates the result
      * @param dimension the dimension, from 0
      * @param start the start of the range, in elements along the dimension
      * @param length the length of the range
@@ -643,8 +643,8 @@ public final class Torch {
     }
 
     /**
-     * Tells whether libtorch's kernel supports grouped-query attention. If not, libtorch would hold
-     * the scores of all pairs in memory.
+     * Returns whether libtorch's kernel supports grouped-query attention. If not, libtorch would
+     * hold the scores of all pairs in memory.
      */
     private static boolean sharesHeads(long query) {
         return Tensors.device(query).isGpu() && Tensors.scalarType(query).itemSize() == 2;
