@@ -234,7 +234,7 @@ public final class GenerationServer implements AutoCloseable {
         return ((InetSocketAddress) listener.localAddress()).getPort();
     }
 
-    /** Tells whether only this host can reach the server. */
+    /** Returns whether only this host can reach the server. */
     boolean listensOnLoopback() {
         return ((InetSocketAddress) listener.localAddress()).getAddress().isLoopbackAddress();
     }

@@ -541,7 +541,7 @@ public final class TrainCommand implements Callable<Integer> {
                     : elapsed + ", " + Durations.text(Duration.ofNanos(left)) + " left";
         }
 
-        /** Says, when the process is told to end, how the job goes on. */
+        /** Prints how to resume the job, when the process is being stopped. */
         void stopped() {
             if (done == 0) {
                 return;
