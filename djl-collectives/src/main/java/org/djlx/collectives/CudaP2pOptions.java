@@ -118,9 +118,9 @@ import org.djlx.nativeops.cuda.GpuTopology;
  *       stream. The reverse is not ordered, nor are graphs among each other. Launch all graphs on
  *       one stream that has waited for earlier works, or order the streams yourself.
  *   <li>Do not launch a graph after the group has been destroyed.
- *   <li>A launch whose peers do not arrive within the timeout of the recorded operation breaks the
- *       group. Its outputs hold arbitrary values, NaN included, until the next call on the group or
- *       the next {@code await} throws the error.
+ *   <li>If the peers do not arrive within the timeout of the recorded operation, the launch breaks
+ *       the group. Its outputs hold arbitrary values, NaN included, until the next call on the
+ *       group or the next {@code await} throws the error.
  * </ul>
  */
 public final class CudaP2pOptions extends BackendOptions {

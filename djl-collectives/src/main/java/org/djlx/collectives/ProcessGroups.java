@@ -113,7 +113,7 @@ public final class ProcessGroups {
      *       another number, disconnects and retries until the number matches. A matching server
      *       stays up until rank 0 destroys the group or fails to create it, and no rank has the
      *       group before all have connected.
-     *   <li>A rank that is behind rank 0 may still need the server when rank 0 destroys the group.
+     *   <li>A rank slower than rank 0 may still need the server when rank 0 destroys the group.
      *       Rank 0 therefore stops it only after the others have closed their connections, at most
      *       {@link #STORE_CLOSE_TIMEOUT} later. A rank closes its connection when it destroys the
      *       group or dies. Ranks that only check the number do not delay this.
@@ -147,8 +147,8 @@ public final class ProcessGroups {
                     new GroupContext(DEFAULT_NAME, rank, worldSize, own, options, null),
                     leave);
         } catch (RuntimeException e) {
-            // Keep the server up for the other ranks, so that they report the cause and not a
-            // lost store connection.
+            // Keep the server up for the other ranks: they then report the cause, not a lost store
+            // connection.
             leave.run();
             throw e;
         }
@@ -253,7 +253,7 @@ public final class ProcessGroups {
         String name = "local" + LOCALS.getAndIncrement();
         // Never closed: it holds only heap memory and is collected with the last group.
         Store store = new HashStore();
-        // Allocated first, so that running out of memory later loses no handle.
+        // Allocated first: if memory runs out later, no handle is lost.
         ProcessGroup[] created = new ProcessGroup[worldSize];
         try {
             return RankThreads.run(

@@ -402,7 +402,10 @@ public final class CheckpointManager extends TrainingListenerAdapter {
         return array;
     }
 
-    /** Saves if due. DJL calls this before the step of the batch, so that step is not included. */
+    /**
+     * Saves if due. DJL calls this before the optimizer step of the batch, so the checkpoint
+     * excludes that step.
+     */
     @Override
     public void onTrainingBatch(Trainer trainer, BatchData batchData) {
         saveIfDue(trainer);

@@ -103,7 +103,7 @@ final class MessagePump {
         }
     }
 
-    /** Removes all messages, so that their tensors are no longer accessed. */
+    /** Removes all messages. Their tensors are not accessed afterwards. */
     void forgetAll() {
         offered.clear();
         sending.clear();
@@ -111,7 +111,7 @@ final class MessagePump {
         unposted.clear();
     }
 
-    /** Returns the number of letters that wait for space in the mailbox. */
+    /** Returns the number of queued letters, for which the mailbox has no space yet. */
     int unposted() {
         return unposted.size();
     }

@@ -180,8 +180,8 @@ final class OpQueue {
         }
         try {
             while (runNext()) {
-                // Until nothing is pending. Clear an interrupt by one operation, so that it does
-                // not end the waits of the next one.
+                // Run until nothing is pending. Clear an interrupt by one operation: it must not
+                // end the waits of the next one.
                 Thread.interrupted();
             }
         } finally {
