@@ -222,8 +222,8 @@ public final class GenerationRequest {
         }
 
         /**
-         * Samples only from the smallest set of most probable tokens whose probabilities add up to
-         * {@code topP} (nucleus sampling: Holtzman et al., 2019, <a
+         * Samples only from the smallest set of most probable tokens that together have the
+         * probability {@code topP} (nucleus sampling: Holtzman et al., 2019, <a
          * href="https://arxiv.org/abs/1904.09751">arXiv:1904.09751</a>).
          *
          * @param topP the probability, above 0 and at most 1; default 1, all tokens

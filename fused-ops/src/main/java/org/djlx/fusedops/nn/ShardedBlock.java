@@ -37,7 +37,7 @@ import org.djlx.nativeops.torch.Torch;
 /**
  * Base class of blocks whose parameters are divided among the ranks of a group, as in Megatron-LM
  * (Shoeybi et al., 2019, <a href="https://arxiv.org/abs/1909.08053">arXiv:1909.08053</a>). Each
- * rank has a block of its own. All ranks make the same calls in the same order.
+ * rank has its own block. All ranks make the same calls in the same order.
  *
  * <p><b>Activations.</b> Between parallel regions:
  *

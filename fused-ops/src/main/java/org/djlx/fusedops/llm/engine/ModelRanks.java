@@ -130,7 +130,7 @@ record ModelRanks(RankPool<StepRequest, List<Sampler.SampledToken>> pool, boolea
         try {
             cache = new KvCache(config, ranks, settings.cacheSlots(), group.device());
             return new LlamaModel(config, group, weights, cache, settings.maxLength());
-        } catch (RuntimeException | Error e) { // Out of memory, for example.
+        } catch (RuntimeException | Error e) { // For example if memory runs out.
             if (cache != null) {
                 cache.close();
             }
@@ -140,7 +140,8 @@ record ModelRanks(RankPool<StepRequest, List<Sampler.SampledToken>> pool, boolea
     }
 
     /**
-     * Checks that all processes have the same model and options: users start each by itself.
+     * Checks that all processes have the same model and options. Users start each process
+     * separately.
      *
      * @throws IllegalArgumentException on all ranks if they differ
      */
