@@ -138,7 +138,7 @@ public final class CudaStream extends CudaResource {
     }
 
     /**
-     * Copies bytes. Between GPUs a copy engine does it, over NVLink if there is one.
+     * Copies bytes. A copy between GPUs uses a copy engine, and NVLink if the GPUs are linked.
      *
      * @param destination the destination: memory of this GPU, of a peer to which access is enabled,
      *     or pinned host memory
