@@ -158,8 +158,8 @@ final class DecodeBench {
     }
 
     /**
-     * Reads server-sent events to the end; otherwise the connection could not be reused. The last
-     * event but one has the token count.
+     * Reads server-sent events to the end; otherwise the connection could not be reused. The second
+     * to last event has the token count.
      */
     private Answer read(Iterator<String> lines, long start) {
         double first = 0;

@@ -85,7 +85,7 @@ public final class RankOptions {
     }
 
     /**
-     * Adds {@code --ranks} whose default is one rank for each GPU, or two on the CPU without any.
+     * Adds {@code --ranks}. The default is one rank for each GPU, or two on the CPU without any.
      *
      * @return this
      */
