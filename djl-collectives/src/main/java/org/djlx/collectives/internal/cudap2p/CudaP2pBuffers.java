@@ -208,7 +208,7 @@ final class CudaP2pBuffers extends P2pBuffers {
     /**
      * Returns whether the running operation is captured into a CUDA graph.
      *
-     * @return whether it is
+     * @return true if so
      */
     boolean isCapturing() {
         return captured;

@@ -28,7 +28,7 @@ public interface Connection {
      * them as launched. The queue calls this under its lock.
      *
      * @param unit the operations
-     * @return whether they can
+     * @return true if so
      */
     boolean isReady(List<QueuedWork> unit);
 

@@ -169,7 +169,7 @@ public final class GpuGroup {
     /**
      * Returns whether the extension compares the signatures of collectives.
      *
-     * @return whether it does
+     * @return true if so
      * @see GroupExtension#comparesSignatures
      */
     public boolean comparesSignatures() {

@@ -82,7 +82,7 @@ public final class GpuResources implements AutoCloseable {
     /**
      * Returns whether {@link org.djlx.collectives.Work#await()} blocks the host.
      *
-     * @return whether it does
+     * @return true if so
      */
     public boolean blocking() {
         return blocking;

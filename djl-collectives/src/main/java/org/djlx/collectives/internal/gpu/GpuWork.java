@@ -87,7 +87,7 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
      * wait for an event.
      *
      * @param stream the stream
-     * @return whether it was
+     * @return true if so
      */
     protected boolean isOn(CudaStream stream) {
         return false;
@@ -114,7 +114,7 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
     /**
      * Returns whether the work has ended, even if it has not been completed yet.
      *
-     * @return whether it has
+     * @return true if so
      */
     protected final synchronized boolean hasEnded() {
         return ended;
@@ -123,7 +123,7 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
     /**
      * Returns whether the operation has failed. Valid in {@link #release}.
      *
-     * @return whether it has
+     * @return true if so
      */
     protected final boolean hasFailed() {
         return failure != null;

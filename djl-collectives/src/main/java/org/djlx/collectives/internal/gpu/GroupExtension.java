@@ -21,7 +21,7 @@ public interface GroupExtension extends Watchdog.Queue {
      * Returns whether the extension compares the signatures of collectives with other ranks' before
      * they are launched.
      *
-     * @return whether it does
+     * @return true if so
      */
     default boolean comparesSignatures() {
         return false;

@@ -51,7 +51,7 @@ public final class Watchdog implements AutoCloseable {
         /**
          * Returns whether the work has been completed; does not query the GPU or wait.
          *
-         * @return whether it has
+         * @return true if so
          */
         boolean isDone();
 
@@ -114,7 +114,7 @@ public final class Watchdog implements AutoCloseable {
         /**
          * Returns the ranks that have not called the first operation on this queue.
          *
-         * @return the ranks, as far as they are known
+         * @return the missing ranks that are known
          */
         default List<Integer> missing() {
             return List.of();
@@ -136,7 +136,8 @@ public final class Watchdog implements AutoCloseable {
     public interface Group {
 
         /**
-         * Returns the queues that fail with a queue: itself, and those that need it.
+         * Returns the queues that fail if a queue fails: the queue itself, and the queues that need
+         * it.
          *
          * @param queue the queue
          * @return the queues

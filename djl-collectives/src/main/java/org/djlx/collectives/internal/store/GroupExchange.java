@@ -67,7 +67,7 @@ public final class GroupExchange {
      * @param worldSize the number of ranks
      * @param store the store; no other group uses its keys
      * @param known by rank, its process; null if unknown
-     * @param obstacle the failure because of which waiting for other ranks is hopeless, or empty
+     * @param obstacle returns a failure that makes waiting for other ranks hopeless, or empty
      * @param names formats a rank for messages
      */
     public GroupExchange(
