@@ -390,7 +390,7 @@ public final class FusedOps {
      * @param rows the number of rows, at least 1
      * @param hidden the number of elements of a row, at least 1
      * @param group the group
-     * @return whether it does; the same on all ranks
+     * @return true if so; the same on all ranks
      * @throws IllegalArgumentException if an argument is null, or there are no rows or elements
      */
     public static boolean isFused(ScalarType type, long rows, long hidden, ProcessGroup group) {

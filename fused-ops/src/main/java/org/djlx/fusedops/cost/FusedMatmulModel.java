@@ -86,7 +86,7 @@ public final class FusedMatmulModel {
      * </ul>
      *
      * @param flags the number of signal flags of each rank
-     * @return whether it can
+     * @return true if so
      */
     public boolean isPossible(int flags) {
         boolean sizes = work.type() == ScalarType.FLOAT16 || work.type() == ScalarType.BFLOAT16;

@@ -136,7 +136,7 @@ public final class Compute implements AutoCloseable {
      * @param buffers the group's
      * @param type the element type
      * @param byteSize the size of a shard or a part
-     * @return whether they are; the same on all ranks
+     * @return true if so; the same on all ranks
      */
     public boolean canExchange(P2pBuffers buffers, ScalarType type, long byteSize) {
         return gpu != null && GatheredExchange.isPossible(gpu.cuda, buffers, type, byteSize);
@@ -158,7 +158,7 @@ public final class Compute implements AutoCloseable {
     /**
      * Returns whether the calling thread's current stream is recorded into a graph.
      *
-     * @return whether it is; false on the CPU
+     * @return true if so; false on the CPU
      */
     public boolean isRecorded() {
         return gpu != null && gpu.streams.get().isCapturing();

@@ -216,7 +216,7 @@ public final class FusedMatmul implements AutoCloseable {
      *
      * @param bs the layouts of the Bs
      * @param addresses their addresses
-     * @return for each B, whether it can
+     * @return for each B, true if the kernel can load it
      */
     public static boolean[] usable(MatrixLayout[] bs, long[] addresses) {
         boolean[] usable = new boolean[bs.length];
@@ -236,7 +236,7 @@ public final class FusedMatmul implements AutoCloseable {
      *
      * @param b the layout of B
      * @param address its address
-     * @return whether it can
+     * @return true if so
      */
     public static boolean isUsableB(MatrixLayout b, long address) {
         return isUsable(b, address) || isUsable(b.transposed(), address);
@@ -247,7 +247,7 @@ public final class FusedMatmul implements AutoCloseable {
      *
      * @param a the layout of A
      * @param address its address
-     * @return whether it can
+     * @return true if so
      */
     public static boolean isUsable(MatrixLayout a, long address) {
         return isRowMajor(a) && address % TensorMap.ALIGNMENT == 0;
@@ -319,7 +319,7 @@ public final class FusedMatmul implements AutoCloseable {
      *
      * @param buffers the group's
      * @param work the operator
-     * @return whether it can
+     * @return true if so
      */
     public boolean gathers(P2pBuffers buffers, Workload work) {
         return sizes(buffers, work).filter(Sizes::isPossible).isPresent();
@@ -331,7 +331,7 @@ public final class FusedMatmul implements AutoCloseable {
      * @param buffers the group's
      * @param work the operator
      * @param op the reduction
-     * @return whether it can
+     * @return true if so
      */
     public boolean scatters(P2pBuffers buffers, Workload work, ReduceOp op) {
         // An average over a number that is no power of two would be rounded twice.
@@ -346,7 +346,7 @@ public final class FusedMatmul implements AutoCloseable {
      * @param work the operator, {@linkplain #gathers possible} for the kernel
      * @param b the layout of B: the columns of the gates, then as many of the values
      * @param address its address
-     * @return whether it can
+     * @return true if so
      */
     public boolean gates(P2pBuffers buffers, Workload work, MatrixLayout b, long address) {
         Sizes sizes = sizes(buffers, work).orElseThrow();

@@ -90,7 +90,7 @@ public final class GatheredExchange implements AutoCloseable {
      * @param buffers the group's
      * @param type the type
      * @param byteSize the size of a shard or a part
-     * @return whether they can; the same on all ranks
+     * @return true if so; the same on all ranks
      */
     static boolean isPossible(
             CudaDevice device, P2pBuffers buffers, ScalarType type, long byteSize) {
@@ -105,7 +105,7 @@ public final class GatheredExchange implements AutoCloseable {
      * Returns whether a shard is aligned for the kernel.
      *
      * @param address the address
-     * @return whether it is
+     * @return true if so
      */
     public static boolean isUsable(long address) {
         return address % PACK == 0;

@@ -242,7 +242,7 @@ public final class LlamaKernels implements AutoCloseable {
      * @param headSize the size of a head
      * @param sharing the heads of queries that share a head of keys and values
      * @param depths the inner dimensions of the matmuls
-     * @return whether there are
+     * @return true if so
      */
     public static boolean isSupported(
             CudaDevice device, ScalarType type, int headSize, int sharing, int... depths) {
@@ -364,7 +364,7 @@ public final class LlamaKernels implements AutoCloseable {
      *
      * @param rows the number of rows
      * @param depth their length
-     * @return whether they do
+     * @return true if so
      */
     public boolean canNorm(int rows, int depth) {
         return rows == 1

@@ -151,7 +151,7 @@ public final class Pipeline {
      * communication is faster than a pipeline.
      *
      * @param byteSize the size of a part
-     * @return whether they are
+     * @return true if so
      */
     public static boolean isSmall(long byteSize) {
         return byteSize <= SMALL;
@@ -162,7 +162,7 @@ public final class Pipeline {
      * matrix.
      *
      * @param byteSize the number of bytes that a rank sends to another
-     * @return whether they do
+     * @return true if so
      */
     public static boolean isWithoutGaps(long byteSize) {
         return byteSize % Slots.ALIGNMENT == 0;

@@ -136,7 +136,7 @@ public final class RmsNormKernels implements AutoCloseable {
      *
      * @param type their type
      * @param hidden their length
-     * @return whether there is; the same on GPUs of the same architecture
+     * @return true if so; the same on GPUs of the same architecture
      */
     public boolean isSupported(ScalarType type, long hidden) {
         return adding.containsKey(type) && hidden <= MAX_ROW / type.itemSize();
@@ -149,7 +149,7 @@ public final class RmsNormKernels implements AutoCloseable {
      * @param type the type of the rows
      * @param rows the number of rows
      * @param hidden their length
-     * @return whether it does; the same on all ranks
+     * @return true if so; the same on all ranks
      */
     public boolean exchanges(P2pBuffers buffers, ScalarType type, long rows, long hidden) {
         long most = buffers.oneShotSlots().map(OneShotSlots::slot).orElse(0L);

@@ -52,7 +52,7 @@ public final class Slots {
      * @param buffers the buffers
      * @param worldSize the number of ranks
      * @param byteSize the number of bytes that a rank sends to another
-     * @return whether they are
+     * @return true if so
      */
     public static boolean fit(P2pBuffers buffers, int worldSize, long byteSize) {
         return align(byteSize) <= halfSize(buffers.bufferSize()) / worldSize;

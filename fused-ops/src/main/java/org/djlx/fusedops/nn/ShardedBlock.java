@@ -257,7 +257,7 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
          * Sets sequence parallelism: whether activations outside of parallel regions are divided
          * along their first dimension.
          *
-         * @param sequenceParallel whether they are; false unless set
+         * @param sequenceParallel whether to use sequence parallelism; default false
          * @return this builder
          */
         public B optSequenceParallel(boolean sequenceParallel) {
