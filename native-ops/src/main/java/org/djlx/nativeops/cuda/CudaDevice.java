@@ -168,7 +168,7 @@ public final class CudaDevice implements AutoCloseable {
      * direction.
      *
      * @param peer the peer
-     * @return whether it can; false for the GPU itself
+     * @return true if so; false for the GPU itself
      */
     public boolean canAccessPeer(CudaDevice peer) {
         int[] can = new int[1];

@@ -69,7 +69,7 @@ public record GpuLink(Kind kind, int nvLinks) {
     /**
      * Returns whether the GPUs are connected by NVLink, directly or through switches.
      *
-     * @return whether they are
+     * @return true if so
      */
     public boolean isNvLink() {
         return nvLinks > 0;

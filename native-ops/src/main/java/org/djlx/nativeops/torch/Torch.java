@@ -34,11 +34,12 @@ import org.djlx.nativeops.host.Scratch;
  * operators are queued on the calling thread's current stream and return at once. An array may be
  * closed before this stream has executed them; for other streams use {@link CudaStream#keepAlive}.
  *
- * <p><b>Gradients.</b> Autograd records {@link #copy}, {@link #cast}, {@link #attention}, {@link
- * #silu} and the in-place operators, as it does PyTorch's own, if the calling thread's gradient
- * mode is on. That is the default of libtorch's threads; {@link NoGradient} switches it off. With
- * it on, writing to an array that requires a gradient is an {@link EngineException}, and results of
- * such arrays keep the graph alive. {@link #mmOut} and writes through a view are never recorded.
+ * <p><b>Gradients.</b> If the calling thread's gradient mode is on, autograd records {@link #copy},
+ * {@link #cast}, {@link #attention}, {@link #silu} and the in-place operators, as it records
+ * PyTorch's own. Gradient mode is on by default on each thread; {@link NoGradient} switches it off.
+ * With it on, writing to an array that requires a gradient is an {@link EngineException}, and
+ * results of such arrays keep the graph alive. {@link #mmOut} and writes through a view are never
+ * recorded.
  */
 public final class Torch {
 
