@@ -17,7 +17,7 @@ import java.util.concurrent.TimeoutException;
 import org.djlx.collectives.internal.host.Deadline;
 import org.djlx.collectives.internal.host.GroupErrors;
 
-/** One work for several operations. */
+/** One {@link Work} for all operations of a coalesced call. */
 final class CoalescedWork implements Work {
 
     private final List<Work> works;
@@ -54,7 +54,7 @@ final class CoalescedWork implements Work {
 
     @Override
     public void await() {
-        // In the order in which they run. All end, even if one fails.
+        // Wait in the order in which the operations run, for all of them even if one fails.
         works.forEach(work -> await(work, work::await));
         if (isOnStream()) {
             return;
@@ -66,7 +66,7 @@ final class CoalescedWork implements Work {
         }
     }
 
-    /** Returns whether only the stream waits, and no operation has failed yet. */
+    /** Returns whether no operation has failed, and some run on the GPU: only the stream waits. */
     private boolean isOnStream() {
         boolean waits = false;
         for (Work work : works) {

@@ -13,7 +13,7 @@ public class CollectiveMismatchException extends CollectiveException {
 
     private static final long serialVersionUID = 1L;
 
-    /** Whether calls may have run, so that the ranks are out of step. */
+    /** Whether mismatched calls may have run; the ranks are then out of step. */
     private final boolean isGroupBroken;
 
     /**
@@ -29,7 +29,7 @@ public class CollectiveMismatchException extends CollectiveException {
      * Creates an exception.
      *
      * @param message the call of each rank
-     * @param isGroupBroken whether calls may have run, so that the ranks are out of step
+     * @param isGroupBroken whether mismatched calls may have run; the ranks are then out of step
      */
     public CollectiveMismatchException(String message, boolean isGroupBroken) {
         super(message);

@@ -118,9 +118,9 @@ import org.djlx.nativeops.cuda.GpuTopology;
  *       stream. The reverse is not ordered, nor are graphs among each other. Launch all graphs on
  *       one stream that has waited for earlier works, or order the streams yourself.
  *   <li>Do not launch a graph after the group has been destroyed.
- *   <li>A launch whose peers do not arrive within the timeout of the recorded operation breaks the
- *       group. Its outputs hold arbitrary values, NaN included, until the next call on the group or
- *       the next {@code await} throws the error.
+ *   <li>If the peers do not arrive within the timeout of the recorded operation, the launch breaks
+ *       the group. Its outputs hold arbitrary values, NaN included, until the next call on the
+ *       group or the next {@code await} throws the error.
  * </ul>
  */
 public final class CudaP2pOptions extends BackendOptions {
@@ -129,15 +129,14 @@ public final class CudaP2pOptions extends BackendOptions {
     public static final long DEFAULT_BUFFER_SIZE = 256L << 20;
 
     // With two ranks one-shot sends no more bytes than other algorithms. With more ranks this
-    // limits
-    // the bytes that a rank sends to all others together.
+    // limits the bytes that a rank sends to all others together.
     private static final long ONE_SHOT_BYTES = 64 << 20;
     private static final long ONE_SHOT_BYTES_TO_ALL = 768 << 10;
 
     // Measured on H200: on 2 and 4 GPUs two-shot beats NCCL up to 64 MiB. On 8 GPUs it takes 0.95×
     // NCCL's time at 16 MiB and 1.17× at 64 MiB; the crossover, by interpolation, is at about 20
-    // MiB.
-    // 5 to 7 GPUs were not measured and use the limit for 8. Direct was measured on 2 GPUs only.
+    // MiB. 5 to 7 GPUs were not measured and use the limit for 8. Direct was measured on 2 GPUs
+    // only.
     private static final long TWO_SHOT_BYTES = 64 << 20;
     private static final long TWO_SHOT_BYTES_OF_MANY = 16 << 20;
     private static final int MANY = 5; // ranks
@@ -394,11 +393,10 @@ public final class CudaP2pOptions extends BackendOptions {
          * <ul>
          *   <li>Each rank needs its own current stream, because ranks wait for each other on it.
          *   <li>Set {@code CUDA_MODULE_LOADING=EAGER}. With lazy loading the first launch of a
-         *       kernel may wait for running kernels of the same GPU, which in turn wait for this
-         *       rank.
+         *       kernel may wait for running kernels of the same GPU, and these wait for this rank.
          *   <li>Set {@code CUDA_DEVICE_MAX_CONNECTIONS=32}. Otherwise streams of several ranks may
-         *       share a hardware queue, in which a kernel waits behind the stream that waits for
-         *       it.
+         *       share a hardware queue. A stream that waits for a kernel then blocks the queue, and
+         *       with it this kernel.
          *   <li>Neither setting helps if one rank alone loads a kernel while kernels of the others
          *       wait for it, as cuBLAS does for a new matrix size. For a new size let all ranks
          *       synchronise their streams and meet before the call. Kernels of this project are
@@ -414,8 +412,8 @@ public final class CudaP2pOptions extends BackendOptions {
          *       launched there.
          * </ul>
          *
-         * <p>Kernels that wait for peers use at most half of the SMs together, so that a matmul of
-         * the awaited rank can run.
+         * <p>Kernels that wait for peers use at most half of the SMs together. The other half is
+         * free for a matmul of the peer.
          *
          * @param shared true to share; false unless set
          * @return this builder

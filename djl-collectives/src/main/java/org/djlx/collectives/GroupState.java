@@ -259,7 +259,7 @@ final class GroupState {
                 });
     }
 
-    /** Keeps the group reachable, so that the Cleaner does not free it before it is destroyed. */
+    /** Keeps the group reachable: the Cleaner must not free it before it is destroyed. */
     void keep(Lifeline lifeline) {
         kept = lifeline;
         if (destroyed) {
@@ -329,7 +329,7 @@ final class GroupState {
             if (destroyed || unusable != null) {
                 return;
             }
-            // Allocate before changing state, so that an OutOfMemoryError leaves the group intact.
+            // Allocate before changing state: an OutOfMemoryError then leaves the group intact.
             dependent = List.copyOf(subGroups);
             ending.add(this);
             destroyed = true;

@@ -12,8 +12,8 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * A job identifier, the same on all ranks of a group and unique per job. It distinguishes flight
- * records of different jobs, whose groups often have equal names.
+ * A job identifier, the same on all ranks of a group and unique per job. It distinguishes the
+ * flight records of different jobs: their groups often have equal names.
  */
 final class JobId {
 

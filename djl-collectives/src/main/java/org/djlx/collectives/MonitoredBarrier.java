@@ -17,10 +17,9 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * A barrier made of messages, so that rank 0 learns which ranks are missing. Every other rank sends
- * rank 0 an empty message. Rank 0 answers the ranks that reported with the list of missing ranks.
- * The tags contain the barrier's number, so that a late message does not count for the next
- * barrier.
+ * A barrier made of messages: rank 0 can name the missing ranks. Every other rank sends rank 0 an
+ * empty message. Rank 0 answers the ranks that reported with the list of missing ranks. The tags
+ * contain the barrier's number: a late message does not count for the next barrier.
  */
 final class MonitoredBarrier {
 

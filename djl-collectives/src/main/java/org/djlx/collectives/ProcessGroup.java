@@ -89,7 +89,7 @@ import org.djlx.nativeops.torch.Torch;
  *       {@link CollectiveTimeoutException} that names it. The group is then broken: destroy it and
  *       create a new one.
  *   <li>If the calls of the ranks do not match, every rank gets a {@link CollectiveException} that
- *       lists each rank's call, mostly a {@link CollectiveMismatchException}. The table says when
+ *       lists each rank's call, usually a {@link CollectiveMismatchException}. The table says when
  *       the backend compares calls.
  * </ul>
  *
@@ -1143,7 +1143,7 @@ public final class ProcessGroup implements AutoCloseable {
                 + ")";
     }
 
-    /** Issues an operation with a tensor on whose type and shape all ranks must agree. */
+    /** Issues an operation with a tensor that must have the same type and shape on all ranks. */
     Work issue(
             OpType type,
             TensorInfo tensor,

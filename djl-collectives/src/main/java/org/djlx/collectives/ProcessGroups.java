@@ -59,9 +59,8 @@ public final class ProcessGroups {
     // operation fail at once with a more precise error than an interrupt would give.
     private static final Duration GRACE = Duration.ofSeconds(10);
     // Group numbers. All ranks create their groups in the same order, so a group has the same
-    // number
-    // on all ranks. The number separates the keys of successive groups in one store, and their
-    // servers on one port.
+    // number on all ranks. The number separates the keys of successive groups in one store, and
+    // their servers on one port.
     private static final AtomicInteger INITS = new AtomicInteger();
     private static final AtomicInteger LOCALS = new AtomicInteger();
 
@@ -114,7 +113,7 @@ public final class ProcessGroups {
      *       another number, disconnects and retries until the number matches. A matching server
      *       stays up until rank 0 destroys the group or fails to create it, and no rank has the
      *       group before all have connected.
-     *   <li>A rank that is behind rank 0 may still need the server when rank 0 destroys the group.
+     *   <li>A rank slower than rank 0 may still need the server when rank 0 destroys the group.
      *       Rank 0 therefore stops it only after the others have closed their connections, at most
      *       {@link #STORE_CLOSE_TIMEOUT} later. A rank closes its connection when it destroys the
      *       group or dies. Ranks that only check the number do not delay this.
@@ -148,8 +147,8 @@ public final class ProcessGroups {
                     new GroupContext(DEFAULT_NAME, rank, worldSize, own, options, null),
                     leave);
         } catch (RuntimeException e) {
-            // Keep the server up for the other ranks, so that they report the cause and not a
-            // lost store connection.
+            // Keep the server up for the other ranks: they then report the cause, not a lost store
+            // connection.
             leave.run();
             throw e;
         }
@@ -254,7 +253,7 @@ public final class ProcessGroups {
         String name = "local" + LOCALS.getAndIncrement();
         // Never closed: it holds only heap memory and is collected with the last group.
         Store store = new HashStore();
-        // Allocated first, so that running out of memory later loses no handle.
+        // Allocated first: if memory runs out later, no handle is lost.
         ProcessGroup[] created = new ProcessGroup[worldSize];
         try {
             return RankThreads.run(
@@ -288,9 +287,9 @@ public final class ProcessGroups {
     /**
      * Runs code on one thread per rank of a local group, and waits for all threads.
      *
-     * <p>If a rank throws, its handle is destroyed, so that the other ranks' operations fail
-     * instead of waiting for it. A rank that is blocked elsewhere is interrupted after 10 s. This
-     * method waits for all threads in any case.
+     * <p>If a rank throws, its handle is destroyed. The other ranks' operations then fail instead
+     * of waiting for it. A rank that is blocked elsewhere is interrupted after 10 s. This method
+     * waits for all threads in any case.
      *
      * @param <T> the result of the code
      * @param groups the handles of all ranks, as {@link #local(int)} returns them

@@ -115,7 +115,7 @@ final class RankThreads<T> {
                 results.set(rank, result);
             }
         } catch (Throwable t) { // Includes errors, such as UnsatisfiedLinkError.
-            fail(rank, t); // First, so that follow-up failures of other ranks come later.
+            fail(rank, t); // Record this failure first: it causes failures of other ranks.
             try {
                 body.failed(rank);
             } catch (RuntimeException e) {

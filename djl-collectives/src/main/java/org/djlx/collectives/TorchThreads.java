@@ -10,8 +10,8 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * Chooses how many threads libtorch computes with on a CPU rank. The engine {@code PyTorch-P2P}
- * does so itself; programs that run ranks as threads call {@link #choose} before they compute.
+ * Chooses the number of libtorch's threads for a CPU rank. The engine {@code PyTorch-P2P} calls
+ * {@link #choose} itself; programs that run ranks as threads call it before they compute.
  *
  * <p>libtorch itself starts a thread for each core in every rank. Its threads wait for each other
  * after each operation, so one thread without a core slows the rank down to a tenth.

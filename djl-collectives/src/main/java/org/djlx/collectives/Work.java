@@ -22,8 +22,8 @@ import java.util.concurrent.CompletionStage;
  * <ul>
  *   <li>The operation runs whether or not a thread waits for it, and keeps its tensors and its
  *       group alive.
- *   <li>Until it has completed, do not read or write its tensors. You may close them, but not an
- *       array of which they are a slice or a reshape.
+ *   <li>Until it has completed, do not read or write its tensors. You may close them. If a tensor
+ *       is a slice or a reshape of another array, do not close that array.
  *   <li>All methods are thread-safe.
  * </ul>
  */

@@ -68,7 +68,9 @@ final class Axes {
         return new MatrixLayout(sizes[0], sizes[1], strides[0], strides[1]);
     }
 
-    /** Tells whether a matmul can read a matrix without a copy: rows or columns are contiguous. */
+    /**
+     * Returns whether a matmul can read a matrix without a copy: rows or columns are contiguous.
+     */
     static boolean isUsable(MatrixLayout layout) {
         return layout.isRowMajor() || layout.transposed().isRowMajor();
     }

@@ -56,7 +56,7 @@ import org.djlx.nativeops.torch.TensorInfo;
  *
  * <p><b>Paths.</b> All ranks take the same {@link Path}, because it depends only on values that all
  * ranks know. One exception: in an all-gather + matmul some ranks may take FUSED and others
- * PIPELINED. {@link UsageCounter} tells which path calls took, and why.
+ * PIPELINED. {@link UsageCounter} counts which path the calls took, and why.
  *
  * <ul>
  *   <li>If the group has P2P buffers that are large enough, communication overlaps the matmul, or
@@ -384,14 +384,14 @@ public final class FusedOps {
     }
 
     /**
-     * Tells whether {@link #allReduceRmsNorm(NDArray, NDArray, NDArray, float, ProcessGroup)} runs
-     * as one kernel.
+     * Returns whether {@link #allReduceRmsNorm(NDArray, NDArray, NDArray, float, ProcessGroup)}
+     * runs as one kernel.
      *
      * @param type the element type
      * @param rows the number of rows, at least 1
      * @param hidden the number of elements of a row, at least 1
      * @param group the group
-     * @return whether it does; the same on all ranks
+     * @return true if so; the same on all ranks
      * @throws IllegalArgumentException if an argument is null, or there are no rows or elements
      */
     public static boolean isFused(ScalarType type, long rows, long hidden, ProcessGroup group) {

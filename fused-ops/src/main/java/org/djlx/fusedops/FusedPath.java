@@ -13,7 +13,7 @@ import org.djlx.fusedops.cost.Choice;
 import org.djlx.fusedops.internal.FusedMatmul;
 import org.djlx.nativeops.cuda.MatrixLayout;
 
-/** The path FUSED: one kernel pushes, waits and multiplies. */
+/** The path FUSED: one kernel pushes data to peers, waits for theirs, and multiplies. */
 final class FusedPath {
 
     private FusedPath() {}
@@ -90,7 +90,7 @@ final class FusedPath {
                     b ? right : MatrixLayout.contiguous(right.rows(), right.columns()));
         }
 
-        /** Pads rows to whole units, as the kernel loads them. */
+        /** Pads the rows to whole units, which the kernel loads. */
         @Override
         NDArray copyOfA(OperationScope scope, NDArray a) {
             NDArray matrix = scope.add(Axes.matrix(super.copyOfA(scope, a)));

@@ -186,7 +186,7 @@ public final class LowContention {
                 : OptionalLong.empty();
     }
 
-    /** Counts the call, and tells whether the group's own collective runs. */
+    /** Counts the call, and returns whether the group's own collective runs (the fallback). */
     private static boolean fallsBack(ProcessGroup group, long partBytes) {
         Optional<FallbackReason> reason = MatmulPlan.fallbackReason(group, partBytes);
         reason.ifPresentOrElse(UsageCounter::count, () -> UsageCounter.count(Path.PIPELINED));

@@ -35,10 +35,10 @@ final class MatmulPlan<R> implements FusedPlan {
         /** Returns why the sizes alone rule out all paths except NCCL; empty if they do not. */
         Optional<FallbackReason> fallbackReason();
 
-        /** Tells whether a rank's part consists of rows, as the paths FUSED and GATHERED need. */
+        /** Returns whether a rank's part consists of rows, as the paths FUSED and GATHERED need. */
         boolean isByRows();
 
-        /** Tells whether the fused kernel can compute the operator. */
+        /** Returns whether the fused kernel can compute the operator. */
         boolean isFusable(FusedMatmul kernels, P2pBuffers buffers, Workload work);
 
         /** Prepares the path FUSED, PIPELINED or GATHERED. */

@@ -45,7 +45,7 @@ abstract class P2pGatherPath extends P2pPath<GatheredMatmul, P2pGatherPath.Call>
             NDArray[] used) {}
 
     /**
-     * Tells which operands the path reads without a copy. The others are copied row by row.
+     * The operands that the path reads without a copy. The others are copied row by row.
      *
      * @param shard whether it reads the shard without a copy
      * @param bs for each B, whether it reads it without a copy
@@ -73,7 +73,7 @@ abstract class P2pGatherPath extends P2pPath<GatheredMatmul, P2pGatherPath.Call>
             return new InPlace(operator, isFront(operator, operands), bs, layouts);
         }
 
-        /** Tells whether the shard is contiguous, with the gather dimension in front. */
+        /** Returns whether the shard is contiguous, with the gather dimension in front. */
         static boolean isFront(AllGatherMatmul operator, Operands operands) {
             return operator.gatherDim() == 0 && operands.infos()[0].isContiguous();
         }

@@ -36,7 +36,7 @@ abstract class P2pScatterPath extends P2pPath<NDArray, P2pScatterPath.Call> {
     record Call(long a, long b, long result, long[] staging, NDArray part, NDArray[] used) {}
 
     /**
-     * Tells which operands the path reads without a copy. The others are copied row by row.
+     * The operands that the path reads without a copy. The others are copied row by row.
      *
      * @param a whether it reads A without a copy
      * @param b whether it reads B without a copy

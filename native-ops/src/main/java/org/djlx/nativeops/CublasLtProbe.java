@@ -29,7 +29,7 @@ final class CublasLtProbe {
         }
     }
 
-    /** A class of its own, so that the presets are not loaded before they are needed. */
+    /** A separate class: the JVM then loads the presets only when they are needed. */
     private static final class Presets {
 
         static void load() {

@@ -42,7 +42,7 @@ final class CudaPresetsProbe {
         }
     }
 
-    /** A class of its own, so that the presets are not loaded before they are needed. */
+    /** A separate class: the JVM then loads the presets only when they are needed. */
     private static final class Presets {
 
         private static final String MEMORY_LIMIT = "org.bytedeco.javacpp.maxphysicalbytes";

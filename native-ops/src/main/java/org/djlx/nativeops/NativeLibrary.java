@@ -36,7 +36,7 @@ public enum NativeLibrary {
     }
 
     /**
-     * Tells whether the library is available. Never throws.
+     * Returns whether the library is available. Never throws.
      *
      * @return whether it is available
      */

@@ -23,7 +23,7 @@ public final class NativeVersions {
      * Asks the libraries for their versions. Loads libtorch.
      *
      * @return the versions of {@code libtorch}, NVIDIA's {@code driver}, the {@code cuda} version
-     *     that the driver supports, and {@code nccl}; without those that are not available
+     *     that the driver supports, and {@code nccl}; unavailable libraries are missing
      */
     public static Map<String, String> query() {
         Map<String, String> versions = new LinkedHashMap<>();

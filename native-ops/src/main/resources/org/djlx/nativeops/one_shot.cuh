@@ -10,10 +10,10 @@
 // Invariants
 // - A half is free when it is written again: its last readers were the kernels of two launches before, and a peer pushes the data
 //   of the launch between only after its own kernel of that earlier launch has ended.
-// - While a kernel waits for a peer, everything that the peer has enqueued before its own kernel can still start. A rank with a GPU
-//   of its own has that from stream order. Where ranks share a GPU, waiting blocks may occupy SMs that a peer's matmul needs: cuBLAS
-//   launches clusters of eight blocks, each of which fills an SM, and a cluster starts only when eight SMs of one GPC are free.
-//   Therefore the kernels of all ranks but one use at most half of the SMs together (P2p.waitingBlocks).
+// - While a kernel waits for a peer, all work that the peer has enqueued before its own kernel can still start. With one rank per
+//   GPU, stream order ensures this. If ranks share a GPU, waiting blocks may occupy SMs that a peer's matmul needs: cuBLAS launches
+//   clusters of eight blocks that fill an SM each, and a cluster starts only when eight SMs of one GPC are free. Therefore the
+//   waiting kernels of all ranks except one use at most half of the SMs together (P2p.waitingBlocks).
 //   The limit holds for every kernel that waits: one-shot, two-shot, mesh and direct all-reduce, gathered.cu, all-reduce +
 //   RMSNorm, fused matmul. One exception is left, in graphs: all-reduce + RMSNorm launches dependents before it waits, and the
 //   blocks of the dependent kernel, which the limit does not count, keep their SMs until the wait ends.

@@ -2,9 +2,9 @@
 #pragma once
 #include "element.cuh"
 
-// By the fast exponential: inference.
+// With the fast exponential, for inference.
 __device__ __forceinline__ float silu_fast(float x) { return x / (1 + __expf(-x)); }
 
-// By the accurate exponential: training, whose gradient uses the same sigmoid.
+// With the accurate exponential, for training; the gradient uses the same sigmoid.
 __device__ __forceinline__ float sigmoid(float x) { return 1 / (1 + expf(-x)); }
 __device__ __forceinline__ float silu(float x) { return x * sigmoid(x); }

@@ -45,7 +45,7 @@ public final class Quickstart {
         }
     }
 
-    /** Trains a network to tell points within a circle from those outside; returns the loss. */
+    /** Trains a network to classify points as inside or outside a circle; returns the loss. */
     private static float train(int epochs) throws Exception {
         SequentialBlock block =
                 new SequentialBlock()
@@ -79,8 +79,8 @@ public final class Quickstart {
     }
 
     /**
-     * Multiplies A, of which each rank has half of the rows, with B, of which each has half of the
-     * columns: all-gather and matmul in one. Returns how far that is from a matmul on one rank.
+     * All-gather + matmul in one fused call: each rank has half of the rows of A and half of the
+     * columns of B. Returns the greatest difference from a matmul on one rank.
      */
     private static float multiply() {
         List<ProcessGroup> groups = ProcessGroups.local(RANKS);

@@ -128,7 +128,7 @@ public final class BenchCompareCommand implements Callable<Integer> {
     private BenchComparison compare(List<BenchCase> cases)
             throws IOException, InterruptedException {
         List<BenchProgram> programs = new ArrayList<>();
-        // First, so that a broken peer fails before minutes of measurements.
+        // Peers run first: a broken one then fails before minutes of measurements.
         peers.forEach(
                 (name, command) ->
                         programs.add(

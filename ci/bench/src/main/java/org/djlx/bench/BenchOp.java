@@ -33,7 +33,7 @@ enum BenchOp {
         return root;
     }
 
-    /** Tells whether the input is the output, too. */
+    /** Returns whether the input is the output, too. */
     boolean inPlace() {
         return this == ALL_REDUCE || this == BROADCAST;
     }

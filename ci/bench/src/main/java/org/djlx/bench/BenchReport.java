@@ -54,7 +54,7 @@ final class BenchReport {
         values.put(name, value);
     }
 
-    /** Writes the report as it is now. */
+    /** Writes the report's current state. */
     void store(Path json) throws IOException {
         Gson gson = new GsonBuilder().setPrettyPrinting().create();
         Path file = json.toAbsolutePath();

@@ -39,11 +39,14 @@ final class BlockBench {
     /**
      * Median milliseconds of a round.
      *
-     * @param fromIdle the block, each round starting with an idle GPU, which waits until the host
-     *     has launched the first kernels. A model of many layers, whose host runs ahead, waits once
-     *     a step, not once a block
-     * @param both matmuls, then attention. Matmuls at full power lower the GPU's clock, so both
-     *     take longer than the sum of each alone
+     * @param block the block, with the host running ahead of the GPU
+     * @param fromIdle the block, with an idle GPU at the start of each round: the GPU waits until
+     *     the host has launched the first kernels. In a model of many layers this happens once a
+     *     step, not once a block
+     * @param matmuls the matmuls alone
+     * @param attention the attention alone
+     * @param both matmuls, then attention. Matmuls at full power lower the GPU's clock, so this is
+     *     more than the sum of the two
      */
     record Times(double block, double fromIdle, double matmuls, double attention, double both) {}
 

@@ -184,7 +184,7 @@ public final class CoalescedBenchCommand implements Callable<Integer> {
                     }
                 }
             }
-            // Tensors differ, so that mixed-up tensors show.
+            // Tensors differ: the check then detects mixed-up tensors.
             for (int i = 0; i < tensors; i++) {
                 int factor = i + 1;
                 job.fill(inputs.get(i), at -> factor * BenchOp.input(group.rank(), at));

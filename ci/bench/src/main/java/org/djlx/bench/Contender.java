@@ -7,8 +7,8 @@ package org.djlx.bench;
 import ai.djl.ndarray.NDArray;
 
 /**
- * One way to do an operation on one rank. It rotates through the inputs of several turns, so that
- * no input is in a cache from the call before.
+ * One way to do an operation on one rank. It rotates through several sets of inputs: no input is in
+ * a cache from the previous call.
  */
 @FunctionalInterface
 interface Contender extends AutoCloseable {
@@ -33,7 +33,7 @@ interface Contender extends AutoCloseable {
         return null;
     }
 
-    /** Tells whether the result is checked. */
+    /** Returns whether the result is checked. */
     default boolean isChecked() {
         return true;
     }

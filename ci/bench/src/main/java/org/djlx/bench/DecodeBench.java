@@ -50,7 +50,7 @@ final class DecodeBench {
     }
 
     /**
-     * The results of concurrent clients, each of which sends its requests one after the other.
+     * The results of concurrent clients. Each client sends its requests one after the other.
      *
      * @param clients the number of clients
      * @param requests the requests of all clients
@@ -158,8 +158,8 @@ final class DecodeBench {
     }
 
     /**
-     * Reads server-sent events to the end, so that the connection can be reused. The last event but
-     * one has the token count.
+     * Reads server-sent events to the end; otherwise the connection could not be reused. The second
+     * to last event has the token count.
      */
     private Answer read(Iterator<String> lines, long start) {
         double first = 0;

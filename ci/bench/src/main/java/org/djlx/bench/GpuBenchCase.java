@@ -48,7 +48,7 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
 
     private static final float EPSILON = 1e-5f; // of an RMSNorm
 
-    private static final int WARM_UP = 200; // calls, of which the first ones have a column
+    private static final int WARM_UP = 200; // calls; the first ones are reported in a column
     private static final int TIMED = 5; // calls of a round
 
     private static final double HALF_ULP = 1 / 256.0;

@@ -156,7 +156,7 @@ final class GpuBenchJob {
     }
 
     /**
-     * Tells whether NCCL windows are safe here: with NVLS on, NCCL maps them for multicast, which
+     * Returns whether NCCL windows are safe here: with NVLS on, NCCL maps them for multicast, which
      * can take a host out of service.
      */
     private static boolean hasWindows() {

@@ -69,7 +69,7 @@ record GpuBenchRow(
 
     static final String TORCH_TWO_SHOT = "torchTwoShot";
 
-    /** Tells whether the error is allowed; NaN is not. */
+    /** Returns whether the error is allowed; NaN is not. */
     boolean correct() {
         return error <= allowedError;
     }

@@ -5,28 +5,28 @@
 package org.djlx.bench;
 
 /**
- * The work that a rank issues in order: a CUDA stream, or a thread. A lane has marks, numbered from
- * 0, to measure the time between them, and records work to issue it again at the cost of one call.
+ * A queue that runs a rank's work in order: a CUDA stream, or a thread. Marks, numbered from 0,
+ * measure the time between points of the work. Recorded work can be issued again with one call.
  */
 interface Lane extends AutoCloseable {
 
     /** Recorded work. */
     interface Recording extends AutoCloseable {
 
-        /** Issues all of it once. */
+        /** Issues the recorded work once. */
         void launch();
 
         @Override
         void close();
     }
 
-    /** Puts a mark after all issued work; a mark that is there already moves. */
+    /** Sets a mark after all issued work; a mark that was set before moves. */
     void set(int mark);
 
     /** Waits until all issued work is done. */
     void synchronize();
 
-    /** Returns the microseconds between two marks that the work has passed. */
+    /** Returns the time between two marks in microseconds; the lane must have passed both. */
     double micros(int from, int to);
 
     /**

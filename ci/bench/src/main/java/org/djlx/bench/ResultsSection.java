@@ -81,7 +81,7 @@ final class ResultsSection {
     /**
      * Draws the chart of this file.
      *
-     * @param accepted which rows of operators it shows, of those that charts show
+     * @param accepted selects rows of operators from the rows that charts can show
      * @return the chart; empty if the file has nothing to compare with
      */
     Optional<String> chart(Predicate<GpuBenchRow> accepted) {

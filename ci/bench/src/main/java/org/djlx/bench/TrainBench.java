@@ -54,7 +54,7 @@ final class TrainBench implements AutoCloseable {
         }
     }
 
-    /** The mean of squares. DJL's L2 loss multiplies by a number whose memory autograd may lose. */
+    /** The mean of squares. Autograd may lose the memory of a factor in DJL's L2 loss. */
     private static final class Squares extends Loss {
 
         Squares() {
@@ -167,7 +167,8 @@ final class TrainBench implements AutoCloseable {
     }
 
     /**
-     * Measures the precision of float32 matmuls: DJL does not tell whether libtorch uses TF32.
+     * Measures the precision of float32 matmuls, because DJL has no query for libtorch's use of
+     * TF32.
      *
      * @return the relative error: about 1e-7, or 1e-4 with TF32
      */

@@ -43,7 +43,7 @@ import org.djlx.nativeops.torch.Torch;
  */
 final class CheckpointFile implements AutoCloseable {
 
-    /** The suffix of an incomplete file, whose name also begins with a dot. */
+    /** The suffix of an incomplete file. The name of such a file also begins with a dot. */
     static final String TEMPORARY = ".incomplete";
 
     private static final String BEGINNING = "{\"__metadata__\":{\"crc32c\":\"";

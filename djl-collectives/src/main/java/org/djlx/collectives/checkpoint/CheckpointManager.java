@@ -102,8 +102,8 @@ public final class CheckpointManager extends TrainingListenerAdapter {
      *
      * @param trainer the trainer
      * @param progress the job's progress; the same on all ranks
-     * @throws IOException on all ranks if the file cannot be written, or the directory has a
-     *     checkpoint of a later step, which restore would choose
+     * @throws IOException on all ranks if the file cannot be written, or if the directory has a
+     *     checkpoint of a later step (a restore would choose that one)
      * @throws IllegalArgumentException if the trainer is of another engine
      * @throws IllegalStateException if the model is not initialised, or the optimizer has state
      *     that cannot be saved
@@ -402,7 +402,10 @@ public final class CheckpointManager extends TrainingListenerAdapter {
         return array;
     }
 
-    /** Saves if due. DJL calls this before the step of the batch, so that step is not included. */
+    /**
+     * Saves if due. DJL calls this before the optimizer step of the batch, so the checkpoint
+     * excludes that step.
+     */
     @Override
     public void onTrainingBatch(Trainer trainer, BatchData batchData) {
         saveIfDue(trainer);

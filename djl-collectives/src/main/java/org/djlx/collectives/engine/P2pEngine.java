@@ -192,7 +192,7 @@ public final class P2pEngine extends Engine {
     @Override
     public Model newModel(String name, Device device) {
         Device where = device == null ? defaultDevice() : device;
-        // Of several devices, the first holds what is not divided.
+        // With several devices, the first one holds the arrays that are not divided.
         Device first = where.getDevices().get(0);
         if (first.isGpu() && first.getDeviceId() >= getGpuCount()) {
             throw new IllegalArgumentException(

@@ -95,7 +95,7 @@ final class P2pModel implements Model {
         }
         ProcessGroup parts = DividedBlock.groupOf(getBlock());
         boolean first = parts == null || parts.rank() == 0;
-        // The most frequent failure first, so that all ranks fail before any waits for a part.
+        // The most frequent failure comes first: all ranks then fail before any waits for a part.
         Agreement.run(
                 parts,
                 "save",
@@ -106,9 +106,8 @@ final class P2pModel implements Model {
                     return null;
                 });
         if (!first) {
-            // If the first rank fails meanwhile, this call fails too. Both throw IOException, so
-            // that
-            // callers behave alike on all ranks.
+            // If the first rank fails meanwhile, this call fails too. Both throw IOException, which
+            // callers handle alike on all ranks.
             try {
                 getBlock().saveParameters(new DataOutputStream(OutputStream.nullOutputStream()));
             } catch (CollectiveException e) {

@@ -38,7 +38,7 @@ final class Boundary implements AutoCloseable {
     private final NDArray[] received; // gradients of the outputs from other boundaries, or null
     private final NDArray[] noted; // gradients of the results that arrived earlier, or null
     private final Source[] sources; // of the inputs, or null
-    private final long[] versions; // of the inputs and then of what is kept, or UNWATCHED
+    private final long[] versions; // of the inputs, then of the kept arrays, or UNWATCHED
 
     /** The boundary and output that an input comes from. */
     private record Source(Boundary boundary, int output) {}

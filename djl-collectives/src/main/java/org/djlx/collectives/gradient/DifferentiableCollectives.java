@@ -82,7 +82,7 @@ public final class DifferentiableCollectives {
     }
 
     /**
-     * Sums an array over all ranks, each of which computes its own loss from the sum.
+     * Sums an array over all ranks. Use it if each rank computes its own loss from the sum.
      *
      * @param x this rank's array, of any shape
      * @param group the ranks
@@ -100,7 +100,8 @@ public final class DifferentiableCollectives {
      * Concatenates the arrays of all ranks, in rank order.
      *
      * @param x this rank's array, with 1 or more dimensions
-     * @param dimension along which they are concatenated; negative ones count from the back
+     * @param dimension the dimension along which they are concatenated; negative values count from
+     *     the last dimension
      * @param group the ranks
      * @return the concatenation, world size times as large along the dimension
      */
@@ -114,11 +115,11 @@ public final class DifferentiableCollectives {
     }
 
     /**
-     * Adds up an array over all ranks and divides the sum among them, in rank order.
+     * Sums an array over all ranks and divides the sum among them, in rank order.
      *
-     * @param x what this rank contributes, with 1 or more dimensions
-     * @param dimension along which the sum is divided, whose size the world size divides; negative
-     *     ones count from the back
+     * @param x this rank's summand, with 1 or more dimensions
+     * @param dimension the dimension along which the sum is divided; its size must be divisible by
+     *     the world size; negative values count from the last dimension
      * @param group the ranks
      * @return this rank's part of the sum
      */
@@ -139,9 +140,12 @@ public final class DifferentiableCollectives {
     }
 
     /**
-     * Begins a new graph at a value, so that what is behind it is gone through once, however many
-     * ways lead from it to operators of groups: for the beginning of a block with a residual
-     * connection around such operators, all of which then start from the result.
+     * Cuts the autograd graph at a value: the backward pass runs the graph before the cut once,
+     * with the sum of all gradients of the result. Without a cut it may run that graph once for
+     * each collective that depends on {@code x}.
+     *
+     * <p>Use it at the beginning of a block with a residual connection around collectives, and
+     * compute both branches from the result.
      *
      * @param x the value, of any shape
      * @return the value; an array that shares the memory of {@code x}, and {@code x} itself if
@@ -173,7 +177,7 @@ public final class DifferentiableCollectives {
                                         List.of(rule.differentiate(gradients.get(0)))));
     }
 
-    /** Also refuses, before anything is sent, what {@link #recorded} would. */
+    /** Includes the checks of {@link #recorded}, because they must fail before anything is sent. */
     private static void checkArguments(String operator, NDArray x, ProcessGroup group) {
         if (x == null || group == null) {
             throw new IllegalArgumentException(

@@ -20,13 +20,13 @@ public interface GradientRule {
     /**
      * Returns the gradient of each input.
      *
-     * @param inputs the operator's inputs, as they were recorded
+     * @param inputs the operator's recorded inputs
      * @param kept the arrays that were recorded for the rule
      * @param gradients the gradient of each output, of its shape and element type; zeros if the
      *     target does not depend on it. Must not be changed: their memory may be shared
      * @return the gradient of each input, of its shape and element type, or null for none. They may
-     *     be new arrays, arrays that were passed, or views of either, whose memory may be kept as a
-     *     gradient. Arrays in the manager of the passed arrays are closed afterwards
+     *     be new arrays, passed arrays, or views of either; their memory may be kept as a gradient.
+     *     Arrays in the manager of the passed arrays are closed afterwards
      */
     List<NDArray> differentiate(List<NDArray> inputs, List<NDArray> kept, List<NDArray> gradients);
 }

@@ -48,8 +48,8 @@ import org.djlx.nativeops.torch.Torch;
  * <ul>
  *   <li>The gradient is that of the sum of the targets of all ranks.
  *   <li>All ranks call the same operators in a scope, with inputs that require gradients on all
- *       ranks or on none. Then each calls {@code backward} once, for everything that it computed:
- *       it visits every boundary, whether or not the target depends on it.
+ *       ranks or on none. Then each rank calls {@code backward} exactly once: the call visits every
+ *       boundary, even if the target does not depend on it.
  *   <li>A gradient that reaches a boundary in a later call of {@code backward} is lost. That call
  *       throws {@link IllegalStateException} if the output is still open.
  *   <li>After a failed {@code backward}, gradients are incomplete: zero them and repeat the forward

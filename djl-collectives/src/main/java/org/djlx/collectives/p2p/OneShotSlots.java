@@ -13,17 +13,17 @@ import org.djlx.collectives.internal.host.Required;
  *
  * <p>The slots are shared with the group's own one-shot all-reduces, before and after the kernel,
  * also in graphs; {@code one_shot.cuh} defines the protocol. A kernel sends data to every other
- * rank, waits for theirs, leaves the slots as it found them, and increments the launch count. No
- * barrier is needed, not even in a graph.
+ * rank, waits for their data, restores the empty slots, and increments the launch count. No barrier
+ * is needed, not even in a graph.
  *
  * <pre>
  *   slot on rank q for the data from rank r, in launch number e
  *       regions[q] + begin + e % 2 * half + (r &lt; q ? r : r - 1) * slot
  * </pre>
  *
- * @param blocks the maximum number of thread blocks of one block per SM that a rank may launch so
- *     that the blocks of all ranks are resident at once; on a shared GPU it leaves half of the SMs
- *     to other kernels; the same on all ranks
+ * @param blocks the maximum number of thread blocks that a rank may launch, if each block takes an
+ *     SM. With this limit the blocks of all ranks are resident at once; on a shared GPU half of the
+ *     SMs stay free for other kernels. The same on all ranks
  * @param status the address of two words in host memory, as {@link KernelSignals#status}
  * @param regions by rank, as addressed by this GPU: the all-reduce memory, which starts with the
  *     launch count

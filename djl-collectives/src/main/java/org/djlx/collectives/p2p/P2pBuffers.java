@@ -23,7 +23,7 @@ import org.djlx.nativeops.torch.Torch;
  *   a rank's P2P memory:   | buffer: bufferSize() bytes | heap: heapSize() bytes |
  * </pre>
  *
- * <p>An operation that passes an array on to the next rank:
+ * <p>Example: an operation that sends an array to the next rank.
  *
  * <pre>{@code
  * Work shift(ProcessGroup group, NDManager manager, NDArray array) {
@@ -61,8 +61,8 @@ import org.djlx.nativeops.torch.Torch;
  *   <li>A word is an epoch counter: it only grows, is never reset, and is compared modulo 2³².
  *   <li>Release and acquire: a rank that sees a signal also sees everything that the sender wrote
  *       before it.
- *   <li>On GPUs the current stream sends and waits. Methods return when that is enqueued; a wait
- *       that times out fails the operation, not the method.
+ *   <li>On GPUs, signals and waits run on the current stream, and methods return once they are
+ *       enqueued. A timeout fails the operation's work, not the method that enqueued the wait.
  * </ul>
  *
  * <h2>Rules</h2>
@@ -75,50 +75,18 @@ import org.djlx.nativeops.torch.Torch;
  *   <li>An operation signals with its {@linkplain #epoch epoch} as the value, and writes only to
  *       one half of the buffer: the first if the epoch is even, the second if it is odd. So an
  *       operation can start while a slower rank still reads the data of the previous one.
- *   <li>On GPUs all operations use the second half, because graphs may be replayed between
- *       operations; the first half is reserved. An operation reads the data it received before it
- *       ends. {@linkplain P2pStream#put Puts} wait until all ranks have reached the operation. Code
- *       that writes to peer memory by other means (views, own kernels) calls {@link
- *       #intraNodeBarrier} first.
- *   <li>An array in the heap belongs to the code that {@linkplain P2pAllocator allocated} it. An
- *       operation that writes to a peer's array must know that it is free, for example after a
- *       barrier.
+ *   <li>On GPUs the epoch is always 1, so all operations use the second half; the first half is
+ *       reserved. An operation must read all received data before it ends. {@linkplain
+ *       P2pStream#put Puts} wait until all ranks have reached the operation. Code that writes to
+ *       peer memory by other means (views, own kernels) calls {@link #intraNodeBarrier} first.
+ *   <li>An array in the heap belongs to the code that {@linkplain P2pAllocator allocated} it.
+ *       Before an operation writes to a peer's array, the peer must have finished with that array;
+ *       a barrier ensures this.
  * </ol>
  *
  * <p>After the group has been destroyed, signals and barriers throw {@link IllegalStateException},
  * views throw {@link IllegalArgumentException}, running waits fail, and addresses are invalid.
  * Ranks and sizes remain available.
- *
- * <p>An operation that passes an array on to the next rank:
- *
- * <pre>{@code
- * Work shift(ProcessGroup group, NDManager manager, NDArray array) {
- *     P2pBuffers buffers = group.p2pBuffers().orElseThrow();
- *     int ranks = group.worldSize();
- *     return group.execute(
- *             new OpType("shift"),
- *             new Operation.Agreed(Torch.scalarType(array), array.getShape().getShape(), null, 0),
- *             operation -> {
- *                 buffers.intraNodeBarrier(operation); // before a view of another rank is written
- *                 int epoch = buffers.epoch(operation);
- *                 long half = epoch % 2 == 0 ? 0 : buffers.bufferSize() / 2;
- *                 int next = (group.rank() + 1) % ranks;
- *                 Torch.copy(view(buffers, manager, next, array, half), array);
- *                 for (int peer = 0; peer < ranks; peer++) {
- *                     buffers.putSignal(peer, 0, epoch);
- *                 }
- *                 for (int peer = 0; peer < ranks; peer++) {
- *                     buffers.waitSignal(operation, peer, 0, epoch);
- *                 }
- *                 Torch.copy(array, view(buffers, manager, group.rank(), array, half));
- *             });
- * }
- *
- * NDArray view(P2pBuffers buffers, NDManager manager, int rank, NDArray array, long offset) {
- *     return buffers.p2pBuffer(
- *             manager, rank, array.getShape(), Torch.scalarType(array), offset);
- * }
- * }</pre>
  */
 public abstract class P2pBuffers {
 
@@ -250,8 +218,7 @@ public abstract class P2pBuffers {
 
     /**
      * Returns the stream on which libtorch's operators run for the calling thread; on the CPU, the
-     * thread itself. At most one current and one side stream are in use at a time, within one
-     * operation.
+     * thread itself. An operation uses at most one current and one side stream at a time.
      *
      * @param operation the running operation
      * @return the stream; the caller closes it
@@ -279,7 +246,7 @@ public abstract class P2pBuffers {
      *
      * @param rank the rank
      * @param offset the start of the range, in bytes
-     * @param byteSize its size
+     * @param byteSize the size of the range, in bytes
      * @throws IllegalArgumentException if the rank or the range is out of bounds
      */
     protected final void checkRange(int rank, long offset, long byteSize) {
@@ -339,21 +306,23 @@ public abstract class P2pBuffers {
     }
 
     /**
-     * Returns the value of an operation's signals. An operation that calls this signals every rank
-     * with that value, before or after it writes data there, and waits for the signals of all
-     * ranks. Then the next operation but one may write to the same half of the buffer; on GPUs,
-     * which wait for all ranks first, the next one.
+     * Returns the value for an operation's signals.
+     *
+     * <p>An operation that calls this must signal every rank with that value, before or after it
+     * writes data there, and must wait for the signals of all ranks. This frees its half of the
+     * buffer for a later operation: on GPUs for the next one, because it first waits for all ranks;
+     * on the CPU for the one after the next.
      *
      * @param operation the running operation
      * @return the epoch: the same on all ranks, larger with each operation that calls this. On GPUs
-     *     always 1, because graphs can be replayed: the device counts operations and adds the count
+     *     always 1: graphs can be replayed, so the device counts the operations and adds the count
      *     to signal values
      */
     public abstract int epoch(Operation operation);
 
     /**
-     * Returns the addresses that custom kernels need to signal and wait themselves, within an
-     * operation that does not call {@link #epoch}.
+     * Returns the signal addresses for custom kernels that signal and wait on the device. Use them
+     * in an operation that does not call {@link #epoch}.
      *
      * @return the signals; empty on all ranks if not supported
      */
@@ -362,8 +331,8 @@ public abstract class P2pBuffers {
     }
 
     /**
-     * Returns the memory that custom kernels need to exchange data like one-shot all-reduces,
-     * within an operation that need not call {@link #epoch}, because the device counts launches.
+     * Returns the memory through which custom kernels can exchange data in the same way as one-shot
+     * all-reduces. The operation need not call {@link #epoch}: the device counts launches.
      *
      * @return the slots; empty on all ranks if there are no one-shot all-reduces
      */

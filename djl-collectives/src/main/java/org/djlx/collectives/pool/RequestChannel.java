@@ -33,8 +33,8 @@ import org.djlx.nativeops.torch.Torch;
  *   <li>Rank 0 broadcasts a request in one or two parts. The first part has an int (the size in
  *       bytes, or a negative code) and the first bytes; the second part has the rest.
  *   <li>A follower sends rank 0 at most two reports: ready (empty text), and failed (the reason).
- *   <li>A follower that has failed waits until rank 0 destroys the group, so that rank 0 gets the
- *       reason before it notices that the follower is gone.
+ *   <li>A follower that has failed waits until rank 0 destroys the group. Otherwise rank 0 could
+ *       notice that the follower is gone before it has received the reason.
  * </ul>
  */
 final class RequestChannel implements AutoCloseable {

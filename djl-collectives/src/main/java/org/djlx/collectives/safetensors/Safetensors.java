@@ -387,7 +387,7 @@ public final class Safetensors implements AutoCloseable {
                 && !Torch.requiresGradient(destination);
     }
 
-    /** A part has all of the dimensions behind the one along which it is cut. */
+    /** The part is cut along one dimension and has the full size in all later dimensions. */
     private void copyToGpu(
             NativeMemory memory, long offset, TensorSpec spec, Shape part, NDArray destination) {
         int cut = 0;

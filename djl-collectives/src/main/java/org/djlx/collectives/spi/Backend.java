@@ -123,8 +123,8 @@ public abstract class Backend implements AutoCloseable {
     }
 
     /**
-     * As {@link #allReduce}, for a caller whose current stream waits for the work at once. A
-     * backend may run it on that stream.
+     * As {@link #allReduce}, for a caller that makes its current stream wait for the work at once.
+     * So a backend may run the operation on that stream.
      *
      * @param operation the operation
      * @param tensor input and output
@@ -385,23 +385,22 @@ public abstract class Backend implements AutoCloseable {
     }
 
     /**
-     * Makes current and later calls that wait for other ranks fail, because the group is about to
-     * be closed. Any thread may call it. A no-op for backends whose calls never wait for other
-     * ranks.
+     * Makes current and later calls that wait for other ranks fail, before the group is closed. Any
+     * thread may call it. A no-op if the backend's calls never wait for other ranks.
      */
     public void stopWaiting() {}
 
     /**
-     * Announces to the other ranks that this rank makes no more calls, so that operations which it
-     * has not called fail there. A no-op for backends that cannot announce it.
+     * Announces to the other ranks that this rank makes no more calls. Operations that this rank
+     * has not called then fail there. A no-op for backends that cannot announce it.
      */
     public void endCalls() {}
 
     /**
-     * Waits until all running operations have ended, each within its timeout. For backends whose
-     * results may be in use although no host thread waits for them, because {@link #close} would
-     * invalidate those results. Returns early if the thread is interrupted; never throws. Called
-     * after {@link #endCalls} and before {@link #close}.
+     * Waits until all running operations have ended, each within its timeout. Needed if a stream
+     * may use results for which no host thread waits: {@link #close} would invalidate these
+     * results. Returns early if the thread is interrupted; never throws. Called after {@link
+     * #endCalls} and before {@link #close}.
      */
     public void drain() {}
 

@@ -51,7 +51,7 @@ public final class Operation {
     private static final int NO_TYPE = 0xff;
     private static final long POINT_TO_POINT = 1L << 24;
 
-    /** Operations whose {@link Agreed#index} is the root rank. */
+    /** Operations with a root rank, in {@link Agreed#index}. */
     private static final Set<String> ROOTED =
             Stream.of(
                             OpType.BROADCAST,
@@ -228,7 +228,7 @@ public final class Operation {
     }
 
     /**
-     * Returns the size of the tensor on whose shape all ranks must agree.
+     * Returns the size of the tensor that must have the same shape on all ranks.
      *
      * @return the size in bytes; 0 if the operation has no tensor
      */
@@ -237,8 +237,8 @@ public final class Operation {
     }
 
     /**
-     * Returns the type, shape and address of the tensor on whose type and shape all ranks must
-     * agree. It saves a backend the query.
+     * Returns the type, shape and address of the tensor that must have the same type and shape on
+     * all ranks. It saves a backend the query.
      *
      * @return the information; null if the operation has no such tensor
      */

@@ -11,9 +11,9 @@ import org.djlx.collectives.internal.host.Required;
 import org.djlx.collectives.internal.store.StoreChecks;
 
 /**
- * A view of another store in which every key is preceded by a prefix and a slash, so that several
- * groups can share one store; the counterpart of {@code torch.distributed.PrefixStore}, whose keys
- * it shares.
+ * A view of another store that puts a prefix and a slash before every key. Several groups can share
+ * one store, each with its own prefix. The counterpart of {@code torch.distributed.PrefixStore},
+ * with the same keys.
  *
  * <p>It has the timeout of the underlying store. {@link #numKeys()} counts the keys of the whole
  * store. {@link #close()} is a no-op: the creator of the underlying store closes it.

@@ -452,7 +452,7 @@ public final class TcpStore implements Store {
         /**
          * Sets the server's memory limit for all clients together: keys, values, awaited keys, and
          * data in transit. A call that needs more is rejected. One sixteenth is reserved for short
-         * commands and answers, so that small requests succeed while large ones have used the rest.
+         * commands and answers: small requests succeed even if large ones have used the rest.
          *
          * @param maxBytes the number of bytes; a quarter of the heap unless set
          * @return this builder

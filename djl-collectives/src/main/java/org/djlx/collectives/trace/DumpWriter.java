@@ -76,7 +76,7 @@ final class DumpWriter {
         // The class initialiser does it.
     }
 
-    /** Writes one record without a file, so that every class is loaded while memory is left. */
+    /** Writes one record without a file. This loads every class while memory is left. */
     static void rehearse() {
         try (Store store = new HashStore()) {
             BackendOptions options = new BackendOptions(Duration.ofSeconds(1));

@@ -24,8 +24,8 @@ import org.djlx.collectives.trace.FlightEntry.State;
 import org.djlx.collectives.trace.FlightFinding.Kind;
 
 /**
- * Compares the flight records of a group's ranks: which rank is behind, and which called something
- * else.
+ * Compares the flight records of a group's ranks. Finds ranks that have issued fewer operations
+ * than others, and ranks that have called a different operation.
  *
  * <p>Operations are compared by their sequence number in the group, as far back as the records go.
  * If the records of a healthy job are taken at different times, the rank of the earlier record
@@ -257,7 +257,10 @@ public final class FlightAnalysis {
         }
     }
 
-    /** Finds ranks that are behind. A rank that failed is not: its failure is another finding. */
+    /**
+     * Finds ranks that have issued fewer operations than others. Excludes ranks that failed: their
+     * failures are other findings.
+     */
     private void findBehind() {
         long last = dumps.values().stream().mapToLong(FlightDump::lastScheduled).max().orElse(0);
         SortedMap<Long, List<Integer>> behind = new TreeMap<>();

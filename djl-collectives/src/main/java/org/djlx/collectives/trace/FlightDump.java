@@ -139,7 +139,7 @@ public record FlightDump(
      *
      * @param json the text
      * @return the dump
-     * @throws IllegalArgumentException if the text is not a dump, with what is wrong
+     * @throws IllegalArgumentException if the text is not a dump; the message says why
      */
     public static FlightDump parse(String json) {
         FlightDump dump;

@@ -119,7 +119,7 @@ public final class GroupTrace {
             return null;
         }
         if (isHarmless(failure)) {
-            logger.warn("{}", message); // The work may never be awaited.
+            logger.warn("{}", message); // The program may never wait for the work.
             return null;
         }
         hasFailed = true;

@@ -13,8 +13,8 @@ import org.djlx.collectives.ObjectCollectives;
 import org.djlx.collectives.ProcessGroup;
 
 /**
- * Runs code that may fail on one rank only, such as reading a file. All ranks learn of the failure
- * and fail too, so that none waits for a rank that has stopped.
+ * Runs code that may fail on one rank only, such as reading a file. If one rank fails, all ranks
+ * fail. None waits for a rank that has stopped.
  */
 public final class Agreement {
 

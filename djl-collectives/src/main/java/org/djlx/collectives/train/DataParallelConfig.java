@@ -122,8 +122,8 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
     /**
      * Sets the size of a gradient bucket. All ranks must set the same.
      *
-     * @param bytes the size before compression; the default is 25 MiB. A larger gradient gets a
-     *     bucket of its own
+     * @param bytes the size before compression; the default is 25 MiB. A larger gradient gets its
+     *     own bucket
      * @return this configuration
      */
     public DataParallelConfig optBucketBytes(long bytes) {
@@ -168,7 +168,7 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
         return ranks;
     }
 
-    /** Tells whether the program or the system property chose the gradient reduction. */
+    /** Returns whether the program or the system property chose the gradient reduction. */
     boolean isReductionSet() {
         return reduction != null || isReductionProperty;
     }

@@ -325,7 +325,7 @@ public final class DataParallelTrainer extends Trainer {
         load();
     }
 
-    /** Aborts the group, so that no rank waits for the one that failed. */
+    /** Aborts the group: no rank then waits for the one that failed. */
     private void abandon(Throwable cause) {
         failure = failure == null ? cause : failure;
         // In parallel: destroy() waits for the rank's operations, and on GPUs these wait for peers.

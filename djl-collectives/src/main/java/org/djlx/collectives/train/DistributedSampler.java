@@ -18,7 +18,7 @@ import org.djlx.collectives.ProcessGroup;
  * Divides a dataset among processes; the counterpart of {@code
  * torch.utils.data.DistributedSampler}. Every process gets the same number of batches, all of the
  * same size. With the same seed, the {@code i}-th batches of N processes together are the {@code
- * i}-th batch of one process whose batch size is N times larger.
+ * i}-th batch of one process with an N times larger batch size.
  *
  * <pre>{@code
  * new ArrayDataset.Builder()

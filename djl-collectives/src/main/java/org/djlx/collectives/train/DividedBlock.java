@@ -9,10 +9,10 @@ import java.util.Objects;
 import org.djlx.collectives.ProcessGroup;
 
 /**
- * A block whose parameters are divided among the ranks of a group, as in tensor parallelism. Its
- * {@code saveParameters} gathers them: all ranks of the group call it, and each writes the same.
- * The engine {@code PyTorch-P2P} asks for the group to choose the rank that saves the model and
- * logs. Implement it for blocks of your own; all divided blocks of one model share one group.
+ * A block with parameters divided among the ranks of a group, as in tensor parallelism. Its {@code
+ * saveParameters} gathers them: all ranks of the group call it, and each writes the same. The
+ * engine {@code PyTorch-P2P} asks for the group to choose the rank that saves the model and logs.
+ * Implement it for blocks of your own; all divided blocks of one model share one group.
  */
 public interface DividedBlock extends Block {
 

@@ -156,13 +156,14 @@ final class FusedUpdates implements AutoCloseable {
     }
 
     /**
-     * Updates a parameter, on the calling thread's current stream. What the kernels do not know,
-     * such as other types, the optimizer does itself, and may set the gradient to zero.
+     * Updates a parameter, on the calling thread's current stream. If the kernels do not support
+     * the update, for example of another type, the optimizer's own operators run; these may set the
+     * gradient to zero.
      *
      * @param optimizer one that this {@linkplain #knows knows}
-     * @param id by which it knows the parameter
+     * @param id the parameter's id in the optimizer
      * @param parameter on this GPU; the same array each time
-     * @param gradient the parameter's
+     * @param gradient the parameter's gradient
      */
     void update(Optimizer optimizer, String id, NDArray parameter, NDArray gradient) {
         NDArray proxy = proxies.get(parameter);

@@ -25,17 +25,21 @@ import org.djlx.nativeops.torch.Torch;
 import org.djlx.nativeops.torch.TorchInPlace;
 
 /**
- * Adds up one rank's gradients with those of the other ranks, several at once: a bucket. Buckets
- * are reduced in one order on all ranks, the last parameters' first, as their gradients are
- * computed first: each as soon as all its gradients are known to be complete and those before it
- * are on their way, or else in the step.
+ * All-reduces one rank's gradients in buckets of several gradients, as PyTorch's DDP.
  *
- * <p>Gradients are reduced in place. If another pass follows before the step, what was reduced is
- * carried apart, and the pass begins with none.
+ * <ul>
+ *   <li>All ranks reduce the buckets in the same order. The last parameters come first, because the
+ *       backward pass computes their gradients first.
+ *   <li>A bucket is issued once all its gradients are complete and all buckets before it are
+ *       issued; at the latest in the optimizer step.
+ *   <li>Gradients are reduced in place.
+ *   <li>If another pass begins before the step, the reduced gradients are added to separate sums
+ *       ({@code carried}), and the pass begins without gradients.
+ * </ul>
  */
 final class GradientBuckets {
 
-    /** What becomes of a gradient that is complete and reduced. */
+    /** Receives the reduced gradient of each parameter. */
     interface Visitor {
         void visit(NDArray parameter, NDArray gradient);
     }
@@ -46,7 +50,7 @@ final class GradientBuckets {
         private final List<NDArray> gradients = new ArrayList<>();
         private int ready;
         private List<NDArray> sent; // the gradients, or rounded copies of them
-        private Work work; // null if nothing is on its way
+        private Work work; // the running all-reduce, or null
 
         void issue(
                 ProcessGroup group,
@@ -89,12 +93,11 @@ final class GradientBuckets {
     private final GradientCompression compression;
     private final long bucketBytes;
     private final NDManager parent;
-    private final Map<NDArray, NDArray> carried = new IdentityHashMap<>();
+    private final Map<NDArray, NDArray> carried = new IdentityHashMap<>(); // by parameter
     private final Map<NDArray, Bucket> bucketOf = new IdentityHashMap<>();
     private List<Bucket> buckets = List.of();
     private int issued;
-    private NDManager
-            manager; // of the handles of gradients that are on their way; null if none are
+    private NDManager manager; // of the issued buckets' gradients; null if none is issued
 
     GradientBuckets(
             ProcessGroup group, ReduceOp op, DataParallelConfig settings, NDManager parent) {
@@ -106,9 +109,9 @@ final class GradientBuckets {
     }
 
     /**
-     * Divides parameters into buckets, for what comes next. Nothing must be on its way.
+     * Divides parameters into new buckets. No bucket may be issued.
      *
-     * @param parameters the arrays to be trained, the first ones first
+     * @param parameters the arrays to be trained, in the block's order
      */
     private void plan(List<NDArray> parameters) {
         buckets = new ArrayList<>();
@@ -131,7 +134,7 @@ final class GradientBuckets {
         }
     }
 
-    /** Begins a pass. What earlier ones have reduced since the last step is carried apart. */
+    /** Begins a pass: moves gradients that earlier passes have reduced to {@code carried}. */
     void begin(List<NDArray> parameters) {
         NoGradient.run(
                 () -> {
@@ -159,9 +162,9 @@ final class GradientBuckets {
     }
 
     /**
-     * Gives a gradient up, so that the next pass need not add to it; or sets it to zero, where the
-     * program holds it, which may look at it again, or that DJL would not show as zeros of its
-     * type.
+     * Removes a gradient, so the next pass need not add to it. Sets it to zero instead if the
+     * program holds it, or if the parameter is not float32: DJL shows a missing gradient as float32
+     * zeros.
      */
     static void clear(NDArray parameter) {
         if (Torch.scalarType(parameter) == ScalarType.FLOAT32
@@ -172,7 +175,7 @@ final class GradientBuckets {
         }
     }
 
-    /** Says that the gradients of parameters are complete, and sends what that allows. */
+    /** Marks the gradients of parameters as complete, and issues the buckets that are ready. */
     void ready(Collection<NDArray> parameters) {
         for (NDArray parameter : parameters) {
             Bucket bucket = bucketOf.get(parameter);
@@ -197,11 +200,11 @@ final class GradientBuckets {
             manager = parent.newSubManager();
         }
         Bucket bucket = buckets.get(issued);
-        issued++; // Also if it fails: other ranks have sent theirs.
+        issued++; // Also if it fails: other ranks have issued the bucket.
         bucket.issue(group, op, compression, manager);
     }
 
-    /** Tells whether a gradient is reduced in the step alone. */
+    /** Returns whether a gradient's bucket is not issued yet. */
     boolean isUnsent(NDArray parameter) {
         return issued == 0 || buckets.indexOf(bucketOf.get(parameter)) >= issued;
     }
@@ -215,7 +218,7 @@ final class GradientBuckets {
         }
     }
 
-    /** Reduces what is left, waits for all, and tells whether all is zero. */
+    /** Issues the remaining buckets, waits for all, and returns whether all gradients are zero. */
     boolean areZero(List<NDArray> parameters) {
         issueAll(parameters);
         buckets.forEach(Bucket::complete);
@@ -235,7 +238,7 @@ final class GradientBuckets {
         }
     }
 
-    /** Reduces what is left, waits for all, and hands it out. */
+    /** Issues the remaining buckets, waits for all, and passes each gradient to a visitor. */
     void finish(List<NDArray> parameters, Visitor visitor) {
         issueAll(parameters);
         for (Bucket bucket : buckets) {
@@ -252,7 +255,7 @@ final class GradientBuckets {
         reset();
     }
 
-    /** Forgets all gradients, after those on their way have arrived. */
+    /** Waits for the issued buckets, then drops all buckets and sums. */
     void reset() {
         buckets.subList(0, issued).forEach(Bucket::complete);
         forget();
@@ -270,9 +273,9 @@ final class GradientBuckets {
     }
 
     /**
-     * Returns an array's gradient, or zeros if none has reached it on this rank. What is returned
-     * is another tensor on the gradient's storage: who holds that, as an all-reduce does until the
-     * GPU has ended it, is not counted among those who hold the gradient.
+     * Returns a view of an array's gradient, or zeros if it has no gradient on this rank. A view,
+     * because a running all-reduce holds its tensors, and must not count as a holder of the
+     * gradient in {@link Torch#gradientHolders}.
      */
     private static NDArray gradient(NDManager manager, NDArray array) {
         try (NDArray gradient = JniUtils.getGradient((PtNDArray) array)) {

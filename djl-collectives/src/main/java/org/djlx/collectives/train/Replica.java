@@ -32,11 +32,11 @@ import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * One rank's copy of a block's parameters. The first rank of a JVM has the block's own, if they are
- * on its device.
+ * One rank's copy of a block's parameters. The first rank of a JVM uses the block's own arrays
+ * instead of a copy, if they are on its device.
  *
  * <p>Parameters are in the order of {@code block.getParameters()}: DJL's own store iterates over a
- * hash map of ids that it makes from the time, so its order differs between JVMs.
+ * hash map, and derives the keys from the time, so its order differs between JVMs.
  */
 public final class Replica implements AutoCloseable {
 
@@ -44,8 +44,8 @@ public final class Replica implements AutoCloseable {
      * A parameter and this rank's array of it.
      *
      * @param name its name in the block, the same in all JVMs
-     * @param id by which an optimizer knows it
-     * @param original the block's own array when training began; often the same
+     * @param id the parameter's id in optimizers
+     * @param original the block's own array when training began; may be the same array
      */
     public record Own(
             String name, String id, Parameter parameter, NDArray array, NDArray original) {
@@ -67,15 +67,15 @@ public final class Replica implements AutoCloseable {
     private final Store store;
     private final List<Own> parameters = new ArrayList<>();
     private final Set<NDArray> shared = Collections.newSetFromMap(new IdentityHashMap<>());
-    // How often a block's array had been written to when this rank's was made of it.
+    // By the block's array: its autograd version when this rank's array was last copied from it.
     private final Map<NDArray, Long> taken = new IdentityHashMap<>();
     private final GradientBuckets buckets;
-    // How often the gradient of a parameter was written to when the last pass had gone back.
+    // By parameter: its gradient's autograd version after the last backward pass.
     private final Map<NDArray, Long> versions = new IdentityHashMap<>();
-    private FusedUpdates updates; // null if there are none, or none has been asked for
+    private FusedUpdates updates; // null if not available, or not requested yet
     private boolean hasAskedForUpdates;
-    private int passes; // begun, and not gone back to their beginning
-    private boolean late; // whether gradients are reduced in the step alone, not before
+    private int passes; // forward passes whose backward pass has not ended
+    private boolean late; // whether all gradients are reduced in the step, none before
 
     Replica(
             int index,
@@ -92,7 +92,7 @@ public final class Replica implements AutoCloseable {
         buckets = new GradientBuckets(group, op, settings, manager);
     }
 
-    /** Gives blocks this rank's arrays: DJL's makes no copies on the device that has the array. */
+    /** Gives blocks this rank's arrays. DJL's store makes no copy on the device of the array. */
     private static final class Store extends ParameterStore {
 
         private final Map<String, NDArray> arrays = new ConcurrentHashMap<>();
@@ -133,7 +133,7 @@ public final class Replica implements AutoCloseable {
         return store;
     }
 
-    /** Makes this rank's arrays. To be called once, when the block has been initialised. */
+    /** Creates this rank's arrays. Call it once, after the block has been initialised. */
     void load(Block block) {
         Map<NDArray, NDArray> owns = new IdentityHashMap<>();
         for (Pair<String, Parameter> named : block.getParameters()) {
@@ -160,8 +160,8 @@ public final class Replica implements AutoCloseable {
     }
 
     /**
-     * Takes what the program has written to the block's own arrays since this rank's were made of
-     * them, or since the last call; but for statistics, which passes write themselves.
+     * Copies the block's own arrays that the program has changed, since they were last copied, to
+     * this rank's arrays. Excludes statistics, because forward passes write them.
      */
     void takeWritten() {
         for (Own own : parameters) {
@@ -206,7 +206,7 @@ public final class Replica implements AutoCloseable {
         return parameters.stream().filter(Own::isTrained).map(Own::array).toList();
     }
 
-    /** Gives the arrays to be trained, which may change between steps, a gradient, others none. */
+    /** Requires gradients of exactly the trained arrays; parameters may be frozen between steps. */
     void followFreezing() {
         for (Own own : parameters) {
             if (own.array.hasGradient() != own.isTrained()) {
@@ -227,7 +227,7 @@ public final class Replica implements AutoCloseable {
     /**
      * Compares the parameters with those of all other ranks.
      *
-     * @param trainedOnly whether to leave out those that are not trained
+     * @param trainedOnly whether to compare only trained parameters
      * @throws CollectiveException on all ranks if they are not the same to the bit
      */
     void verify(String when, boolean trainedOnly) {
@@ -263,27 +263,27 @@ public final class Replica implements AutoCloseable {
         buckets.begin(trained());
     }
 
-    /** As {@link #beginPass}, of a pass that not all ranks take part in. */
+    /** As {@link #beginPass}, for a pass in which some ranks do not take part. */
     void beginIncompletePass() {
         beginPass();
         reduceLate();
     }
 
     /**
-     * Leaves all reductions to the step: not all ranks have taken part in a pass, and those that
-     * have must not begin reductions that the others know nothing of. Until {@link #forgetPasses}.
+     * Postpones all reductions to the step, until {@link #forgetPasses}. Needed if some ranks take
+     * no part in a pass, because they would not issue the same reductions.
      */
     void reduceLate() {
         late = true;
     }
 
-    /** Counts a pass whose way back ends with a call of {@link #ready} that is the last. */
+    /** Counts a pass. Its backward pass ends with a call of {@link #ready} with {@code last}. */
     void passBegun() {
         passes++;
     }
 
     /**
-     * Says that the way back has completed gradients. They may be reduced if no other pass adds to
+     * Marks gradients as complete in a backward pass. They are reduced if no other pass adds to
      * them.
      */
     void ready(Set<Parameter> complete, boolean last) {
@@ -291,7 +291,7 @@ public final class Replica implements AutoCloseable {
             buckets.ready(
                     complete.stream()
                             .map(parameter -> store.arrays.get(parameter.getId()))
-                            // One parameter may be complete while another still adds to it.
+                            // Two parameters share this array: the other one may still add to it.
                             .filter(array -> !shared.contains(array))
                             .toList());
         }
@@ -300,7 +300,7 @@ public final class Replica implements AutoCloseable {
         }
     }
 
-    /** Notes the gradients that are reduced in the step alone, as a pass has left them. */
+    /** Notes the versions of gradients that are not reduced yet, after a backward pass. */
     void noteGradients() {
         versions.clear();
         for (NDArray array : trained()) {
@@ -311,9 +311,10 @@ public final class Replica implements AutoCloseable {
     }
 
     /**
-     * Checks that nobody has changed gradients since the last pass.
+     * Checks that the program has not changed gradients since the last backward pass: it can change
+     * this rank's gradients only, not those of the other ranks.
      *
-     * @throws IllegalStateException if somebody has: the other ranks would not know
+     * @throws IllegalStateException if it has changed a gradient
      */
     void requireNotedGradients(String call, int ranks) {
         for (Own own : parameters) {
@@ -339,13 +340,13 @@ public final class Replica implements AutoCloseable {
         }
     }
 
-    /** Forgets passes that will not go back any more. */
+    /** Forgets passes without a backward pass. */
     void forgetPasses() {
         passes = 0;
         late = false;
     }
 
-    /** Gives the gradients up, those of frozen parameters, too. */
+    /** Removes all gradients, including those of frozen parameters. */
     void zeroGradients() {
         versions.clear();
         buckets.reset();
@@ -365,13 +366,13 @@ public final class Replica implements AutoCloseable {
     }
 
     /**
-     * Adds the gradients of all ranks up and updates the parameters.
+     * All-reduces the gradients and updates the parameters.
      *
-     * @param check whether to look for a gradient other than zero before anything is updated
-     * @param updated open when the first rank of this JVM has updated a parameter, for which the
-     *     others wait: in its first update of a step a learning-rate tracker may change itself, as
-     *     DJL's {@code MultiFactorTracker} does, and they share it
-     * @return whether there is one, or nobody has looked
+     * @param check whether to skip the update if all gradients are zero
+     * @param updated opened by the first rank of this JVM after its first update; the others wait
+     *     for it. The ranks share learning-rate trackers, and the first update of a step may change
+     *     a tracker, such as DJL's {@code MultiFactorTracker}
+     * @return false if the update was skipped
      */
     boolean step(Optimizer optimizer, boolean check, CountDownLatch updated) {
         Map<NDArray, String> ids = new IdentityHashMap<>();
@@ -419,8 +420,8 @@ public final class Replica implements AutoCloseable {
     }
 
     /**
-     * Writes the parameters back to the block's own, if these are on another device. Those that the
-     * program has replaced since, as by loading others, stay.
+     * Copies the parameters to the block's own arrays, if these are other arrays. Skips arrays that
+     * the program has replaced, for example by loading parameters.
      */
     void writeBack() {
         for (Own own : parameters) {

@@ -43,7 +43,7 @@ public final class CostModel {
      */
     static final double HANDICAP = 0.03;
 
-    // Paths that push the same data and signals, so that ranks may mix them.
+    // Paths that push the same data and signals: ranks may mix them in one call.
     private static final Set<Path> PUSHING = EnumSet.of(Path.FUSED, Path.PIPELINED);
 
     private static final int FLAGS = 1 << 16; // signal flags of each rank
@@ -183,8 +183,8 @@ public final class CostModel {
     }
 
     /**
-     * Replaces the size that may differ between ranks by a typical one, so that all ranks choose
-     * from the same sizes.
+     * Replaces the size that may differ between ranks by a typical one. All ranks then choose a
+     * path from the same sizes.
      *
      * @param work the operator, as a rank has it
      * @return the operator with a typical number of columns, or a typical inner dimension

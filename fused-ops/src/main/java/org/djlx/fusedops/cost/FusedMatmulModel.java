@@ -77,7 +77,7 @@ public final class FusedMatmulModel {
     public record Tiling(int tile, int pushers, double micros) {}
 
     /**
-     * Tells whether the kernel can compute the operator:
+     * Returns whether the kernel can compute the operator:
      *
      * <ul>
      *   <li>float16 or bfloat16, and rows of whole {@linkplain #UNIT units}
@@ -86,7 +86,7 @@ public final class FusedMatmulModel {
      * </ul>
      *
      * @param flags the number of signal flags of each rank
-     * @return whether it can
+     * @return true if so
      */
     public boolean isPossible(int flags) {
         boolean sizes = work.type() == ScalarType.FLOAT16 || work.type() == ScalarType.BFLOAT16;

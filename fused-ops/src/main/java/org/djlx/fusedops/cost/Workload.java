@@ -96,14 +96,14 @@ public record Workload(
                 gather ? k : k / ranks);
     }
 
-    /** Tells whether A is gathered. Otherwise the product is scattered. */
+    /** Returns whether A is gathered. Otherwise the product is scattered. */
     boolean isGather() {
         return operator == FusedOperator.ALL_GATHER_MATMUL;
     }
 
     /**
-     * Returns a copy with another value of the size in which ranks may differ: columns or inner
-     * dimension.
+     * Returns a copy with another value of the size that may differ between ranks: the columns of
+     * all-gather + matmul, the inner dimension of matmul + reduce-scatter.
      */
     Workload withOwn(long size) {
         return isGather()
@@ -117,7 +117,7 @@ public record Workload(
     }
 
     /**
-     * Returns the number of bytes that a rank sends to another.
+     * Returns the number of bytes that a rank sends to one peer.
      *
      * @return the size of a shard of A, or of a part of the product, in bytes
      */
@@ -126,9 +126,9 @@ public record Workload(
     }
 
     /**
-     * Returns the number of bytes into each GPU.
+     * Returns the number of bytes that each GPU receives.
      *
-     * @return the bytes that all other ranks send to one
+     * @return the bytes from all peers together
      */
     public long bytesIn() {
         return (ranks - 1) * partBytes();

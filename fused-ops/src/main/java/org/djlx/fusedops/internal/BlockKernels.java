@@ -117,10 +117,10 @@ public final class BlockKernels implements AutoCloseable {
     }
 
     /**
-     * Tells whether an array is on this GPU and there are kernels for its type.
+     * Returns whether an array is on this GPU and there are kernels for its type.
      *
      * @param array the array
-     * @return whether it is
+     * @return true if so
      */
     public boolean isSupported(NDArray array) {
         return kernels.containsKey(Torch.scalarType(array))
@@ -128,10 +128,10 @@ public final class BlockKernels implements AutoCloseable {
     }
 
     /**
-     * Tells whether rows are short enough to be normalised.
+     * Returns whether rows are short enough to be normalised.
      *
      * @param size the elements of a row
-     * @return whether they are
+     * @return true if so
      */
     public boolean isNormalizable(long size) {
         return size + PACK <= MAX_SHARED / Float.BYTES; // The last pack may be partly filled.
@@ -403,7 +403,7 @@ public final class BlockKernels implements AutoCloseable {
      * Computes the gradient of {@link #divided}.
      *
      * @param gradients the gradients of queries, keys and values
-     * @param cosines the cosines, as there
+     * @param cosines the cosines, as in {@link #divided}
      * @param sines the sines
      * @return the gradient of all heads, in one array
      */
@@ -514,7 +514,7 @@ public final class BlockKernels implements AutoCloseable {
     }
 
     /**
-     * Tells whether a kernel can convert and join matrices.
+     * Returns whether a kernel can convert and join matrices.
      *
      * @param matrices the matrices
      * @param type the element type of the result

@@ -49,7 +49,7 @@ public final class Compute implements AutoCloseable {
         gpu = device.isGpu() ? new Gpu(device) : null;
     }
 
-    /** The state for a GPU. A class of its own, so that a CPU needs no CUDA library. */
+    /** The state for a GPU. A separate class: the CPU then needs no CUDA library. */
     private static final class Gpu implements AutoCloseable {
 
         private final CudaDevice cuda;
@@ -59,7 +59,7 @@ public final class Compute implements AutoCloseable {
         private RankOrderReducer reducer; // null before the first use
         private RmsNormKernels rmsNorm; // null before the first use
         private GatheredExchange exchange; // null before the first use
-        private CudaStream stream; // the current stream of the operation under way
+        private CudaStream stream; // the current stream of the running operation
 
         Gpu(Device device) {
             cuda = CudaDevice.open(device);
@@ -131,12 +131,12 @@ public final class Compute implements AutoCloseable {
     }
 
     /**
-     * Tells whether the kernels of the path GATHERED are possible, without compiling them.
+     * Returns whether the kernels of the path GATHERED are possible, without compiling them.
      *
      * @param buffers the group's
      * @param type the element type
      * @param byteSize the size of a shard or a part
-     * @return whether they are; the same on all ranks
+     * @return true if so; the same on all ranks
      */
     public boolean canExchange(P2pBuffers buffers, ScalarType type, long byteSize) {
         return gpu != null && GatheredExchange.isPossible(gpu.cuda, buffers, type, byteSize);
@@ -156,9 +156,9 @@ public final class Compute implements AutoCloseable {
     }
 
     /**
-     * Tells whether the calling thread's current stream is recorded into a graph.
+     * Returns whether the calling thread's current stream is recorded into a graph.
      *
-     * @return whether it is; false on the CPU
+     * @return true if so; false on the CPU
      */
     public boolean isRecorded() {
         return gpu != null && gpu.streams.get().isCapturing();

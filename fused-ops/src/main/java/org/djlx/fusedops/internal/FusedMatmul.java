@@ -151,7 +151,7 @@ public final class FusedMatmul implements AutoCloseable {
         }
     }
 
-    /** Tells whether the kernel runs on a GPU. */
+    /** Returns whether the kernel runs on a GPU. */
     static boolean isSupported(CudaDevice device) {
         return device.architecture().equals(ARCHITECTURE);
     }
@@ -217,11 +217,11 @@ public final class FusedMatmul implements AutoCloseable {
     }
 
     /**
-     * Tells which Bs the kernel can load without a copy. The others must be copied row by row.
+     * The Bs that the kernel can load without a copy. The others must be copied row by row.
      *
      * @param bs the layouts of the Bs
      * @param addresses their addresses
-     * @return for each B, whether it can
+     * @return for each B, true if the kernel can load it
      */
     public static boolean[] usable(MatrixLayout[] bs, long[] addresses) {
         boolean[] usable = new boolean[bs.length];
@@ -237,22 +237,22 @@ public final class FusedMatmul implements AutoCloseable {
     }
 
     /**
-     * Tells whether the kernel can load a single B without a copy.
+     * Returns whether the kernel can load a single B without a copy.
      *
      * @param b the layout of B
      * @param address its address
-     * @return whether it can
+     * @return true if so
      */
     public static boolean isUsableB(MatrixLayout b, long address) {
         return isUsable(b, address) || isUsable(b.transposed(), address);
     }
 
     /**
-     * Tells whether the kernel can load A without a copy.
+     * Returns whether the kernel can load A without a copy.
      *
      * @param a the layout of A
      * @param address its address
-     * @return whether it can
+     * @return true if so
      */
     public static boolean isUsable(MatrixLayout a, long address) {
         return isRowMajor(a) && address % TensorMap.ALIGNMENT == 0;
@@ -320,23 +320,23 @@ public final class FusedMatmul implements AutoCloseable {
     }
 
     /**
-     * Tells whether the kernel can compute an all-gather + matmul.
+     * Returns whether the kernel can compute an all-gather + matmul.
      *
      * @param buffers the group's
      * @param work the operator
-     * @return whether it can
+     * @return true if so
      */
     public boolean gathers(P2pBuffers buffers, Workload work) {
         return sizes(buffers, work).filter(Sizes::isPossible).isPresent();
     }
 
     /**
-     * Tells whether the kernel can compute a matmul + reduce-scatter. The same on all ranks.
+     * Returns whether the kernel can compute a matmul + reduce-scatter. The same on all ranks.
      *
      * @param buffers the group's
      * @param work the operator
      * @param op the reduction
-     * @return whether it can
+     * @return true if so
      */
     public boolean scatters(P2pBuffers buffers, Workload work, ReduceOp op) {
         // An average over a number that is no power of two would be rounded twice.
@@ -345,13 +345,13 @@ public final class FusedMatmul implements AutoCloseable {
     }
 
     /**
-     * Tells whether the kernel can multiply values by the activation of their gates.
+     * Returns whether the kernel can multiply values by the activation of their gates.
      *
      * @param buffers the group's
      * @param work the operator, {@linkplain #gathers possible} for the kernel
      * @param b the layout of B: the columns of the gates, then as many of the values
      * @param address its address
-     * @return whether it can
+     * @return true if so
      */
     public boolean gates(P2pBuffers buffers, Workload work, MatrixLayout b, long address) {
         Sizes sizes = sizes(buffers, work).orElseThrow();
@@ -594,7 +594,7 @@ public final class FusedMatmul implements AutoCloseable {
         /**
          * Enqueues the operator on the current stream, within the operation.
          *
-         * @param operation the operation under way
+         * @param operation the running operation
          * @param shard the address of this rank's contiguous shard. All addresses are multiples of
          *     {@link TensorMap#ALIGNMENT}
          * @param bs the addresses of the Bs
@@ -686,7 +686,7 @@ public final class FusedMatmul implements AutoCloseable {
         /**
          * Enqueues the operator on the current stream, within the operation.
          *
-         * @param operation the operation under way
+         * @param operation the running operation
          * @param a the address of A. All addresses are multiples of {@link TensorMap#ALIGNMENT}
          * @param b the address of B
          * @param result the address of this rank's part of the sum

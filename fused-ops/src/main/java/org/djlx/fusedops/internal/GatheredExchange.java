@@ -83,14 +83,14 @@ public final class GatheredExchange implements AutoCloseable {
     }
 
     /**
-     * Tells whether the kernels can exchange an array. Any element arrives with its bits, except
+     * Returns whether the kernels can exchange an array. Any element arrives with its bits, except
      * for the NaN of all ones, which arrives as another NaN.
      *
      * @param device this rank's GPU; GPUs with one-shot slots have the same architecture
      * @param buffers the group's
      * @param type the type
      * @param byteSize the size of a shard or a part
-     * @return whether they can; the same on all ranks
+     * @return true if so; the same on all ranks
      */
     static boolean isPossible(
             CudaDevice device, P2pBuffers buffers, ScalarType type, long byteSize) {
@@ -102,10 +102,10 @@ public final class GatheredExchange implements AutoCloseable {
     }
 
     /**
-     * Tells whether a shard is aligned for the kernel.
+     * Returns whether a shard is aligned for the kernel.
      *
      * @param address the address
-     * @return whether it is
+     * @return true if so
      */
     public static boolean isUsable(long address) {
         return address % PACK == 0;
@@ -114,7 +114,7 @@ public final class GatheredExchange implements AutoCloseable {
     /**
      * Enqueues an all-gather on the current stream, within the operation.
      *
-     * @param operation the operation under way
+     * @param operation the running operation
      * @param buffers the group's
      * @param shard the address of this rank's shard, {@linkplain #isUsable aligned}
      * @param byteSize its size, {@linkplain #isPossible possible} for the kernels
@@ -144,7 +144,7 @@ public final class GatheredExchange implements AutoCloseable {
     /**
      * Enqueues a reduce-scatter on the current stream, within the operation.
      *
-     * @param operation the operation under way
+     * @param operation the running operation
      * @param buffers the group's
      * @param type the element type
      * @param parts the address of the parts, one for each rank, contiguous in rank order

@@ -235,14 +235,14 @@ public final class LlamaKernels implements AutoCloseable {
     }
 
     /**
-     * Tells whether there are kernels for a GPU and a model.
+     * Returns whether there are kernels for a GPU and a model.
      *
      * @param device the GPU
      * @param type the element type
      * @param headSize the size of a head
      * @param sharing the heads of queries that share a head of keys and values
      * @param depths the inner dimensions of the matmuls
-     * @return whether there are
+     * @return true if so
      */
     public static boolean isSupported(
             CudaDevice device, ScalarType type, int headSize, int sharing, int... depths) {
@@ -359,12 +359,12 @@ public final class LlamaKernels implements AutoCloseable {
     public record Norm(long weight, long residual, long newResidual, float epsilon) {}
 
     /**
-     * Tells whether matmuls normalise x themselves: if it is one row that fits into shared memory.
-     * For two rows a separate kernel is faster.
+     * Returns whether matmuls normalise x themselves: if it is one row that fits into shared
+     * memory. For two rows a separate kernel is faster.
      *
      * @param rows the number of rows
      * @param depth their length
-     * @return whether they do
+     * @return true if so
      */
     public boolean canNorm(int rows, int depth) {
         return rows == 1
@@ -499,10 +499,15 @@ public final class LlamaKernels implements AutoCloseable {
      *     #BEST_FLOATS})
      * @param chosen receives the chosen tokens, as ints
      * @param places an int for each row: its index in {@code chosen}; -1 for none
-     * @param draws {@value #DRAW_BYTES} bytes of sampling parameters for each row: a double {@code
-     *     scale}, by which a token has the weight {@code 2^(scale * (logit - highest logit))}, or 0
-     *     for the token of the highest logit; a double, the top-p share, 1 for all tokens; a random
-     *     long; a long, the top-k count, 0 for all tokens
+     * @param draws {@value #DRAW_BYTES} bytes of sampling parameters for each row:
+     *     <ol>
+     *       <li>a double, the {@code scale}: the weight of a token is {@code 2^(scale * (logit -
+     *           highest logit))}; 0 for greedy sampling
+     *       <li>a double, top-p; 1 for all tokens
+     *       <li>a long, the random number
+     *       <li>a long, top-k; 0 for all tokens
+     *     </ol>
+     *
      * @param scores the logits of all ranks, used by rows that sample: rows of {@code width},
      *     {@code stride} apart
      * @param width the elements of a row

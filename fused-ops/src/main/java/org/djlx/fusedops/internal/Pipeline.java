@@ -79,7 +79,7 @@ public final class Pipeline {
     /**
      * Pipelined all-gather: calls the consumer with the shard of each rank, after it has arrived.
      *
-     * @param operation the operation under way
+     * @param operation the running operation
      * @param slots slots of the shard's size
      * @param shard the address of this rank's shard
      * @param byteSize its size, the same on all ranks
@@ -147,22 +147,22 @@ public final class Pipeline {
     }
 
     /**
-     * Tells whether parts are so small that on the CPU one matmul before or after all communication
-     * is faster than a pipeline.
+     * Returns whether parts are so small that on the CPU one matmul before or after all
+     * communication is faster than a pipeline.
      *
      * @param byteSize the size of a part
-     * @return whether they are
+     * @return true if so
      */
     public static boolean isSmall(long byteSize) {
         return byteSize <= SMALL;
     }
 
     /**
-     * Tells whether slots of a size lie one after the other without gaps, so that a matmul can read
-     * them as one matrix.
+     * Returns whether slots of a size are adjacent without gaps. A matmul can then read them as one
+     * matrix.
      *
      * @param byteSize the number of bytes that a rank sends to another
-     * @return whether they do
+     * @return true if so
      */
     public static boolean isWithoutGaps(long byteSize) {
         return byteSize % Slots.ALIGNMENT == 0;
@@ -172,7 +172,7 @@ public final class Pipeline {
      * All-gather into the slots, then one computation. The shards must {@linkplain #isWithoutGaps
      * leave no gaps}.
      *
-     * @param operation the operation under way
+     * @param operation the running operation
      * @param slots slots of the shard's size
      * @param shard the address of this rank's shard
      * @param byteSize its size, the same on all ranks
@@ -213,7 +213,7 @@ public final class Pipeline {
      * All-gather into an array in the P2P heap: each rank pushes its shard to the final place on
      * every rank.
      *
-     * @param operation the operation under way
+     * @param operation the running operation
      * @param offset the offset of the output in the P2P memory of every rank, in bytes
      * @param shard the address of this rank's shard; may be this rank's part of the output
      * @param byteSize its size, the same on all ranks
@@ -255,7 +255,7 @@ public final class Pipeline {
      * Reduce-scatter of existing parts: each rank pushes its parts to their ranks, and reduces the
      * parts that it received.
      *
-     * @param operation the operation under way
+     * @param operation the running operation
      * @param slots slots of a part's size
      * @param parts the address of the parts, one for each rank, contiguous in rank order
      * @param byteSize the size of a part, the same on all ranks
@@ -308,10 +308,10 @@ public final class Pipeline {
      * Pipelined reduce-scatter: each rank computes a part for every rank and pushes it, and reduces
      * the parts that it received.
      *
-     * @param operation the operation under way
+     * @param operation the running operation
      * @param slots slots of a part's size
-     * @param staging the addresses of memory for parts: one for 2 ranks, otherwise two, of which
-     *     one is computed while the other is pushed
+     * @param staging the addresses of staging buffers for parts: one for 2 ranks, otherwise two:
+     *     one part is computed while the other is pushed
      * @param byteSize the size of a part, the same on all ranks
      * @param producer called once for each rank, this rank last
      * @param reducer called after all parts for this rank have arrived

@@ -49,7 +49,7 @@ final class RankOrderReducer implements AutoCloseable {
                 });
     }
 
-    /** Tells whether a GPU has a kernel for a type, without compiling it. */
+    /** Returns whether a GPU has a kernel for a type, without compiling it. */
     static boolean isSupported(CudaDevice device, ScalarType type) {
         return KERNELS.containsKey(type) && (type != ScalarType.BFLOAT16 || device.hasBfloat16());
     }

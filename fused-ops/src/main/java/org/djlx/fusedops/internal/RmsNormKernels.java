@@ -132,24 +132,24 @@ public final class RmsNormKernels implements AutoCloseable {
     }
 
     /**
-     * Tells whether there is a kernel for a type and a length of rows.
+     * Returns whether there is a kernel for a type and a length of rows.
      *
      * @param type their type
      * @param hidden their length
-     * @return whether there is; the same on GPUs of the same architecture
+     * @return true if so; the same on GPUs of the same architecture
      */
     public boolean isSupported(ScalarType type, long hidden) {
         return adding.containsKey(type) && hidden <= MAX_ROW / type.itemSize();
     }
 
     /**
-     * Tells whether the one-shot kernel takes rows that are {@linkplain #isSupported supported}.
+     * Returns whether the one-shot kernel takes rows that are {@linkplain #isSupported supported}.
      *
      * @param buffers the group's
      * @param type the type of the rows
      * @param rows the number of rows
      * @param hidden their length
-     * @return whether it does; the same on all ranks
+     * @return true if so; the same on all ranks
      */
     public boolean exchanges(P2pBuffers buffers, ScalarType type, long rows, long hidden) {
         long most = buffers.oneShotSlots().map(OneShotSlots::slot).orElse(0L);
@@ -159,7 +159,7 @@ public final class RmsNormKernels implements AutoCloseable {
     /**
      * Enqueues all-reduce, residual and RMSNorm on the current stream, within the operation.
      *
-     * @param operation the operation under way
+     * @param operation the running operation
      * @param buffers the group's buffers; the kernel {@linkplain #exchanges takes} the rows
      * @param of the arrays
      * @param epsilon the number added to the mean of squares

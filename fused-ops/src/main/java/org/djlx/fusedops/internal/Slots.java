@@ -17,8 +17,8 @@ import org.djlx.collectives.p2p.P2pBuffers;
 public final class Slots {
 
     /**
-     * Slots are aligned for vector and matrix instructions, and so that a cache line has one
-     * writer.
+     * Slots are aligned for vector and matrix instructions. The alignment also gives each cache
+     * line a single writer.
      */
     static final long ALIGNMENT = 256;
 
@@ -47,12 +47,12 @@ public final class Slots {
     }
 
     /**
-     * Tells whether buffers are large enough for one slot for each rank.
+     * Returns whether buffers are large enough for one slot for each rank.
      *
      * @param buffers the buffers
      * @param worldSize the number of ranks
      * @param byteSize the number of bytes that a rank sends to another
-     * @return whether they are
+     * @return true if so
      */
     public static boolean fit(P2pBuffers buffers, int worldSize, long byteSize) {
         return align(byteSize) <= halfSize(buffers.bufferSize()) / worldSize;

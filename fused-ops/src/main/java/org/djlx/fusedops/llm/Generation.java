@@ -27,13 +27,13 @@ public interface Generation {
     GeneratedPiece next(Duration timeout) throws TimeoutException, InterruptedException;
 
     /**
-     * Takes the next piece if there is one. Does not block.
+     * Takes the next piece if it has arrived. Does not block.
      *
-     * <p>Empty means "nothing yet" while the generation runs, and "no more" after its end. To tell
-     * them apart, read {@link #finishReason} <em>before</em> this call: if it was present and the
-     * result is empty, all pieces were taken.
+     * <p>An empty result means "nothing yet" while the generation runs, and "no more" after its
+     * end. To distinguish the two, read {@link #finishReason} <em>before</em> this call: if it was
+     * present and the result is empty, all pieces were taken.
      *
-     * @return the piece, if there is one
+     * @return the piece, or empty
      * @throws ai.djl.engine.EngineException if the generation has failed and all pieces were taken
      */
     Optional<GeneratedPiece> poll();

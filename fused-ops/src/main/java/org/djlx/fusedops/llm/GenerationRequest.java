@@ -69,7 +69,7 @@ public final class GenerationRequest {
     }
 
     /**
-     * Returns the most tokens to generate.
+     * Returns the maximum number of tokens to generate.
      *
      * @return the number
      */
@@ -87,7 +87,7 @@ public final class GenerationRequest {
     }
 
     /**
-     * Returns top-k: how many of the most probable tokens to sample from.
+     * Returns top-k: the number of most probable tokens to sample from.
      *
      * @return the number; 0 for all
      */
@@ -141,7 +141,7 @@ public final class GenerationRequest {
     }
 
     /**
-     * Tells whether generation continues after the model's end-of-text tokens.
+     * Returns whether generation continues after the model's end-of-text tokens.
      *
      * @return whether end-of-text tokens are ignored
      */
@@ -189,7 +189,7 @@ public final class GenerationRequest {
         }
 
         /**
-         * Sets the most tokens to generate.
+         * Sets the maximum number of tokens to generate.
          *
          * @param maxNewTokens the number, 1 or more; default 128
          * @return this builder
@@ -222,8 +222,8 @@ public final class GenerationRequest {
         }
 
         /**
-         * Samples only from the smallest set of most probable tokens whose probabilities add up to
-         * {@code topP} (nucleus sampling: Holtzman et al., 2019, <a
+         * Samples only from the smallest set of most probable tokens that together have the
+         * probability {@code topP} (nucleus sampling: Holtzman et al., 2019, <a
          * href="https://arxiv.org/abs/1904.09751">arXiv:1904.09751</a>).
          *
          * @param topP the probability, above 0 and at most 1; default 1, all tokens
@@ -253,9 +253,9 @@ public final class GenerationRequest {
          * <ul>
          *   <li>float16 and bfloat16: on the same ranks, the same request with the same seed gives
          *       the same tokens, whatever other requests run.
-         *   <li>float32: tokens of several requests are computed in one matmul, and the batch size
-         *       may change the last bits of the logits. Tokens differ only from a token on for
-         *       which these bits decide.
+         *   <li>float32: one matmul computes the tokens of several requests, and the batch size may
+         *       change the last bits of the logits. If two tokens are nearly equally probable,
+         *       these bits can change the choice, and then all tokens after it.
          * </ul>
          *
          * @param seed the seed; default random

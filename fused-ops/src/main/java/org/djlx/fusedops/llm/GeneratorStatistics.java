@@ -8,7 +8,7 @@ package org.djlx.fusedops.llm;
  * Counters of a {@link TextGenerator}, at one moment.
  *
  * @param running the requests that run
- * @param queued the requests that wait for room
+ * @param queued the requests in the queue, not yet in the batch
  * @param cacheBlocksInUse the KV cache blocks that running requests hold
  * @param cacheBlocks the KV cache blocks in total
  * @param cacheBlockTokens the tokens of a block

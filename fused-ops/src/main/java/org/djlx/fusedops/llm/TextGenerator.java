@@ -42,9 +42,9 @@ public interface TextGenerator extends AutoCloseable {
      *
      * @param requests one or more requests
      * @return a generation for each
-     * @throws IllegalArgumentException if the model cannot serve one of the requests: its prompt is
-     *     empty; prompt and new tokens are longer than {@link #maxLength()}; a token of the prompt
-     *     or a stop token is not in the vocabulary; or there are more requests than the queue holds
+     * @throws IllegalArgumentException if a prompt is empty, a prompt and its new tokens are longer
+     *     than {@link #maxLength()}, a token of a prompt or a stop token is not in the vocabulary,
+     *     or there are more requests than the queue holds
      * @throws java.util.concurrent.RejectedExecutionException if the queue is full
      * @throws IllegalStateException if the generator is closed or has failed; {@link
      *     #unavailabilityCause()} has the reason
@@ -52,7 +52,7 @@ public interface TextGenerator extends AutoCloseable {
     List<Generation> submitAll(List<GenerationRequest> requests);
 
     /**
-     * Returns the most tokens of a prompt and its new tokens together.
+     * Returns the maximum length of a sequence: the tokens of the prompt and the new tokens.
      *
      * @return the number of tokens
      */

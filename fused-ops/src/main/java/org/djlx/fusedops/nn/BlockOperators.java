@@ -72,7 +72,7 @@ final class BlockOperators implements AutoCloseable {
     }
 
     /**
-     * Tells whether a kernel computes with these arrays. Its results go into the manager of the
+     * Returns whether a kernel computes with these arrays. Its results go into the manager of the
      * first one.
      */
     private boolean isFused(NDArray... arrays) {

@@ -122,7 +122,7 @@ public final class ColumnParallelLinear extends ShardedBlock {
         /**
          * Sets whether there is a bias.
          *
-         * @param bias whether there is; true unless set
+         * @param bias whether to add a bias; default true
          * @return this builder
          */
         public Builder optBias(boolean bias) {
@@ -131,11 +131,11 @@ public final class ColumnParallelLinear extends ShardedBlock {
         }
 
         /**
-         * Sets whether a number of units that the world size does not divide is rounded up. The
-         * last ranks then have additional units, whose weights and outputs are zeros. Meant for a
-         * vocabulary: {@link VocabularyParallelCrossEntropy} ignores them.
+         * Sets whether the number of units is rounded up to a multiple of the world size. The last
+         * ranks then have additional units with zero weights and outputs. Meant for a vocabulary:
+         * {@link VocabularyParallelCrossEntropy} ignores the additional units.
          *
-         * @param padded whether it is; false unless set: then such a number is refused
+         * @param padded true to round up; default false: other numbers of units are refused
          * @return this builder
          */
         public Builder optPadded(boolean padded) {

@@ -140,7 +140,7 @@ public final class ParallelTransformerBlock extends AbstractBlock {
          * Sets sequence parallelism: whether activations outside of parallel regions are divided
          * along their first dimension.
          *
-         * @param sequenceParallel whether they are; false unless set
+         * @param sequenceParallel whether to use sequence parallelism; default false
          * @return this builder
          */
         public Builder optSequenceParallel(boolean sequenceParallel) {

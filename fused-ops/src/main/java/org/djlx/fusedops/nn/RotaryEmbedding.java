@@ -98,7 +98,7 @@ public final class RotaryEmbedding {
         return new Table(array(manager, cosines, type), array(manager, sines, type));
     }
 
-    /** Makes an array in libtorch's memory, so that autograd does not keep a Java buffer. */
+    /** Creates an array in libtorch's memory. Otherwise autograd would keep a Java buffer alive. */
     private NDArray array(NDManager manager, double[] values, ScalarType type) {
         Shape shape = new Shape(values.length / frequencies.length, 1, frequencies.length);
         return NoGradient.get(

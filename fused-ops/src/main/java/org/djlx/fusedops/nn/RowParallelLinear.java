@@ -87,7 +87,7 @@ public final class RowParallelLinear extends ShardedBlock {
         /**
          * Sets whether there is a bias.
          *
-         * @param bias whether there is; true unless set
+         * @param bias whether to add a bias; default true
          * @return this builder
          */
         public Builder optBias(boolean bias) {

@@ -37,7 +37,7 @@ import org.djlx.nativeops.torch.Torch;
 /**
  * Base class of blocks whose parameters are divided among the ranks of a group, as in Megatron-LM
  * (Shoeybi et al., 2019, <a href="https://arxiv.org/abs/1909.08053">arXiv:1909.08053</a>). Each
- * rank has a block of its own. All ranks make the same calls in the same order.
+ * rank has its own block. All ranks make the same calls in the same order.
  *
  * <p><b>Activations.</b> Between parallel regions:
  *
@@ -257,7 +257,7 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
          * Sets sequence parallelism: whether activations outside of parallel regions are divided
          * along their first dimension.
          *
-         * @param sequenceParallel whether they are; false unless set
+         * @param sequenceParallel whether to use sequence parallelism; default false
          * @return this builder
          */
         public B optSequenceParallel(boolean sequenceParallel) {
@@ -496,7 +496,7 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
     }
 
     /**
-     * Attaches an array made from a parameter to the manager of an input, so that it does not live
+     * Attaches an array made from a parameter to the manager of an input. Otherwise it would live
      * as long as the parameter.
      */
     static NDArray with(NDArray x, NDArray array) {

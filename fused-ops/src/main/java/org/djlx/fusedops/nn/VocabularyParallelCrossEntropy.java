@@ -33,8 +33,9 @@ import org.djlx.nativeops.torch.Torch;
  *   <li>Label: one array with a token id for each token, of any type, the same on all ranks. An id
  *       outside of the vocabulary is refused on the CPU. On a GPU the loss is then NaN, because a
  *       check would make the host wait.
- *   <li>Loss: the mean over all tokens whose label is not ignored; 0 if all are ignored. float64 if
- *       the logits are, otherwise float32. All ranks compute the same loss; it counts once.
+ *   <li>Loss: the mean over all tokens with a label that is not ignored; 0 if all are ignored.
+ *       float64 if the logits are, otherwise float32. All ranks compute the same loss; it counts
+ *       once.
  *   <li>Gradient: the softmax, minus 1 at the label.
  * </ul>
  */

@@ -44,12 +44,12 @@ final class VocabularyPart {
         return ids.sub(first).clip(0, room - 1);
     }
 
-    /** Tells which token ids belong to this rank. */
+    /** Returns a mask of the token ids that belong to this rank. */
     NDArray isOwn(NDArray ids) {
         return ids.gte(first).logicalAnd(ids.lt(first + count));
     }
 
-    /** Tells which token ids are in the vocabulary. */
+    /** Returns a mask of the token ids that are in the vocabulary. */
     NDArray isAny(NDArray ids) {
         return ids.gte(0).logicalAnd(ids.lt(vocabulary));
     }
@@ -57,7 +57,7 @@ final class VocabularyPart {
     /**
      * Checks that all token ids are in the vocabulary.
      *
-     * @param others tells which other ids are allowed; null for none
+     * @param others a mask of other ids that are allowed; null for none
      */
     void check(String operator, String what, NDArray ids, NDArray others) {
         NDArray allowed = isAny(ids);

@@ -58,8 +58,8 @@ import org.djlx.nativeops.torch.TorchLibrary;
  *
  * <ul>
  *   <li>All ranks call the same operators in the same order. libtorch assumes that operators have
- *       no side effects, and omits one whose result is not used: the result must then be unused on
- *       all ranks.
+ *       no side effects, and omits an operator if its result is not used. Results must therefore be
+ *       used on all ranks or on none.
  *   <li>There is no gradient: with gradients on, an input that requires one is refused.
  *   <li>Refused arguments and failures of the group end the model's call. {@link #call} throws
  *       them.

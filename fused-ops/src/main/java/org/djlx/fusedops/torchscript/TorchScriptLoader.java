@@ -120,7 +120,7 @@ public final class TorchScriptLoader implements ParallelModelLoader {
         return new TorchScriptService(name, groups(devices), directory);
     }
 
-    /** Refuses to run as one of several processes, each of which would load all ranks. */
+    /** Throws if this is one of several processes: each would load all ranks. */
     private static void checkIsOnlyProcess() {
         String worldSize = System.getenv("WORLD_SIZE");
         if (System.getenv("RANK") != null && worldSize != null && !worldSize.trim().equals("1")) {

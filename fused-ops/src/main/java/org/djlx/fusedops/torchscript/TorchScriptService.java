@@ -194,9 +194,8 @@ final class TorchScriptService implements ParallelModel {
         }
         Optional<CollectiveException> failure = pool.failure();
         if (failure.isPresent()) {
-            throw new Refusal(
-                    503, failure.get()); // Otherwise the request would stay open until the model is
-            // closed.
+            // Without this the request would stay open until the model is closed.
+            throw new Refusal(503, failure.get());
         }
         NDManager request = null;
         boolean unused = true;
@@ -239,7 +238,7 @@ final class TorchScriptService implements ParallelModel {
         }
     }
 
-    /** Tells whether all ranks refused a request because of its arrays. */
+    /** Returns whether all ranks refused a request because of its arrays. */
     private static boolean isOfRequest(Exception failure) {
         return failure instanceof IllegalArgumentException
                 || (failure instanceof EngineException
@@ -323,10 +322,7 @@ final class TorchScriptService implements ParallelModel {
             }
         }
 
-        /**
-         * Returns the failure to report: that of a rank that failed alone, if there is one,
-         * otherwise the group's.
-         */
+        /** Returns the failure to report: of a rank that failed alone, or else of the group. */
         synchronized CollectiveException explain(CollectiveException group) {
             return why == null ? group : apart(first, why, group);
         }

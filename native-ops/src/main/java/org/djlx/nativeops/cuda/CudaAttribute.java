@@ -6,19 +6,19 @@ package org.djlx.nativeops.cuda;
 
 import org.bytedeco.cuda.global.cudart;
 
-/** What {@link CudaDevice#attribute} can be asked for. */
+/** The attributes of {@link CudaDevice#attribute}. */
 public enum CudaAttribute {
     /** The number of multiprocessors. */
     MULTIPROCESSOR_COUNT(cudart.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT),
-    /** The first number of the compute capability. */
+    /** The major version of the compute capability. */
     COMPUTE_CAPABILITY_MAJOR(cudart.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
-    /** The second number of the compute capability. */
+    /** The minor version of the compute capability. */
     COMPUTE_CAPABILITY_MINOR(cudart.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
-    /** The most shared memory of a block, in bytes. */
+    /** The maximum shared memory of a block, in bytes. */
     MAX_SHARED_MEMORY_PER_BLOCK(cudart.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),
     /** 1 if virtual memory management is supported, else 0; see {@link CudaVirtualMemory}. */
     VIRTUAL_MEMORY_MANAGEMENT(cudart.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED),
-    /** 1 if such memory can be exported as a file descriptor, else 0. */
+    /** 1 if virtual memory can be exported as a file descriptor, else 0. */
     FILE_DESCRIPTOR_HANDLES(cudart.CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
 
     private final int code;

@@ -139,8 +139,8 @@ public final class CudaDevice implements AutoCloseable {
     }
 
     /**
-     * Tells whether the GPU has bfloat16 instructions: compute capability 8.0 and later. For other
-     * GPUs, bfloat16 kernels are not compiled; see {@code element.cuh}.
+     * Returns whether the GPU has bfloat16 instructions: compute capability 8.0 and later. For
+     * other GPUs, bfloat16 kernels are not compiled; see {@code element.cuh}.
      *
      * @return whether bfloat16 is supported
      */
@@ -164,11 +164,11 @@ public final class CudaDevice implements AutoCloseable {
     }
 
     /**
-     * Tells whether this GPU can access a peer's memory. The answer may differ for the other
+     * Returns whether this GPU can access a peer's memory. The answer may differ for the other
      * direction.
      *
      * @param peer the peer
-     * @return whether it can; false for the GPU itself
+     * @return true if so; false for the GPU itself
      */
     public boolean canAccessPeer(CudaDevice peer) {
         int[] can = new int[1];

@@ -16,9 +16,9 @@ import org.djlx.nativeops.host.CallingThread;
 
 /**
  * Calls the driver through JavaCPP's presets. Loaded only after {@link NativeLibrary#CUDA_PRESETS}
- * was found available. The package's other classes load without the presets, so that they can
- * report that the presets are missing. For that they never convert a class of the presets to its
- * superclass, because the JVM's verifier would load both.
+ * was found available. The package's other classes load without the presets: they can report that
+ * the presets are missing. For that they never convert a class of the presets to its superclass,
+ * because the JVM's verifier would load both.
  */
 public final class CudaDriver {
 

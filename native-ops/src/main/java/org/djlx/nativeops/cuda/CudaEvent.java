@@ -59,7 +59,7 @@ public final class CudaEvent extends CudaResource {
     }
 
     /**
-     * Tells whether the event is complete. Does not block.
+     * Returns whether the event is complete. Does not block.
      *
      * @return whether the GPU has passed it; true if it was never recorded
      */

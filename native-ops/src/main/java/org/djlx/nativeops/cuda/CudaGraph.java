@@ -92,7 +92,7 @@ public final class CudaGraph extends CudaResource {
         }
     }
 
-    /** Tells whether the calling thread is in {@link #capture}. */
+    /** Returns whether the calling thread is in {@link #capture}. */
     static boolean isCapturing() {
         return CAPTURE.get() != null;
     }

@@ -75,8 +75,8 @@ public final class CudaMemory {
     }
 
     /**
-     * Tells whether peer access is enough to access memory. True for memory of {@code cudaMalloc};
-     * false for virtual memory, which is mapped for named GPUs only.
+     * Returns whether peer access is enough to access memory. True for memory of {@code
+     * cudaMalloc}; false for virtual memory, which is mapped for named GPUs only.
      *
      * @param device the GPU that owns the memory
      * @param address an address in the memory
@@ -87,7 +87,7 @@ public final class CudaMemory {
         return Legacy.is(device, address);
     }
 
-    /** A class of its own, because the JVM loads the presets that it needs to verify a class. */
+    /** A separate class, because to verify a class the JVM loads the presets that it uses. */
     private static final class Legacy {
 
         static boolean is(CudaDevice device, long address) {

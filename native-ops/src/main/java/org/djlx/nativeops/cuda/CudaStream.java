@@ -138,7 +138,7 @@ public final class CudaStream extends CudaResource {
     }
 
     /**
-     * Copies bytes. Between GPUs a copy engine does it, over NVLink if there is one.
+     * Copies bytes. A copy between GPUs uses a copy engine, and NVLink if the GPUs are linked.
      *
      * @param destination the destination: memory of this GPU, of a peer to which access is enabled,
      *     or pinned host memory
@@ -187,10 +187,10 @@ public final class CudaStream extends CudaResource {
      * the arrays are closed at once. Does not block.
      *
      * <p>Why: libtorch gives the memory of a freed tensor to the next tensor that fits. This is
-     * safe on the stream on which the tensor was <em>allocated</em>, whose work runs in order.
-     * libtorch does not know of work on other streams, and {@code Tensor.record_stream}, which
-     * would tell it, is not in its stable C ABI. So an array that a side stream still uses when it
-     * is closed would be overwritten. This method holds a reference to each tensor (and to the
+     * safe on the stream on which the tensor was <em>allocated</em>, because its work runs in
+     * order. libtorch does not know of work on other streams: {@code Tensor.record_stream} would
+     * record it, but is not in the stable C ABI. So an array could be overwritten if it is closed
+     * while a side stream still uses it. This method holds a reference to each tensor (and to the
      * {@link NativeMemory} of a view) and records an event on this stream. Later calls, on any
      * stream, release arrays whose event is complete; {@link #releasePassed()} does only that.
      *
@@ -212,7 +212,7 @@ public final class CudaStream extends CudaResource {
     }
 
     /**
-     * Tells whether work queued now is captured instead of executed.
+     * Returns whether work queued now is captured instead of executed.
      *
      * @return whether the stream is being captured
      */
@@ -230,7 +230,7 @@ public final class CudaStream extends CudaResource {
     }
 
     /**
-     * Tells whether all work is complete. Does not block.
+     * Returns whether all work is complete. Does not block.
      *
      * @return whether it is complete
      */

@@ -54,7 +54,7 @@ public final class CudaVirtualMemory implements AutoCloseable {
     }
 
     /**
-     * Tells whether a GPU and its driver support virtual memory and can share it by file
+     * Returns whether a GPU and its driver support virtual memory and can share it by file
      * descriptors.
      *
      * @param device the GPU
@@ -183,8 +183,8 @@ public final class CudaVirtualMemory implements AutoCloseable {
     }
 
     /**
-     * The driver's objects, created step by step, so that {@link #free} can undo any number of
-     * steps. A class of its own, because the JVM loads the presets that it needs to verify a class.
+     * The driver's objects, created step by step; {@link #free} can undo any number of steps. A
+     * separate class, because to verify a class the JVM loads the presets that it uses.
      */
     private static final class Mapping {
 

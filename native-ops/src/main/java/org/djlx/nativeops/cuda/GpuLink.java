@@ -67,9 +67,9 @@ public record GpuLink(Kind kind, int nvLinks) {
     }
 
     /**
-     * Tells whether the GPUs are connected by NVLink, directly or through switches.
+     * Returns whether the GPUs are connected by NVLink, directly or through switches.
      *
-     * @return whether they are
+     * @return true if so
      */
     public boolean isNvLink() {
         return nvLinks > 0;

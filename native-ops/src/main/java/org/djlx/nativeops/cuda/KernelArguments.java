@@ -33,7 +33,9 @@ public final class KernelArguments {
     private final long address = Pointer.nativeValue(Native.getDirectBufferPointer(buffer));
     private final int[] sizes = new int[MAX_COUNT];
 
-    /** The cached pointer of {@link CudaKernel}, whose class is one of the presets; null before. */
+    /**
+     * The cached pointer of {@link CudaKernel}; null until set. Its class is one of the presets.
+     */
     Object pointers;
 
     private int count;

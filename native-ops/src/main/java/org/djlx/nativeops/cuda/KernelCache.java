@@ -33,8 +33,8 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * A cache of compiled kernels: in files, so that a machine compiles each kernel once, and in
- * memory, so that a process reads each file once. Thread-safe.
+ * A cache of compiled kernels, in files and in memory: a machine compiles each kernel once, and a
+ * process reads each file once. Thread-safe.
  *
  * <ul>
  *   <li><b>Shared folder.</b> A file is written under a temporary name and renamed when complete,
@@ -58,7 +58,9 @@ public final class KernelCache {
 
     private static final Logger LOGGER = LoggerFactory.getLogger(KernelCache.class);
 
-    /** The time after which a running compilation is logged, so that users know what takes long. */
+    /**
+     * The time after which a running compilation is logged: users can see why the start takes long.
+     */
     private static final Duration LOG_DELAY = Duration.ofSeconds(1);
 
     /** How long to wait for another process that compiles the same kernel: it may be stopped. */
@@ -136,8 +138,8 @@ public final class KernelCache {
     }
 
     /**
-     * Tells whether {@link #get} probably need not compile: the kernels are in memory, or there is
-     * a file, which is not checked. Does not block.
+     * Returns whether {@link #get} probably need not compile: the kernels are in memory, or there
+     * is a file, which is not checked. Does not block.
      */
     boolean has(Key key) {
         String digest = key.digest();
@@ -287,9 +289,7 @@ public final class KernelCache {
             return HexFormat.of().formatHex(sha256(bytes.toByteArray()));
         }
 
-        /**
-         * Writes a text with its length, so that different lists of texts differ in their bytes.
-         */
+        /** Writes a text with its length: different lists of texts then differ in their bytes. */
         private static void put(DataOutputStream out, String text) throws IOException {
             byte[] bytes = text.getBytes(StandardCharsets.UTF_8);
             out.writeInt(bytes.length);

@@ -46,8 +46,9 @@ public final class KernelConstants {
     /**
      * Reads a source.
      *
-     * @param source the source; its headers count
-     * @param options the compiler's options, of which {@code -DNAME=VALUE} and {@code -DNAME} count
+     * @param source the source, including its headers
+     * @param options the compiler's options; only {@code -DNAME=VALUE} and {@code
+     *     -DNAME} are used
      */
     public KernelConstants(KernelSource source, String... options) {
         name = source.name();

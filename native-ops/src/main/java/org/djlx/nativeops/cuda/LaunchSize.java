@@ -15,9 +15,10 @@ package org.djlx.nativeops.cuda;
  * @param blockZ the threads of a block along z
  * @param sharedBytes the dynamic shared memory of a block in bytes; more than 48 KiB requires
  *     {@link CudaKernel#allowSharedMemory}
- * @param dependent whether this is a programmatic dependent launch: the kernel may start while the
- *     kernel before it still runs, if that allows it, and must itself wait before it accesses data
- *     of other kernels. Before compute capability 9.0 and CUDA 12.3 this is an ordinary launch
+ * @param dependent whether this is a programmatic dependent launch: if the previous kernel allows
+ *     it, this kernel may start while the previous one still runs. The kernel must wait before it
+ *     accesses data of other kernels. Before compute capability 9.0 and CUDA 12.3 this is an
+ *     ordinary launch
  */
 public record LaunchSize(
         int gridX,

@@ -26,9 +26,9 @@ public record MatrixLayout(long rows, long columns, long rowStride, long columnS
     }
 
     /**
-     * Tells whether rows are contiguous and do not overlap.
+     * Returns whether rows are contiguous and do not overlap.
      *
-     * @return whether they are
+     * @return true if so
      */
     public boolean isRowMajor() {
         return (columnStride == 1 || columns <= 1) && (rows <= 1 || rowStride >= columns);

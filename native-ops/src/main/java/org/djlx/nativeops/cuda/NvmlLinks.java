@@ -79,13 +79,13 @@ final class NvmlLinks {
     }
 
     /**
-     * A GPU and where its active NVLinks end.
+     * A GPU and the remote ends of its active NVLinks.
      *
-     * @param handle NVML's
-     * @param busId where it is, as NVML writes it
+     * @param handle the GPU's NVML handle
+     * @param busId the GPU's PCI bus id, in NVML's format
      * @param remoteGpus for every NVLink that ends at a GPU, the bus id of that
-     * @param otherLinks how many NVLinks end at a switch, or at what NVML does not tell, as in
-     *     virtual machines that do not see the switches
+     * @param otherLinks the number of NVLinks that end at a switch or at a device unknown to NVML;
+     *     in virtual machines NVML may not see the switches
      */
     private record Gpu(Pointer handle, String busId, List<String> remoteGpus, int otherLinks) {
 

@@ -14,9 +14,8 @@ public final class CallingThread {
             ThreadLocal.withInitial(CallingThread::new);
 
     // The threads seen last, by their ids. An operation calls get() some thirty times, and in JDK
-    // 17
-    // a ThreadLocal lookup is a native call until C2 has compiled it. The entry of an ended thread
-    // stays until another thread replaces it.
+    // 17 a ThreadLocal lookup is a native call until C2 has compiled it. The entry of an ended
+    // thread stays until another thread replaces it.
     private static final CallingThread[] RECENT = new CallingThread[64];
 
     private final Thread thread = Thread.currentThread();

@@ -398,7 +398,8 @@ public final class DescriptorChannel implements AutoCloseable {
         }
 
         /**
-         * Returns the number of received descriptors. The system opens only those that have room.
+         * Returns the number of received descriptors. The system opens only the descriptors that
+         * fit into the buffer.
          */
         private int descriptorCount() {
             boolean any =

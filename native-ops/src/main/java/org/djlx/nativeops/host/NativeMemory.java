@@ -90,8 +90,8 @@ public final class NativeMemory implements AutoCloseable {
     }
 
     /**
-     * Tells whether {@link #close()} was called. Existing views still hold the memory, but new ones
-     * cannot be created.
+     * Returns whether {@link #close()} was called. Existing views still hold the memory, but new
+     * ones cannot be created.
      *
      * @return whether this object is closed
      */

@@ -25,7 +25,7 @@ import org.slf4j.LoggerFactory;
  *       caller continues without the lock.
  *   <li>The holder deletes the file, so two processes may briefly hold locks on the old and the new
  *       file.
- *   <li>A process loses the lock if another of its threads waits for it and gives up.
+ *   <li>A process loses the lock if another of its threads waits for the lock until the timeout.
  * </ul>
  */
 public final class ProcessLock implements AutoCloseable {
@@ -42,7 +42,7 @@ public final class ProcessLock implements AutoCloseable {
     }
 
     /**
-     * Acquires the lock, or gives up after a timeout.
+     * Acquires the lock, or returns after a timeout.
      *
      * @param file the file to lock; created with its folder
      * @param timeout how long to wait
@@ -96,7 +96,7 @@ public final class ProcessLock implements AutoCloseable {
     }
 
     /**
-     * Tells whether the lock is held.
+     * Returns whether the lock is held.
      *
      * @return whether the file is locked
      */

@@ -42,8 +42,8 @@ public final class Scratch {
     Scratch() {}
 
     /**
-     * Returns the scratch memory of the calling thread. Slot 0 is zeroed, so that a missing result
-     * reads as null.
+     * Returns the scratch memory of the calling thread. Slot 0 is zeroed: a missing result reads as
+     * null.
      *
      * @return the scratch memory
      */

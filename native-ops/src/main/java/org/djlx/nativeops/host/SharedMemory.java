@@ -15,10 +15,10 @@ import java.util.regex.Pattern;
 /**
  * Memory shared by processes of one host.
  *
- * <p>It is an anonymous file (memfd_create(2)) that each process maps. It has no name, so nothing
- * is left behind in /dev/shm however the processes end, and the size limit of a container's
- * /dev/shm does not apply. Other processes open it through {@link #path()} until its creator calls
- * {@link #seal()}. They must run as the same user and in the same PID namespace.
+ * <p>It is an anonymous file (memfd_create(2)) that each process maps. The memory has no name. So
+ * no file stays in /dev/shm after the processes, even if they crash, and the size limit of a
+ * container's /dev/shm does not apply. Other processes open it through {@link #path()} until its
+ * creator calls {@link #seal()}. They must run as the same user and in the same PID namespace.
  */
 public final class SharedMemory implements AutoCloseable {
 
@@ -27,7 +27,7 @@ public final class SharedMemory implements AutoCloseable {
     /** The form of {@link #path()}. */
     private static final Pattern PATH = Pattern.compile("/proc/[0-9]+/fd/[0-9]+");
 
-    /** Fixes the size for good, so that no access can be beyond the end. */
+    /** The seals that fix the size: no process can shrink the memory while others access it. */
     private static final int SEALS = LibC.F_SEAL_SEAL | LibC.F_SEAL_SHRINK | LibC.F_SEAL_GROW;
 
     private final NativeMemory memory;

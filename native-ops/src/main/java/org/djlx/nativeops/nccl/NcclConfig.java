@@ -23,7 +23,7 @@ public record NcclConfig(
 
     private static final int UNDEFINED = Integer.MIN_VALUE;
     private static final int MAGIC = 0xcafebeef;
-    // The struct of version 2.18. Its size tells NCCL that later members are missing.
+    // The struct of version 2.18. By its size NCCL knows that later members are missing.
     private static final int VERSION = 21800;
     private static final int BYTES = 48;
     // NCCL has no more channels. It compares the minimum with the maximum before it sets a default.

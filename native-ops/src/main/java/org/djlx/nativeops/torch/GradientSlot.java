@@ -22,7 +22,7 @@ import org.djlx.nativeops.host.Scratch;
  * <p>It relies on the layout of libtorch's objects:
  *
  * <ul>
- *   <li>A handle is an {@code at::Tensor}, whose only member points to its {@code c10::TensorImpl}.
+ *   <li>A handle is an {@code at::Tensor}. Its only member points to the {@code c10::TensorImpl}.
  *   <li>{@code TensorImpl::mutable_grad()} returns an {@code at::Tensor}. Swapping the pointers of
  *       two of these, as {@code std::swap} does, replaces the gradient.
  *   <li>A {@code c10::TensorImpl} has its reference count at offset 8.

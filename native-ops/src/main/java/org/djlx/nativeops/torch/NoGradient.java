@@ -49,7 +49,7 @@ public final class NoGradient {
     }
 
     /**
-     * Tells whether autograd records operators on an array: the calling thread's gradient mode is
+     * Returns whether autograd records operators on an array: the calling thread's gradient mode is
      * on, and the array requires a gradient, as a leaf or because it was computed from one.
      *
      * @param array an array

@@ -98,7 +98,7 @@ public enum ScalarType {
     }
 
     /**
-     * Tells whether this is a real floating-point type, of any width.
+     * Returns whether this is a real floating-point type, of any width.
      *
      * @return true for float8, float16, bfloat16, float32 and float64
      */
@@ -107,7 +107,7 @@ public enum ScalarType {
     }
 
     /**
-     * Tells whether this is a signed or unsigned integer type. Booleans are not integers.
+     * Returns whether this is a signed or unsigned integer type. Booleans are not integers.
      *
      * @return true for int8 to int64 and uint8 to uint64
      */
@@ -116,7 +116,7 @@ public enum ScalarType {
     }
 
     /**
-     * Tells whether this is a 16-bit floating-point type, whose sums should be accumulated in
+     * Returns whether this is a 16-bit floating-point type, whose sums should be accumulated in
      * float32.
      *
      * @return true for float16 and bfloat16

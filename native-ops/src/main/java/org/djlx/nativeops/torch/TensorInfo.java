@@ -38,7 +38,7 @@ public record TensorInfo(ScalarType type, long[] sizes, long[] strides, long add
     }
 
     /**
-     * Tells whether the elements are contiguous in row-major order.
+     * Returns whether the elements are contiguous in row-major order.
      *
      * @return see {@link Torch#isContiguous}
      */
@@ -49,7 +49,7 @@ public record TensorInfo(ScalarType type, long[] sizes, long[] strides, long add
     }
 
     /**
-     * Tells whether the memory ranges from first to last element of two arrays overlap.
+     * Returns whether the memory ranges from first to last element of two arrays overlap.
      *
      * @param other the other array
      * @return whether they overlap; false if one of the arrays has no elements

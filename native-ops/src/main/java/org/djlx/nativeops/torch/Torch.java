@@ -34,11 +34,12 @@ import org.djlx.nativeops.host.Scratch;
  * operators are queued on the calling thread's current stream and return at once. An array may be
  * closed before this stream has executed them; for other streams use {@link CudaStream#keepAlive}.
  *
- * <p><b>Gradients.</b> Autograd records {@link #copy}, {@link #cast}, {@link #attention}, {@link
- * #silu} and the in-place operators, as it does PyTorch's own, if the calling thread's gradient
- * mode is on. That is the default of libtorch's threads; {@link NoGradient} switches it off. With
- * it on, writing to an array that requires a gradient is an {@link EngineException}, and results of
- * such arrays keep the graph alive. {@link #mmOut} and writes through a view are never recorded.
+ * <p><b>Gradients.</b> If the calling thread's gradient mode is on, autograd records {@link #copy},
+ * {@link #cast}, {@link #attention}, {@link #silu} and the in-place operators, as it records
+ * PyTorch's own. Gradient mode is on by default on each thread; {@link NoGradient} switches it off.
+ * With it on, writing to an array that requires a gradient is an {@link EngineException}, and
+ * results of such arrays keep the graph alive. {@link #mmOut} and writes through a view are never
+ * recorded.
  */
 public final class Torch {
 
@@ -102,7 +103,7 @@ public final class Torch {
     }
 
     /**
-     * Tells whether an array's elements are contiguous in row-major order, so that they can be
+     * Returns whether an array's elements are contiguous in row-major order. They can then be
      * copied as one block from {@link #dataPointer}. Complex arrays count as not contiguous:
      * libtorch conjugates lazily, so memory may hold the conjugates.
      *
@@ -233,7 +234,7 @@ public final class Torch {
     }
 
     /**
-     * Tells whether an array requires a gradient, as {@code torch.Tensor.requires_grad}: it is a
+     * Returns whether an array requires a gradient, as {@code torch.Tensor.requires_grad}: it is a
      * leaf that does, or was computed from one with the gradient mode on. {@link
      * NDArray#hasGradient()} is true for leaves only.
      *
@@ -368,7 +369,7 @@ public final class Torch {
      * Returns a range of an array along a dimension, as PyTorch's {@code narrow}: without a copy,
      * and without parsing an index. Recorded by autograd.
      *
-     * @param array the array; the result is valid as long as it is
+     * @param array the array; closing it invalidates the result
      * @param dimension the dimension, from 0
      * @param start the start of the range, in elements along the dimension
      * @param length the length of the range
@@ -643,8 +644,8 @@ public final class Torch {
     }
 
     /**
-     * Tells whether libtorch's kernel supports grouped-query attention. If not, libtorch would hold
-     * the scores of all pairs in memory.
+     * Returns whether libtorch's kernel supports grouped-query attention. If not, libtorch would
+     * hold the scores of all pairs in memory.
      */
     private static boolean sharesHeads(long query) {
         return Tensors.device(query).isGpu() && Tensors.scalarType(query).itemSize() == 2;

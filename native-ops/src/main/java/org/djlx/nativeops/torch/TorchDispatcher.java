@@ -94,8 +94,9 @@ final class TorchDispatcher {
      * cum_seq_q, Tensor? cum_seq_k, SymInt max_q, SymInt max_k, float dropout_p, bool is_causal,
      * bool return_debug_mask, *, float? scale, SymInt? window_size_left, SymInt? window_size_right,
      * Tensor? seqused_k, Tensor? alibi_slopes) -> (Tensor output, Tensor softmax_logsumexp, Tensor
-     * rng_state, Tensor unused, Tensor debug_attn_mask)}, causal, of sequences of one length,
-     * without dropout, mask and scale.
+     * rng_state, Tensor unused, Tensor debug_attn_mask)}.
+     *
+     * <p>The attention is causal, without dropout, mask and scale. All sequences have one length.
      *
      * <p>Not {@code _scaled_dot_product_flash_attention}: libtorch 2.11 mixes up the types of its
      * results.

@@ -174,8 +174,7 @@ public final class TorchInPlace {
                     "an array of " + type + " cannot be " + verb + "; use a floating-point type");
         }
         // A CPU scalar, also for an array on a GPU: libtorch passes its value to the kernel. DJL's
-        // divi
-        // would copy it to the GPU and block.
+        // divi would copy it to the GPU and block.
         Scratch scratch = Scratch.get();
         AotiTorch.check(
                 AotiTorch.aoti_torch_scalar_to_tensor_float64(number, scratch.slot(0)), operation);

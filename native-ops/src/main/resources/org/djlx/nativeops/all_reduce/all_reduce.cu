@@ -77,7 +77,7 @@ __device__ __forceinline__ void one_shot(typename T::Bits* tensor, u64 count, co
 // Two-shot: rank p sums part p of all tensors and pushes the sum to all peers. The second half of a slot holds sums.
 //
 // Pipeline of a thread, per pack i: push the parts of pack i + 1, sum pack i, take the peers' sums of pack i - 1.
-// Free of deadlock: a chain of waiting threads leads to ever earlier packs, and the first packs wait for nobody.
+// No deadlock: at pack i a thread waits only for steps of its peers at earlier packs, and the first step waits for none.
 template <typename T>
 __device__ __forceinline__ void two_shot(typename T::Bits* tensor, u64 count, const Launch& launch, float divisor) {
   u32 epoch = begin_epoch(launch);

@@ -1,8 +1,9 @@
 // Path FUSED: all-gather + matmul, and matmul + reduce-scatter, each as a single persistent kernel on every rank, for Hopper GPUs.
 //
-// Roles: a block has one warp group whose single threads schedule tiles, load operands (TMA) and store results (TMA), and two warp
-// groups that multiply (wgmma), 64 rows of a 128 x TILE_N tile each; as CUTLASS's warp-specialised kernels and DeepGEMM. A counter
-// in global memory hands out tiles; a block takes its next tile shortly before the current one ends.
+// Roles of the three warp groups of a block, as in CUTLASS's warp-specialised kernels and DeepGEMM
+//   one warp group    single threads schedule tiles, load operands (TMA) and store results (TMA)
+//   two warp groups   multiply (wgmma), each 64 rows of a 128 x TILE_N tile
+// A block gets tiles from a counter in global memory; it takes its next tile shortly before the current one ends.
 //
 // All-gather + matmul (tile order as in Flux, Chang et al. 2024)
 //   1. The first blocks push this rank's shard into its slot on every peer, and signal each peer once its shard is complete.
@@ -152,7 +153,7 @@ __device__ __forceinline__ char* entered(const Launch& launch, u32 on, u32 sourc
   return launch.entered[on] + source * launch.entered_distance;
 }
 
-// Tells a peer that this rank has entered the operation. One thread per rank.
+// Signals to a peer that this rank has entered the operation. One thread per rank.
 __device__ __forceinline__ void signal_entered(const Launch& launch, const Shared& shared, u32 peer) {
   if (peer < launch.ranks && peer != launch.rank) signal((u32*)entered(launch, peer, launch.rank), shared.epoch);
 }

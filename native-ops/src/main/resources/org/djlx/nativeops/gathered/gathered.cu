@@ -1,6 +1,6 @@
 // Path GATHERED: all-gather before a matmul and reduce-scatter after it, for messages so small that latency counts.
 //
-// Memory: the slots of one-shot all-reduces, in turn with them (one_shot.cuh).
+// Memory: the slots of one-shot all-reduces. Both kinds of launches alternate between the halves by one epoch (one_shot.cuh).
 // Synchronisation: each thread polls for the packs that it pushed to the peers itself; no barrier, no flag.
 //
 // Invariants

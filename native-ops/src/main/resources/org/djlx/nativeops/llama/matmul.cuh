@@ -2,11 +2,12 @@
 //
 // Tensor cores: the left operand is a weight tile, 16 rows of the weight; the right operand is an x tile, 8 rows of x. A lane loads 16
 // bytes that are contiguous in k, of both operands alike; mma then takes them for other values of k, which does not change the sum.
-// So a lane uses only what it has copied itself: shared memory holds loads in flight, and threads meet only to sum up at the end.
+// So a lane uses only data that it has copied itself: shared memory holds loads in flight, and threads synchronise only for the sums.
 //
-// Blocks: the warps of a block divide k; their sums are added in warp order. With one x tile a block goes through several groups of
-// weight tiles and copies the next group's weights while it sums up; what a block does first, like the norm of x, is done once. With
-// more x tiles there is no room for separate sums in shared memory, and a block has one group.
+// Blocks: the warps of a block divide k; their sums are added in warp order.
+//   one x tile     a block computes several groups of weight tiles, and copies the next group's weights while it adds up the sums;
+//                  work at the start of a block, such as the norm of x, is done once for all groups
+//   more x tiles   a block computes one group, because shared memory has no room for separate sums
 //
 // Shared memory
 //   for each warp     STAGES stages, used in a ring: for each weight tile the upper and the lower half, then for each x tile; 16 bytes
@@ -219,7 +220,7 @@ __device__ __forceinline__ void matmul(const Matmul& args) {
       stage = stage == (STAGES - 1) * STAGE ? 0 : stage + STAGE;
     }
 
-    // Step 4: add up the warps' sums. In place of the stages: a warp writes to its own stages, all of whose copies have arrived.
+    // Step 4: add up the warps' sums. In place of the stages: a warp writes to its own stages, after all copies to them have arrived.
     // Separate: the previous group's sums may still be read.
     if (!is_first) __syncthreads();
     is_first = false;

@@ -130,7 +130,7 @@ struct Sampling {
 };
 
 const int SAMPLE_THREADS = 1024;
-const int KEY_GROUPS = 16384;       // groups of packs whose highest key is kept in shared memory
+const int KEY_GROUPS = 16384;       // groups of packs; shared memory keeps the highest key of each
 const float WEIGHT = 1ull << 40;    // of the highest logit
 
 // Keys of 16 bits have the order of the logits. key() and logit_of() are inverse.

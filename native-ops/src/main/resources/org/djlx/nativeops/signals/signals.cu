@@ -41,8 +41,8 @@ const u64 HOLD = 10000000000ull;  // ns
 // Waits for the signals of some peers. One thread per rank.
 // words:   of this rank, `distance` bytes apart
 // ranks:   bit mask of the ranks to wait for
-// If a signal is missing, the stream's later work would use incomplete data and might overwrite what a peer still reads. So the
-// kernel holds the stream until the host has told all ranks that the group is broken and sets `stop`, or for HOLD.
+// After a timeout, later work on the stream would use incomplete data and might overwrite data that a peer still reads. So the
+// kernel blocks the stream until the host has announced the broken group to all ranks and sets `stop`, at most for HOLD.
 extern "C" __global__ void wait_signals(const char* words, u64 distance, u32 ranks, const u32* count, Status* status,
                                         u64 timeout) {
   u32 peer = threadIdx.x;

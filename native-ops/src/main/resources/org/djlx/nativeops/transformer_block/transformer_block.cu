@@ -1,5 +1,5 @@
-// What a transformer block computes between its matmuls, for training: RMSNorm, rotary embedding and SwiGLU's gate, their gradients,
-// and the conversion of weights. Each is one pass; libtorch takes an operator, so a pass, for each step of a formula.
+// The operators of a transformer block between its matmuls, for training: RMSNorm, rotary embedding and SwiGLU's gate, their
+// gradients, and the conversion of weights. Each kernel makes one pass over memory; libtorch makes one for each step of a formula.
 //
 // Computed in float32, rounded once. Results depend on the sizes and the number of blocks, not on the order in which blocks run.
 // Synchronisation: none between blocks.

@@ -85,7 +85,7 @@ public final class RankOptions {
     }
 
     /**
-     * Adds {@code --ranks} whose default is one rank for each GPU, or two on the CPU without any.
+     * Adds {@code --ranks}. The default is one rank for each GPU, or two on the CPU without any.
      *
      * @return this
      */
@@ -150,7 +150,7 @@ public final class RankOptions {
     /**
      * Sets the description of {@code --dtype}.
      *
-     * @param text what is of that type, such as {@code Element type of weights}
+     * @param text the description, such as {@code Element type of weights}
      * @return this
      */
     public RankOptions typesOf(String text) {
@@ -253,7 +253,7 @@ public final class RankOptions {
     }
 
     /**
-     * Tells whether each rank is to run in a process that the command starts.
+     * Returns whether each rank is to run in a process that the command starts.
      *
      * @return whether the user said {@code --processes}
      */

@@ -116,7 +116,7 @@ public final class Ranks {
     }
 
     /**
-     * Tells whether the ranks are processes.
+     * Returns whether the ranks are processes.
      *
      * @return true if this process is one rank; false if the ranks are its threads
      */

@@ -46,7 +46,7 @@ public abstract class RootCommand {
     protected RootCommand() {}
 
     /**
-     * Returns the command line, whose streams tests may replace.
+     * Returns the command line. Tests may replace its streams.
      *
      * @return a new command line
      */

@@ -121,10 +121,15 @@ public final class Launcher {
      * Starts the ranks and waits until all have exited; starts them again if a rank failed and
      * restarts are left.
      *
-     * @return 0 if every rank returned 0, otherwise the exit code of the rank that failed first
-     *     since the last restart, or on another node; 128 plus the signal's number if a signal
-     *     ended it. 141, that of SIGPIPE, if what ranks write to stdout can no longer be passed on;
-     *     the ranks have been stopped then, and are not started again
+     * @return the exit code:
+     *     <ul>
+     *       <li>0 if every rank returned 0
+     *       <li>otherwise the exit code of the rank that failed first since the last restart, here
+     *           or on another node; 128 plus the signal's number if a signal ended it
+     *       <li>141 (SIGPIPE) if stdout was closed: the launcher stops the ranks and does not
+     *           restart them
+     *     </ul>
+     *
      * @throws IOException if a process cannot be started, or there is no {@code setsid}
      * @throws InterruptedException if the thread is interrupted; the ranks have been stopped then
      */
@@ -150,7 +155,8 @@ public final class Launcher {
     }
 
     /**
-     * Runs this node's ranks of a job on several nodes, and tells the other launchers the outcome.
+     * Runs this node's ranks of a job on several nodes, and sends the outcome to the other
+     * launchers.
      */
     private int launchNode() throws IOException, InterruptedException {
         try (TcpStore store = store();
@@ -344,8 +350,8 @@ public final class Launcher {
         }
 
         /**
-         * Sets environment variables of the ranks, beside those that they inherit; not those that
-         * the launcher itself sets (RANK and the like).
+         * Sets environment variables of the ranks, in addition to the inherited ones. Variables
+         * that the launcher sets, such as RANK, are not allowed.
          *
          * @param environment the variables
          * @return this builder

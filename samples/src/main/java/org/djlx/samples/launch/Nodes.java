@@ -19,7 +19,7 @@ import org.djlx.collectives.store.StoreTimeoutException;
  * How the launchers of a job on several nodes agree, through the job's store: on the job's size, on
  * the failure of a node, and on the end of all nodes.
  *
- * <p>A killed launcher, or a lost host, tells nothing. Node 0 serves the store, so the others
+ * <p>A killed launcher or a lost host cannot report its end. Node 0 serves the store, so the others
  * notice its end; the end of another node shows as failed operations of the ranks.
  */
 final class Nodes implements AutoCloseable {
@@ -112,7 +112,7 @@ final class Nodes implements AutoCloseable {
     }
 
     /**
-     * Tells the others that this node's ranks ended well, and waits for the other nodes.
+     * Reports to the other nodes that this node's ranks ended well, and waits for them.
      *
      * @param err for messages about nodes that failed or still run
      * @return 0, or the exit code of a node that failed
@@ -131,7 +131,7 @@ final class Nodes implements AutoCloseable {
         return code;
     }
 
-    /** Tells the others that this node failed, unless another node failed before. */
+    /** Reports to the other nodes that this node failed, unless another node failed before. */
     void fail(int exitCode) {
         done = true;
         try {
@@ -142,7 +142,7 @@ final class Nodes implements AutoCloseable {
         }
     }
 
-    /** Tells the others that this node was stopped, if its ranks have not ended. */
+    /** If this node's ranks have not ended, reports to the other nodes that it was stopped. */
     @Override
     public void close() {
         if (!done) {

@@ -13,8 +13,8 @@ import java.util.Arrays;
 import java.util.List;
 
 /**
- * Prints a rank's output line by line, each line in one write, so that lines never mix. Works on
- * bytes: the output need not be text in this JVM's encoding.
+ * Prints a rank's output line by line, with one write per line: lines of several ranks never mix.
+ * Works on bytes: the output need not be text in this JVM's encoding.
  *
  * <p>A carriage return ends a line, too, so each state of a progress bar becomes a line. A line
  * longer than {@link #MAX_LINE} is cut into pieces.

@@ -226,7 +226,7 @@ public final class ModelOptions {
     }
 
     /**
-     * Tells whether the ranks are on GPUs.
+     * Returns whether the ranks are on GPUs.
      *
      * @return whether each rank has a GPU
      */

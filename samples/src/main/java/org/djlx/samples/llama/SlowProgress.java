@@ -8,15 +8,15 @@ import java.time.Duration;
 import java.util.function.Consumer;
 
 /**
- * Passes lines of progress on once they have taken a while, the first line included; what is quick
- * prints nothing.
+ * Drops progress lines until the task has run for some time, then prints the first line and all new
+ * ones. A quick task prints nothing.
  */
 final class SlowProgress implements Consumer<String> {
 
     private final long quietNanos;
     private final Consumer<String> lines;
     private final long start = System.nanoTime();
-    private String first; // held back; null if there is none
+    private String first; // the first line, until it is printed; otherwise null
 
     SlowProgress(Duration quiet, Consumer<String> lines) {
         quietNanos = quiet.toNanos();

@@ -29,7 +29,8 @@ public final class TrainedLlama {
     }
 
     /**
-     * Writes a model directory for one rank, which {@code --ranks} of other commands overrides.
+     * Writes a model directory with 1 as the default number of ranks; {@code --ranks} of other
+     * commands overrides it.
      *
      * @param directory the directory, which is created if missing; its files are replaced
      * @param config the sizes, of {@link #VOCABULARY} tokens

@@ -34,8 +34,8 @@ final class MlpTraining {
      *
      * @param losses the loss of each step over all ranks
      * @param expected the losses of plain DJL; empty on all ranks but 0
-     * @param error the largest difference of final weights from plain DJL's, relative to the
-     *     largest weight
+     * @param error the largest difference between the final weights and those of plain DJL,
+     *     relative to the largest weight
      */
     record Result(List<Double> losses, List<Double> expected, double error) {}
 

@@ -16,8 +16,8 @@ import java.util.ArrayList;
 import java.util.List;
 
 /**
- * Writes example inputs for {@code op --example}. Element i of rank r's first array is 100 r + i,
- * so that a result shows where its values come from. Files that exist stay as they are.
+ * Writes example inputs for {@code op --example}. Element i of rank r's first array is 100 r + i: a
+ * result shows the rank and index of its values. Existing files are not changed.
  */
 final class ExampleFiles {
 

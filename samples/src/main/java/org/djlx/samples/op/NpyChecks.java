@@ -14,8 +14,13 @@ import java.util.regex.Pattern;
  * Checks the bytes of an .npy array before DJL decodes them. DJL does not read every array that
  * NumPy writes, and PyTorch does not have every type that DJL reads.
  *
- * <p>The layout: 6 bytes of magic, 2 of version, the size of the header (2 bytes in version 1, 4
- * from 2 on, little-endian), the header, a Python dictionary in plain text, then the elements.
+ * <pre>
+ *   6 bytes        magic
+ *   2 bytes        version
+ *   2 or 4 bytes   length of the header, little-endian; 2 bytes in version 1
+ *   the header     a Python dictionary, in text
+ *   the elements
+ * </pre>
  */
 final class NpyChecks {
 

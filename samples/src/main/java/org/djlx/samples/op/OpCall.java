@@ -37,7 +37,7 @@ record OpCall(
         int dim) {
 
     private static final int MAX_DIMENSIONS = 62;
-    // The element type, the number of dimensions, the sizes.
+    // A shape as longs: the element type, the number of dimensions, the sizes.
     private static final int DESCRIPTION = 2 + MAX_DIMENSIONS;
 
     NDArray input() {
@@ -48,12 +48,12 @@ record OpCall(
         return group.rank() == root;
     }
 
-    /** Returns an array for a result, with the input's element type. */
+    /** Returns an uninitialised array of the input's element type. */
     NDArray result(Shape shape) {
         return Torch.empty(manager, shape, Torch.scalarType(input()));
     }
 
-    /** Returns as many results as there are ranks, each like the input. */
+    /** Returns an uninitialised array for each rank, of the input's type and shape. */
     List<NDArray> results() {
         List<NDArray> results = new ArrayList<>();
         for (int rank = 0; rank < group.worldSize(); rank++) {
@@ -62,7 +62,7 @@ record OpCall(
         return results;
     }
 
-    /** Returns a result for each input, with its element type. */
+    /** Returns an uninitialised array for each input, of the input's type and the given shape. */
     List<NDArray> results(Function<NDArray, Shape> shape) {
         List<NDArray> results = new ArrayList<>();
         for (NDArray input : inputs) {
@@ -71,7 +71,9 @@ record OpCall(
         return results;
     }
 
-    /** Returns an array of the type and shape of the root's input, which all ranks receive. */
+    /**
+     * Broadcasts the type and shape of the root's input; returns an array of that type and shape.
+     */
     NDArray resultLikeRoots() {
         long[] description = isRoot() ? describe(input()) : new long[DESCRIPTION];
         try (NDArray numbers = manager.create(description)) {
@@ -80,7 +82,7 @@ record OpCall(
         }
     }
 
-    /** Returns an array for each rank's input to this one; ranks exchange the shapes. */
+    /** Exchanges the inputs' types and shapes; returns an array for the data from each rank. */
     List<NDArray> resultsLikeExchanged() {
         int worldSize = group.worldSize();
         long[] descriptions = new long[worldSize * DESCRIPTION];

@@ -228,7 +228,7 @@ enum OpKind {
         return reads() && (!onRoot || rank == root);
     }
 
-    /** Tells whether a rank may pass any number of arrays. */
+    /** Returns whether a rank may pass any number of arrays. */
     boolean readsSome() {
         return reads == Reads.SOME;
     }
@@ -239,7 +239,7 @@ enum OpKind {
         return perRank ? worldSize : 1;
     }
 
-    /** Tells whether --split divides the root's array into one part for each rank. */
+    /** Returns whether --split divides the root's array into one part for each rank. */
     boolean scattersParts() {
         return reads == Reads.ONE_PER_RANK_ON_ROOT;
     }

@@ -12,9 +12,14 @@ import java.security.MessageDigest;
 import java.security.NoSuchAlgorithmException;
 
 /**
- * Decides which requests are allowed. With a token: those that carry it. Without one: all that
- * reach the port with the server's own name or an IP address as host. Other names are refused, as
- * they are how a page of another site could reach this server from a browser (DNS rebinding).
+ * Decides which requests are allowed.
+ *
+ * <ul>
+ *   <li>With a token: requests that carry it.
+ *   <li>Without a token: requests with the server's own name or an IP address as host. Other host
+ *       names are refused because of DNS rebinding: by one, a page of another site could reach this
+ *       server from a browser.
+ * </ul>
  */
 final class AccessRules {
 
@@ -26,7 +31,7 @@ final class AccessRules {
         host = options.host();
     }
 
-    /** Tells whether the request names this server as its host. */
+    /** Returns whether the request names this server as its host. */
     boolean allowsHost(HttpHeaders headers) {
         if (token != null) {
             return true;
@@ -39,7 +44,7 @@ final class AccessRules {
                 || name.startsWith("[") && NetUtil.isValidIpV6Address(name);
     }
 
-    /** Tells whether the request has the token, in constant time. */
+    /** Returns whether the request has the token, in constant time. */
     boolean allowsToken(HttpHeaders headers) {
         return token == null
                 || MessageDigest.isEqual(

@@ -156,8 +156,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
     @Override
     protected void channelRead0(ChannelHandlerContext context, FullHttpRequest request) {
         if (busy || last) {
-            context.close(); // The client pipelines requests, or was told that this connection
-            // ends.
+            context.close(); // A pipelined request, or one after the last.
             return;
         }
         busy = true;
@@ -349,7 +348,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
                 429, "rate_limit_error", null, "too many requests wait; try again later");
     }
 
-    /** Tokenizes and submits a request on a reader thread, as that may take a while. */
+    /** Tokenizes and submits a request, on a reader thread because this may take long. */
     private void submit(ChannelHandlerContext context, Reader reader, byte[] json, long start) {
         ApiException failure;
         try {

@@ -156,7 +156,8 @@ public final class GenerationServer implements AutoCloseable {
                 context.close(); // The client would take it for the answer to the request before.
                 return;
             }
-            // The rest of the request is read and dropped, so that the client reads this reply.
+            // The rest of the request is read and dropped: some clients read the reply only after
+            // they have sent the whole request.
             context.writeAndFlush(tooLarge());
         }
 
@@ -234,7 +235,7 @@ public final class GenerationServer implements AutoCloseable {
         return ((InetSocketAddress) listener.localAddress()).getPort();
     }
 
-    /** Tells whether only this host can reach the server. */
+    /** Returns whether only this host can reach the server. */
     boolean listensOnLoopback() {
         return ((InetSocketAddress) listener.localAddress()).getAddress().isLoopbackAddress();
     }

@@ -21,7 +21,7 @@ import org.djlx.collectives.spi.Support;
 import org.djlx.nativeops.cuda.CudaDevice;
 
 /**
- * A backend around another one, whose P2P buffers record the steps of an operator. It only executes
+ * A backend around another one. Its P2P buffers record the steps of an operator. It only executes
  * operations, which fused operators need; it has no collectives.
  */
 final class TracedBackend extends Backend {

@@ -39,7 +39,7 @@ final class TracedCudaStream extends TracedStream {
 
     private record StreamEvent(CudaEvent event) implements Event {}
 
-    /** Signals are put and awaited on libtorch's current stream. */
+    /** libtorch's current stream sends the signals and waits for them. */
     @Override
     void enqueue(Consumer<Timeline> work) {
         if (isCurrent) {

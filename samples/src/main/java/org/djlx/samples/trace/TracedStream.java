@@ -11,8 +11,9 @@ import org.djlx.collectives.p2p.P2pStream;
 import org.djlx.collectives.spi.Operation;
 
 /**
- * A stream that works as that of the group's buffers, and records when each step runs. It is an
- * implementation of its own, as only the executing thread or stream knows when a step begins.
+ * A stream that does the same as the stream of the group's buffers, and records when each step
+ * runs. It does not wrap that stream, because only the executing thread or CUDA stream knows when a
+ * step begins.
  */
 abstract class TracedStream implements P2pStream {
 

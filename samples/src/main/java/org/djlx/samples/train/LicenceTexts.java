@@ -21,7 +21,7 @@ import java.util.stream.Stream;
  * folder, and those of the JDK. Anyone may copy these texts.
  *
  * <p>Each paragraph becomes a line and is there once, as licences repeat each other. Paragraphs are
- * shuffled, the same in every run, so that the held-out part is of the same kind as the rest.
+ * shuffled with a fixed seed, so the held-out part has the same kinds of text as the rest.
  */
 final class LicenceTexts {
 

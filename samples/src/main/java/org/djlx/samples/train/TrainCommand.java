@@ -548,7 +548,7 @@ public final class TrainCommand implements Callable<Integer> {
                     : elapsed + ", " + text(left) + " left";
         }
 
-        /** Says, when the process is told to end, how the job goes on. */
+        /** Prints how to resume the job, when the process is being stopped. */
         void stopped() {
             if (done == 0) {
                 return;

@@ -5,8 +5,8 @@
 package org.djlx.samples.train;
 
 /**
- * Tells which bytes may follow in UTF-8 (RFC 3629, section 4), so that a model that writes bytes
- * writes text. A byte that is not allowed begins anew.
+ * Computes which bytes may come next in valid UTF-8 (RFC 3629, section 4). With it, a model that
+ * generates bytes generates text. An invalid byte resets the state.
  */
 final class Utf8Bytes {
 
@@ -14,7 +14,7 @@ final class Utf8Bytes {
     private int least = 0x80; // of the next continuation byte
     private int most = 0xbf;
 
-    /** Tells whether a byte may follow, and leaves room for the rest of its character. */
+    /** Returns whether a byte may follow, and leaves room for the rest of its character. */
     boolean allows(int value, int room) {
         return missing > 0 ? value >= least && value <= most : length(value) <= room && value != 0;
     }

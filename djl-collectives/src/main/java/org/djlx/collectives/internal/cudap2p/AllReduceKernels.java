@@ -62,8 +62,8 @@ final class AllReduceKernels implements AutoCloseable {
     private static final int DIRECT_BLOCKS = 8; // saturate the links of an H200
     private static final long PACK = 16; // bytes
 
-    // SMs left to NCCL's kernels, so that messages can pass all-reduces that wait. On 2 H200s, the
-    // first message between two ranks passed with 32 SMs left, and did not with 8.
+    // SMs left to NCCL's kernels: messages must be able to run while an all-reduce waits for peers.
+    // On 2 H200s, the first message between two ranks ran with 32 SMs left, but not with 8.
     private static final int RESERVED_SMS = 32;
     private static final Map<ScalarType, String> TYPES =
             Map.of(
@@ -157,7 +157,7 @@ final class AllReduceKernels implements AutoCloseable {
                 .forEach(ofType -> ofType.values().removeIf(k -> !names.contains(k.name())));
     }
 
-    /** Tells whether there is a kernel for an algorithm and a type. */
+    /** Returns whether there is a kernel for an algorithm and a type. */
     boolean isSupported(Algorithm algorithm, ScalarType type) {
         return kernels.get(algorithm).containsKey(type);
     }
@@ -211,7 +211,7 @@ final class AllReduceKernels implements AutoCloseable {
         } while (done < count);
     }
 
-    /** Tells whether {@link Algorithm#DIRECT} can use a tensor in place, without a copy. */
+    /** Returns whether {@link Algorithm#DIRECT} can use a tensor in place, without a copy. */
     static boolean isReachable(CudaDevice device, long address) {
         return address % PACK == 0 && CudaMemory.isPeerAccessible(device, address);
     }

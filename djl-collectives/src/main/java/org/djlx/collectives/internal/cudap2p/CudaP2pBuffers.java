@@ -155,7 +155,7 @@ final class CudaP2pBuffers extends P2pBuffers {
         return EPOCH;
     }
 
-    /** Tells whether the current stream has entered the operation. */
+    /** Returns whether the current stream has entered the operation. */
     boolean hasEntered() {
         return entered;
     }
@@ -164,7 +164,7 @@ final class CudaP2pBuffers extends P2pBuffers {
         return running == null ? currentStreams.get() : running;
     }
 
-    /** Enters the operation under way on the current stream, unless that has happened. */
+    /** Enters the running operation on the current stream, unless that has happened. */
     private void enter() {
         if (underWay != null && !entered) {
             entered = true;
@@ -172,7 +172,7 @@ final class CudaP2pBuffers extends P2pBuffers {
         }
     }
 
-    /** Lets the side stream wait for the entry into the operation under way. */
+    /** Lets the side stream wait for the entry into the running operation. */
     void orderSideStream() {
         if (underWay != null) {
             markEntry();
@@ -206,9 +206,9 @@ final class CudaP2pBuffers extends P2pBuffers {
     }
 
     /**
-     * Tells whether the operation under way is captured into a CUDA graph.
+     * Returns whether the running operation is captured into a CUDA graph.
      *
-     * @return whether it is
+     * @return true if so
      */
     boolean isCapturing() {
         return captured;

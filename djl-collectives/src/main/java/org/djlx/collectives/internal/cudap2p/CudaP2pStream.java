@@ -14,9 +14,10 @@ import org.djlx.nativeops.cuda.CudaEvent;
 import org.djlx.nativeops.cuda.CudaStream;
 
 /**
- * A stream for P2P operations: the caller's current stream, or the group's side stream. Reused by
- * all operations, with its events. An event can be recorded again as soon as the host has enqueued
- * the operation before: streams that wait for it wait for the record before their wait.
+ * A stream for P2P operations: the caller's current stream, or the group's side stream. All
+ * operations reuse it and its events. An event can be recorded again once the host has enqueued the
+ * previous operation: a stream that waits for an event waits for the record enqueued before the
+ * wait.
  */
 final class CudaP2pStream implements P2pStream {
 
@@ -55,7 +56,7 @@ final class CudaP2pStream implements P2pStream {
         }
     }
 
-    /** Tells whether later work runs after the entry into the operation. */
+    /** Returns whether later work runs after the entry into the operation. */
     boolean isOrdered() {
         return ordered;
     }

@@ -146,11 +146,11 @@ final class P2p {
     }
 
     /**
-     * How many blocks of a kernel that waits for peers each rank may launch, if each block takes an
-     * SM. Ranks that share a GPU leave half of its SMs free while all but one of them wait: cuBLAS
-     * launches clusters of eight blocks that fill an SM each, and such a cluster starts only when
-     * eight SMs of one GPC are free at once. With half of the SMs free, some GPC of a Hopper GPU
-     * has eight, wherever the waiting blocks are.
+     * Returns the maximum number of blocks that each rank may launch of a kernel that waits for
+     * peers, if each block takes an SM. If ranks share a GPU, half of its SMs stay free while all
+     * ranks except one wait. Reason: cuBLAS launches clusters of eight blocks that fill an SM each,
+     * and a cluster starts only when eight SMs of one GPC are free. With half of the SMs free, some
+     * GPC of a Hopper GPU has eight free SMs, wherever the waiting blocks are.
      *
      * @param processors the SMs of the GPU
      * @param sharing the ranks that share it, 1 if each rank has its own
@@ -416,12 +416,12 @@ final class P2p {
         queue.end();
     }
 
-    /** Tells the other ranks that this rank makes no more calls. */
+    /** Announces to the other ranks that this rank makes no more calls. */
     void endCalls() {
         queue.endCalls();
     }
 
-    /** Makes later calls throw, and ends waits of kernels; no operation may be under way. */
+    /** Makes later calls throw, and ends waits of kernels; no operation may be running. */
     void stop() {
         buffers.end();
         kernels.end();

@@ -33,7 +33,7 @@ record P2pLinks(GpuTopology.Kind kind, List<Integer> masks) {
         return new P2pLinks(topology.kind(), masks);
     }
 
-    /** Returns the links of a topology of which only the kind is known. */
+    /** Returns the links of a kind of topology, if no more is known of it. */
     static P2pLinks of(GpuTopology.Kind kind, int ranks) {
         if (kind != GpuTopology.Kind.HYBRID_CUBE_MESH) {
             return all(kind, ranks);
@@ -71,7 +71,7 @@ record P2pLinks(GpuTopology.Kind kind, List<Integer> masks) {
         return IntStream.range(0, ranks()).filter(peer -> isLinked(rank, peer)).toArray();
     }
 
-    /** Tells whether every pair is linked. */
+    /** Returns whether every pair is linked. */
     boolean isComplete() {
         return masks.stream().allMatch(mask -> Integer.bitCount(mask) == ranks());
     }

@@ -291,9 +291,9 @@ final class P2pQueue implements GroupExtension {
     }
 
     /**
-     * An operation also fails if another rank has failed before this host has seen the operation's
-     * end. Its input may be wrong even if no rank was missing: a rank whose wait timed out
-     * continues after it has told the others, and may overwrite what they read.
+     * An operation also fails if another rank fails before this host has seen the operation's end,
+     * even if its own waits succeeded. A rank after a timed-out wait notifies the others and
+     * continues, and may overwrite data that they still read.
      */
     @Override
     public CollectiveException failureOf(Operation operation) {
@@ -305,7 +305,7 @@ final class P2pQueue implements GroupExtension {
         return failed == null ? null : GroupErrors.brokenBy(failed);
     }
 
-    /** Returns also errors of kernels that a graph replayed. */
+    /** Returns an error of the kernels, including those that graphs replay. */
     @Override
     public Optional<String> error() {
         List<Integer> missing = waits.missing();
@@ -332,7 +332,7 @@ final class P2pQueue implements GroupExtension {
         return true;
     }
 
-    /** Ends all waits of kernels for other ranks, also of those that graphs replay. */
+    /** Ends all waits for other ranks in kernels, including kernels that graphs replay. */
     @Override
     public void abort() {
         waits.stop();
@@ -351,8 +351,9 @@ final class P2pQueue implements GroupExtension {
     }
 
     /**
-     * Ends all waits of kernels: when the process exits, the driver waits for running kernels.
-     * Tells the other ranks first because later work on the streams may overwrite what they read.
+     * Ends all waits of kernels before the process exits, because the driver waits for running
+     * kernels. Before that, notifies the other ranks that this rank has failed: later work on the
+     * streams may overwrite data that they read.
      */
     private void release() {
         try {
@@ -364,7 +365,7 @@ final class P2pQueue implements GroupExtension {
         }
     }
 
-    /** Tells the other ranks that this rank makes no more calls. */
+    /** Announces to the other ranks that this rank makes no more calls. */
     void endCalls() {
         hosts.endCalls(called);
     }

@@ -11,9 +11,9 @@ import org.djlx.nativeops.host.NativeMemory;
  * The regions of GPU memory of all ranks, with the addresses at which this rank accesses them. A
  * region is accessible to the GPUs of all linked ranks; {@link RegionLayout} has its layout.
  *
- * <p>The memory comes from the driver's virtual memory management, not from {@code cudaMalloc}: a
- * copy into the latter blocks the host while another thread is in {@code cudaFree} on that GPU,
- * which may wait for the very copy.
+ * <p>The memory comes from the driver's virtual memory management. With memory of {@code
+ * cudaMalloc} there could be a deadlock: a copy into it blocks the host while another thread is in
+ * {@code cudaFree} on that GPU, and this call may wait for the copy.
  */
 final class P2pRegion implements AutoCloseable {
 
@@ -69,7 +69,7 @@ final class P2pRegion implements AutoCloseable {
         return addresses.length;
     }
 
-    /** Tells whether all-reduces can be direct, as far as this rank knows. */
+    /** Returns whether all-reduces can be direct, as far as this rank knows. */
     boolean isDirect() {
         return direct;
     }

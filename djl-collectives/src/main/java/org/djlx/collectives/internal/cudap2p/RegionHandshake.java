@@ -443,8 +443,8 @@ final class RegionHandshake {
     }
 
     /**
-     * Returns the links of the ranks, the same on all ranks: those of the options, or else those
-     * that rank 0 finds.
+     * Returns the links between the ranks, the same on all ranks: the links in the options, or else
+     * the links that rank 0 detects.
      */
     static P2pLinks links(
             GroupContext context,

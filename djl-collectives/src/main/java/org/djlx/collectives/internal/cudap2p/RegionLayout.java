@@ -54,7 +54,7 @@ final class RegionLayout {
     /** The number of flags of each source rank; a fused matmul uses two for each tile of a part. */
     static final int FLAGS = 65536;
 
-    /** Each byte of a slot of one-shot or two-shot whose data has not arrived. */
+    /** The value of each byte of a one-shot or two-shot slot before its data arrives. */
     static final byte ABSENT = (byte) 0xff;
 
     // A tensor larger than a slot takes several launches, of some 2 us each.

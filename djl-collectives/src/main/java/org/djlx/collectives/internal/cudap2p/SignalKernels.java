@@ -18,9 +18,9 @@ import org.djlx.nativeops.cuda.KernelStruct;
 import org.djlx.nativeops.cuda.LaunchSize;
 
 /**
- * Launches the kernels of {@code signals.cu}, by which streams enter operations, signal and wait.
- * The device counts epochs, so graphs can replay the kernels. Waits have a deadline, and end when
- * the host stops them. Not thread-safe.
+ * Launches the kernels of {@code signals.cu}: streams use them to enter operations, signal and
+ * wait. The device counts epochs, so graphs can replay the kernels. Waits have a deadline, and end
+ * when the host stops them. Not thread-safe.
  */
 final class SignalKernels implements AutoCloseable {
 

@@ -71,7 +71,7 @@ public final class Batch {
     }
 
     /**
-     * Tells whether any thread has a batch whose operations are not launched yet.
+     * Returns whether any thread has a batch whose operations are not launched yet.
      *
      * @return whether one has
      */

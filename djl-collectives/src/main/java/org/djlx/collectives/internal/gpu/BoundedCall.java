@@ -26,7 +26,7 @@ public final class BoundedCall {
     private BoundedCall() {}
 
     /**
-     * Runs a call on a thread of its own, and waits for it.
+     * Runs a call on a new thread, and waits for it.
      *
      * @param <T> the type of the result
      * @param name the call in progress, such as "splitting group 'g'"

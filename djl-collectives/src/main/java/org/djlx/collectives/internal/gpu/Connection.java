@@ -24,16 +24,16 @@ public interface Connection {
     boolean connect();
 
     /**
-     * Tells whether operations can be launched together without waiting for other ranks. Counts
+     * Returns whether operations can be launched together without waiting for other ranks. Counts
      * them as launched. The queue calls this under its lock.
      *
      * @param unit the operations
-     * @return whether they can
+     * @return true if so
      */
     boolean isReady(List<QueuedWork> unit);
 
     /**
-     * Tells whether {@link #verify} must be called before an operation is launched.
+     * Returns whether {@link #verify} must be called before an operation is launched.
      *
      * @param work the operation, which uses this connection
      * @return whether it must
@@ -76,7 +76,7 @@ public interface Connection {
      */
     void aborting(CollectiveException reason);
 
-    /** Ends all operations under way and all calls that wait; no-op if not connected. */
+    /** Ends all running operations and all waiting calls; no-op if not connected. */
     void abort();
 
     /** Disconnects after all operations have ended; no-op if not connected. */

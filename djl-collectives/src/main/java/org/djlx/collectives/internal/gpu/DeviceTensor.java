@@ -134,7 +134,7 @@ public final class DeviceTensor implements AutoCloseable {
         return info.byteSize();
     }
 
-    /** Tells whether the memory is a copy. */
+    /** Returns whether the memory is a copy. */
     boolean isStaged() {
         return contiguous != original;
     }

@@ -53,7 +53,7 @@ public final class Disposal {
      * Waits until all resources given to {@link #run} are free.
      *
      * @param patience the longest wait
-     * @return whether they are
+     * @return true if so
      */
     public static boolean await(Duration patience) {
         return LongCalls.join(RUNNING, patience);

@@ -39,7 +39,7 @@ public record GpuCall(
         /**
          * Releases the tensors of an operation that was launched and has failed.
          *
-         * @param release releases them; run it later if another GPU may still write into them
+         * @param release releases the tensors; run it later if another GPU may still write to them
          */
         default void releaseFailed(Runnable release) {
             release.run();

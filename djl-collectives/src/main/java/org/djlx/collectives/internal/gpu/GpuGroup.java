@@ -23,7 +23,7 @@ import org.djlx.nativeops.cuda.CudaStream;
  * The streams, watchdog and failure handling of one rank's group on its GPU. A group has
  *
  * <ul>
- *   <li>one queue for its collectives, of which kernels take their turn, too ({@link #run});
+ *   <li>one queue for its collectives and for kernels that run as collectives ({@link #run});
  *   <li>a queue for each peer and direction of its messages ({@link #addMessages});
  *   <li>at most one {@link GroupExtension}, which runs collectives on the callers' streams ({@link
  *       #extend}).
@@ -32,8 +32,8 @@ import org.djlx.nativeops.cuda.CudaStream;
  * <p>Invariants of calls:
  *
  * <ol>
- *   <li>A collective is announced to the other ranks after its tensors and events have been
- *       prepared, so that a call that throws has not been announced.
+ *   <li>A collective is announced to the other ranks only after its tensors and events have been
+ *       prepared. A call that throws has not been announced.
  *   <li>A work is added to the watchdog before it is launched. A call that is refused fails alone,
  *       and nothing of it is launched.
  *   <li>The group's stream waits for the extension's operations before it gets the next collective.
@@ -45,9 +45,9 @@ import org.djlx.nativeops.cuda.CudaStream;
  *   <li>The watchdog completes the works of a queue in the order in which they were added.
  *   <li>A kernel's own failure is read after the event at its end has happened and before its work
  *       completes.
- *   <li>In each round, the watchdog first completes the works that have ended. Then it looks for
- *       late works, then for errors of queues, then for problems of peers: those that the extension
- *       knows of before dead processes.
+ *   <li>In each round, the watchdog first completes the works that have ended. Then it checks for
+ *       works after their timeout, for errors of queues, for problems of peers that the extension
+ *       reports, and for dead processes, in this order.
  * </ol>
  *
  * <p>Invariants of failure:
@@ -56,7 +56,7 @@ import org.djlx.nativeops.cuda.CudaStream;
  *   <li>If the queue of collectives or the extension fails, all queues and the extension fail. If a
  *       queue of messages fails, it fails alone.
  *   <li>The first reason breaks a queue; later ones are ignored. Later calls fail with that reason.
- *   <li>The extension tells the other ranks the reason when it is broken, before anything is
+ *   <li>When the extension is broken, it sends the reason to the other ranks before anything is
  *       aborted.
  *   <li>All works that have not ended are failed before the abort: after it they would look as if
  *       they had succeeded. For the same reason, {@link Connection#aborting} comes before {@link
@@ -70,8 +70,8 @@ import org.djlx.nativeops.cuda.CudaStream;
  *
  * <ol>
  *   <li>{@link #stop} fails the works that have not ended, and ends the watchdog.
- *   <li>{@link #close} closes the queues on a thread of its own: those of messages in the order of
- *       their keys, which is the same on all ranks, then that of collectives.
+ *   <li>{@link #close} closes the queues on a separate thread: first the message queues, in the
+ *       order of their keys, which is the same on all ranks; then the queue of collectives.
  * </ol>
  */
 public final class GpuGroup {
@@ -167,9 +167,9 @@ public final class GpuGroup {
     }
 
     /**
-     * Tells whether the extension compares the signatures of collectives.
+     * Returns whether the extension compares the signatures of collectives.
      *
-     * @return whether it does
+     * @return true if so
      * @see GroupExtension#comparesSignatures
      */
     public boolean comparesSignatures() {
@@ -179,7 +179,7 @@ public final class GpuGroup {
     /**
      * Runs a kernel as a collective on the group's stream.
      *
-     * @param operation the operation, of which the tensor is known
+     * @param operation the operation; its tensor is set
      * @param tensor the tensor that the kernel changes
      * @param inPlace whether the kernel may use the tensor's memory, and needs no copy
      * @param current the caller's current stream, which is not being captured
@@ -296,7 +296,7 @@ public final class GpuGroup {
     }
 
     /**
-     * Breaks the group: works under way fail, and so do later calls.
+     * Breaks the group: running works fail, and so do later calls.
      *
      * @param reason the reason
      */
@@ -383,7 +383,7 @@ public final class GpuGroup {
         return first;
     }
 
-    /** Fails works under way and ends the watchdog; {@link #close} does so, too. */
+    /** Fails running works and ends the watchdog; {@link #close} does so, too. */
     public void stop() {
         synchronized (this) {
             if (stopped) {

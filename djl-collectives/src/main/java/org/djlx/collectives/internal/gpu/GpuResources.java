@@ -80,9 +80,9 @@ public final class GpuResources implements AutoCloseable {
     }
 
     /**
-     * Tells whether {@link org.djlx.collectives.Work#await()} blocks the host.
+     * Returns whether {@link org.djlx.collectives.Work#await()} blocks the host.
      *
-     * @return whether it does
+     * @return true if so
      */
     public boolean blocking() {
         return blocking;

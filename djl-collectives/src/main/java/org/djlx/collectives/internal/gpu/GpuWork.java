@@ -83,11 +83,11 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
     protected void requireWaitable() {}
 
     /**
-     * Tells whether the work was enqueued on a stream, so that later work there need not wait for
-     * an event.
+     * Returns whether the work was enqueued on a stream. Later work on that stream then need not
+     * wait for an event.
      *
      * @param stream the stream
-     * @return whether it was
+     * @return true if so
      */
     protected boolean isOn(CudaStream stream) {
         return false;
@@ -103,7 +103,7 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
     }
 
     /**
-     * Tells whether the whole work is enqueued, or has ended.
+     * Returns whether the whole work is enqueued, or has ended.
      *
      * @return whether a thread can wait for it
      */
@@ -112,18 +112,18 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
     }
 
     /**
-     * Tells whether the work has ended, even if it has not been completed yet.
+     * Returns whether the work has ended, even if it has not been completed yet.
      *
-     * @return whether it has
+     * @return true if so
      */
     protected final synchronized boolean hasEnded() {
         return ended;
     }
 
     /**
-     * Tells whether the operation has failed. Valid in {@link #release}.
+     * Returns whether the operation has failed. Valid in {@link #release}.
      *
-     * @return whether it has
+     * @return true if so
      */
     protected final boolean hasFailed() {
         return failure != null;
@@ -217,7 +217,7 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
     }
 
     /**
-     * Fails a work of which nothing runs on the GPU, unless it has ended.
+     * Fails a work, unless it has ended. Nothing of it may run on the GPU.
      *
      * @param reason the reason
      */

@@ -18,10 +18,10 @@ public interface GroupExtension extends Watchdog.Queue {
     GroupExtension NONE = new GroupExtension() {};
 
     /**
-     * Tells whether the extension compares the signatures of collectives with other ranks' before
+     * Returns whether the extension compares the signatures of collectives with other ranks' before
      * they are launched.
      *
-     * @return whether it does
+     * @return true if so
      */
     default boolean comparesSignatures() {
         return false;
@@ -30,7 +30,7 @@ public interface GroupExtension extends Watchdog.Queue {
     /**
      * Returns the reason why operations cannot succeed, if one is known.
      *
-     * @param first the collective under way that was called first; null if there is none
+     * @param first the running collective that was called first; null if there is none
      * @return the reason, or empty
      */
     default Optional<CollectiveException> problem(Operation first) {

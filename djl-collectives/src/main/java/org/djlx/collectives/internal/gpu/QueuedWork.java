@@ -13,7 +13,7 @@ import org.djlx.nativeops.cuda.CudaEvent;
 import org.djlx.nativeops.cuda.CudaStream;
 
 /**
- * An operation on a {@link StreamQueue}. The caller issues the work; the queue launches it, mostly
+ * An operation on a {@link StreamQueue}. The caller issues the work; the queue launches it, usually
  * within the same call.
  */
 public final class QueuedWork extends GpuWork {

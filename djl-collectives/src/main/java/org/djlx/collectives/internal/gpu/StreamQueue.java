@@ -21,17 +21,17 @@ import org.djlx.nativeops.cuda.CudaException;
 import org.djlx.nativeops.cuda.CudaStream;
 
 /**
- * A stream and its {@link Connection} to other ranks. Operations run on the stream one after the
- * other, in the order of the calls: those of the connection, and kernels.
+ * A CUDA stream and its {@link Connection} to other ranks. Operations of the connection and other
+ * kernels run on the stream one after the other, in the order of the calls.
  *
- * <p>Issuing does not wait for other ranks. Mostly the caller's own thread launches the operation.
- * Where a launch must wait for other ranks, a helper thread launches it, and all operations issued
- * meanwhile; it ends when no operation is left. The helper launches
+ * <p>Issuing an operation never waits for other ranks. Usually the calling thread launches the
+ * operation. If a launch must wait for other ranks, a helper thread launches this operation and all
+ * that are issued while the helper runs. The helper ends when no operation is left. These launches
+ * need the helper:
  *
  * <ul>
- *   <li>the first operation, which connects;
- *   <li>operations for which the connection may have to set up more, see {@link
- *       Connection#isReady};
+ *   <li>the first operation, which connects the ranks;
+ *   <li>operations for which the connection needs more setup, see {@link Connection#isReady};
  *   <li>operations to be verified.
  * </ul>
  */
@@ -50,13 +50,13 @@ public final class StreamQueue implements Watchdog.Queue {
 
     // Guarded by this.
     private final Deque<List<QueuedWork>> waiting = new ArrayDeque<>(); // for the helper
-    private Thread owner; // launches a batch on this queue, or makes a call of its connection
+    private Thread owner; // the thread that launches on this queue or is in callAlone(), or null
     private long launches; // changes with every launch
 
     /**
-     * Creates a queue with a stream of its own.
+     * Creates a queue with its own stream.
      *
-     * @param name the name in threads and messages
+     * @param name the name in thread names and error messages
      * @param group handles failures
      * @param connection the connection to other ranks
      */
@@ -76,14 +76,16 @@ public final class StreamQueue implements Watchdog.Queue {
         return connection;
     }
 
-    /** Connects with the other ranks, and waits for them, unless this has happened before. */
+    /** Connects to the other ranks and waits for them; no-op if connected. */
     public void connect() {
         if (connection.connect() && broken.get() != null) {
-            connection.abort(); // The abort may have come before there was a connection.
+            connection.abort(); // abort() was a no-op if it ran before connect().
         }
     }
 
-    /** Launches an operation, now or with its batch, or leaves that to the helper. */
+    /**
+     * Issues an operation: launches it, adds it to the current batch, or queues it for the helper.
+     */
     void issue(QueuedWork work) {
         checkUsable(work.operation());
         Batch batch = Batch.current();
@@ -107,18 +109,18 @@ public final class StreamQueue implements Watchdog.Queue {
                 release();
             }
         }
-        // The other ranks launch this operation: later ones would not match theirs.
+        // The other ranks have launched this operation, so later ones would not match theirs.
         group.fail(this, failure);
     }
 
     /**
-     * Takes the queue to launch operations on it, or leaves them to the helper. All ranks must
-     * launch the same operations as a unit because NCCL runs the operations of a unit in its own
-     * order. It does not matter which thread launches them.
+     * Makes the calling thread the owner of the queue, which launches the operations, or queues
+     * them for the helper. NCCL chooses the order of operations within a unit, so all ranks must
+     * form the same units. Any thread may launch them.
      *
      * @param units the operations; each unit is launched as a whole, one unit after the other
-     * @return true if the calling thread must {@link #launch} the units and then {@link #release}
-     *     the queue
+     * @return true if the calling thread is the owner: it must {@link #launch} the units and then
+     *     {@link #release} the queue
      */
     synchronized boolean own(Collection<List<QueuedWork>> units) {
         boolean direct = waiting.isEmpty();
@@ -131,12 +133,12 @@ public final class StreamQueue implements Watchdog.Queue {
         }
         waiting.addAll(units);
         if (owner == null) {
-            ensureHelper(); // With an owner, release() does so.
+            ensureHelper(); // If there is an owner, release() starts the helper.
         }
         return false;
     }
 
-    /** Tells whether operations can be launched without waiting for other ranks. */
+    /** Returns whether operations can be launched without waiting for other ranks. */
     private boolean isReady(List<QueuedWork> unit) {
         if (!isConnected(unit)) {
             return true;
@@ -168,7 +170,7 @@ public final class StreamQueue implements Watchdog.Queue {
         }
     }
 
-    /** Records the ends of a unit's operations, once they are on the stream. */
+    /** Records the end of each operation of a unit that has been enqueued. */
     synchronized void launched(List<QueuedWork> unit) {
         launches++;
         if (broken.get() == null) {
@@ -178,7 +180,7 @@ public final class StreamQueue implements Watchdog.Queue {
         }
     }
 
-    /** Releases the queue; the helper launches the operations that were issued meanwhile. */
+    /** Ends the ownership; the helper launches operations that were queued during it. */
     synchronized void release() {
         owner = null;
         notifyAll();
@@ -188,9 +190,9 @@ public final class StreamQueue implements Watchdog.Queue {
     }
 
     /**
-     * Waits until all issued operations are on the stream, or the queue is broken. The helper that
-     * launches them may itself wait for other ranks. The operations of a batch are issued when it
-     * ends.
+     * Waits until all issued operations are enqueued on the stream, or the queue is broken. This
+     * may wait for other ranks, because the helper may. The operations of a batch count as issued
+     * when the batch ends.
      *
      * @return a number that changes with every launch
      */
@@ -206,7 +208,7 @@ public final class StreamQueue implements Watchdog.Queue {
     }
 
     /**
-     * Tells whether all issued operations are on the stream.
+     * Returns whether all issued operations are enqueued on the stream.
      *
      * @return whether {@link #awaitLaunched} would return at once
      */
@@ -249,7 +251,7 @@ public final class StreamQueue implements Watchdog.Queue {
         try {
             for (List<QueuedWork> unit = next(); unit != null; unit = next()) {
                 if (isConnected(unit)) {
-                    connect(); // All ranks do so for the first such unit.
+                    connect(); // Every rank connects at the first such unit.
                 }
                 List<QueuedWork> verified = unit.stream().filter(this::isVerified).toList();
                 if (verified.size() == 1) {
@@ -265,9 +267,9 @@ public final class StreamQueue implements Watchdog.Queue {
         }
     }
 
-    /** Returns the next unit to launch; null if there is none, which ends the helper. */
+    /** Returns the next unit to launch; if there is none, ends the helper and returns null. */
     private synchronized List<QueuedWork> next() {
-        launches++; // for the previous unit
+        launches++; // counts the previous unit
         List<QueuedWork> unit = waiting.poll();
         if (unit == null) {
             endHelper();
@@ -300,14 +302,15 @@ public final class StreamQueue implements Watchdog.Queue {
     }
 
     /**
-     * Makes a call of the connection that needs an idle stream, after all operations issued before.
-     * All ranks make the same call. Operations issued meanwhile wait.
+     * Runs a call of the connection that needs an idle stream, such as a split. Waits for all
+     * operations issued before; operations issued during the call wait for it. All ranks must make
+     * the same call.
      *
      * @param <T> the type of the result
      * @param call the call, such as "a split"
      * @param name the call in progress, such as "splitting"
      * @param timeout how long to wait for the other ranks
-     * @param obstacle returns why the other ranks will not come, if known
+     * @param obstacle returns why waiting for the other ranks is hopeless, or empty
      * @param body makes the call
      * @return its result
      * @throws CollectiveException if the call fails, which breaks the group
@@ -329,13 +332,13 @@ public final class StreamQueue implements Watchdog.Queue {
                     timeout,
                     obstacle,
                     () -> {
-                        // A split of NCCL may never end while operations are under way.
+                        // An NCCL split may hang while operations run on the stream.
                         awaitQuiet();
                         checkUsable(call);
                         return body.get();
                     });
         } catch (CollectiveException e) {
-            group.fail(this, e); // The abort ends a call that still waits.
+            group.fail(this, e); // Aborts the connection, which ends a call that still waits.
             throw e;
         } finally {
             release();
@@ -385,7 +388,7 @@ public final class StreamQueue implements Watchdog.Queue {
         try {
             return stream.query();
         } catch (CudaException | IllegalStateException e) {
-            return true; // The context is lost or the stream closed: nothing runs any more.
+            return true; // The context is lost or the stream is closed: nothing runs.
         }
     }
 
@@ -393,7 +396,7 @@ public final class StreamQueue implements Watchdog.Queue {
     void close() {
         boolean failed = !broken.compareAndSet(null, GroupErrors.destroyed(name));
         if (failed) {
-            connection.abort(); // The thread that broke the queue may not have done so yet.
+            connection.abort(); // The thread that broke the queue may not have aborted it yet.
         } else {
             connection.close();
         }

@@ -24,8 +24,8 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * Completes the works of one rank's group, on a thread of its own, whether or not a thread waits
- * for them. Fails works
+ * Completes the works of one rank's group on its own thread, even if no thread waits for them.
+ * Fails works
  *
  * <ul>
  *   <li>that exceed their timeout; the log gets a warning earlier, see {@link
@@ -49,9 +49,9 @@ public final class Watchdog implements AutoCloseable {
         boolean poll();
 
         /**
-         * Tells whether the work has been completed; does not query the GPU or wait.
+         * Returns whether the work has been completed; does not query the GPU or wait.
          *
-         * @return whether it has
+         * @return true if so
          */
         boolean isDone();
 
@@ -114,7 +114,7 @@ public final class Watchdog implements AutoCloseable {
         /**
          * Returns the ranks that have not called the first operation on this queue.
          *
-         * @return the ranks, as far as they are known
+         * @return the missing ranks that are known
          */
         default List<Integer> missing() {
             return List.of();
@@ -128,7 +128,7 @@ public final class Watchdog implements AutoCloseable {
          */
         boolean breakWith(CollectiveException reason);
 
-        /** Aborts the operations under way, and returns when the GPU has stopped. */
+        /** Aborts the running operations, and returns when the GPU has stopped. */
         void abort();
     }
 
@@ -136,7 +136,8 @@ public final class Watchdog implements AutoCloseable {
     public interface Group {
 
         /**
-         * Returns the queues that fail with a queue: itself, and those that need it.
+         * Returns the queues that fail if a queue fails: the queue itself, and the queues that need
+         * it.
          *
          * @param queue the queue
          * @return the queues
@@ -152,7 +153,7 @@ public final class Watchdog implements AutoCloseable {
 
         /**
          * Returns the reason why operations cannot succeed, if one is known: a peer has died, has
-         * called a different operation, or will not call the operation under way.
+         * called a different operation, or will not call the running operation.
          *
          * @param first the first work of each queue that has not ended
          * @return the problem, or empty
@@ -231,7 +232,7 @@ public final class Watchdog implements AutoCloseable {
     }
 
     /**
-     * Polls all works, and tells whether they have ended.
+     * Polls all works, and returns whether they have ended.
      *
      * @return true if they have
      */
@@ -240,8 +241,8 @@ public final class Watchdog implements AutoCloseable {
     }
 
     /**
-     * Tells whether all works have been completed. Makes no call of the driver, so it may be called
-     * while the process exits.
+     * Returns whether all works have been completed. Makes no call of the driver, so it may be
+     * called while the process exits.
      *
      * @return false if some may be under way
      */
@@ -257,8 +258,8 @@ public final class Watchdog implements AutoCloseable {
         try {
             while (!isIdle()) {
                 if (Thread.currentThread() == thread) {
-                    checkSafely(); // This callback of a completed work keeps the loop from doing
-                    // so.
+                    // This callback of a completed work blocks the loop, which would check.
+                    checkSafely();
                 }
                 Thread.sleep(POLL_MILLIS);
             }
@@ -392,7 +393,7 @@ public final class Watchdog implements AutoCloseable {
         return work;
     }
 
-    /** Returns how long a work has been the first, so that works queued after it do not warn. */
+    /** Returns how long a work has been first in its queue. Only the first work warns. */
     private long sinceFirst(Watched work) {
         long now = System.nanoTime();
         return now - first.computeIfAbsent(work, absent -> now);

@@ -18,7 +18,7 @@ import org.djlx.nativeops.torch.Torch;
 
 /**
  * Reads and writes the bytes of arrays on any device and of any type; DJL supports only the types
- * that it can name. Works in pieces, so that a large array needs little additional memory.
+ * that it can name. Copies in pieces: a large array needs little additional memory.
  */
 public final class ArrayBytes {
 

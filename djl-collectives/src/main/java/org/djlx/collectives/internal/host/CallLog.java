@@ -138,7 +138,7 @@ final class CallLog {
     private boolean differs(int peer, int number) {
         int other = slot(peer, number);
         if (words.getIntVolatile(other) != number) {
-            return false; // Overwritten, so that rank has compared it.
+            return false; // A later call has overwritten it, after that rank had compared it.
         }
         long[] own = latest;
         if (number != last) {

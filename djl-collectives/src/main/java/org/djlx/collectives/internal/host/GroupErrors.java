@@ -17,7 +17,7 @@ import org.djlx.nativeops.host.Durations;
 
 /**
  * Exceptions for operations that the ranks of a group cannot complete, with the same messages for
- * all backends. A {@code call} is an {@link Operation}, whose text names its group, or another
+ * all backends. A {@code call} is an {@link Operation} (its text names the group) or another
  * description of the call.
  *
  * <p>All methods return the exception; the caller throws it or fails a work with it.

@@ -83,8 +83,8 @@ public final class HostSync implements AutoCloseable {
      * @param captured whether it is captured into a graph
      * @throws CollectiveMismatchException if this call or an earlier one does not match another
      *     rank's
-     * @throws CollectiveException if a rank that far behind has left, failed or died, or does not
-     *     continue in time
+     * @throws CollectiveException if a rank that is {@value CallLog#SLOTS} calls behind has left,
+     *     failed or died, or does not continue in time
      */
     public void publish(Operation operation, boolean captured) {
         for (int peer = 0; peer < worldSize; peer++) {

@@ -42,10 +42,10 @@ import org.djlx.collectives.spi.Operation;
  *       messages. Its wait spins like this one ({@link #spins}) and sleeps on the same doorbell,
  *       but does not yield in between; whether it should was not measured.
  *   <li>NCCL connects ranks in the first operation of a kind, root and size; the call returns when
- *       the other ranks have made it too. A helper thread of {@code StreamQueue} makes such calls,
- *       so that two groups whose first operations are issued in different orders do not deadlock.
- *       Later work on the stream, operations on other streams ({@code P2pQueue}) and splits wait
- *       for the helper.
+ *       the other ranks have made it too. A helper thread of {@code StreamQueue} makes such calls.
+ *       Without it, two groups would deadlock if ranks issue the groups' first operations in
+ *       different orders. Later work on the stream, operations on other streams ({@code P2pQueue})
+ *       and splits wait for the helper.
  *   <li>{@code nccl} with {@code optVerify} compares calls through the store ({@code
  *       Verification}), because ranks may be on several hosts. {@code cuda_p2p} compares only the
  *       sizes of an all-to-all that way.
@@ -64,8 +64,8 @@ import org.djlx.collectives.spi.Operation;
  *       within that time.
  *   <li>Yield the core for 1 ms times the number of ranks that share a core. Such peers cannot
  *       arrive before this one gives way.
- *   <li>Sleep on the doorbell. Waking takes longer than a peer spins, so without the second phase
- *       one sleep would make all peers sleep in turn.
+ *   <li>Sleep on the doorbell. Waking takes longer than a peer spins. Without the second phase one
+ *       sleep would therefore make all peers sleep, one after the other.
  * </ol>
  *
  * <table>
@@ -493,9 +493,9 @@ public final class Rendezvous {
     }
 
     /**
-     * Adds the death of another rank to the end of a rank, as its likely cause: the first rank that
-     * notices a death may destroy the group before this rank has checked the processes. Takes a
-     * system call per rank.
+     * Adds the likely cause to the description of a rank's end, if another rank has died: the first
+     * rank that notices a death may destroy the group before this rank has checked the processes.
+     * Takes a system call per rank.
      *
      * @param end the description of a rank's end
      * @return the text for the user

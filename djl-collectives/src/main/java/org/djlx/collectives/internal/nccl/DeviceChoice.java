@@ -17,7 +17,7 @@ final class DeviceChoice {
 
     private DeviceChoice() {}
 
-    /** Returns the device that was given for a rank: the parent group's, or one of the options'. */
+    /** Returns the device that the parent group or the options specify for a rank. */
     static Optional<Device> given(GroupContext context, NcclOptions options) {
         List<Device> devices = options.devices();
         if (context.device() != null || devices.isEmpty()) {

@@ -37,24 +37,24 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * Collectives and messages between GPUs by NCCL, for one rank.
+ * The {@code nccl} backend of one rank: collectives and messages (send and recv) between GPUs.
  *
  * <ul>
  *   <li>A collective runs on the group's stream, after the work that the caller has enqueued on its
  *       current stream. Issuing it does not wait for other ranks.
- *   <li>Messages have a stream and a communicator for each peer and direction. They wait neither
- *       for collectives nor for messages of another direction. Messages of one direction match in
- *       the order of the calls.
+ *   <li>Messages to and from each peer have their own streams and communicators. A message does not
+ *       wait for collectives, for messages of other peers, or for messages in the other direction.
+ *       Messages to one peer match its receives in the order of the calls.
  *   <li><b>NCCL has no tags.</b> Tags are compared only with {@link NcclOptions.Builder#optVerify},
  *       and a receive from any source is not supported.
  *   <li>NCCL does not detect mismatched calls: they hang until the timeout, or corrupt results.
  *       {@code optVerify} detects them.
  * </ul>
  *
- * <p>If an operation times out, NCCL reports an error or a peer's process ends, then the
- * communicator is aborted, and the operations under way and later calls fail; see {@link GpuGroup}.
- * A message that times out breaks only the messages of its peer and direction. That a rank has
- * destroyed the group is not detected before the timeout.
+ * <p>If an operation times out, NCCL reports an error or a peer's process ends, the communicator is
+ * aborted. Running operations and later calls then fail; see {@link GpuGroup}. A message that times
+ * out breaks only the messages of its peer and direction. If a peer has destroyed the group,
+ * operations that need it fail only after the timeout.
  */
 public final class NcclBackend extends Backend {
 
@@ -114,7 +114,7 @@ public final class NcclBackend extends Backend {
     private final Calls calls; // of collectives
     private final GpuGroup group;
     private final MessageQueues messageQueues;
-    private final Set<NcclBackend> family; // the backends whose communicators end in one abort
+    private final Set<NcclBackend> family; // backends that NCCL aborts together with this one
     private volatile Peers peers = Peers.none();
     private NDArray barrierWord; // guarded by this
 
@@ -140,7 +140,7 @@ public final class NcclBackend extends Backend {
         messageQueues = new MessageQueues(context, group, options, this::met);
     }
 
-    /** Tells whether the group's extension has not compared a collective, or not all of it. */
+    /** Returns whether NCCL must verify a collective that the extension has not fully compared. */
     private boolean isToBeVerified(QueuedWork work) {
         return !group.comparesSignatures() || work.call().detail().length > 0;
     }
@@ -172,8 +172,8 @@ public final class NcclBackend extends Backend {
      */
     public static NcclBackend create(GroupContext context, NcclOptions options) {
         requireNccl();
-        // A thread that still frees a communicator may wait for a kernel that runs, and block the
-        // very calls that would end that kernel.
+        // A background thread may still be freeing a communicator, and wait for a running kernel.
+        // Meanwhile it can block the very calls that would let this kernel end.
         Disposal.await(DISPOSAL_PATIENCE);
         Optional<Device> given = DeviceChoice.given(context, options);
         Device device = given.orElseGet(() -> DeviceChoice.choose(context, System.getenv()));
@@ -196,7 +196,7 @@ public final class NcclBackend extends Backend {
 
     private NcclBackend connected() {
         try {
-            // The timeout is for the ranks to arrive, the rest for NCCL to connect them.
+            // The ranks have the timeout to arrive; NCCL has CONNECT_PATIENCE to connect them.
             BoundedCall.run(
                     "creating the communicator of group '" + context.name() + "'",
                     options.timeout().plus(CONNECT_PATIENCE),
@@ -398,9 +398,9 @@ public final class NcclBackend extends Backend {
     }
 
     /**
-     * Breaks the groups whose communicators share resources with this one. NCCL has one flag for
-     * aborting all of them: their works must have failed before it is set, or they would look as if
-     * they had succeeded.
+     * Breaks the groups whose communicators share NCCL resources with this one. An abort ends the
+     * kernels of all of them, and an aborted kernel looks like a completed one. So all their works
+     * must have failed before the abort.
      */
     private void breakFamily(CollectiveException reason) {
         for (NcclBackend relative : family) {
@@ -421,7 +421,7 @@ public final class NcclBackend extends Backend {
         group.watchdog().drain();
     }
 
-    /** Fails works under way; optional before {@link #close}, which does so, too. */
+    /** Fails all running works. Optional: {@link #close} calls this, too. */
     public void stop() {
         group.stop();
         family.remove(this);

@@ -31,7 +31,7 @@ final class NcclConnection implements Connection {
     /**
      * Compares operations with those of other ranks before they are launched.
      *
-     * @param concerns tells whether an operation is to be compared
+     * @param concerns whether an operation must be compared
      * @param verify waits for the other ranks, and throws if the calls do not match
      */
     record Verifier(Predicate<QueuedWork> concerns, Consumer<QueuedWork> verify) {}

@@ -29,8 +29,8 @@ import org.djlx.collectives.internal.shm.MessageMatcher.Offer;
  *   <li>No data is stored for a receiver that has not called, and both ends notice a mismatch.
  *   <li>Mailboxes never block: letters that do not fit wait here, and all arrived data is read,
  *       whichever message it belongs to.
- *   <li>A failed message leaves nothing behind: the sender withdraws it, and chunks of an unknown
- *       message are dropped.
+ *   <li>A failed message is removed: the sender withdraws it, and the receiver drops chunks of
+ *       unknown messages.
  *   <li>Guarded by the lock of the {@link MessageQueue}.
  * </ul>
  */
@@ -103,7 +103,7 @@ final class MessagePump {
         }
     }
 
-    /** Removes all messages, so that their tensors are no longer accessed. */
+    /** Removes all messages. Their tensors are not accessed afterwards. */
     void forgetAll() {
         offered.clear();
         sending.clear();
@@ -111,7 +111,7 @@ final class MessagePump {
         unposted.clear();
     }
 
-    /** Returns the number of letters that wait for space in the mailbox. */
+    /** Returns the number of queued letters, for which the mailbox has no space yet. */
     int unposted() {
         return unposted.size();
     }

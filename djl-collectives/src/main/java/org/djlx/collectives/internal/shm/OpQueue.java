@@ -180,8 +180,7 @@ final class OpQueue {
         }
         try {
             while (runNext()) {
-                // Until nothing is pending. Clear an interrupt by one operation, so that it does
-                // not
+                // Run until nothing is pending. Clear an interrupt by one operation: it must not
                 // end the waits of the next one.
                 Thread.interrupted();
             }

@@ -282,8 +282,7 @@ final class ShmBackend extends Backend {
     }
 
     // Coalesced operations process their tensors in order, small ones together in one step. The
-    // first
-    // step compares the calls of all ranks, tensor count included.
+    // first step compares the calls of all ranks, tensor count included.
 
     @Override
     public Work allReduceCoalesced(

@@ -15,8 +15,7 @@ import java.util.function.Predicate;
 final class TagQueues<T> {
 
     // The number of empty queues that are kept, because tags are often reused. Bounded, because
-    // some
-    // programs use a new tag for every message.
+    // some programs use a new tag for every message.
     private static final int KEPT = 16;
 
     private final Map<Integer, Queue<T>> queues = new HashMap<>();

@@ -178,9 +178,8 @@ public final class FileLog {
             try {
                 FileLock held = opened.lock();
                 // Java has no way to identify the file of an open channel. If the path names the
-                // same
-                // file before and after opening, it is this file. Otherwise it was just created, or
-                // deleted by an earlier job's last handle: retry.
+                // same file before and after opening, it is this file. Otherwise it was just
+                // created, or deleted by an earlier job's last handle: retry.
                 if (before != null && before.equals(keyOfPath())) {
                     readHeader(opened);
                     channel = opened;

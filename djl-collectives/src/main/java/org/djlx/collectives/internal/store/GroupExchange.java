@@ -31,17 +31,16 @@ import org.slf4j.LoggerFactory;
 /**
  * Exchanges values between the ranks of a group through a store, while the group is created.
  *
- * <p>Each value starts with an {@link Introduction}. It identifies the group, so that values of
- * another group, or of an earlier group of the same name, are detected. It also identifies the
- * rank's process, so that waiting ranks notice its death before the timeout. Thread-safe.
+ * <p>Each value starts with an {@link Introduction}. It identifies the group: values of another
+ * group, or of an earlier group of the same name, are detected. It also identifies the rank's
+ * process: waiting ranks notice its death before the timeout. Thread-safe.
  */
 public final class GroupExchange {
 
     private static final Logger logger = LoggerFactory.getLogger(GroupExchange.class);
 
     // The interval at which a waiting rank checks the values so far and the processes. It grows
-    // with
-    // the number of ranks, because all of them query one server.
+    // with the number of ranks, because all of them query one server.
     private static final long MIN_SLICE_MILLIS = 200;
     private static final long SLICE_MILLIS_PER_RANK = 10;
 
@@ -68,7 +67,7 @@ public final class GroupExchange {
      * @param worldSize the number of ranks
      * @param store the store; no other group uses its keys
      * @param known by rank, its process; null if unknown
-     * @param obstacle the failure because of which waiting for other ranks is hopeless, or empty
+     * @param obstacle returns a failure that makes waiting for other ranks hopeless, or empty
      * @param names formats a rank for messages
      */
     public GroupExchange(
@@ -157,8 +156,7 @@ public final class GroupExchange {
                 }
             }
             // Check the processes before the store: a rank may finish the exchange and exit after
-            // the
-            // last value has arrived.
+            // the last value has arrived.
             String end = missing.isEmpty() ? null : obstacle();
             if (end != null && !store.check(keysOf(missing, keys))) {
                 throw new CollectiveException(

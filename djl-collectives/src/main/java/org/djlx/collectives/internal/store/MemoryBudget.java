@@ -7,8 +7,8 @@ package org.djlx.collectives.internal.store;
 /**
  * The memory limit of a server for all clients together. Memory that a client makes the server keep
  * is acquired here first, and released when it is no longer kept. One sixteenth is reserved for the
- * start of commands and for answers, so that small requests succeed while large ones have used the
- * rest. Confined to the server's thread.
+ * start of commands and for answers: small requests succeed even if large ones have used the rest.
+ * Confined to the server's thread.
  */
 final class MemoryBudget {
 

@@ -64,8 +64,8 @@ final class RequestParser {
      * Parses the next request.
      *
      * @param in the received bytes; the bytes of the request are consumed
-     * @return the request, or null if more bytes are needed. The budget for the request has been
-     *     released; code that executes it acquires what it keeps
+     * @return the request, or null if more bytes are needed. The memory budget of the request has
+     *     been released; code that keeps its data must acquire it again
      * @throws CorruptedFrameException if the bytes are not the protocol
      * @throws TooLongFrameException if a limit is exceeded
      * @throws IllegalArgumentException if the memory limit is exceeded

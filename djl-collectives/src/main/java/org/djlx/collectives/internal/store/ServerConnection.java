@@ -27,7 +27,7 @@ final class ServerConnection extends ByteToMessageDecoder {
 
     private static final Logger logger = LoggerFactory.getLogger(ServerConnection.class);
 
-    /** Answers up to this length are copied, so that several are sent together. */
+    /** Answers up to this length are copied into one buffer, to send several together. */
     private static final int MAX_COPIED_BYTES = 4 << 10;
 
     /** The overhead of an answer in bytes. */
@@ -73,7 +73,7 @@ final class ServerConnection extends ByteToMessageDecoder {
     /** {@inheritDoc} */
     @Override
     public void channelInactive(ChannelHandlerContext ctx) throws Exception {
-        // Drop other received commands: nobody reads their answers.
+        // Drop other received commands: no client reads their answers.
         refused = true;
         stopWaiting();
         parser.close();

@@ -35,9 +35,7 @@ public final class TcpStoreClient implements AutoCloseable {
     private static final long FIRST_PAUSE_MILLIS = 5;
     private static final long MAX_PAUSE_MILLIS = 500;
 
-    /**
-     * The minimum time to wait for an answer, so that a slow server does not cost the connection.
-     */
+    /** The minimum time to wait for an answer: a slow server must not cost the connection. */
     private static final int MIN_ANSWER_MILLIS = 30_000;
 
     private static final int MISSING_BATCH = 1024;
@@ -282,7 +280,8 @@ public final class TcpStoreClient implements AutoCloseable {
     public void close() {
         closed = true;
         waiters.close();
-        // Without the lock, so that the connection of a running command is closed too.
+        // Without the lock, because a running command holds it, and its connection must be closed
+        // too.
         commands.close();
     }
 
@@ -471,8 +470,7 @@ public final class TcpStoreClient implements AutoCloseable {
             }
             if (e instanceof SocketTimeoutException && deadline.isOver()) {
                 // No connection within a short deadline. The command connection, which has more
-                // time,
-                // finds out whether the server is alive.
+                // time, finds out whether the server is alive.
                 return false;
             }
             throw failure(operation, keys, e, false);

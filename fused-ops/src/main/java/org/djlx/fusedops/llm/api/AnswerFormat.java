@@ -21,7 +21,7 @@ import org.djlx.fusedops.llm.Generation;
 public interface AnswerFormat {
 
     /**
-     * Tells whether the client has asked for a streamed answer.
+     * Returns whether the client has asked for a streamed answer.
      *
      * @return whether the answer is streamed
      */
@@ -68,7 +68,7 @@ public interface AnswerFormat {
     String end(List<Generation> generations);
 
     /**
-     * Ends a streamed answer of which a part has been sent, after a failure.
+     * Ends a streamed answer after a failure. The start of the answer has been sent.
      *
      * @param failure the error
      * @return the text to send
@@ -76,7 +76,7 @@ public interface AnswerFormat {
     String failure(ApiException failure);
 
     /**
-     * Formats an error of which nothing has been sent.
+     * Formats an error for a request without an answer yet.
      *
      * @param failure the error
      * @return the same error in the schema of the request

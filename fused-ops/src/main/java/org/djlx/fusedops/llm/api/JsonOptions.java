@@ -204,7 +204,7 @@ final class JsonOptions {
         return new JsonOptions(elements, path);
     }
 
-    /** Tells whether an option is an array whose first element is a string or an array. */
+    /** Returns whether an option is an array whose first element is a string or an array. */
     boolean isArrayOfTexts(String name) {
         return isArray(name)
                 && !get(name).getAsJsonArray().isEmpty()

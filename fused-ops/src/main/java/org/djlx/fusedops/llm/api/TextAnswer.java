@@ -34,7 +34,7 @@ public final class TextAnswer {
     }
 
     /**
-     * Takes the next piece of any generation, in turn, and formats it. Does not block.
+     * Takes the next piece of any generation, round-robin, and formats it. Does not block.
      *
      * @return the text to send, which may be empty; {@link Optional#empty} if there is nothing yet,
      *     or if the answer is {@linkplain #isComplete complete}
@@ -56,7 +56,7 @@ public final class TextAnswer {
     }
 
     /**
-     * Tells whether {@link #poll} has returned the complete answer.
+     * Returns whether {@link #poll} has returned the complete answer.
      *
      * @return whether all generations have ended and all text was returned
      */

@@ -189,7 +189,7 @@ public final class LlamaLoader implements ParallelModelLoader {
         }
     }
 
-    /** Tells whether the ranks are processes. */
+    /** Returns whether the ranks are processes. */
     private static boolean areProcesses(Integer degree) {
         String worldSize = System.getenv("WORLD_SIZE");
         if (System.getenv("RANK") == null || worldSize == null || worldSize.trim().equals("1")) {

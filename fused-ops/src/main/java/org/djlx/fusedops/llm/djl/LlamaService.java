@@ -96,7 +96,9 @@ final class LlamaService implements ParallelModel {
             output = output(200, "OK", format.contentType(), content);
         }
 
-        /** Sends what is there. Called by the generator's thread, and at first by the caller's. */
+        /**
+         * Sends the available pieces. The generator's thread calls this; the first time the caller.
+         */
         synchronized void pump() {
             if (ended) {
                 return;

@@ -184,7 +184,7 @@ final class EngineCore {
      *
      * @param request the request to the ranks
      * @param sampled the sequences that get a token each, in the order of the batch
-     * @param sampledOnDevice whether the device samples all these tokens, so that the next step can
+     * @param sampledOnDevice whether the device samples all these tokens: the next step can then
      *     launch before they reach the host
      */
     private record Step(StepRequest request, List<Sequence> sampled, boolean sampledOnDevice) {}
@@ -193,7 +193,7 @@ final class EngineCore {
      * Runs one step. With on-device sampling, launches step n+1 before step n's tokens reach the
      * host (async scheduling); if a token of step n ends its sequence, step n+1 has computed one
      * token of that sequence too many, which is dropped. Otherwise launches step n+1 after sampling
-     * step n, and before publishing its tokens, whose detokenization then overlaps with the model.
+     * step n and before publishing its tokens: their detokenization overlaps with the model.
      */
     private void step() throws InterruptedException, ExecutionException {
         Step step = inFlight == null ? launch() : inFlight;

@@ -44,7 +44,7 @@ record GeneratorSettings(
 
     private static final long DEFAULT_CACHE_BYTES = 2L << 30;
 
-    /** Checks the options of a builder, and sets those that depend on the model. */
+    /** Checks the options of a builder, and sets the defaults that depend on the model. */
     static GeneratorSettings of(LlamaGenerator.Builder builder, LlamaConfig config) {
         if (builder.devices == null || builder.timeout == null) {
             throw new IllegalArgumentException("the devices or the timeout are null");

@@ -139,7 +139,7 @@ public final class LlamaGenerator implements TextGenerator {
     }
 
     /**
-     * Tells whether this process is a rank other than 0. Only the generator of rank 0 takes
+     * Returns whether this process is a rank other than 0. Only the generator of rank 0 takes
      * requests; followers run its steps.
      *
      * @return whether this is a follower; false if ranks are threads
@@ -287,7 +287,7 @@ public final class LlamaGenerator implements TextGenerator {
         }
 
         /**
-         * Sets the most requests that wait.
+         * Sets the maximum number of queued requests.
          *
          * @param maxQueued the number of requests; default 1024
          * @return this builder
@@ -369,7 +369,7 @@ public final class LlamaGenerator implements TextGenerator {
                 return generator;
             } finally {
                 if (!done && group != null) {
-                    group.destroy(); // So that other processes do not wait for this one.
+                    group.destroy(); // Otherwise the other processes would wait for this one.
                 }
             }
         }

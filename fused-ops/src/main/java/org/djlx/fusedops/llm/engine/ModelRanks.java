@@ -29,8 +29,8 @@ import org.slf4j.LoggerFactory;
  * The ranks of a generator, with a loaded model.
  *
  * @param pool the ranks
- * @param samplesOnDevice whether ranks sample on the GPU, so that step n+1 can launch before the
- *     host knows the tokens of step n; if ranks are processes, valid on rank 0 only
+ * @param samplesOnDevice whether ranks sample on the GPU: step n+1 can then launch before the host
+ *     knows the tokens of step n. If ranks are processes, valid on rank 0 only
  */
 record ModelRanks(RankPool<StepRequest, List<Sampler.SampledToken>> pool, boolean samplesOnDevice) {
 
@@ -130,7 +130,7 @@ record ModelRanks(RankPool<StepRequest, List<Sampler.SampledToken>> pool, boolea
         try {
             cache = new KvCache(config, ranks, settings.cacheSlots(), group.device());
             return new LlamaModel(config, group, weights, cache, settings.maxLength());
-        } catch (RuntimeException | Error e) { // Out of memory, for example.
+        } catch (RuntimeException | Error e) { // For example if memory runs out.
             if (cache != null) {
                 cache.close();
             }
@@ -140,7 +140,8 @@ record ModelRanks(RankPool<StepRequest, List<Sampler.SampledToken>> pool, boolea
     }
 
     /**
-     * Checks that all processes have the same model and options: users start each by itself.
+     * Checks that all processes have the same model and options. Users start each process
+     * separately.
      *
      * @throws IllegalArgumentException on all ranks if they differ
      */

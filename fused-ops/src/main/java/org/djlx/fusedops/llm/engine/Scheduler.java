@@ -101,14 +101,15 @@ final class Scheduler {
         }
     }
 
-    /** Tells whether a running sequence has tokens in the KV cache. */
+    /** Returns whether a running sequence has tokens in the KV cache. */
     boolean hasStarted() {
         return running.stream().anyMatch(Sequence::isStarted);
     }
 
     /**
-     * Tells whether the next step has a prompt too long for the decode kernels. The ranks' threads
-     * take long to launch its prefill, and would report the tokens of the step before only then.
+     * Returns whether the next step has a prompt too long for the decode kernels. The ranks'
+     * threads take long to launch its prefill, and would report the tokens of the step before only
+     * then.
      */
     boolean hasLongPrefill() {
         return running.stream()

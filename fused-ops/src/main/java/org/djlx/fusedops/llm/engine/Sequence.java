@@ -65,7 +65,7 @@ final class Sequence {
         return slots;
     }
 
-    /** Tells whether a token has been scheduled. */
+    /** Returns whether a token has been scheduled. */
     boolean isStarted() {
         return computed > 0;
     }
@@ -75,12 +75,12 @@ final class Sequence {
         return count - computed;
     }
 
-    /** Tells whether the next token is being computed. */
+    /** Returns whether the next token is being computed. */
     boolean isTokenPending() {
         return pending;
     }
 
-    /** Tells whether the maximum length leaves room for a token after the pending one. */
+    /** Returns whether the maximum length leaves room for a token after the pending one. */
     boolean canRunAhead() {
         return count + 1 < tokens.length;
     }
@@ -119,7 +119,7 @@ final class Sequence {
         pending = computed == count; // With async scheduling the token is scheduled already.
     }
 
-    /** Tells whether generation ends here: the maximum length or a stop token is reached. */
+    /** Returns whether generation ends here: the maximum length or a stop token is reached. */
     boolean isComplete() {
         return count > promptTokens
                 && (count == tokens.length || stopTokens.contains(tokens[count - 1]));

@@ -95,7 +95,7 @@ class StepRequest {
         return samplers;
     }
 
-    /** Tells whether a sequence is sampled on the host, from its full logits. */
+    /** Returns whether a sequence is sampled on the host, from its full logits. */
     boolean needsFullLogits() {
         return fullLogits;
     }
@@ -103,8 +103,8 @@ class StepRequest {
     /**
      * Writes the number of chunks, and for each chunk its start, whether it needs logits, its
      * sampling parameters, its tokens and its slots. Tokens and slots are preceded by their number.
-     * Slots, of which there may be thousands, are written as runs of adjacent slots: the first slot
-     * and the length.
+     * There may be thousands of slots, so they are written as runs of adjacent slots: the first
+     * slot and the length.
      */
     private static void write(TokenBatch batch, DataOutputStream out) throws IOException {
         out.writeInt(batch.chunks().size());

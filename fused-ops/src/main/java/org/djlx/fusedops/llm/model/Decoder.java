@@ -669,7 +669,7 @@ final class Decoder implements AutoCloseable {
             }
         }
 
-        /** Copies the logits, so that they outlive the next step. */
+        /** Copies the logits, because the next step overwrites them. */
         void copyLogits(NDManager manager) {
             await();
             if (!rows.isEmpty()) {

@@ -63,9 +63,8 @@ public final class LlamaGpu implements AutoCloseable {
     }
 
     /**
-     * Running compilations. They run on their own threads, so that on a machine without cached
-     * kernels ranks can connect and read weights in the meantime. {@link LlamaGpu#create} waits for
-     * them.
+     * Running compilations. They run on their own threads: meanwhile, on a machine without cached
+     * kernels, ranks can connect and read weights. {@link LlamaGpu#create} waits for them.
      */
     public static final class Compilations implements AutoCloseable {
 
@@ -77,7 +76,7 @@ public final class LlamaGpu implements AutoCloseable {
             this.ends = ends;
         }
 
-        /** Waits for the compilations, so that none continues after loading a model has failed. */
+        /** Waits for the compilations: none must continue after loading a model has failed. */
         @Override
         public void close() {
             ends.forEach(CompletableFuture::join);

@@ -94,7 +94,7 @@ public final class LlamaModel implements AutoCloseable {
     }
 
     /**
-     * Tells whether the model has kernels, which decode with CUDA graphs and sample on the GPU.
+     * Returns whether the model has kernels, which decode with CUDA graphs and sample on the GPU.
      *
      * @return whether there are kernels
      */
@@ -113,10 +113,10 @@ public final class LlamaModel implements AutoCloseable {
      * @return the logits of the chunks that need them, in the order of the batch
      */
     public Logits forward(TokenBatch batch, boolean fullLogits, NDManager manager) {
-        // A matmul sums in an order that depends on its number of rows. So that a sequence gets the
-        // same logits whatever other sequences run, long chunks are computed one by one. Without
-        // kernels all chunks are, except in float32, where the difference hardly matters and one by
-        // one would take many times longer.
+        // The logits of a sequence must not depend on the other sequences of the batch. But the
+        // order of summation in a matmul depends on its number of rows, so long chunks are computed
+        // one by one. Without kernels, short chunks are too. Exception: float32, where the
+        // difference hardly matters and one by one would take many times longer.
         List<Logits> parts = new ArrayList<>();
         if (decoder == null) {
             if (config.type() == ScalarType.FLOAT32) {
@@ -219,7 +219,7 @@ public final class LlamaModel implements AutoCloseable {
         return (number + multiple - 1) / multiple * multiple;
     }
 
-    /** Tells whether sequence parallelism is used. */
+    /** Returns whether sequence parallelism is used. */
     private boolean isDivided(int tokens) {
         return group.worldSize() > 1 && tokens >= SEQUENCE_PARALLEL_TOKENS * group.worldSize();
     }
@@ -391,7 +391,7 @@ public final class LlamaModel implements AutoCloseable {
         return BlockMath.siluGate(gate, up);
     }
 
-    /** Appends rows of zeros, so that there are as many rows as in another array. */
+    /** Appends rows of zeros, up to the number of rows of another array. */
     private NDArray pad(NDArray x, NDArray like) {
         long missing = like.getShape().get(0) - x.getShape().get(0);
         if (missing == 0) {

@@ -64,7 +64,7 @@ public record TokenBatch(List<Chunk> chunks) {
         }
 
         /**
-         * Tells whether the chunk is small enough for the decode kernels.
+         * Returns whether the chunk is small enough for the decode kernels.
          *
          * @return whether it has at most {@link #MAX_DECODE_TOKENS} tokens
          */

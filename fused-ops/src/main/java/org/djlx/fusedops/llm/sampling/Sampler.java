@@ -55,7 +55,7 @@ public final class Sampler {
     }
 
     /**
-     * Tells whether the sampled token is always the argmax of the unchanged logits.
+     * Returns whether the sampled token is always the argmax of the unchanged logits.
      *
      * @return whether sampling is greedy and without penalty
      */

@@ -19,7 +19,7 @@ public record SamplingParameters(double temperature, int topK, double topP, long
     public static final SamplingParameters GREEDY = new SamplingParameters(0, 0, 1, 0);
 
     /**
-     * Tells whether the token with the highest logit is taken.
+     * Returns whether the token with the highest logit is taken.
      *
      * @return whether sampling is greedy
      */

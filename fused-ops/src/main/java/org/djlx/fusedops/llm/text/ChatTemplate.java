@@ -87,7 +87,7 @@ public enum ChatTemplate {
     }
 
     /**
-     * Tells whether the tokenizer must add its special tokens to the written chat.
+     * Returns whether the tokenizer must add its special tokens to the written chat.
      *
      * @return false if the template writes them
      */

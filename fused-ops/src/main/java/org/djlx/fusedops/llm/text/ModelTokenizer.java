@@ -24,7 +24,7 @@ public final class ModelTokenizer implements TextTokenizer {
 
     private final HuggingFaceTokenizer tokenizer;
     private final Set<String> specialTokens;
-    // Write-locked by close(), so that native memory is not freed during a call.
+    // close() takes the write lock, because native memory must not be freed during a call.
     private final ReadWriteLock lock = new ReentrantReadWriteLock();
     private boolean closed;
 

@@ -8,10 +8,10 @@ import java.util.Arrays;
 import java.util.List;
 
 /**
- * Detokenizes one sequence as its tokens come, and looks for stop strings. A token may be only a
- * part of a character, and its text may depend on the tokens before. So a few tokens before are
- * decoded with it, and text is held back until it is complete and cannot be the beginning of a stop
- * string. For one thread at a time.
+ * Detokenizes one sequence incrementally, and searches for stop strings. A token may be only a part
+ * of a character, and its text may depend on the tokens before. So a few tokens before are decoded
+ * with it, and text is held back until it is complete and cannot be the beginning of a stop string.
+ * For one thread at a time.
  */
 public final class TextStream {
 
@@ -56,7 +56,7 @@ public final class TextStream {
     }
 
     /**
-     * Tells whether the text contains a stop string.
+     * Returns whether the text contains a stop string.
      *
      * @return whether generation must stop
      */
