@@ -47,8 +47,7 @@ public final class KernelConstants {
      * Reads a source.
      *
      * @param source the source, including its headers
-     * @param options the compiler's options; only {@code -DNAME=VALUE} and {@code
-     *     -DNAME} are used
+     * @param options the compiler's options; only {@code -DNAME=VALUE} and {@code -DNAME} are used
      */
     public KernelConstants(KernelSource source, String... options) {
         name = source.name();
