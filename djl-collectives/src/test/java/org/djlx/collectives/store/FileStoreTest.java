@@ -16,6 +16,7 @@ import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.List;
 import org.djlx.collectives.CollectiveException;
+import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.io.TempDir;
 
@@ -59,6 +60,7 @@ class FileStoreTest extends StoreContractTest {
     }
 
     @Test
+    @Tag("slow")
     void processesShareTheStore() throws Exception {
         Path path = directory.resolve("processes");
         int processes = 3;
@@ -77,6 +79,7 @@ class FileStoreTest extends StoreContractTest {
     }
 
     @Test
+    @Tag("slow")
     void aKilledProcessHarmsNobody() throws Exception {
         Path path = directory.resolve("killed");
         try (FileStore mine = new FileStore(path, 1)) {

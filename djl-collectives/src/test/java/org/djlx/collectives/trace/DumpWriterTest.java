@@ -21,6 +21,7 @@ import org.djlx.collectives.spi.OpType;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.collectives.store.HashStore;
 import org.djlx.collectives.store.Store;
+import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
@@ -85,6 +86,7 @@ class DumpWriterTest {
     }
 
     @Test
+    @Tag("slow")
     void aJvmThatEndsWritesItsRecordFirst(@TempDir Path directory) throws Exception {
         Process process =
                 new ProcessBuilder(

@@ -35,6 +35,7 @@ import org.djlx.collectives.spi.Operation.Agreed;
 import org.djlx.collectives.store.HashStore;
 import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 
@@ -205,6 +206,7 @@ class HostSyncTest {
 
     /** Two ranks give up at about the time at which the third arrives: all do, or none. */
     @Test
+    @Tag("slow")
     void allRanksMeetOrNone() {
         for (int round = 0; round < 200; round++) {
             HashStore another = new HashStore();

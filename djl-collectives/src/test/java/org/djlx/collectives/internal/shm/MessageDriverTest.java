@@ -11,11 +11,13 @@ import java.util.List;
 import java.util.Random;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
+import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 
 /** Which thread drives messages. */
 @Timeout(60)
+@Tag("slow")
 class MessageDriverTest {
 
     private static final int ROUNDS = 5_000;

@@ -15,6 +15,7 @@ import java.util.Random;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.Work;
+import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
@@ -22,6 +23,7 @@ import org.junit.jupiter.params.provider.ValueSource;
 
 /** The matching of messages and receives. */
 @Timeout(60)
+@Tag("slow")
 class MessageOrderTest {
 
     /** More than the tags whose queues are kept. */

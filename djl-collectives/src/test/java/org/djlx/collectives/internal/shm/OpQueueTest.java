@@ -24,6 +24,7 @@ import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.spi.OpType;
 import org.djlx.collectives.spi.Operation.Agreed;
+import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 
@@ -139,6 +140,7 @@ class OpQueueTest {
 
     /** The running thread stops just when the queue's thread wants to run the next operation. */
     @Test
+    @Tag("slow")
     void whatIsLeftWhenSomebodyStopsIsRun() throws Exception {
         Random random = new Random(1);
         ProcessGroup group = ProcessGroups.local(1).get(0);

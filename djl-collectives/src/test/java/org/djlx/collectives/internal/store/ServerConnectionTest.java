@@ -18,6 +18,7 @@ import java.net.SocketTimeoutException;
 import java.util.HexFormat;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 
@@ -141,6 +142,7 @@ class ServerConnectionTest {
     }
 
     @Test
+    @Tag("slow")
     void aClientThatReadsNothingIsNotReadEither() throws Exception {
         // 2 GB of answers to 100 KB of requests: more than the server could keep.
         byte[] value = new byte[4 << 20];
