@@ -23,8 +23,8 @@ import ai.djl.training.tracker.Tracker;
 import java.util.List;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
-import org.djlx.collectives.engine.DataParallelConfig;
 import org.djlx.collectives.engine.P2pEngine;
+import org.djlx.collectives.train.DataParallelConfig;
 import org.djlx.fusedops.FusedOps;
 
 /** Trains a network on two CPU ranks of this JVM, then multiplies with a fused operator on two. */
