@@ -70,16 +70,20 @@ class NcclOptionsTest {
     void rangesAreChecked() {
         NcclOptions.Builder builder = NcclOptions.builder();
         assertRejected(builder.optMinCtas(0)::build, "minCtas must be 1 to 32, but is 0");
-        assertRejected(builder.optMinCtas(4).optMaxCtas(33)::build, "maxCtas must be 1 to 32");
+        assertRejected(
+                builder.optMinCtas(4).optMaxCtas(33)::build, "maxCtas must be 1 to 32, but is 33");
         assertRejected(builder.optMaxCtas(3)::build, "minCtas 4 must not exceed maxCtas 3");
         builder.optMaxCtas(4);
-        assertRejected(builder.optCgaClusterSize(9)::build, "cgaClusterSize must be 0 to 8");
+        assertRejected(
+                builder.optCgaClusterSize(9)::build, "cgaClusterSize must be 0 to 8, but is 9");
         builder.optCgaClusterSize(0);
         assertRejected(builder.optTimeout(Duration.ZERO)::build, "the timeout must be positive");
         builder.optTimeout(Duration.ofSeconds(1));
         assertRejected(
                 builder.optDevices(Device.cpu())::build, "NCCL needs GPU devices, but got cpu");
-        assertRejected(builder.optDevices(Device.gpu(1), Device.gpu(1))::build, "one GPU per rank");
+        assertRejected(
+                builder.optDevices(Device.gpu(1), Device.gpu(1))::build,
+                "devices must be distinct, one GPU per rank");
     }
 
     @Test
