@@ -322,12 +322,12 @@ public final class Replica implements AutoCloseable {
             if (noted != null && noted != version(own.array)) {
                 throw new IllegalStateException(
                         String.format(
-                                "%s: the gradient of '%s' was changed behind the backward pass,"
-                                        + " where it is what rank 0 alone has: %d ranks have a part"
-                                        + " of it each, which the step adds up. Clip by the"
-                                        + " optimizer (optClipGrad), put penalties into the loss,"
-                                        + " or train on one rank; collector.zeroGradients() gives"
-                                        + " the gradients up",
+                                "%s: the gradient of '%s' was changed after the backward pass, on"
+                                        + " rank 0 only: each of %d ranks has a part of it, and the"
+                                        + " step sums the parts. Clip with the optimizer"
+                                        + " (optClipGrad), put penalties into the loss, or train on"
+                                        + " one rank; collector.zeroGradients() discards the"
+                                        + " gradients",
                                 call, own.name, ranks));
             }
         }

@@ -10,9 +10,9 @@ import java.nio.ByteBuffer;
 import java.nio.ByteOrder;
 
 /**
- * A struct that a kernel takes by value, kept from launch to launch: what stays the same is put
- * once. Members are put at their offsets in bytes, as the kernel's source lays them out. For one
- * thread at a time; its memory is freed when nothing refers to it any more.
+ * A struct argument of a kernel, reused for many launches: constant members are written once.
+ * Members are written at their byte offsets in the kernel's struct. For one thread at a time; the
+ * memory is freed when the object is unreachable.
  */
 public final class KernelStruct {
 
@@ -24,11 +24,12 @@ public final class KernelStruct {
     /**
      * Creates a struct of zeros.
      *
-     * @param byteSize the size in bytes, at least 1, as {@code sizeof} has it
+     * @param byteSize the struct's {@code sizeof} in bytes, at least 1
      */
     public KernelStruct(int byteSize) {
         if (byteSize < 1) {
-            throw new IllegalArgumentException("a struct of " + byteSize + " bytes");
+            throw new IllegalArgumentException(
+                    "a struct of " + byteSize + " bytes is too small: the minimum is 1");
         }
         ByteBuffer memory = ByteBuffer.allocateDirect(byteSize + ALIGNMENT);
         int offset = -memory.alignmentOffset(0, ALIGNMENT) & (ALIGNMENT - 1);
@@ -71,7 +72,7 @@ public final class KernelStruct {
         return this;
     }
 
-    /** Returns where a member is that takes some bytes. */
+    /** Returns the address of a member of the given size. */
     long address(int offset, int byteSize) {
         if (offset < 0 || offset > buffer.capacity() - byteSize) {
             throw new IndexOutOfBoundsException(
