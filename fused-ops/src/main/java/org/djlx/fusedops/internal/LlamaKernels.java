@@ -43,10 +43,10 @@ public final class LlamaKernels implements AutoCloseable {
     public static final int BEST_FLOATS = 4;
 
     /** The bytes of the sampling parameters of a row for {@link #choose}, a multiple of 8. */
-    public static final int DRAW_BYTES = 32;
+    public static final int SAMPLING_BYTES = 32;
 
     /** Stands for the token that {@link #choose} chose last for the sequence. */
-    public static final int CHOSEN = -2;
+    public static final int LAST_SAMPLED = -2;
 
     /** The largest vocabulary: token ids are stored as floats. */
     public static final int MAX_TOKENS = 1 << 24;
@@ -265,8 +265,8 @@ public final class LlamaKernels implements AutoCloseable {
      * @param stream the stream
      * @param rows the number of rows
      * @param output the output, of shape (rows, hidden)
-     * @param tokens an int for each row: the token, -1 for none, or {@value #CHOSEN} for the token
-     *     that was chosen
+     * @param tokens an int for each row: the token, -1 for none, or {@value #LAST_SAMPLED} for the
+     *     token that was chosen
      * @param places an int for each row: the index of its sequence in {@code chosen}
      * @param chosen the tokens that {@link #choose} chose
      * @param embedding the embedding, of shape (count, hidden)
@@ -499,7 +499,7 @@ public final class LlamaKernels implements AutoCloseable {
      *     #BEST_FLOATS})
      * @param chosen receives the chosen tokens, as ints
      * @param places an int for each row: its index in {@code chosen}; -1 for none
-     * @param draws {@value #DRAW_BYTES} bytes of sampling parameters for each row:
+     * @param sampling {@value #SAMPLING_BYTES} bytes of sampling parameters for each row:
      *     <ol>
      *       <li>a double, the {@code scale}: the weight of a token is {@code 2^(scale * (logit -
      *           highest logit))}; 0 for greedy sampling
@@ -518,7 +518,7 @@ public final class LlamaKernels implements AutoCloseable {
             long parts,
             long chosen,
             long places,
-            long draws,
+            long sampling,
             long scores,
             long width,
             long stride) {}
@@ -535,8 +535,16 @@ public final class LlamaKernels implements AutoCloseable {
         arguments
                 .clear()
                 .addStruct(
-                        of.best, of.parts, of.chosen, of.places, of.draws, of.scores, of.width,
-                        of.stride, ranks, rows);
+                        of.best,
+                        of.parts,
+                        of.chosen,
+                        of.places,
+                        of.sampling,
+                        of.scores,
+                        of.width,
+                        of.stride,
+                        ranks,
+                        rows);
         choose.launch(stream, LaunchSize.of(rows, CHOICE_THREADS), arguments);
     }
 

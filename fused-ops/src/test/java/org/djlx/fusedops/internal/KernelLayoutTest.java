@@ -25,8 +25,8 @@ class KernelLayoutTest {
         KernelConstants llama = constants("llama/llama.cu", "-DHEAD_SIZE=128");
         assertEquals(llama.value("CHUNK"), LlamaKernels.CHUNK);
         assertEquals(llama.value("TOP_BLOCKS"), LlamaKernels.BEST_BLOCKS);
-        assertEquals(llama.value("SAMPLED"), LlamaKernels.CHOSEN);
-        assertEquals(llama.struct("SamplingParameters").byteSize(), LlamaKernels.DRAW_BYTES);
+        assertEquals(llama.value("SAMPLED"), LlamaKernels.LAST_SAMPLED);
+        assertEquals(llama.struct("SamplingParameters").byteSize(), LlamaKernels.SAMPLING_BYTES);
         assertEquals(llama.struct("Top").byteSize(), LlamaKernels.BEST_FLOATS * Float.BYTES);
         assertEquals(
                 LlamaKernels.MAX_ROWS,

@@ -108,7 +108,7 @@ extern "C" __global__ void __launch_bounds__(TOP_THREADS) decode_top(const __gri
 // ---------------------------------------------------------------------------------------------------------------------------
 // Sampling. Weights are integers, so their sums do not depend on the order of addition.
 
-// Of one row. Java: LlamaKernels.DRAW_BYTES.
+// Of one row. Java: LlamaKernels.SAMPLING_BYTES.
 struct SamplingParameters {
   double scale;  // log2(e) / temperature: the weight of a token is 2^(scale * (logit - highest)); 0: greedy
   double top_p;  // keep the fewest tokens whose share of all weights is at least this; 1: all

@@ -164,7 +164,7 @@ final class Decoder implements AutoCloseable {
         }
 
         int tokensOffset() {
-            return rows * LlamaKernels.DRAW_BYTES;
+            return rows * LlamaKernels.SAMPLING_BYTES;
         }
     }
 

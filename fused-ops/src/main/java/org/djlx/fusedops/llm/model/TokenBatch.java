@@ -19,7 +19,7 @@ public record TokenBatch(List<Chunk> chunks) {
      * A placeholder token: the token that was last sampled for the sequence. Only the device knows
      * it.
      */
-    public static final int LAST_SAMPLED = LlamaKernels.CHOSEN;
+    public static final int LAST_SAMPLED = LlamaKernels.LAST_SAMPLED;
 
     /** The most tokens of a chunk that the decode kernels compute. */
     public static final int MAX_DECODE_TOKENS = LlamaKernels.MAX_ROWS;
