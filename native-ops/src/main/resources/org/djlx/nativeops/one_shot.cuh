@@ -15,8 +15,8 @@
 //   clusters of eight blocks that fill an SM each, and a cluster starts only when eight SMs of one GPC are free. Therefore the
 //   waiting kernels of all ranks except one use at most half of the SMs together (P2p.waitingBlocks).
 //   The limit holds for every kernel that waits: one-shot, two-shot, mesh and direct all-reduce, gathered.cu, all-reduce +
-//   RMSNorm, fused matmul. One exception is left, in graphs: all-reduce + RMSNorm launches dependents before it waits, and the
-//   blocks of the dependent kernel, which the limit does not count, keep their SMs until the wait ends.
+//   RMSNorm, fused matmul. A kernel that waits launches dependents after its last wait, because the limit does not count the blocks
+//   of a dependent kernel.
 #pragma once
 
 #include "element.cuh"

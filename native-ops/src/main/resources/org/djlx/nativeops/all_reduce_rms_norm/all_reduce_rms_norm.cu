@@ -14,6 +14,8 @@
 // - The residual has the bits of an all-reduce followed by an addition.
 // - The order in which squares are added depends on the row length alone: equal residuals give equal norms on all ranks.
 // - After a timeout or stop the results are undefined (signal.cuh).
+// - Dependents start after the peers' packs have arrived. The blocks of a dependent matmul fill the SMs while they wait; launched
+//   earlier, they would keep them from work that a peer must do before its own kernel, on a GPU that ranks or groups share.
 //
 // Compiled with
 //   RANKS   world size, 2 to 8
@@ -41,7 +43,7 @@ template <typename T, bool EXCHANGE>
 __device__ __forceinline__ void normalize(const Rows<T>& args, float epsilon, const Launch& launch) {
   extern __shared__ uint4 values[];
   __shared__ float sums[2][NORM_THREADS / WARP];
-  launch_dependents();
+  if (!EXCHANGE) launch_dependents();
   wait_for_primary();
   u32 epoch = EXCHANGE ? begin_epoch(launch) : 0;
   u32 packs = pack_count<T>(args.hidden);
@@ -82,6 +84,7 @@ __device__ __forceinline__ void normalize(const Rows<T>& args, float epsilon, co
     // Step 3: norm the row. All threads of the block learn whether a wait has failed.
     store_warp_sum(squares, sums[parity], threadIdx.x / WARP);
     good = __syncthreads_and(good);
+    if (EXCHANGE && row + gridDim.x >= args.rows) launch_dependents();
     float scale = norm_scale(sum_of_warps(sums[parity], blockDim.x / WARP), args.hidden, epsilon);
     for (u32 i = threadIdx.x; i < packs; i += blockDim.x) {
       store_pack<T>(args.norm + begin, args.hidden, i, normalize_pack<T>(values[i], scale, weight));
