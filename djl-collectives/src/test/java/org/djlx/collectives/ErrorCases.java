@@ -201,7 +201,7 @@ final class ErrorCases {
         NDArray output = manager.zeros(new Shape(2L * n));
         assertMismatch(
                 () -> group.allToAllSingle(output, input, fitting, splits).await(),
-                "rank 0 has 12 bytes for rank 1, which expects 8",
+                "rank 0 sends 12 bytes to rank 1, which expects 8",
                 "allToAllSingle(float32");
         assertArrayEquals(new double[2 * n], TestArrays.values(output));
         NDArray even = manager.ones(new Shape(2L * n));

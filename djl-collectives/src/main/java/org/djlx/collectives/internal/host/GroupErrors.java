@@ -9,6 +9,7 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
 import java.util.TreeMap;
+import java.util.function.ToLongBiFunction;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.CollectiveTimeoutException;
@@ -309,6 +310,42 @@ public final class GroupErrors {
     public static CollectiveMismatchException outOfStep(
             String call, String group, Map<Integer, long[]> calls) {
         return new CollectiveMismatchException(differences(call, group, calls), true);
+    }
+
+    /**
+     * Checks that each rank of an all-to-all expects the bytes that its peers send.
+     *
+     * @param operation this rank's operation
+     * @param worldSize the number of ranks
+     * @param sent the bytes that the first rank sends to the second
+     * @param expected the bytes that the second rank expects from the first
+     * @throws CollectiveMismatchException if a pair of ranks differs; it names all such pairs
+     */
+    public static void checkSizes(
+            Operation operation,
+            int worldSize,
+            ToLongBiFunction<Integer, Integer> sent,
+            ToLongBiFunction<Integer, Integer> expected) {
+        List<String> mismatches = new ArrayList<>();
+        for (int from = 0; from < worldSize; from++) {
+            for (int to = 0; to < worldSize; to++) {
+                long sends = sent.applyAsLong(from, to);
+                long expects = expected.applyAsLong(from, to);
+                if (sends != expects) {
+                    mismatches.add(
+                            String.format(
+                                    "rank %d sends %d bytes to rank %d, which expects %d",
+                                    from, sends, to, expects));
+                }
+            }
+        }
+        if (!mismatches.isEmpty()) {
+            throw new CollectiveMismatchException(
+                    String.format(
+                            "%s: the sizes do not match: %s; a rank must send as many bytes as the"
+                                    + " other expects",
+                            operation, String.join("; ", mismatches)));
+        }
     }
 
     private static String differences(String call, String group, Map<Integer, long[]> calls) {
