@@ -321,8 +321,8 @@ public abstract class Backend implements AutoCloseable {
     }
 
     /**
-     * Starts a batch. Sends and receives up to {@link #endBatch()} run concurrently; collectives
-     * run as one if {@link #batchesCollectives()}.
+     * Starts a batch: sends and receives that run concurrently, or the collectives of a coalesced
+     * call.
      */
     public void startBatch() {}
 
@@ -330,14 +330,14 @@ public abstract class Backend implements AutoCloseable {
     public void endBatch() {}
 
     /**
-     * Returns whether collectives in a batch run as one. If true, a coalesced call becomes a batch
-     * with one operation per tensor. If false, it becomes one call of {@link #allReduceCoalesced},
-     * {@link #allGatherCoalesced} or {@link #reduceScatterCoalesced} per element type.
+     * Returns whether a coalesced call becomes a batch with one operation per tensor, such as
+     * {@link #allReduce}. Otherwise it becomes one call of {@link #allReduceCoalesced}, {@link
+     * #allGatherCoalesced} or {@link #reduceScatterCoalesced} per element type.
      *
-     * @return true if the backend batches collectives; the same on all ranks
+     * @return true unless the backend overrides the coalesced operations; the same on all ranks
      */
     public boolean batchesCollectives() {
-        return false;
+        return true;
     }
 
     /**

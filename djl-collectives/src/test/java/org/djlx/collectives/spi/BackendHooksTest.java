@@ -78,11 +78,6 @@ class BackendHooksTest {
         }
 
         @Override
-        public boolean batchesCollectives() {
-            return true;
-        }
-
-        @Override
         public void startBatch() {
             calls.add("start " + rank);
         }

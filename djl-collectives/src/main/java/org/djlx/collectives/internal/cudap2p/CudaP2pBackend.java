@@ -198,11 +198,6 @@ final class CudaP2pBackend extends Backend {
     }
 
     @Override
-    public boolean batchesCollectives() {
-        return nccl.batchesCollectives();
-    }
-
-    @Override
     public synchronized void stopWaiting() {
         if (!closed) {
             p2p.ifPresent(P2p::stopWaiting);

@@ -363,11 +363,6 @@ public final class NcclBackend extends Backend {
     }
 
     @Override
-    public boolean batchesCollectives() {
-        return true;
-    }
-
-    @Override
     public Work barrier(Operation operation) {
         return group.issue(
                 operation, calls.allReduce(input(barrierWord()), ReduceOp.MAX), List.of());

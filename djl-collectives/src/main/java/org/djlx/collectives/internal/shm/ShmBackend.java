@@ -285,6 +285,11 @@ final class ShmBackend extends Backend {
     // first step compares the calls of all ranks, tensor count included.
 
     @Override
+    public boolean batchesCollectives() {
+        return false;
+    }
+
+    @Override
     public Work allReduceCoalesced(
             Operation operation, List<NDArray> tensors, List<TensorInfo> infos, ReduceOp op) {
         return submit(
