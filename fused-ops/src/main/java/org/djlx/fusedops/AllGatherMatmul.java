@@ -119,6 +119,11 @@ record AllGatherMatmul(
     }
 
     @Override
+    public OpType opType() {
+        return TYPE;
+    }
+
+    @Override
     public Optional<FallbackReason> fallbackReason() {
         return gatherDim == lastDim()
                 ? Optional.of(FallbackReason.GATHER_ALONG_LAST_DIMENSION)

@@ -129,7 +129,7 @@ final class AllReduceRmsNormPlan implements FusedPlan {
             long rows,
             long hidden,
             ProcessGroup group) {
-        if (FusedOps.isForced(Path.NCCL)) {
+        if (FusedOps.isFallbackForced(TYPE)) {
             return Optional.of(FallbackReason.FORCED);
         }
         Optional<P2pBuffers> buffers = group.p2pBuffers();
@@ -226,7 +226,7 @@ final class AllReduceRmsNormPlan implements FusedPlan {
 
         @Override
         public void run(Call call, OperationScope scope, Outputs outputs) {
-            UsageCounter.count(Path.FUSED);
+            UsageCounter.count(TYPE, Path.FUSED, null);
             NDArray partial = contiguous(call, scope, 0);
             NDArray residual = contiguous(call, scope, 1);
             NDArray weight = contiguous(call, scope, 2);
@@ -269,7 +269,7 @@ final class AllReduceRmsNormPlan implements FusedPlan {
 
         @Override
         public void run(Call call, OperationScope scope, Outputs outputs) {
-            UsageCounter.count(reason);
+            UsageCounter.count(TYPE, Path.NCCL, reason);
             NDArray sum = outputs.arrays().residual();
             long sumAddress = outputs.residual();
             if (call.group().worldSize() == 1 && inPlace[0]) {
@@ -309,7 +309,7 @@ final class AllReduceRmsNormPlan implements FusedPlan {
 
         @Override
         public void run(Call call, OperationScope scope, Outputs outputs) {
-            UsageCounter.count(reason);
+            UsageCounter.count(TYPE, Path.NCCL, reason);
             allReduce(call, outputs);
             if (rows > 0) {
                 NoGradient.run(() -> addAndNormalize(call, outputs.arrays()));

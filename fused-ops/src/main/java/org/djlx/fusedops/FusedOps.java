@@ -7,14 +7,18 @@ package org.djlx.fusedops;
 import ai.djl.ndarray.NDArray;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.Map;
 import java.util.Optional;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.atomic.AtomicIntegerArray;
 import java.util.function.Consumer;
 import java.util.function.Supplier;
+import java.util.stream.Stream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.gradient.GradientScope;
+import org.djlx.collectives.spi.OpType;
 import org.djlx.fusedops.AllGatherMatmul.Output;
 import org.djlx.fusedops.cost.Path;
 import org.djlx.nativeops.torch.ScalarType;
@@ -98,8 +102,21 @@ public final class FusedOps {
     private static final int SCATTER_AVG = 2;
     private static final int GATHER = 3; // plus the ordinal of the Output
 
+    private static final List<String> OPERATORS =
+            Stream.of(
+                            AllGatherMatmul.TYPE,
+                            MatmulReduceScatter.TYPE,
+                            AllReduceRmsNormPlan.TYPE,
+                            LowContention.ALL_GATHER,
+                            LowContention.REDUCE_SCATTER)
+                    .map(OpType::toString)
+                    .toList();
+
     private static final Path[] PATHS = Path.values();
     private static final AtomicIntegerArray FORCED = new AtomicIntegerArray(PATHS.length);
+
+    // Operators whose fallback is forced, with the number of open scopes.
+    private static final Map<String, Integer> FORCED_OPERATORS = new ConcurrentHashMap<>();
 
     private FusedOps() {}
 
@@ -167,7 +184,7 @@ public final class FusedOps {
             int gatherDim,
             ProcessGroup group,
             Output output) {
-        PlanKey key = key(GATHER + output.ordinal(), gatherDim, operands);
+        PlanKey key = key(AllGatherMatmul.TYPE, GATHER + output.ordinal(), gatherDim, operands);
         return run(
                 group,
                 operands,
@@ -260,7 +277,12 @@ public final class FusedOps {
                     checks.recording(), a, b, op, scatterDim, group);
         }
         Operands operands = new Operands(List.of(a, b), infos);
-        PlanKey key = key(op == ReduceOp.AVG ? SCATTER_AVG : SCATTER_SUM, scatterDim, operands);
+        PlanKey key =
+                key(
+                        MatmulReduceScatter.TYPE,
+                        op == ReduceOp.AVG ? SCATTER_AVG : SCATTER_SUM,
+                        scatterDim,
+                        operands);
         return run(
                 group,
                 operands,
@@ -378,7 +400,7 @@ public final class FusedOps {
     /** Finds or makes the plan of an all-reduce + RMSNorm. */
     private static AllReduceRmsNormPlan plan(GroupPlans plans, AllReduceRmsNormPlan.Call call) {
         return plans.findOrMake(
-                key(NORM, 0, call.inputs()),
+                key(AllReduceRmsNormPlan.TYPE, NORM, 0, call.inputs()),
                 AllReduceRmsNormPlan.class,
                 () -> new AllReduceRmsNormPlan(call));
     }
@@ -417,6 +439,22 @@ public final class FusedOps {
         return force(Path.NCCL);
     }
 
+    /**
+     * As {@link #forceFallback()}, for one operator.
+     *
+     * @param operator the operator's name, see {@link UsageCounter#calls(String, Path)}
+     * @return the scope; close it once
+     * @throws IllegalArgumentException if there is no such operator; names those that there are
+     */
+    public static Scope forceFallback(String operator) {
+        if (!OPERATORS.contains(operator)) {
+            throw new IllegalArgumentException(
+                    "forceFallback: \"" + operator + "\" is no operator; use one of " + OPERATORS);
+        }
+        FORCED_OPERATORS.merge(operator, 1, Integer::sum);
+        return () -> FORCED_OPERATORS.computeIfPresent(operator, (name, n) -> n > 1 ? n - 1 : null);
+    }
+
     /** As {@link #forceFallback()}, for a path; for tests. */
     static Scope force(Path path) {
         FORCED.incrementAndGet(path.ordinal());
@@ -427,12 +465,18 @@ public final class FusedOps {
         return FORCED.get(path.ordinal()) > 0;
     }
 
+    static boolean isFallbackForced(OpType operator) {
+        return isForced(Path.NCCL)
+                || !FORCED_OPERATORS.isEmpty() && FORCED_OPERATORS.containsKey(operator.toString());
+    }
+
     /** Returns the key of a call. A plan depends on the paths that are forced, too. */
-    private static PlanKey key(int operator, int dimension, Operands operands) {
+    private static PlanKey key(OpType type, int operator, int dimension, Operands operands) {
         int forced = 0;
         for (Path path : PATHS) {
             forced |= isForced(path) ? 1 << path.ordinal() : 0;
         }
+        forced |= isFallbackForced(type) ? 1 << Path.NCCL.ordinal() : 0;
         return new PlanKey(operator, dimension, forced, operands);
     }
 

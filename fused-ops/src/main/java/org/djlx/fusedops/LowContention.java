@@ -43,8 +43,8 @@ import org.djlx.nativeops.torch.Torch;
  */
 public final class LowContention {
 
-    private static final OpType ALL_GATHER = new OpType("lowContentionAllGather");
-    private static final OpType REDUCE_SCATTER = new OpType("lowContentionReduceScatter");
+    static final OpType ALL_GATHER = new OpType("lowContentionAllGather");
+    static final OpType REDUCE_SCATTER = new OpType("lowContentionReduceScatter");
     private static final String ALGORITHM = Path.PIPELINED.toString();
     private static final int HEAP_UNIT = 16;
 
@@ -70,7 +70,7 @@ public final class LowContention {
         checkNotRecorded(arguments, input, "allGather");
         TensorInfo in = group.checkAllGather(output, input);
         OptionalLong offset = heapOffset(group, output);
-        if (fallsBack(group, offset.isPresent() ? 0 : in.byteSize())) {
+        if (fallsBack(ALL_GATHER, group, offset.isPresent() ? 0 : in.byteSize())) {
             return group.allGatherIntoTensor(output, input);
         }
         Agreed agreed =
@@ -133,7 +133,7 @@ public final class LowContention {
         checkNotRecorded(arguments, input, "reduceScatter");
         TensorInfo out = group.checkReduceScatter(output, input, op);
         arguments.checkFloating("output", out.type());
-        if (fallsBack(group, out.byteSize())) {
+        if (fallsBack(REDUCE_SCATTER, group, out.byteSize())) {
             return group.reduceScatterTensor(output, input, op);
         }
         return execute(
@@ -187,9 +187,9 @@ public final class LowContention {
     }
 
     /** Counts the call, and returns whether the group's own collective runs (the fallback). */
-    private static boolean fallsBack(ProcessGroup group, long partBytes) {
-        Optional<FallbackReason> reason = MatmulPlan.fallbackReason(group, partBytes);
-        reason.ifPresentOrElse(UsageCounter::count, () -> UsageCounter.count(Path.PIPELINED));
+    private static boolean fallsBack(OpType type, ProcessGroup group, long partBytes) {
+        Optional<FallbackReason> reason = MatmulPlan.fallbackReason(type, group, partBytes);
+        UsageCounter.count(type, Path.PIPELINED, reason.orElse(null));
         return reason.isPresent();
     }
 

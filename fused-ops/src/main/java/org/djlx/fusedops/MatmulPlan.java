@@ -9,6 +9,7 @@ import java.util.Optional;
 import java.util.Set;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.p2p.P2pBuffers;
+import org.djlx.collectives.spi.OpType;
 import org.djlx.fusedops.cost.Choice;
 import org.djlx.fusedops.cost.Path;
 import org.djlx.fusedops.cost.Workload;
@@ -28,6 +29,9 @@ final class MatmulPlan<R> implements FusedPlan {
 
     /** An operator with its checked sizes. */
     interface Operator<R> {
+
+        /** Returns its kind. */
+        OpType opType();
 
         /** Returns the sizes for the cost model. */
         Workload workload();
@@ -77,7 +81,7 @@ final class MatmulPlan<R> implements FusedPlan {
     private static Optional<FallbackReason> fallbackReason(
             Operator<?> operator, ProcessGroup group) {
         long partBytes = operator.workload().partBytes();
-        Optional<FallbackReason> ofGroup = fallbackReason(group, partBytes);
+        Optional<FallbackReason> ofGroup = fallbackReason(operator.opType(), group, partBytes);
         return ofGroup.filter(FallbackReason.FORCED::equals)
                 .or(operator::fallbackReason)
                 .or(() -> ofGroup);
@@ -86,12 +90,14 @@ final class MatmulPlan<R> implements FusedPlan {
     /**
      * Returns why an operation over P2P buffers falls back.
      *
+     * @param type the operator
      * @param group the group
      * @param partBytes the number of bytes that a rank sends to another; 0 if it needs no slots
      * @return the reason, the same on all ranks; empty if it does not fall back
      */
-    static Optional<FallbackReason> fallbackReason(ProcessGroup group, long partBytes) {
-        if (FusedOps.isForced(Path.NCCL)) {
+    static Optional<FallbackReason> fallbackReason(
+            OpType type, ProcessGroup group, long partBytes) {
+        if (FusedOps.isFallbackForced(type)) {
             return Optional.of(FallbackReason.FORCED);
         }
         if (!group.isP2pAvailable()) {

@@ -114,6 +114,11 @@ record MatmulReduceScatter(
     }
 
     @Override
+    public OpType opType() {
+        return TYPE;
+    }
+
+    @Override
     public Optional<FallbackReason> fallbackReason() {
         return Optional.empty();
     }

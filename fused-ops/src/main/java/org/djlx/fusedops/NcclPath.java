@@ -11,6 +11,7 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.Optional;
 import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.spi.OpType;
 import org.djlx.fusedops.AllGatherMatmul.Output;
 import org.djlx.fusedops.cost.Choice;
 import org.djlx.nativeops.torch.NoGradient;
@@ -25,11 +26,13 @@ import org.djlx.nativeops.torch.Torch;
 abstract class NcclPath<R> implements MatmulPath<R> {
 
     final GroupPlans plans;
+    private final OpType type;
     private final Choice choice;
     private final FallbackReason reason;
 
-    private NcclPath(GroupPlans plans, Choice choice, FallbackReason reason) {
+    private NcclPath(GroupPlans plans, OpType type, Choice choice, FallbackReason reason) {
         this.plans = plans;
+        this.type = type;
         this.choice = choice;
         this.reason = reason;
     }
@@ -38,7 +41,7 @@ abstract class NcclPath<R> implements MatmulPath<R> {
 
     @Override
     public final Issued<R> run(ProcessGroup group, Operands operands) {
-        UsageCounter.count(choice, reason);
+        UsageCounter.count(type, choice, reason);
         OperationScope scope = plans.scope();
         try {
             R result = NoGradient.get(() -> run(scope, group, operands.arrays()));
@@ -54,7 +57,7 @@ abstract class NcclPath<R> implements MatmulPath<R> {
         private final AllGatherMatmul operator;
 
         Gather(AllGatherMatmul operator, GroupPlans plans, Choice choice, FallbackReason reason) {
-            super(plans, choice, reason);
+            super(plans, AllGatherMatmul.TYPE, choice, reason);
             this.operator = operator;
         }
 
@@ -94,7 +97,7 @@ abstract class NcclPath<R> implements MatmulPath<R> {
                 GroupPlans plans,
                 Choice choice,
                 FallbackReason reason) {
-            super(plans, choice, reason);
+            super(plans, MatmulReduceScatter.TYPE, choice, reason);
             this.operator = operator;
         }
 

@@ -49,7 +49,7 @@ abstract class P2pPath<R, C> implements MatmulPath<R> {
 
     @Override
     public final Issued<R> run(ProcessGroup group, Operands operands) {
-        UsageCounter.count(choice);
+        UsageCounter.count(type, choice, null);
         OperationScope scope = plans.scope();
         boolean issued = false;
         try {

@@ -8,12 +8,14 @@ import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.CopyOnWriteArrayList;
-import java.util.concurrent.atomic.AtomicLongArray;
+import java.util.function.Predicate;
+import java.util.stream.Collectors;
+import org.djlx.collectives.spi.OpType;
 import org.djlx.fusedops.cost.Choice;
 import org.djlx.fusedops.cost.Path;
 
 /**
- * Counts the calls of fused operators in this JVM by the path they take, from {@link
+ * Counts the calls of fused operators in this JVM by operator and path, from {@link
  * FusedOps#countUsage()} until the counter is closed. If ranks are threads, the call of each rank
  * counts. A call is counted when its path is chosen. Thread-safe; several counters may be open.
  */
@@ -21,35 +23,44 @@ public final class UsageCounter implements AutoCloseable {
 
     private static final List<UsageCounter> OPEN = new CopyOnWriteArrayList<>();
 
-    private final AtomicLongArray calls = new AtomicLongArray(Path.values().length);
-    private final AtomicLongArray fallbacks = new AtomicLongArray(FallbackReason.values().length);
-    private final Map<Choice, Long> choices = new ConcurrentHashMap<>();
+    private final Map<Kind, Long> kinds = new ConcurrentHashMap<>();
 
     UsageCounter() {
         OPEN.add(this);
     }
 
-    /** Counts a call that does not fall back. */
-    static void count(Path path) {
-        OPEN.forEach(counter -> counter.calls.incrementAndGet(path.ordinal()));
+    /**
+     * What calls are told apart by.
+     *
+     * @param operator the operator's name
+     * @param path the path
+     * @param reason why the call fell back; null if it did not
+     * @param choice the choice of the cost model; null for operators without one
+     */
+    private record Kind(String operator, Path path, FallbackReason reason, Choice choice) {}
+
+    /** Counts a call: on NCCL if it falls back for a reason, otherwise on a path. */
+    static void count(OpType operator, Path path, FallbackReason reason) {
+        count(operator, reason == null ? path : Path.NCCL, reason, null);
     }
 
-    /** Counts a call that falls back. */
-    static void count(FallbackReason reason) {
-        count(Path.NCCL);
-        OPEN.forEach(counter -> counter.fallbacks.incrementAndGet(reason.ordinal()));
+    /** Counts a matmul, which fell back for a reason or not. */
+    static void count(OpType operator, Choice choice, FallbackReason reason) {
+        count(operator, reason == null ? choice.path() : Path.NCCL, reason, choice);
     }
 
-    /** Counts a matmul that does not fall back. */
-    static void count(Choice choice) {
-        count(choice.path());
-        OPEN.forEach(counter -> counter.choices.merge(choice, 1L, Long::sum));
+    private static void count(OpType operator, Path path, FallbackReason reason, Choice choice) {
+        if (!OPEN.isEmpty()) {
+            Kind kind = new Kind(operator.toString(), path, reason, choice);
+            OPEN.forEach(counter -> counter.kinds.merge(kind, 1L, Long::sum));
+        }
     }
 
-    /** Counts a matmul that falls back. */
-    static void count(Choice choice, FallbackReason reason) {
-        count(reason);
-        OPEN.forEach(counter -> counter.choices.merge(choice, 1L, Long::sum));
+    private long sum(Predicate<Kind> which) {
+        return kinds.entrySet().stream()
+                .filter(entry -> which.test(entry.getKey()))
+                .mapToLong(Map.Entry::getValue)
+                .sum();
     }
 
     /**
@@ -60,7 +71,11 @@ public final class UsageCounter implements AutoCloseable {
      * @return the number of calls by path and reason
      */
     public Map<Choice, Long> choices() {
-        return Map.copyOf(choices);
+        return kinds.entrySet().stream()
+                .filter(entry -> entry.getKey().choice != null)
+                .collect(
+                        Collectors.toUnmodifiableMap(
+                                entry -> entry.getKey().choice, Map.Entry::getValue, Long::sum));
     }
 
     /**
@@ -69,7 +84,7 @@ public final class UsageCounter implements AutoCloseable {
      * @return the number
      */
     public long calls() {
-        return fused() + pipelined() + gathered() + nccl();
+        return sum(kind -> true);
     }
 
     /**
@@ -83,7 +98,25 @@ public final class UsageCounter implements AutoCloseable {
         if (path == null) {
             throw new IllegalArgumentException("calls: path is null");
         }
-        return calls.get(path.ordinal());
+        return sum(kind -> kind.path == path);
+    }
+
+    /**
+     * Returns the number of calls of one operator that took a path.
+     *
+     * @param operator the name in traces and errors: {@code allGatherMatmul}, {@code
+     *     matmulReduceScatter}, {@code allReduceRmsNorm}, {@code lowContentionAllGather} or {@code
+     *     lowContentionReduceScatter}
+     * @param path the path
+     * @return the number
+     * @throws IllegalArgumentException if an argument is null
+     */
+    public long calls(String operator, Path path) {
+        if (operator == null || path == null) {
+            throw new IllegalArgumentException(
+                    "calls: " + (operator == null ? "operator" : "path") + " is null");
+        }
+        return sum(kind -> kind.path == path && kind.operator.equals(operator));
     }
 
     /**
@@ -133,7 +166,23 @@ public final class UsageCounter implements AutoCloseable {
         if (reason == null) {
             throw new IllegalArgumentException("fallbacks: reason is null");
         }
-        return fallbacks.get(reason.ordinal());
+        return sum(kind -> kind.reason == reason);
+    }
+
+    /**
+     * Returns the number of calls of one operator that fell back for a reason.
+     *
+     * @param operator the operator's name, see {@link #calls(String, Path)}
+     * @param reason the reason
+     * @return the number
+     * @throws IllegalArgumentException if an argument is null
+     */
+    public long fallbacks(String operator, FallbackReason reason) {
+        if (operator == null || reason == null) {
+            throw new IllegalArgumentException(
+                    "fallbacks: " + (operator == null ? "operator" : "reason") + " is null");
+        }
+        return sum(kind -> kind.reason == reason && kind.operator.equals(operator));
     }
 
     /** Ends counting; the numbers stay. Idempotent. */

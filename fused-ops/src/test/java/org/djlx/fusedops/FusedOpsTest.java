@@ -6,6 +6,8 @@ package org.djlx.fusedops;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertNotNull;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import ai.djl.ndarray.types.Shape;
 import java.util.ArrayList;
@@ -195,6 +197,52 @@ class FusedOpsTest {
                         scatters.forEach(c -> c.checkMatmulReduceScatter(group, ReduceOp.AVG, 1));
                     });
         }
+    }
+
+    /** Calls are counted, and their fallback is forced, by operator. */
+    @Test
+    void forcesTheFallbackOfOneOperator() {
+        FusedCase small =
+                new FusedCase(ScalarType.FLOAT32, new Shape(4, 8), List.of(4), 0, false, 1);
+        Consumer<ProcessGroup> both =
+                group -> {
+                    small.checkAllGatherMatmul(group, 1);
+                    small.checkMatmulReduceScatter(group, ReduceOp.SUM, 1);
+                };
+        try (UsageCounter usage = FusedOps.countUsage()) {
+            LocalRanks.run(
+                    2,
+                    1 << 20,
+                    0,
+                    group -> {
+                        both.accept(group);
+                        group.barrier().await();
+                        try (FusedOps.Scope scope = FusedOps.forceFallback("matmulReduceScatter")) {
+                            assertNotNull(scope);
+                            group.barrier().await();
+                            both.accept(group);
+                            group.barrier().await();
+                        }
+                        group.barrier().await();
+                        both.accept(group);
+                    });
+            assertEquals(6, overBuffers(usage, "allGatherMatmul"));
+            assertEquals(4, overBuffers(usage, "matmulReduceScatter"));
+            assertEquals(2, usage.calls("matmulReduceScatter", Path.NCCL));
+            assertEquals(2, usage.fallbacks("matmulReduceScatter", FallbackReason.FORCED));
+            assertEquals(0, usage.fallbacks("allGatherMatmul", FallbackReason.FORCED));
+            assertEquals(12, usage.calls());
+        }
+        String message =
+                assertThrows(
+                                IllegalArgumentException.class,
+                                () -> FusedOps.forceFallback("allReduce"))
+                        .getMessage();
+        assertTrue(message.contains("allReduceRmsNorm"), message);
+    }
+
+    private static long overBuffers(UsageCounter usage, String operator) {
+        return usage.calls(operator, Path.PIPELINED) + usage.calls(operator, Path.GATHERED);
     }
 
     @Test
