@@ -7,6 +7,8 @@ package org.djlx.collectives;
 import ai.djl.Device;
 import java.time.Duration;
 import java.util.List;
+import java.util.Locale;
+import java.util.Map;
 import java.util.Set;
 import org.djlx.collectives.internal.host.Required;
 import org.djlx.collectives.spi.BackendOptions;
@@ -18,12 +20,16 @@ import org.djlx.nativeops.nccl.NcclConfig;
  */
 public final class NcclOptions extends BackendOptions {
 
+    /** The environment variable that is the default of {@link Builder#optIntraNodeComm}. */
+    public static final String INTRA_NODE_COMM = "ENABLE_INTRA_NODE_COMM";
+
     private static final int MAX_CTAS = 32; // NCCL's limit
     private static final int MAX_CLUSTER = 8;
 
     private final boolean highPriorityStream;
     private final boolean blockingWait;
     private final boolean verify;
+    private final boolean intraNodeComm;
     private final NcclConfig config;
     private final List<Device> devices;
 
@@ -32,6 +38,7 @@ public final class NcclOptions extends BackendOptions {
         highPriorityStream = builder.highPriorityStream;
         blockingWait = builder.blockingWait;
         verify = builder.verify;
+        intraNodeComm = builder.intraNodeComm;
         check(builder);
         config =
                 new NcclConfig(
@@ -47,6 +54,7 @@ public final class NcclOptions extends BackendOptions {
         highPriorityStream = other.highPriorityStream;
         blockingWait = other.blockingWait;
         verify = other.verify;
+        intraNodeComm = other.intraNodeComm;
         config = other.config;
         devices = other.devices;
     }
@@ -80,6 +88,23 @@ public final class NcclOptions extends BackendOptions {
             throw new IllegalArgumentException(
                     "devices must be distinct, one GPU per rank, but are " + builder.devices);
         }
+    }
+
+    /** Reads the environment variable as c10d does. */
+    static boolean isIntraNodeComm(Map<String, String> environment) {
+        String value = environment.getOrDefault(INTRA_NODE_COMM, "0").toLowerCase(Locale.ROOT);
+        if (Set.of("y", "yes", "1", "t", "true").contains(value)) {
+            return true;
+        }
+        if (Set.of("n", "no", "0", "f", "false").contains(value)) {
+            return false;
+        }
+        throw new IllegalArgumentException(
+                "the environment variable "
+                        + INTRA_NODE_COMM
+                        + " is \""
+                        + value
+                        + "\"; set it to 1 or 0");
     }
 
     private static void checkRange(String option, Integer value, int least, int greatest) {
@@ -117,6 +142,15 @@ public final class NcclOptions extends BackendOptions {
     }
 
     /**
+     * Returns whether {@code nccl} groups use the GPU-to-GPU all-reduces of {@code cuda_p2p}.
+     *
+     * @return true if they do
+     */
+    public boolean isIntraNodeComm() {
+        return intraNodeComm;
+    }
+
+    /**
      * Returns the NCCL configuration of communicators.
      *
      * @return the configuration
@@ -151,6 +185,7 @@ public final class NcclOptions extends BackendOptions {
         private boolean highPriorityStream;
         private boolean blockingWait = true;
         private boolean verify;
+        private boolean intraNodeComm = isIntraNodeComm(System.getenv());
         private Integer minCtas;
         private Integer maxCtas;
         private Integer cgaClusterSize;
@@ -229,6 +264,20 @@ public final class NcclOptions extends BackendOptions {
          */
         public Builder optVerify(boolean compare) {
             this.verify = compare;
+            return this;
+        }
+
+        /**
+         * Sets whether groups of {@code nccl} use the GPU-to-GPU all-reduces of {@code cuda_p2p}
+         * where the GPUs of a host allow it; the counterpart of c10d's intra-node communication.
+         * The group is then one of {@code cuda_p2p}. Must be the same on all ranks.
+         *
+         * @param intraNode true to use them; unless set, the environment variable {@value
+         *     #INTRA_NODE_COMM} decides, as in c10d
+         * @return this builder
+         */
+        public Builder optIntraNodeComm(boolean intraNode) {
+            this.intraNodeComm = intraNode;
             return this;
         }
 

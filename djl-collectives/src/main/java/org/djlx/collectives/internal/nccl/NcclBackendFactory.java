@@ -8,11 +8,14 @@ import org.djlx.collectives.NcclOptions;
 import org.djlx.collectives.spi.Backend;
 import org.djlx.collectives.spi.BackendFactory;
 import org.djlx.collectives.spi.BackendOptions;
+import org.djlx.collectives.spi.Backends;
 import org.djlx.collectives.spi.GroupContext;
 import org.djlx.collectives.spi.Support;
 
 /** Creates {@code nccl} backends from {@link NcclOptions} or plain {@link BackendOptions}. */
 public final class NcclBackendFactory implements BackendFactory {
+
+    private static final String CUDA_P2P = "cuda_p2p";
 
     /** Constructor for {@link java.util.ServiceLoader}. */
     public NcclBackendFactory() {}
@@ -29,7 +32,11 @@ public final class NcclBackendFactory implements BackendFactory {
 
     @Override
     public Backend create(GroupContext context) {
-        return NcclBackend.create(context, options(context.options()));
+        NcclOptions options = options(context.options());
+        // By name, because cuda_p2p builds on nccl.
+        return options.isIntraNodeComm()
+                ? Backends.get(CUDA_P2P).create(context)
+                : NcclBackend.create(context, options);
     }
 
     /** Converts the user's options to those of NCCL. */

@@ -103,6 +103,18 @@ class NcclBackendTest {
         }
     }
 
+    /** Groups with this option use the all-reduces of {@code cuda_p2p}. */
+    @Test
+    void intraNodeAllReduces() {
+        List<ProcessGroup> groups = groups(options().optIntraNodeComm(true));
+        try {
+            assertEquals("cuda_p2p", groups.get(0).backendName());
+            assertWorks(groups);
+        } finally {
+            destroy(groups);
+        }
+    }
+
     @Test
     void oneThreadDrivesAllGpus() {
         driveFromOneThread(options());
