@@ -396,7 +396,8 @@ public final class CudaP2pOptions extends BackendOptions {
          *       kernel may wait for running kernels of the same GPU, and these wait for this rank.
          *   <li>Set {@code CUDA_DEVICE_MAX_CONNECTIONS=32}. Otherwise streams of several ranks may
          *       share a hardware queue. A stream that waits for a kernel then blocks the queue, and
-         *       with it this kernel.
+         *       with it this kernel. 32 is the most there are: with more streams than that in a
+         *       process, ranks share queues again.
          *   <li>Neither setting helps if one rank alone loads a kernel while kernels of the others
          *       wait for it, as cuBLAS does for a new matrix size. For a new size let all ranks
          *       synchronise their streams and meet before the call. Kernels of this project are
