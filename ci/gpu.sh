@@ -66,7 +66,7 @@ export DJLX_FLIGHT_RECORDER_DIRECTORY=${DJLX_FLIGHT_RECORDER_DIRECTORY:-$root/ci
 mkdir -p "$DJLX_FLIGHT_RECORDER_DIRECTORY"
 status=0
 before=$(stat -c %y "$json" 2>/dev/null) || true
-java -Xmx4g "-Dtest.report=$json" "-Dtest.commit=$commit" ${ranks:+"-Dtest.gpu.ranks=$ranks"} "$@" -cp "$class_path" \
+java -Xmx4g --enable-native-access=ALL-UNNAMED "-Dtest.report=$json" "-Dtest.commit=$commit" ${ranks:+"-Dtest.gpu.ranks=$ranks"} "$@" -cp "$class_path" \
   org.junit.platform.console.ConsoleLauncher execute --disable-banner --disable-ansi-colors --select-package org.djlx --include-tag gpu --exclude-tag soak \
   --include-classname "$classes" --fail-if-no-tests || status=$?
 after=$(stat -c %y "$json" 2>/dev/null) || true

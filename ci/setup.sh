@@ -29,17 +29,32 @@ java_major() {
   printf '%s\n' "${version:-0}"
 }
 
-# use_java: exports a JAVA_HOME that is new enough and puts it first on PATH; fails if there is none. A JAVA_HOME that
-# is already suitable is kept, then comes the javac on PATH, then whatever the system has.
-use_java() {
-  local home javac
-  local -a candidates=()
-  [[ -z ${JAVA_HOME:-} ]] || candidates+=("$JAVA_HOME")
+# java_homes: prints the folders in which a JDK may be, a line each: JAVA_HOME, that of the javac on PATH, and the system's.
+java_homes() {
+  local javac
+  [[ -z ${JAVA_HOME:-} ]] || printf '%s\n' "$JAVA_HOME"
   if javac=$(command -v javac); then
-    candidates+=("$(dirname "$(dirname "$(readlink -f "$javac")")")")
+    dirname "$(dirname "$(readlink -f "$javac")")"
   fi
-  candidates+=(/usr/lib/jvm/* "$HOME"/.sdkman/candidates/java/current)
-  for home in "${candidates[@]}"; do
+  printf '%s\n' /usr/lib/jvm/* "$HOME"/.sdkman/candidates/java/current
+}
+
+# newest_java: prints the home of the newest JDK, nothing if there is none.
+newest_java() {
+  local home newest='' most=0 major
+  while read -r home; do
+    major=$(java_major "$home")
+    if ((major > most)); then
+      most=$major newest=$home
+    fi
+  done < <(java_homes)
+  printf '%s' "$newest"
+}
+
+# use_java: exports the first JAVA_HOME of java_homes that is new enough, and puts it first on PATH; fails if there is none.
+use_java() {
+  local home
+  while read -r home; do
     if (($(java_major "$home") >= MIN_JAVA)); then
       if [[ -n ${JAVA_HOME:-} && $home != "$JAVA_HOME" ]]; then
         say "JAVA_HOME=$JAVA_HOME is not a JDK of version $MIN_JAVA or newer; using $home"
@@ -48,7 +63,7 @@ use_java() {
       export PATH=$home/bin:$PATH
       return 0
     fi
-  done
+  done < <(java_homes)
   return 1
 }
 
@@ -179,7 +194,7 @@ run_main() {
     exec {lock}<&-
   fi
   classes=$root/$module/target/classes:$(<"$class_path")${CLASSPATH:+:$CLASSPATH}
-  exec "$JAVA_HOME/bin/java" "-Ddjlx.home=$root" -cp "$classes" "$main" "$@"
+  exec "$JAVA_HOME/bin/java" --enable-native-access=ALL-UNNAMED "-Ddjlx.home=$root" -cp "$classes" "$main" "$@"
 }
 
 # up_to_date ROOT CLASS_PATH: whether no source is newer than the file of the class path, and its entries are there: Maven's local repository

@@ -5,8 +5,8 @@
 #              tagged slow (they start JVMs, wait, or compute for seconds), gpu or soak, and without javadoc and kernels
 #
 # The full run checks: the maps of packages name each class; kernels and the GPU trace compile; no compiler warning; format;
-# all tests, the soak tests for 2 seconds each (mvn -Psoak test runs them longer); javadoc; samples/quickstart-project,
-# unless there are arguments of mvn.
+# all tests, the soak tests for 2 seconds each (mvn -Psoak test runs them longer); javadoc; unless there are arguments of mvn,
+# samples/quickstart-project, and some tests on the newest JDK of the machine.
 #
 # Prints nothing of a test that passes. Everything Maven prints goes to target/test.log, the log of test JVMs to */target/test-logs.
 # DJLX_TEST_FORKS is the number of test JVMs at a time. By default it is 1 on a machine with GPUs, because ranks need them all;
@@ -75,6 +75,33 @@ check_quickstart_project() (
     com.example.Quickstart >"$temporary/output" || die "samples/quickstart-project failed: $(<"$temporary/output")"
   say "samples/quickstart-project builds with version $version of the artefacts, and runs"
 )
+
+# Runs some of the tests on the newest JDK of this machine, if it is newer than the one of the build: native calls, the contract suite
+# on shm, stores, fused operators and text generation. No native access may cause a warning.
+check_newest_java() {
+  local newest module classes class_path=
+  newest=$(newest_java)
+  if (($(java_major "$newest") <= $(java_major "$JAVA_HOME"))); then
+    say "Newer JDKs: none found"
+    return 0
+  fi
+  for module in native-ops djl-collectives fused-ops; do
+    class_path+=$root/$module/target/test-classes:$root/$module/target/classes:
+  done
+  class_path+=$(<"$root/ci/bench/target/test-class-path")
+  while read -r module classes; do
+    (cd "$root/$module" && "$newest/bin/java" -Xmx2g --enable-native-access=ALL-UNNAMED -cp "$class_path" \
+      org.junit.platform.console.ConsoleLauncher execute --disable-banner --disable-ansi-colors --details=summary --fail-if-no-tests \
+      --select-package org.djlx --include-classname "$classes" --exclude-tag 'slow | gpu | soak') >"$out/newest.log" 2>&1 ||
+      die "tests of $module fail on $newest:"$'\n'"$(sed -n '/^Failures/,$p' "$out/newest.log")"
+    ! grep -q 'WARNING: A restricted method' "$out/newest.log" || die "native access warns on $newest: $(grep -A2 'A restricted' "$out/newest.log")"
+  done <<EOF
+native-ops .*\.nativeops\.torch\..*
+djl-collectives .*\.(ShmThreadsTest|TcpStoreTest|SafetensorsTest)
+fused-ops .*\.(FusedOpsTest|LlamaGeneratorTest)
+EOF
+  say "Some of the tests pass on $newest, too"
+}
 
 # The map of a package, in its package-info, names each of its classes.
 check_maps() {
@@ -167,5 +194,8 @@ say "Building and testing with $forks test JVMs, log in target/test.log"
 run_maven verify "${options[@]}" -Dtest.excludedGroups= -Dtest.soak.seconds=2 "$@" || die "failed after $(elapsed)"
 wait "$kernels" || die "kernels: $(<"$out/kernels.log")"
 tail -1 "$out/kernels.log"
-(($#)) || check_quickstart_project
+if ((!$#)); then
+  check_quickstart_project
+  check_newest_java
+fi
 say "All checks passed in $(elapsed)"
