@@ -1067,6 +1067,21 @@ public final class ProcessGroup implements AutoCloseable {
     }
 
     /**
+     * Arranges the ranks in a grid with named dimensions and creates this rank's sub-group along
+     * each; the counterpart of PyTorch's {@code init_device_mesh}. All ranks of this group call it.
+     *
+     * @param shape the size of each dimension; their product is the {@link #worldSize}
+     * @param names a name for each dimension, all distinct
+     * @return the mesh
+     * @throws IllegalArgumentException if the shape does not fit the ranks or the names; before
+     *     anything is sent
+     * @throws CollectiveException if the ranks pass different arguments, or do not all call in time
+     */
+    public DeviceMesh newDeviceMesh(int[] shape, String... names) {
+        return DeviceMesh.create(this, shape, names);
+    }
+
+    /**
      * Creates a sub-group of all ranks with another backend; the counterpart of {@code
      * torch.distributed.new_group(backend=…)}. All ranks of this group call it. Destroying this
      * group destroys it too.

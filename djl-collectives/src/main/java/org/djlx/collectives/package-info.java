@@ -29,6 +29,8 @@
  *       one JVM
  *   <li>{@link org.djlx.collectives.ProcessGroup} - one rank's handle on a group; has the
  *       collectives
+ *   <li>{@link org.djlx.collectives.DeviceMesh} - ranks as a grid, with a sub-group along each
+ *       dimension
  *   <li>{@link org.djlx.collectives.Work} - a running operation
  *   <li>{@link org.djlx.collectives.ReduceOp} - a reduction, such as SUM
  *   <li>{@link org.djlx.collectives.P2pOp} - a send or receive in a batch

@@ -37,6 +37,8 @@ final class GroupCases {
         cases.put("wrongGroups", GroupCases::wrongGroups);
         cases.put("nameGivenAgain", GroupCases::nameGivenAgain);
         cases.put("split", GroupCases::split);
+        cases.put("deviceMesh", GroupCases::deviceMesh);
+        cases.put("deviceMeshDiffers", GroupCases::deviceMeshDiffers);
         cases.put("subGroupsOfSubGroups", GroupCases::subGroupsOfSubGroups);
         cases.put("subGroupOfOne", GroupCases::subGroupOfOne);
         cases.put("crosswise", GroupCases::crosswise);
@@ -87,6 +89,65 @@ final class GroupCases {
         evens.destroy();
         all.destroy();
         assertEquals(group.worldSize(), sum(group, manager, 1));
+    }
+
+    /** A grid of 2 x n/2 ranks, or of 1 x n. */
+    private static void deviceMesh(ProcessGroup group, NDManager manager) {
+        int n = group.worldSize();
+        int rows = n % 2 == 0 ? 2 : 1;
+        int columns = n / rows;
+        DeviceMesh mesh = group.newDeviceMesh(new int[] {rows, 1, columns}, "dp", "pp", "tp");
+        int row = group.rank() / columns;
+        int column = group.rank() % columns;
+        assertEquals(List.of("dp", "pp", "tp"), mesh.names());
+        assertEquals(columns, mesh.size("tp"));
+        assertEquals(column, mesh.localRank("tp"));
+        assertEquals(row, mesh.localRank("dp"));
+        assertEquals(0, mesh.localRank("pp"));
+        ProcessGroup tp = mesh.group("tp");
+        ProcessGroup dp = mesh.group("dp");
+        assertEquals(column, tp.rank());
+        assertEquals(row, dp.rank());
+        assertEquals(rows, dp.worldSize());
+        int rowSum = IntStream.range(row * columns, (row + 1) * columns).sum();
+        assertEquals(rowSum, sum(tp, manager, group.rank()));
+        int columnSum = IntStream.range(0, rows).map(i -> i * columns + column).sum();
+        assertEquals(columnSum, sum(dp, manager, group.rank()));
+        assertEquals(group.rank(), sum(mesh.group("pp"), manager, group.rank()));
+        String unknown =
+                assertThrows(IllegalArgumentException.class, () -> mesh.group("x")).getMessage();
+        assertTrue(unknown.contains("[dp, pp, tp]"), unknown);
+        mesh.names().forEach(name -> mesh.group(name).destroy());
+    }
+
+    private static void deviceMeshDiffers(ProcessGroup group, NDManager manager) {
+        int n = group.worldSize();
+        String message =
+                assertThrows(
+                                IllegalArgumentException.class,
+                                () -> group.newDeviceMesh(new int[] {n, 2}, "a", "b"))
+                        .getMessage();
+        assertTrue(message.contains("must be " + n), message);
+        for (Executable wrong :
+                List.<Executable>of(
+                        () -> group.newDeviceMesh(new int[] {n}, "a", "b"),
+                        () -> group.newDeviceMesh(new int[] {n, 1}, "a", "a"),
+                        () -> group.newDeviceMesh(new int[] {-1, -n}, "a", "b"),
+                        () -> group.newDeviceMesh(new int[] {n}, (String) null),
+                        () -> group.newDeviceMesh(null, "a"))) {
+            assertThrows(IllegalArgumentException.class, wrong);
+        }
+        if (n > 1) {
+            int[] shape = group.rank() == 1 ? new int[] {1, n} : new int[] {n, 1};
+            message =
+                    assertThrows(
+                                    CollectiveMismatchException.class,
+                                    () -> group.newDeviceMesh(shape, "a", "b"))
+                            .getMessage();
+            assertTrue(message.contains("[a " + n + ", b 1]"), message);
+            assertTrue(message.contains("[a 1, b " + n + "]"), message);
+        }
+        assertEquals(n, sum(group, manager, 1));
     }
 
     private static void newGroupDiffers(ProcessGroup group, NDManager manager) {

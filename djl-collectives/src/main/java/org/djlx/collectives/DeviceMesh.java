@@ -1,0 +1,160 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives;
+
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.HashSet;
+import java.util.List;
+import java.util.stream.IntStream;
+import org.djlx.collectives.internal.host.Required;
+
+/**
+ * The ranks of a group as a grid with named dimensions, and this rank's sub-group along each
+ * dimension; the counterpart of PyTorch's {@code DeviceMesh}.
+ *
+ * <pre>{@code
+ * DeviceMesh mesh = group.newDeviceMesh(new int[] {2, 4}, "dp", "tp"); // 8 ranks
+ * ProcessGroup tensorParallel = mesh.group("tp"); // ranks 0 to 3, or 4 to 7
+ * ProcessGroup dataParallel = mesh.group("dp"); // ranks 0 and 4, or 1 and 5, …
+ * }</pre>
+ *
+ * <p>Ranks fill the grid in row-major order: neighbours along the last dimension have consecutive
+ * ranks. The sub-group along a dimension consists of the ranks with this rank's coordinates in all
+ * other dimensions, in the order of their coordinates. Immutable.
+ */
+public final class DeviceMesh {
+
+    private final List<String> names;
+    private final int[] shape;
+    private final int[] coordinates;
+    private final List<ProcessGroup> groups = new ArrayList<>();
+
+    private DeviceMesh(List<String> names, int[] shape, int rank) {
+        this.names = names;
+        this.shape = shape;
+        coordinates = new int[shape.length];
+        int rest = rank;
+        for (int dim = shape.length - 1; dim >= 0; dim--) {
+            coordinates[dim] = rest % shape[dim];
+            rest /= shape[dim];
+        }
+    }
+
+    /** See {@link ProcessGroup#newDeviceMesh}. */
+    static DeviceMesh create(ProcessGroup parent, int[] shape, String... names) {
+        check(parent, shape, names);
+        DeviceMesh mesh = new DeviceMesh(List.of(names), shape.clone(), parent.rank());
+        List<String> meshes = new ObjectCollectives(parent).allGatherObject(mesh.toString());
+        for (int rank = 0; rank < meshes.size(); rank++) {
+            if (!meshes.get(rank).equals(mesh.toString())) {
+                throw new CollectiveMismatchException(
+                        String.format(
+                                "newDeviceMesh: the ranks of group '%s' pass different arguments:"
+                                        + " rank %d %s, rank %d %s; pass the same on all ranks",
+                                parent.name(), parent.rank(), mesh, rank, meshes.get(rank)));
+            }
+        }
+        for (int dim = 0; dim < shape.length; dim++) {
+            int stride = 1;
+            for (int inner = dim + 1; inner < shape.length; inner++) {
+                stride *= shape[inner];
+            }
+            // The rank at coordinate 0 of the dimension names the sub-group.
+            int first = parent.rank() - mesh.coordinates[dim] * stride;
+            mesh.groups.add(parent.split(first, mesh.coordinates[dim]));
+        }
+        return mesh;
+    }
+
+    private static void check(ProcessGroup parent, int[] shape, String... names) {
+        Required.argument("newDeviceMesh: shape", shape);
+        Required.argument("newDeviceMesh: names", names);
+        for (String name : names) {
+            Required.argument("newDeviceMesh: a name", name);
+        }
+        String text = Arrays.toString(shape) + ", names " + Arrays.toString(names);
+        if (shape.length == 0 || shape.length != names.length) {
+            throw new IllegalArgumentException(
+                    "newDeviceMesh: shape " + text + "; pass one name for each dimension");
+        }
+        if (new HashSet<>(List.of(names)).size() < names.length) {
+            throw new IllegalArgumentException(
+                    "newDeviceMesh: shape " + text + "; the names must differ");
+        }
+        long ranks = 1;
+        for (int size : shape) {
+            ranks = size < 1 ? 0 : Math.min(ranks * size, Integer.MAX_VALUE);
+        }
+        if (ranks != parent.worldSize()) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "newDeviceMesh: shape %s; the product of its sizes must be %d, the"
+                                    + " number of ranks of group '%s'",
+                            text, parent.worldSize(), parent.name()));
+        }
+    }
+
+    private int dim(String name) {
+        int dim = names.indexOf(name);
+        if (dim < 0) {
+            throw new IllegalArgumentException(
+                    "\"" + name + "\" is no dimension of this mesh; use one of " + names);
+        }
+        return dim;
+    }
+
+    /**
+     * Returns this rank's sub-group along a dimension. The caller destroys it; destroying the
+     * parent group does so, too.
+     *
+     * @param name the dimension
+     * @return the group, of {@link #size} ranks; this rank is number {@link #localRank} in it
+     * @throws IllegalArgumentException if there is no such dimension
+     */
+    public ProcessGroup group(String name) {
+        return groups.get(dim(name));
+    }
+
+    /**
+     * Returns the number of ranks along a dimension.
+     *
+     * @param name the dimension
+     * @return the number
+     * @throws IllegalArgumentException if there is no such dimension
+     */
+    public int size(String name) {
+        return shape[dim(name)];
+    }
+
+    /**
+     * Returns this rank's coordinate in a dimension, which is its rank in that {@link #group}.
+     *
+     * @param name the dimension
+     * @return the coordinate, from 0
+     * @throws IllegalArgumentException if there is no such dimension
+     */
+    public int localRank(String name) {
+        return coordinates[dim(name)];
+    }
+
+    /**
+     * Returns the names of the dimensions.
+     *
+     * @return the names, the outermost first
+     */
+    public List<String> names() {
+        return names;
+    }
+
+    /** Returns the size of each dimension, such as {@code [dp 2, tp 4]}. */
+    @Override
+    public String toString() {
+        return IntStream.range(0, shape.length)
+                .mapToObj(dim -> names.get(dim) + " " + shape[dim])
+                .toList()
+                .toString();
+    }
+}
