@@ -199,13 +199,15 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
                     null,
                     large ? "the request's head is too large" : "the request is not HTTP");
         }
-        if (!server.access().allowsHost(request.headers())) {
+        String host = request.headers().get(HttpHeaderNames.HOST, "");
+        if (!server.access().allowsHost(host)) {
             throw new ApiException(
                     403,
                     "permission_error",
                     null,
-                    "this server does not go by the name of "
-                            + request.headers().get(HttpHeaderNames.HOST));
+                    "the host name '"
+                            + host
+                            + "' is not allowed; start the server with --allowed-host NAME");
         }
         String path = request.uri().replaceFirst("[?#].*", "");
         switch (path) {
