@@ -87,7 +87,7 @@ class GenerationServerTest {
         for (int i = 0; i < 3; i++) { // More than there are threads that read requests.
             HttpResponse<String> reply = send(post("/v1/completions", "{'prompt': 'HUGE'}"));
             assertEquals(500, reply.statusCode());
-            assertTrue(error(reply).contains("OutOfMemoryError: made up"), reply.body());
+            assertEquals(Answer.FAILED, error(reply));
         }
         assertEquals(200, send(post("/v1/completions", "{'prompt': 'abc'}")).statusCode());
     }
@@ -370,19 +370,19 @@ class GenerationServerTest {
     void aFailureIsToldWhereverItComes() throws Exception {
         HttpResponse<String> whole = send(post("/v1/completions", "{'prompt':'FAIL'}"));
         assertEquals(500, whole.statusCode());
-        assertEquals("rank 1 has failed", error(whole));
+        assertEquals(Answer.FAILED, error(whole));
         HttpResponse<String> invocation = send(post("/invocations", "{'inputs':'FAIL'}"));
         assertEquals(500, invocation.statusCode());
-        assertEquals("rank 1 has failed", error(invocation));
+        assertEquals(Answer.FAILED, error(invocation));
         HttpResponse<String> huge = send(post("/invocations", "{'inputs':'HUGE'}"));
         assertEquals(500, huge.statusCode());
-        assertTrue(error(huge).contains("made up"), huge::body);
+        assertEquals(Answer.FAILED, error(huge));
         HttpResponse<String> streamed =
                 send(post("/v1/completions", "{'prompt':'FAIL','stream':true}"));
         assertEquals(200, streamed.statusCode());
         List<String> events = streamed.body().lines().filter(line -> !line.isEmpty()).toList();
         assertEquals(3, events.size(), streamed::body);
-        assertTrue(events.get(2).contains("rank 1 has failed"), events.get(2));
+        assertTrue(events.get(2).contains(Answer.FAILED), events.get(2));
         HttpResponse<String> line = send(post("/invocations", "{'inputs':'FAIL','stream':true}"));
         assertTrue(line.body().contains("\"finish_reason\":\"error\""), line::body);
     }
@@ -475,21 +475,6 @@ class GenerationServerTest {
     }
 
     @Test
-    void aRequestThatIsTooLargeIsNotAnsweredBeforeTheOneAheadOfIt() throws Exception {
-        String head =
-                "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
-                        + "Content-Type: application/json\r\nContent-Length: ";
-        String body = "{\"prompt\":\"x\",\"max_tokens\":100}";
-        String first = head + body.length() + "\r\n\r\n" + body;
-        String answer = exchange(first + head + "9999\r\n\r\n" + " ".repeat(9999));
-        assertFalse(answer.contains("413"), answer);
-        // Nor is one behind it, as it says.
-        answer = exchange(head + "9999\r\n\r\n" + " ".repeat(9999) + first);
-        assertTrue(answer.contains("413"), answer);
-        assertFalse(answer.contains("HTTP/1.1 200"), answer);
-    }
-
-    @Test
     void whatIsNotHttpIsRefused() throws Exception {
         String answer = exchange("what is this\r\n\r\n");
         assertTrue(answer.startsWith("HTTP/1.1 400"), answer);
@@ -510,19 +495,6 @@ class GenerationServerTest {
         assertFalse(answer.contains("chunked"), answer);
         String body = answer.substring(answer.indexOf("\r\n\r\n") + 4);
         assertEquals("aba", text(body.lines()));
-    }
-
-    @Test
-    void requestsThatDoNotWaitEndTheConnection() throws Exception {
-        String json = "{\"prompt\":\"HANG\"}";
-        String hanging =
-                "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
-                        + "Content-Type: application/json\r\nContent-Length: "
-                        + json.length()
-                        + "\r\n\r\n"
-                        + json;
-        assertEquals("", exchange(hanging + "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"));
-        assertEquals(200, send(request("/health").build()).statusCode());
     }
 
     @Test
@@ -608,7 +580,7 @@ class GenerationServerTest {
                 List.of(
                         "djlx_http_requests_total{path=\"/v1/completions\",code=\"200\"} 1",
                         "djlx_http_requests_total{path=\"/v1/completions\",code=\"400\"} 1",
-                        "djlx_http_requests_total{path=\"other\",code=\"413\"} 1",
+                        "djlx_http_requests_total{path=\"/v1/completions\",code=\"413\"} 1",
                         "djlx_first_token_seconds_bucket{le=\"+Inf\"} 1",
                         "djlx_answer_seconds_count 1",
                         "# TYPE djlx_cache_blocks gauge",
@@ -620,11 +592,15 @@ class GenerationServerTest {
     @Test
     void healthIsThatOfTheModel() throws Exception {
         assertEquals("{\"status\":\"Healthy\"}", send(request("/health").build()).body());
-        generator.setUnavailable("rank 1 is gone");
+        generator.setUnavailable("the process of rank 1 (pid 4711) has ended; see /tmp/hs_err");
         HttpResponse<String> sick = send(request("/health").build());
         assertEquals(503, sick.statusCode());
-        assertTrue(sick.body().contains("rank 1 is gone"), sick::body);
-        assertEquals(503, send(post("/v1/completions", "{'prompt':'x'}")).statusCode());
+        assertEquals(
+                "{\"status\":\"Unhealthy\",\"cause\":\"" + GenerationServer.UNAVAILABLE + "\"}",
+                sick.body());
+        HttpResponse<String> refused = send(post("/v1/completions", "{'prompt':'x'}"));
+        assertEquals(503, refused.statusCode());
+        assertEquals(GenerationServer.UNAVAILABLE, error(refused));
     }
 
     @Test
