@@ -9,7 +9,9 @@ import com.google.gson.JsonObject;
 import io.netty.buffer.ByteBufUtil;
 import io.netty.channel.ChannelFuture;
 import io.netty.channel.ChannelFutureListener;
+import io.netty.channel.ChannelHandler.Sharable;
 import io.netty.channel.ChannelHandlerContext;
+import io.netty.channel.ChannelInboundHandlerAdapter;
 import io.netty.channel.SimpleChannelInboundHandler;
 import io.netty.channel.socket.ChannelInputShutdownEvent;
 import io.netty.channel.socket.SocketChannel;
@@ -22,6 +24,7 @@ import io.netty.handler.codec.http.HttpVersion;
 import io.netty.handler.codec.http.QueryStringDecoder;
 import io.netty.handler.codec.http.TooLongHttpHeaderException;
 import io.netty.handler.codec.http.TooLongHttpLineException;
+import io.netty.util.ReferenceCountUtil;
 import io.netty.util.concurrent.ScheduledFuture;
 import java.time.Duration;
 import java.util.ArrayDeque;
@@ -46,6 +49,17 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
 
     private static final int MAX_PIPELINED = 16;
     private static final Duration PROBE_PERIOD = Duration.ofMillis(500);
+
+    /** Drops bytes before they are decoded. */
+    @Sharable
+    private static final class Drain extends ChannelInboundHandlerAdapter {
+        @Override
+        public void channelRead(ChannelHandlerContext context, Object bytes) {
+            ReferenceCountUtil.release(bytes);
+        }
+    }
+
+    private static final Drain DRAIN = new Drain();
 
     private static final Logger logger = LoggerFactory.getLogger(ConnectionHandler.class);
 
@@ -74,7 +88,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
             return;
         }
         if (connections > server.options().maxConnections()) {
-            last = true;
+            takeNoMore(context);
             send(
                             context,
                             Replies.error(
@@ -188,14 +202,20 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
     @Override
     protected void channelRead0(ChannelHandlerContext context, FullHttpRequest request) {
         waiting.add(request);
-        last =
-                isMalformed(request)
-                        || !request.protocolVersion().equals(HttpVersion.HTTP_1_1)
-                        || !HttpUtil.isKeepAlive(request)
-                        || waiting.size() == MAX_PIPELINED;
+        if (isMalformed(request)
+                || !request.protocolVersion().equals(HttpVersion.HTTP_1_1)
+                || !HttpUtil.isKeepAlive(request)
+                || waiting.size() == MAX_PIPELINED) {
+            takeNoMore(context);
+        }
         if (!busy) {
             serveNext(context);
         }
+    }
+
+    private void takeNoMore(ChannelHandlerContext context) {
+        last = true;
+        context.pipeline().addFirst(DRAIN);
     }
 
     private static boolean isMalformed(FullHttpRequest request) {
