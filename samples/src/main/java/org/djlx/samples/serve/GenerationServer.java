@@ -5,6 +5,7 @@
 package org.djlx.samples.serve;
 
 import io.netty.bootstrap.ServerBootstrap;
+import io.netty.channel.AdaptiveRecvByteBufAllocator;
 import io.netty.channel.Channel;
 import io.netty.channel.ChannelInitializer;
 import io.netty.channel.ChannelOption;
@@ -14,9 +15,14 @@ import io.netty.channel.group.DefaultChannelGroup;
 import io.netty.channel.nio.NioEventLoopGroup;
 import io.netty.channel.socket.SocketChannel;
 import io.netty.channel.socket.nio.NioServerSocketChannel;
+import io.netty.handler.codec.http.DefaultHttpHeaders;
 import io.netty.handler.codec.http.FullHttpRequest;
+import io.netty.handler.codec.http.HttpDecoderConfig;
+import io.netty.handler.codec.http.HttpHeaders;
+import io.netty.handler.codec.http.HttpHeadersFactory;
 import io.netty.handler.codec.http.HttpObjectAggregator;
 import io.netty.handler.codec.http.HttpServerCodec;
+import io.netty.handler.codec.http.TooLongHttpHeaderException;
 import io.netty.util.concurrent.DefaultThreadFactory;
 import io.netty.util.concurrent.GlobalEventExecutor;
 import java.io.IOException;
@@ -91,6 +97,10 @@ public final class GenerationServer implements AutoCloseable {
                         .option(ChannelOption.SO_REUSEADDR, true)
                         .childOption(ChannelOption.TCP_NODELAY, true)
                         .childOption(ChannelOption.ALLOW_HALF_CLOSURE, true)
+                        // One read a turn: a client that floods the server delays others less.
+                        .childOption(
+                                ChannelOption.RCVBUF_ALLOCATOR,
+                                new AdaptiveRecvByteBufAllocator().maxMessagesPerRead(1))
                         .childHandler(
                                 new ChannelInitializer<SocketChannel>() {
                                     @Override
@@ -135,10 +145,42 @@ public final class GenerationServer implements AutoCloseable {
         connections.add(channel);
         ConnectionHandler connection = new ConnectionHandler(this);
         channel.pipeline()
-                .addLast(new HttpServerCodec())
+                .addLast(
+                        new HttpServerCodec(
+                                new HttpDecoderConfig()
+                                        .setHeadersFactory(FewHeaders.FACTORY)
+                                        .setTrailersFactory(FewHeaders.FACTORY)))
                 .addLast(new RequestFilter(this, connection))
                 .addLast(new HttpObjectAggregator(options.maxBodyBytes()))
                 .addLast(connection);
+    }
+
+    /**
+     * Headers with a limited number of fields: a short field takes 40 times its bytes on the heap.
+     */
+    private static final class FewHeaders extends DefaultHttpHeaders {
+
+        private static final int MAX_FIELDS = 100;
+        private static final HttpHeadersFactory FACTORY =
+                new HttpHeadersFactory() {
+                    @Override
+                    public HttpHeaders newHeaders() {
+                        return new FewHeaders();
+                    }
+
+                    @Override
+                    public HttpHeaders newEmptyHeaders() {
+                        return new FewHeaders();
+                    }
+                };
+
+        @Override
+        public HttpHeaders add(CharSequence name, Object value) {
+            if (size() == MAX_FIELDS) {
+                throw new TooLongHttpHeaderException("more than " + MAX_FIELDS + " header fields");
+            }
+            return super.add(name, value);
+        }
     }
 
     TextApi api() {

@@ -88,6 +88,12 @@ final class RequestFilter extends ChannelInboundHandlerAdapter {
     private void check(HttpRequest head) {
         HttpHeaders headers = head.headers();
         boolean old = head.protocolVersion().compareTo(HttpVersion.HTTP_1_1) < 0;
+        List<String> encodings = headers.getAll(HttpHeaderNames.TRANSFER_ENCODING);
+        if (encodings.size() > 1
+                || encodings.size() == 1 && !encodings.get(0).equalsIgnoreCase("chunked")) {
+            HttpUtil.setKeepAlive(head, false); // A proxy may see another end of the request.
+            throw refusal(400, "the only transfer encoding allowed is chunked");
+        }
         List<String> hosts = headers.getAll(HttpHeaderNames.HOST);
         if (hosts.size() > 1 || hosts.isEmpty() && !old) {
             throw refusal(400, "a request must have one Host header");

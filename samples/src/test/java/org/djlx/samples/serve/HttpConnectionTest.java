@@ -13,6 +13,7 @@ import java.net.Socket;
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.List;
 import java.util.regex.Pattern;
 import org.djlx.fusedops.llm.api.TextApi;
@@ -251,7 +252,7 @@ class HttpConnectionTest {
 
     @Test
     void pipelinedRequestsAreBounded() throws IOException {
-        String requests = post("ab", 2000) + get("/health", "Host: localhost").repeat(100);
+        String requests = post("ab", 100_000) + get("/health", "Host: localhost").repeat(100);
         String replies = readAll(send(requests));
         assertEquals(17, count(replies, "HTTP/1.1 200"), replies);
         assertEquals(1, count(replies, "connection: close"), replies);
@@ -372,5 +373,34 @@ class HttpConnectionTest {
             assertTrue(readReply(socket).startsWith("200 "));
         }
         assertEquals(MAX_BUFFERED, server.bodies().availablePermits());
+    }
+
+    @Test
+    void headerFieldsAreBounded() throws IOException {
+        String[] fields = new String[100];
+        Arrays.fill(fields, "a:");
+        fields[0] = "Host: localhost";
+        String reply = readReply(send(get("/health", fields)));
+        assertTrue(reply.startsWith("200 "), reply);
+        reply = readAll(send(head("GET", "/health", fields) + "a:\r\n\r\n"));
+        assertTrue(reply.startsWith("HTTP/1.1 431"), reply);
+    }
+
+    @ParameterizedTest
+    @ValueSource(
+            strings = {
+                "Transfer-Encoding: xchunked",
+                "Transfer-Encoding: gzip, chunked",
+                "Transfer-Encoding: chunked, identity",
+                "Transfer-Encoding: chunked\r\nTransfer-Encoding: identity",
+                "Transfer-Encoding: chunked",
+                "Content-Length: 3"
+            })
+    void requestsWithAnUnclearEndAreRefused(String second) throws IOException {
+        String body = "1e\r\n{\"prompt\":\"ab\",\"max_tokens\":3}\r\n0\r\n\r\n";
+        String smuggled = get("/health", "Host: localhost");
+        String reply = readAll(send(postHead(body.length(), second) + body + smuggled));
+        assertTrue(reply.startsWith("HTTP/1.1 400"), reply);
+        assertEquals(1, count(reply, "HTTP/1.1 "), reply);
     }
 }
