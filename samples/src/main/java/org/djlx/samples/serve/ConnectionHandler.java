@@ -147,7 +147,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
         }
     }
 
-    /** Finds out by and by whether the client only ended its output or closed the connection. */
+    /** Checks every period whether the client, which has ended its output, still reads. */
     private void probe(ChannelHandlerContext context) {
         context.executor()
                 .schedule(
@@ -213,6 +213,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
         }
     }
 
+    /** Drops all further requests. */
     private void takeNoMore(ChannelHandlerContext context) {
         last = true;
         context.pipeline().addFirst(DRAIN);
