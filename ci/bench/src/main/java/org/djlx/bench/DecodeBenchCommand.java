@@ -369,7 +369,16 @@ public final class DecodeBenchCommand implements Callable<Integer> {
             throws IOException, InterruptedException, ExecutionException {
         ServerOptions options =
                 new ServerOptions(
-                        "127.0.0.1", 0, null, 1 << 20, 1024, PATIENCE, PATIENCE, Duration.ZERO);
+                        "127.0.0.1",
+                        0,
+                        null,
+                        List.of(),
+                        1 << 20,
+                        1 << 26,
+                        1024,
+                        PATIENCE,
+                        PATIENCE,
+                        Duration.ZERO);
         TextApi api = new TextApi("bench", generator, ChatTemplate.of(directory));
         List<DecodeBench.Row> rows = new ArrayList<>();
         try (GenerationServer server = new GenerationServer(api, generator, options)) {

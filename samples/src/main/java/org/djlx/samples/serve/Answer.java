@@ -37,6 +37,9 @@ import org.slf4j.LoggerFactory;
  */
 final class Answer {
 
+    /** An error for clients: exceptions name processes and files, and are for the log. */
+    static final String FAILED = "the request has failed; the server's log says why";
+
     private static final Logger logger = LoggerFactory.getLogger(Answer.class);
 
     /** Called at the end of an answer. */
@@ -136,7 +139,7 @@ final class Answer {
             return;
         } catch (EngineException e) {
             log(e);
-            fail(new ApiException(500, "server_error", null, reason(e)));
+            fail(new ApiException(500, "server_error", null, FAILED));
             return;
         }
         context.flush();
@@ -149,10 +152,6 @@ final class Answer {
         } else {
             logger.warn("A generation has failed", e);
         }
-    }
-
-    private static String reason(Exception e) {
-        return String.valueOf(e.getMessage()).lines().findFirst().orElse("");
     }
 
     private void take(String next) {
@@ -208,6 +207,21 @@ final class Answer {
             end(new DefaultLastHttpContent(buffer(format.failure(failure))), 200, false);
         } else {
             end(Replies.error(format.refusal(failure)));
+        }
+    }
+
+    /**
+     * Sends bytes without meaning to a client that has ended its output: if it has closed the
+     * connection, they or the next ones fail to be sent.
+     */
+    void probe() {
+        if (over || !context.channel().isWritable()) {
+            return;
+        }
+        if (begun) {
+            context.writeAndFlush(new DefaultHttpContent(buffer("\n"))); // an empty line
+        } else if (chunked) {
+            Replies.sendInterim(context, "102 Processing");
         }
     }
 

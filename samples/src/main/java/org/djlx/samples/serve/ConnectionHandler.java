@@ -7,26 +7,33 @@ package org.djlx.samples.serve;
 import com.google.gson.JsonArray;
 import com.google.gson.JsonObject;
 import io.netty.buffer.ByteBufUtil;
+import io.netty.channel.ChannelFuture;
 import io.netty.channel.ChannelFutureListener;
+import io.netty.channel.ChannelHandler.Sharable;
 import io.netty.channel.ChannelHandlerContext;
+import io.netty.channel.ChannelInboundHandlerAdapter;
 import io.netty.channel.SimpleChannelInboundHandler;
+import io.netty.channel.socket.ChannelInputShutdownEvent;
+import io.netty.channel.socket.SocketChannel;
 import io.netty.handler.codec.http.FullHttpRequest;
 import io.netty.handler.codec.http.FullHttpResponse;
 import io.netty.handler.codec.http.HttpHeaderNames;
-import io.netty.handler.codec.http.HttpMethod;
+import io.netty.handler.codec.http.HttpResponseStatus;
 import io.netty.handler.codec.http.HttpUtil;
 import io.netty.handler.codec.http.HttpVersion;
 import io.netty.handler.codec.http.QueryStringDecoder;
 import io.netty.handler.codec.http.TooLongHttpHeaderException;
 import io.netty.handler.codec.http.TooLongHttpLineException;
+import io.netty.util.ReferenceCountUtil;
 import io.netty.util.concurrent.ScheduledFuture;
 import java.time.Duration;
+import java.util.ArrayDeque;
+import java.util.Deque;
 import java.util.Optional;
 import java.util.concurrent.RejectedExecutionException;
 import java.util.concurrent.TimeUnit;
 import org.djlx.fusedops.llm.api.ApiException;
 import org.djlx.fusedops.llm.api.TextAnswer;
-import org.djlx.fusedops.llm.api.TextApi;
 import org.djlx.fusedops.llm.api.TextCall;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
@@ -40,29 +47,36 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
     /** Event: running answers must end now. */
     static final Object TIME_IS_UP = new Object();
 
-    /** The route, in metrics, of requests without one. */
-    static final String OTHER = "other";
+    private static final int MAX_PIPELINED = 16;
+    private static final Duration PROBE_PERIOD = Duration.ofMillis(500);
 
-    private static final String INVOCATIONS = "/invocations";
+    /** Drops bytes before they are decoded. */
+    @Sharable
+    private static final class Drain extends ChannelInboundHandlerAdapter {
+        @Override
+        public void channelRead(ChannelHandlerContext context, Object bytes) {
+            ReferenceCountUtil.release(bytes);
+        }
+    }
+
+    private static final Drain DRAIN = new Drain();
 
     private static final Logger logger = LoggerFactory.getLogger(ConnectionHandler.class);
 
-    /** Reads a request of one kind. */
-    private interface Reader {
-        TextCall read(TextApi api, byte[] json);
-    }
-
     private final GenerationServer server;
+    private final Deque<FullHttpRequest> waiting = new ArrayDeque<>(); // pipelined
     private ScheduledFuture<?> clock;
     private boolean busy;
-    private boolean last; // nothing more is served
+    private boolean last; // no more requests are taken
+    private boolean inputEnded; // by the client, which may still read
     private boolean timeIsUp; // the server is closing, and has waited
     private boolean chunked;
     private boolean keepAlive;
-    private String route = OTHER;
+    private Route route = Route.OTHER;
     private Answer answer;
 
     ConnectionHandler(GenerationServer server) {
+        super(false); // Requests are released when they have been read.
         this.server = server;
     }
 
@@ -74,10 +88,16 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
             return;
         }
         if (connections > server.options().maxConnections()) {
-            busy = true;
-            refuse(
-                    context,
-                    new ApiException(503, "server_error", null, "too many clients are connected"));
+            takeNoMore(context);
+            send(
+                            context,
+                            Replies.error(
+                                    new ApiException(
+                                            503,
+                                            "server_error",
+                                            null,
+                                            "too many clients are connected")))
+                    .addListener(ChannelFutureListener.CLOSE);
             return;
         }
         awaitRequest(context);
@@ -87,24 +107,60 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
     public void channelInactive(ChannelHandlerContext context) {
         server.metrics().connections().decrementAndGet();
         setClock(null);
+        waiting.forEach(server::release);
+        waiting.clear();
         if (answer != null) {
             answer.abandon();
             answer = null;
         }
     }
 
+    /** Returns whether a request is being answered. */
+    boolean isBusy() {
+        return busy;
+    }
+
+    /** Returns whether further requests are dropped. */
+    boolean isLast() {
+        return last;
+    }
+
     /**
-     * Handles the server's closing: closes an idle connection at once, and ends a running answer
-     * when time is up.
+     * Handles the end of the client's output, and the server's closing: closes an idle connection
+     * at once, and ends a running answer when time is up.
      */
     @Override
     public void userEventTriggered(ChannelHandlerContext context, Object event) {
-        if (event == TIME_IS_UP) {
+        if (event == ChannelInputShutdownEvent.INSTANCE) {
+            inputEnded = true;
+            last = true;
+            if (busy) {
+                probe(context);
+            } else {
+                context.close();
+            }
+        } else if (event == TIME_IS_UP) {
             timeIsUp = true;
             endAnswer();
         } else if (event == server && !busy) {
             context.close();
         }
+    }
+
+    /** Checks every period whether the client, which has ended its output, still reads. */
+    private void probe(ChannelHandlerContext context) {
+        context.executor()
+                .schedule(
+                        () -> {
+                            if (answer != null) {
+                                answer.probe();
+                            }
+                            if (context.channel().isActive()) {
+                                probe(context);
+                            }
+                        },
+                        PROBE_PERIOD.toMillis(),
+                        TimeUnit.MILLISECONDS);
     }
 
     private void endAnswer() {
@@ -138,36 +194,65 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
     }
 
     private void awaitRequest(ChannelHandlerContext context) {
-        busy = false;
         keepAlive = false;
-        route = OTHER;
+        route = Route.OTHER;
         setClock(context, server.options().requestTimeout(), context::close);
-    }
-
-    /**
-     * Makes the arriving request the last one of the connection; returns false if an earlier one
-     * waits for its answer.
-     */
-    boolean takeLast() {
-        last = true;
-        return !busy;
     }
 
     @Override
     protected void channelRead0(ChannelHandlerContext context, FullHttpRequest request) {
-        if (busy || last) {
-            context.close(); // A pipelined request, or one after the last.
-            return;
+        waiting.add(request);
+        if (isMalformed(request)
+                || !request.protocolVersion().equals(HttpVersion.HTTP_1_1)
+                || !HttpUtil.isKeepAlive(request)
+                || waiting.size() == MAX_PIPELINED) {
+            takeNoMore(context);
         }
+        if (!busy) {
+            serveNext(context);
+        }
+    }
+
+    /** Drops all further requests. */
+    private void takeNoMore(ChannelHandlerContext context) {
+        last = true;
+        context.pipeline().addFirst(DRAIN);
+    }
+
+    private static boolean isMalformed(FullHttpRequest request) {
+        Throwable failure = request.decoderResult().cause();
+        return failure != null && !(failure instanceof ApiException);
+    }
+
+    private void serveNext(ChannelHandlerContext context) {
+        FullHttpRequest request = waiting.remove();
         busy = true;
         chunked = request.protocolVersion().equals(HttpVersion.HTTP_1_1);
-        keepAlive = chunked && HttpUtil.isKeepAlive(request) && !server.isClosing();
+        keepAlive = !(last && waiting.isEmpty()) && !server.isClosing();
+        route = Route.of(request.uri());
         setClock(context, server.options().answerTimeout(), () -> timeOut(context));
-        try {
-            serve(context, request);
-        } catch (ApiException e) {
-            refuse(context, e);
+        Throwable failure = request.decoderResult().cause();
+        if (failure == null && route.generates()) {
+            generate(context, request);
+            return;
         }
+        server.release(request);
+        if (failure == null) {
+            reply(context, get(request.uri()));
+        } else {
+            refuse(context, failure instanceof ApiException e ? e : malformed(failure));
+        }
+    }
+
+    private static ApiException malformed(Throwable failure) {
+        boolean large =
+                failure instanceof TooLongHttpHeaderException
+                        || failure instanceof TooLongHttpLineException;
+        return new ApiException(
+                large ? 431 : 400,
+                "invalid_request_error",
+                null,
+                large ? "the request's head is too large" : "the request is not HTTP");
     }
 
     private void timeOut(ChannelHandlerContext context) {
@@ -186,81 +271,19 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
                                 + " s"));
     }
 
-    private void serve(ChannelHandlerContext context, FullHttpRequest request) {
-        Throwable malformed = request.decoderResult().cause();
-        if (malformed != null) {
-            keepAlive = false;
-            boolean large =
-                    malformed instanceof TooLongHttpHeaderException
-                            || malformed instanceof TooLongHttpLineException;
-            throw new ApiException(
-                    large ? 431 : 400,
-                    "invalid_request_error",
-                    null,
-                    large ? "the request's head is too large" : "the request is not HTTP");
-        }
-        if (!server.access().allowsHost(request.headers())) {
-            throw new ApiException(
-                    403,
-                    "permission_error",
-                    null,
-                    "this server does not go by the name of "
-                            + request.headers().get(HttpHeaderNames.HOST));
-        }
-        String path = request.uri().replaceFirst("[?#].*", "");
-        switch (path) {
-            case "/" -> get(context, request, path, Replies::page);
-            case "/health" -> get(context, request, path, this::health);
-            case "/metrics" -> getForToken(context, request, path, this::metrics);
-            case "/v1/models" -> getForToken(context, request, path, this::models);
-            case "/v1/chat/completions" -> generate(context, request, path, TextApi::chat);
-            case "/v1/completions" -> generate(context, request, path, TextApi::completion);
-            case INVOCATIONS -> generate(context, request, path, TextApi::invocation);
-            default -> {
-                if (!path.startsWith("/v1/models/")) {
-                    throw new ApiException(
-                            404, "not_found_error", null, "there is nothing at this path");
-                }
-                String name = path.substring("/v1/models/".length());
-                getForToken(context, request, "/v1/models", () -> model(name));
+    private FullHttpResponse get(String uri) {
+        return switch (route) {
+            case PAGE -> Replies.page();
+            case HEALTH -> health();
+            case METRICS -> metrics();
+            case MODELS -> {
+                String path = Route.path(uri);
+                yield path.equals(route.path())
+                        ? models()
+                        : model(path.substring(route.path().length() + 1));
             }
-        }
-    }
-
-    /** Creates a reply. */
-    private interface Reply {
-        FullHttpResponse make();
-    }
-
-    private void requireMethod(FullHttpRequest request, HttpMethod method) {
-        if (!request.method().equals(method)) {
-            throw new ApiException(
-                    405, "invalid_request_error", null, "this path takes " + method + " only");
-        }
-    }
-
-    private void requireToken(FullHttpRequest request) {
-        if (!server.access().allowsToken(request.headers())) {
-            throw new ApiException(
-                    401,
-                    "authentication_error",
-                    null,
-                    "send the server's token as 'Authorization: Bearer TOKEN'");
-        }
-    }
-
-    private void get(
-            ChannelHandlerContext context, FullHttpRequest request, String path, Reply reply) {
-        route = path;
-        requireMethod(request, HttpMethod.GET);
-        reply(context, reply.make());
-    }
-
-    private void getForToken(
-            ChannelHandlerContext context, FullHttpRequest request, String path, Reply reply) {
-        route = path;
-        requireToken(request);
-        get(context, request, path, reply);
+            default -> throw new IllegalStateException(route + " takes no GET requests");
+        };
     }
 
     private FullHttpResponse health() {
@@ -296,11 +319,12 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
         }
         String served = server.api().model();
         if (!name.equals(served)) {
-            throw new ApiException(
-                    404,
-                    "not_found_error",
-                    "model",
-                    "there is no model '" + name + "', but '" + served + "'");
+            return Replies.error(
+                    new ApiException(
+                            404,
+                            "not_found_error",
+                            "model",
+                            "there is no model '" + name + "', but '" + served + "'"));
         }
         return Replies.text(200, "application/json", describeModel().toString());
     }
@@ -315,44 +339,31 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
         return json;
     }
 
-    private void generate(
-            ChannelHandlerContext context, FullHttpRequest request, String path, Reader reader) {
-        route = path;
-        requireToken(request);
-        requireMethod(request, HttpMethod.POST);
-        String type = request.headers().get(HttpHeaderNames.CONTENT_TYPE, "");
-        // Browsers let pages of other sites send other types without a preflight request.
-        if (!type.split(";")[0].trim().equalsIgnoreCase("application/json")) {
-            throw new ApiException(
-                    415,
-                    "invalid_request_error",
-                    null,
-                    "the content type must be application/json");
-        }
-        server.unavailabilityCause()
-                .ifPresent(
-                        cause -> {
-                            throw new ApiException(503, "server_error", null, cause);
-                        });
-        byte[] json = ByteBufUtil.getBytes(request.content());
+    private void generate(ChannelHandlerContext context, FullHttpRequest request) {
         long start = System.nanoTime();
         try {
-            server.readers().execute(() -> submit(context, reader, json, start));
+            server.readers().execute(() -> submit(context, request, start));
         } catch (RejectedExecutionException e) {
-            throw tooMany();
+            server.release(request);
+            refuse(context, tooMany());
         }
     }
 
-    private static ApiException tooMany() {
+    static ApiException tooMany() {
         return new ApiException(
                 429, "rate_limit_error", null, "too many requests wait; try again later");
     }
 
     /** Tokenizes and submits a request, on a reader thread because this may take long. */
-    private void submit(ChannelHandlerContext context, Reader reader, byte[] json, long start) {
+    private void submit(ChannelHandlerContext context, FullHttpRequest request, long start) {
+        if (!context.channel().isActive()) {
+            server.release(request);
+            server.metrics().disconnected();
+            return;
+        }
         ApiException failure;
         try {
-            TextCall call = reader.read(server.api(), json);
+            TextCall call = read(request);
             TextAnswer text = call.submit(server.generator());
             if (!onLoop(context, () -> begin(context, call, text, start))) {
                 text.cancel();
@@ -365,13 +376,23 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
         } catch (RejectedExecutionException e) {
             failure = tooMany();
         } catch (IllegalStateException e) {
-            failure = new ApiException(503, "server_error", null, e.getMessage());
+            logger.warn("A request could not be submitted: {}", e.getMessage());
+            failure = new ApiException(503, "server_error", null, GenerationServer.UNAVAILABLE);
         } catch (RuntimeException
                 | Error e) { // Includes running out of memory: the client must get an answer.
             logger.warn("A request could not be submitted", e);
-            failure = new ApiException(500, "server_error", null, "the request has failed: " + e);
+            failure = new ApiException(500, "server_error", null, Answer.FAILED);
         }
         onLoop(context, () -> refuse(context, failure));
+    }
+
+    private TextCall read(FullHttpRequest request) {
+        try {
+            byte[] json = ByteBufUtil.getBytes(request.content());
+            return Route.of(request.uri()).read(server.api(), json);
+        } finally {
+            server.release(request);
+        }
     }
 
     /** Runs code on the connection's event loop; returns false if the server is closed. */
@@ -401,7 +422,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
                         server.metrics(),
                         (status, sent) -> {
                             answer = null;
-                            server.metrics().replied(route, status);
+                            server.metrics().replied(route.path(), status);
                             next(context, sent);
                         });
         answer.start();
@@ -410,21 +431,47 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
 
     /** Replies with an error in the format of the path's API. */
     private void refuse(ChannelHandlerContext context, ApiException e) {
-        reply(context, Replies.error(route.equals(INVOCATIONS) ? e.forInvocation() : e));
+        FullHttpResponse reply = Replies.error(route == Route.INVOCATION ? e.forInvocation() : e);
+        if (e.status() == HttpResponseStatus.METHOD_NOT_ALLOWED.code()) {
+            reply.headers().set(HttpHeaderNames.ALLOW, route.allowedMethods());
+        }
+        reply(context, reply);
     }
 
     private void reply(ChannelHandlerContext context, FullHttpResponse reply) {
-        server.metrics().replied(route, reply.status().code());
-        HttpUtil.setKeepAlive(reply, keepAlive);
-        context.writeAndFlush(reply)
+        send(context, reply)
                 .addListener((ChannelFutureListener) sent -> next(context, sent.isSuccess()));
     }
 
+    private ChannelFuture send(ChannelHandlerContext context, FullHttpResponse reply) {
+        server.metrics().replied(route.path(), reply.status().code());
+        HttpUtil.setKeepAlive(reply, keepAlive);
+        return context.writeAndFlush(reply);
+    }
+
     private void next(ChannelHandlerContext context, boolean sent) {
-        if (sent && keepAlive && !server.isClosing()) {
-            awaitRequest(context);
-        } else {
+        busy = false;
+        if (!sent || server.isClosing()) {
             context.close();
+        } else if (!waiting.isEmpty()) {
+            serveNext(context);
+        } else if (last) {
+            endOutput(context);
+        } else {
+            awaitRequest(context);
         }
+    }
+
+    /**
+     * Ends the connection. A client that is still sending would lose the last answer if the
+     * connection were closed at once: what it sends is dropped until it ends or time is up.
+     */
+    private void endOutput(ChannelHandlerContext context) {
+        if (inputEnded) {
+            context.close();
+            return;
+        }
+        setClock(context, server.options().requestTimeout(), context::close);
+        ((SocketChannel) context.channel()).shutdownOutput();
     }
 }

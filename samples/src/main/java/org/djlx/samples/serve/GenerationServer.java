@@ -5,24 +5,24 @@
 package org.djlx.samples.serve;
 
 import io.netty.bootstrap.ServerBootstrap;
+import io.netty.channel.AdaptiveRecvByteBufAllocator;
 import io.netty.channel.Channel;
-import io.netty.channel.ChannelHandlerContext;
 import io.netty.channel.ChannelInitializer;
 import io.netty.channel.ChannelOption;
-import io.netty.channel.ChannelPipeline;
 import io.netty.channel.EventLoopGroup;
 import io.netty.channel.group.ChannelGroup;
 import io.netty.channel.group.DefaultChannelGroup;
 import io.netty.channel.nio.NioEventLoopGroup;
 import io.netty.channel.socket.SocketChannel;
 import io.netty.channel.socket.nio.NioServerSocketChannel;
-import io.netty.handler.codec.http.FullHttpResponse;
-import io.netty.handler.codec.http.HttpMessage;
+import io.netty.handler.codec.http.DefaultHttpHeaders;
+import io.netty.handler.codec.http.FullHttpRequest;
+import io.netty.handler.codec.http.HttpDecoderConfig;
+import io.netty.handler.codec.http.HttpHeaders;
+import io.netty.handler.codec.http.HttpHeadersFactory;
 import io.netty.handler.codec.http.HttpObjectAggregator;
-import io.netty.handler.codec.http.HttpResponse;
-import io.netty.handler.codec.http.HttpResponseStatus;
 import io.netty.handler.codec.http.HttpServerCodec;
-import io.netty.handler.codec.http.HttpUtil;
+import io.netty.handler.codec.http.TooLongHttpHeaderException;
 import io.netty.util.concurrent.DefaultThreadFactory;
 import io.netty.util.concurrent.GlobalEventExecutor;
 import java.io.IOException;
@@ -34,10 +34,10 @@ import java.time.Instant;
 import java.util.Optional;
 import java.util.concurrent.ArrayBlockingQueue;
 import java.util.concurrent.Executor;
+import java.util.concurrent.Semaphore;
 import java.util.concurrent.ThreadPoolExecutor;
 import java.util.concurrent.TimeUnit;
 import org.djlx.fusedops.llm.TextGenerator;
-import org.djlx.fusedops.llm.api.ApiException;
 import org.djlx.fusedops.llm.api.TextApi;
 
 /**
@@ -45,6 +45,8 @@ import org.djlx.fusedops.llm.api.TextApi;
  * generator's own threads generate.
  */
 public final class GenerationServer implements AutoCloseable {
+
+    static final String UNAVAILABLE = "the model is not available; the server's log says why";
 
     private static final int READERS = 2;
     private static final int MAX_UNREAD = 256;
@@ -69,6 +71,7 @@ public final class GenerationServer implements AutoCloseable {
                     TimeUnit.SECONDS,
                     new ArrayBlockingQueue<>(MAX_UNREAD),
                     new DefaultThreadFactory("serve-read", true));
+    private final Semaphore bodies;
     private final Channel listener;
     private volatile boolean closing;
 
@@ -86,12 +89,18 @@ public final class GenerationServer implements AutoCloseable {
         this.generator = generator;
         this.options = options;
         access = new AccessRules(options);
+        bodies = new Semaphore(options.maxBufferedBytes());
         ServerBootstrap bootstrap =
                 new ServerBootstrap()
                         .group(acceptors, loops)
                         .channel(NioServerSocketChannel.class)
                         .option(ChannelOption.SO_REUSEADDR, true)
                         .childOption(ChannelOption.TCP_NODELAY, true)
+                        .childOption(ChannelOption.ALLOW_HALF_CLOSURE, true)
+                        // One read a turn: a client that floods the server delays others less.
+                        .childOption(
+                                ChannelOption.RCVBUF_ALLOCATOR,
+                                new AdaptiveRecvByteBufAllocator().maxMessagesPerRead(1))
                         .childHandler(
                                 new ChannelInitializer<SocketChannel>() {
                                     @Override
@@ -134,56 +143,43 @@ public final class GenerationServer implements AutoCloseable {
 
     private void connect(Channel channel) {
         connections.add(channel);
+        ConnectionHandler connection = new ConnectionHandler(this);
         channel.pipeline()
-                .addLast(new HttpServerCodec())
-                .addLast(new Aggregator(options.maxBodyBytes(), metrics))
-                .addLast(new ConnectionHandler(this));
+                .addLast(
+                        new HttpServerCodec(
+                                new HttpDecoderConfig()
+                                        .setHeadersFactory(FewHeaders.FACTORY)
+                                        .setTrailersFactory(FewHeaders.FACTORY)))
+                .addLast(new RequestFilter(this, connection))
+                .addLast(new HttpObjectAggregator(options.maxBodyBytes()))
+                .addLast(connection);
     }
 
-    /** Assembles requests, and answers too large ones with an error of the API. */
-    private static final class Aggregator extends HttpObjectAggregator {
+    /**
+     * Headers with a limited number of fields: a short field takes 40 times its bytes on the heap.
+     */
+    private static final class FewHeaders extends DefaultHttpHeaders {
 
-        private final ServerMetrics metrics;
+        private static final int MAX_FIELDS = 100;
+        private static final HttpHeadersFactory FACTORY =
+                new HttpHeadersFactory() {
+                    @Override
+                    public HttpHeaders newHeaders() {
+                        return new FewHeaders();
+                    }
 
-        private Aggregator(int maxBytes, ServerMetrics metrics) {
-            super(maxBytes);
-            this.metrics = metrics;
-        }
+                    @Override
+                    public HttpHeaders newEmptyHeaders() {
+                        return new FewHeaders();
+                    }
+                };
 
         @Override
-        protected void handleOversizedMessage(ChannelHandlerContext context, HttpMessage request) {
-            if (!context.pipeline().get(ConnectionHandler.class).takeLast()) {
-                context.close(); // The client would take it for the answer to the request before.
-                return;
+        public HttpHeaders add(CharSequence name, Object value) {
+            if (size() == MAX_FIELDS) {
+                throw new TooLongHttpHeaderException("more than " + MAX_FIELDS + " header fields");
             }
-            // The rest of the request is read and dropped: some clients read the reply only after
-            // they have sent the whole request.
-            context.writeAndFlush(tooLarge());
-        }
-
-        /** Answers {@code Expect: 100-continue}, which curl sends with large requests. */
-        @Override
-        protected Object newContinueResponse(
-                HttpMessage request, int maxBytes, ChannelPipeline pipeline) {
-            Object reply = super.newContinueResponse(request, maxBytes, pipeline);
-            boolean refused =
-                    reply instanceof HttpResponse response
-                            && response.status()
-                                    .equals(HttpResponseStatus.REQUEST_ENTITY_TOO_LARGE);
-            return refused ? tooLarge() : reply;
-        }
-
-        private FullHttpResponse tooLarge() {
-            FullHttpResponse reply =
-                    Replies.error(
-                            new ApiException(
-                                    413,
-                                    "invalid_request_error",
-                                    null,
-                                    "a request may have " + maxContentLength() + " bytes at most"));
-            HttpUtil.setKeepAlive(reply, false);
-            metrics.replied(ConnectionHandler.OTHER, reply.status().code());
-            return reply;
+            return super.add(name, value);
         }
     }
 
@@ -207,6 +203,17 @@ public final class GenerationServer implements AutoCloseable {
         return metrics;
     }
 
+    /** Returns the permits of request bodies, one for each byte in memory. */
+    Semaphore bodies() {
+        return bodies;
+    }
+
+    /** Frees the body of a request, and its permits. */
+    void release(FullHttpRequest request) {
+        bodies.release(request.content().readableBytes());
+        request.release();
+    }
+
     Executor readers() {
         return readers;
     }
@@ -219,11 +226,15 @@ public final class GenerationServer implements AutoCloseable {
         return closing;
     }
 
-    /** Returns why the server takes no requests; empty if it does. */
+    /**
+     * Returns why the server takes no requests, in words for clients; empty if it does. The
+     * generator's own words name processes and files, and are for the log.
+     */
     Optional<String> unavailabilityCause() {
-        return closing
-                ? Optional.of("the server is being closed")
-                : generator.unavailabilityCause();
+        if (closing) {
+            return Optional.of("the server is being closed");
+        }
+        return generator.unavailabilityCause().map(cause -> UNAVAILABLE);
     }
 
     /**
@@ -270,7 +281,7 @@ public final class GenerationServer implements AutoCloseable {
     }
 
     private void stopThreads() {
-        readers.shutdownNow();
+        readers.shutdown(); // Requests of closed connections are released and not read.
         var accepting = acceptors.shutdownGracefully(0, 5, TimeUnit.SECONDS);
         var looping = loops.shutdownGracefully(0, 5, TimeUnit.SECONDS);
         accepting.awaitUninterruptibly();

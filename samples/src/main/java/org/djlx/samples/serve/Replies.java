@@ -6,11 +6,13 @@ package org.djlx.samples.serve;
 
 import io.netty.buffer.ByteBuf;
 import io.netty.buffer.Unpooled;
+import io.netty.channel.ChannelHandlerContext;
 import io.netty.handler.codec.http.DefaultFullHttpResponse;
 import io.netty.handler.codec.http.FullHttpResponse;
 import io.netty.handler.codec.http.HttpHeaderNames;
 import io.netty.handler.codec.http.HttpResponse;
 import io.netty.handler.codec.http.HttpResponseStatus;
+import io.netty.handler.codec.http.HttpServerCodec;
 import io.netty.handler.codec.http.HttpVersion;
 import java.io.IOException;
 import java.io.InputStream;
@@ -44,6 +46,17 @@ final class Replies {
                                 + " connect-src 'self'; base-uri 'none'; form-action 'none';"
                                 + " frame-ancestors 'none'");
         return page;
+    }
+
+    /**
+     * Sends an interim response. {@link HttpServerCodec} would take it for the response to the
+     * request, and the response itself for that to the next one.
+     */
+    static void sendInterim(ChannelHandlerContext context, String status) {
+        String head = "HTTP/1.1 " + status + "\r\n\r\n";
+        context.pipeline()
+                .context(HttpServerCodec.class)
+                .writeAndFlush(Unpooled.copiedBuffer(head, StandardCharsets.US_ASCII));
     }
 
     static FullHttpResponse text(int status, String type, String text) {

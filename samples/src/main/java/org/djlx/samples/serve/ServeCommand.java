@@ -8,6 +8,7 @@ import java.io.IOException;
 import java.io.PrintWriter;
 import java.nio.file.Path;
 import java.time.Duration;
+import java.util.List;
 import java.util.concurrent.Callable;
 import org.djlx.fusedops.llm.TextGenerator;
 import org.djlx.fusedops.llm.api.TextApi;
@@ -59,6 +60,15 @@ public final class ServeCommand implements Callable<Integer> {
     private int port;
 
     @Option(
+            names = "--allowed-host",
+            paramLabel = "NAME",
+            description =
+                    "Another host name that clients may use, such as a service's or a proxy's;"
+                            + " repeatable. Without a token, only localhost, IP addresses, --host"
+                            + " and these are allowed.")
+    private List<String> allowedHosts = List.of();
+
+    @Option(
             names = "--name",
             description = "The model's name in the API; the directory's name if not given.")
     private String name;
@@ -69,6 +79,15 @@ public final class ServeCommand implements Callable<Integer> {
             defaultValue = "1048576",
             description = "Largest request; ${DEFAULT-VALUE} if not given.")
     private int maxBody;
+
+    @Option(
+            names = "--max-buffered",
+            paramLabel = "BYTES",
+            defaultValue = "67108864",
+            description =
+                    "Most bytes of requests in memory, of all connections; ${DEFAULT-VALUE} if not"
+                            + " given.")
+    private int maxBuffered;
 
     @Option(
             names = "--max-connections",
@@ -162,7 +181,9 @@ public final class ServeCommand implements Callable<Integer> {
                     host,
                     port,
                     System.getenv(TOKEN),
+                    allowedHosts,
                     maxBody,
+                    maxBuffered,
                     maxConnections,
                     Duration.ofSeconds(requestTimeout),
                     Duration.ofSeconds(answerTimeout),

@@ -5,6 +5,7 @@
 package org.djlx.samples.serve;
 
 import java.time.Duration;
+import java.util.List;
 
 /**
  * The address and the limits of a server.
@@ -12,7 +13,9 @@ import java.time.Duration;
  * @param host the address or name to listen on
  * @param port the port; 0 for any that is free
  * @param token the token that clients must send; null for none
- * @param maxBodyBytes the largest request
+ * @param allowedHosts more host names that requests may name, in any case, without port
+ * @param maxBodyBytes the largest request body
+ * @param maxBufferedBytes the most bytes of request bodies in memory, of all connections
  * @param maxConnections the most open connections
  * @param requestTimeout how long a connection may take to send a request, or be idle
  * @param answerTimeout how long an answer may take, until the client has read it
@@ -22,7 +25,9 @@ public record ServerOptions(
         String host,
         int port,
         String token,
+        List<String> allowedHosts,
         int maxBodyBytes,
+        int maxBufferedBytes,
         int maxConnections,
         Duration requestTimeout,
         Duration answerTimeout,
@@ -34,7 +39,9 @@ public record ServerOptions(
      * @param host the address or name to listen on
      * @param port the port; 0 for any that is free
      * @param token the token that clients must send; null for none
-     * @param maxBodyBytes the largest request
+     * @param allowedHosts more host names that requests may name, in any case, without port
+     * @param maxBodyBytes the largest request body
+     * @param maxBufferedBytes the most bytes of request bodies in memory, of all connections
      * @param maxConnections the most open connections
      * @param requestTimeout how long a connection may take to send a request, or be idle
      * @param answerTimeout how long an answer may take, until the client has read it
@@ -53,6 +60,22 @@ public record ServerOptions(
         if (maxBodyBytes < 1) {
             throw new IllegalArgumentException(
                     "the largest request (--max-body) must be 1 byte or more, not " + maxBodyBytes);
+        }
+        if (maxBufferedBytes < maxBodyBytes) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "the memory for requests (--max-buffered) of %d bytes is less than the"
+                                    + " largest request (--max-body) of %d bytes",
+                            maxBufferedBytes, maxBodyBytes));
+        }
+        allowedHosts = List.copyOf(allowedHosts);
+        for (String name : allowedHosts) {
+            if (!name.matches("[A-Za-z0-9._-]+")) {
+                throw new IllegalArgumentException(
+                        "an allowed host (--allowed-host) must be a host name without port, not '"
+                                + name
+                                + "'");
+            }
         }
         if (maxConnections < 1) {
             throw new IllegalArgumentException(

@@ -3,9 +3,11 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 /* Package-private:
- * ConnectionHandler - one connection: routes and answers requests
+ * Route - the server's paths
+ * RequestFilter - checks the heads of requests and limits their bodies
+ * ConnectionHandler - one connection: answers its requests in order
  * Answer - an answer being sent to a client
- * AccessRules - decides which requests are allowed
+ * AccessRules - which hosts and tokens are allowed
  * ServerMetrics - counters and times for Prometheus
  * Replies - creates whole responses
  */

@@ -11,6 +11,7 @@ import static org.junit.jupiter.api.Assumptions.assumeTrue;
 import java.io.IOException;
 import java.nio.file.Path;
 import java.time.Duration;
+import java.util.List;
 import java.util.Optional;
 import org.djlx.fusedops.llm.api.TextApi;
 import org.djlx.fusedops.llm.text.ChatTemplate;
@@ -47,6 +48,8 @@ class ChatPageTest {
                                 "127.0.0.1",
                                 0,
                                 "t0ken",
+                                List.of(),
+                                10_000,
                                 10_000,
                                 20,
                                 patience,

@@ -44,6 +44,7 @@ class GenerationServerTest {
     private static final Duration LONG = Duration.ofSeconds(50);
     private static final Duration SHORT = Duration.ofMillis(300);
     private static final int MAX_BODY = 2000;
+    private static final int MAX_BUFFERED = 5000;
 
     private final FakeGenerator generator = new FakeGenerator();
     private final HttpClient client = HttpClient.newHttpClient();
@@ -69,7 +70,16 @@ class GenerationServerTest {
                 new TextApi("tiny", generator, ChatTemplate.PLAIN),
                 generator,
                 new ServerOptions(
-                        "127.0.0.1", 0, token, MAX_BODY, connections, request, answer, shutdown));
+                        "127.0.0.1",
+                        0,
+                        token,
+                        List.of(),
+                        MAX_BODY,
+                        MAX_BUFFERED,
+                        connections,
+                        request,
+                        answer,
+                        shutdown));
     }
 
     @Test
@@ -77,7 +87,7 @@ class GenerationServerTest {
         for (int i = 0; i < 3; i++) { // More than there are threads that read requests.
             HttpResponse<String> reply = send(post("/v1/completions", "{'prompt': 'HUGE'}"));
             assertEquals(500, reply.statusCode());
-            assertTrue(error(reply).contains("OutOfMemoryError: made up"), reply.body());
+            assertEquals(Answer.FAILED, error(reply));
         }
         assertEquals(200, send(post("/v1/completions", "{'prompt': 'abc'}")).statusCode());
     }
@@ -360,19 +370,19 @@ class GenerationServerTest {
     void aFailureIsToldWhereverItComes() throws Exception {
         HttpResponse<String> whole = send(post("/v1/completions", "{'prompt':'FAIL'}"));
         assertEquals(500, whole.statusCode());
-        assertEquals("rank 1 has failed", error(whole));
+        assertEquals(Answer.FAILED, error(whole));
         HttpResponse<String> invocation = send(post("/invocations", "{'inputs':'FAIL'}"));
         assertEquals(500, invocation.statusCode());
-        assertEquals("rank 1 has failed", error(invocation));
+        assertEquals(Answer.FAILED, error(invocation));
         HttpResponse<String> huge = send(post("/invocations", "{'inputs':'HUGE'}"));
         assertEquals(500, huge.statusCode());
-        assertTrue(error(huge).contains("made up"), huge::body);
+        assertEquals(Answer.FAILED, error(huge));
         HttpResponse<String> streamed =
                 send(post("/v1/completions", "{'prompt':'FAIL','stream':true}"));
         assertEquals(200, streamed.statusCode());
         List<String> events = streamed.body().lines().filter(line -> !line.isEmpty()).toList();
         assertEquals(3, events.size(), streamed::body);
-        assertTrue(events.get(2).contains("rank 1 has failed"), events.get(2));
+        assertTrue(events.get(2).contains(Answer.FAILED), events.get(2));
         HttpResponse<String> line = send(post("/invocations", "{'inputs':'FAIL','stream':true}"));
         assertTrue(line.body().contains("\"finish_reason\":\"error\""), line::body);
     }
@@ -465,39 +475,6 @@ class GenerationServerTest {
     }
 
     @Test
-    void aRequestThatIsTooLargeIsNotAnsweredBeforeTheOneAheadOfIt() throws Exception {
-        String head =
-                "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
-                        + "Content-Type: application/json\r\nContent-Length: ";
-        String body = "{\"prompt\":\"x\",\"max_tokens\":100}";
-        String first = head + body.length() + "\r\n\r\n" + body;
-        String answer = exchange(first + head + "9999\r\n\r\n" + " ".repeat(9999));
-        assertFalse(answer.contains("413"), answer);
-        // Nor is one behind it, as it says.
-        answer = exchange(head + "9999\r\n\r\n" + " ".repeat(9999) + first);
-        assertTrue(answer.contains("413"), answer);
-        assertFalse(answer.contains("HTTP/1.1 200"), answer);
-    }
-
-    @Test
-    void otherSitesNamesAreRefused() throws Exception {
-        String answer =
-                exchange(
-                        "GET /v1/models HTTP/1.1\r\nHost: evil.example\r\n"
-                                + "Connection: close\r\n\r\n");
-        assertTrue(answer.startsWith("HTTP/1.1 403"), answer);
-        for (String name :
-                List.of("localhost", "localhost:80", "127.0.0.1:80", "[::1]", "[::1]:9")) {
-            answer =
-                    exchange(
-                            "GET /v1/models HTTP/1.1\r\nHost: "
-                                    + name
-                                    + "\r\nConnection: close\r\n\r\n");
-            assertTrue(answer.startsWith("HTTP/1.1 200"), answer);
-        }
-    }
-
-    @Test
     void whatIsNotHttpIsRefused() throws Exception {
         String answer = exchange("what is this\r\n\r\n");
         assertTrue(answer.startsWith("HTTP/1.1 400"), answer);
@@ -518,19 +495,6 @@ class GenerationServerTest {
         assertFalse(answer.contains("chunked"), answer);
         String body = answer.substring(answer.indexOf("\r\n\r\n") + 4);
         assertEquals("aba", text(body.lines()));
-    }
-
-    @Test
-    void requestsThatDoNotWaitEndTheConnection() throws Exception {
-        String json = "{\"prompt\":\"HANG\"}";
-        String hanging =
-                "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
-                        + "Content-Type: application/json\r\nContent-Length: "
-                        + json.length()
-                        + "\r\n\r\n"
-                        + json;
-        assertEquals("", exchange(hanging + "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"));
-        assertEquals(200, send(request("/health").build()).statusCode());
     }
 
     @Test
@@ -616,7 +580,7 @@ class GenerationServerTest {
                 List.of(
                         "djlx_http_requests_total{path=\"/v1/completions\",code=\"200\"} 1",
                         "djlx_http_requests_total{path=\"/v1/completions\",code=\"400\"} 1",
-                        "djlx_http_requests_total{path=\"other\",code=\"413\"} 1",
+                        "djlx_http_requests_total{path=\"/v1/completions\",code=\"413\"} 1",
                         "djlx_first_token_seconds_bucket{le=\"+Inf\"} 1",
                         "djlx_answer_seconds_count 1",
                         "# TYPE djlx_cache_blocks gauge",
@@ -628,11 +592,15 @@ class GenerationServerTest {
     @Test
     void healthIsThatOfTheModel() throws Exception {
         assertEquals("{\"status\":\"Healthy\"}", send(request("/health").build()).body());
-        generator.setUnavailable("rank 1 is gone");
+        generator.setUnavailable("the process of rank 1 (pid 4711) has ended; see /tmp/hs_err");
         HttpResponse<String> sick = send(request("/health").build());
         assertEquals(503, sick.statusCode());
-        assertTrue(sick.body().contains("rank 1 is gone"), sick::body);
-        assertEquals(503, send(post("/v1/completions", "{'prompt':'x'}")).statusCode());
+        assertEquals(
+                "{\"status\":\"Unhealthy\",\"cause\":\"" + GenerationServer.UNAVAILABLE + "\"}",
+                sick.body());
+        HttpResponse<String> refused = send(post("/v1/completions", "{'prompt':'x'}"));
+        assertEquals(503, refused.statusCode());
+        assertEquals(GenerationServer.UNAVAILABLE, error(refused));
     }
 
     @Test
@@ -699,7 +667,8 @@ class GenerationServerTest {
     }
 
     private String whyItCannotListen(String host, int port) {
-        ServerOptions options = new ServerOptions(host, port, null, 1, 1, LONG, LONG, SHORT);
+        ServerOptions options =
+                new ServerOptions(host, port, null, List.of(), 1, 1, 1, LONG, LONG, SHORT);
         IOException ofServer =
                 assertThrows(
                         IOException.class,

@@ -206,6 +206,8 @@ class ServeCommandTest {
     void wrongArgumentsAreNamed() {
         assertTrue(run(2, "serve", model + "x").contains("is not a directory"));
         assertTrue(run(2, "serve", model, "--max-body", "0").contains("1 byte or more"));
+        assertTrue(run(2, "serve", model, "--max-buffered", "9").contains("of 9 bytes is less"));
+        assertTrue(run(2, "serve", model, "--allowed-host", "a:1").contains("not 'a:1'"));
         assertTrue(run(2, "serve", model, "--ranks", "5").contains("among 5 ranks"));
         for (String option : List.of("--ranks", "--max-length", "--cache-bytes", "--max-running")) {
             String refused = run(2, "serve", model, option, "0");
