@@ -51,8 +51,6 @@ final class GroupPlans implements AutoCloseable {
     /**
      * Returns the plan of a call. The caller holds this object's lock.
      *
-     * @param key the call
-     * @param type the plan's class
      * @return the plan; null if there is none yet
      */
     <P extends FusedPlan> P find(PlanKey key, Class<P> type) {

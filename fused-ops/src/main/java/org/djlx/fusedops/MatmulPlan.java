@@ -86,7 +86,6 @@ final class MatmulPlan<R> implements FusedPlan {
     /**
      * Returns why an operation over P2P buffers falls back.
      *
-     * @param group the group
      * @param partBytes the number of bytes that a rank sends to another; 0 if it needs no slots
      * @return the reason, the same on all ranks; empty if it does not fall back
      */

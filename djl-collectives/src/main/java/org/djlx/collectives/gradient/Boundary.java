@@ -317,8 +317,6 @@ final class Boundary implements AutoCloseable {
     /**
      * Copies the outputs' gradients, for {@link #isReachedAgain}. They are not zeroed, because
      * libtorch lets gradients of several leaves share memory.
-     *
-     * @param notes the manager of the copies
      */
     void noteGradients(NDManager notes) {
         for (int i = 0; i < noted.length; i++) {

@@ -53,8 +53,6 @@ final class HostP2pStream implements P2pStream {
      * Returns the stream that is the calling thread.
      *
      * @param buffers the group's buffers, for signals
-     * @param operation the running operation
-     * @return the stream
      */
     static HostP2pStream current(P2pBuffers buffers, Operation operation) {
         return new HostP2pStream(buffers, operation, true);
@@ -64,8 +62,6 @@ final class HostP2pStream implements P2pStream {
      * Returns a stream that runs concurrently with the calling thread.
      *
      * @param buffers the group's buffers, for signals
-     * @param operation the running operation
-     * @return the stream
      */
     static HostP2pStream side(P2pBuffers buffers, Operation operation) {
         return new HostP2pStream(buffers, operation, false);

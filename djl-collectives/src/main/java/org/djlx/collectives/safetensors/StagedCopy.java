@@ -62,7 +62,6 @@ final class StagedCopy implements AutoCloseable {
          * Copies a part.
          *
          * @param source the address of its first byte
-         * @param rows the number of rows
          * @param rowBytes the size of a row in bytes
          * @param offset its offset in the destination, in bytes
          */
@@ -116,7 +115,6 @@ final class StagedCopy implements AutoCloseable {
      *
      * @param destination the address on the GPU
      * @param source the first row's address on the host
-     * @param rows the number of rows
      * @param rowBytes the size of a row in bytes, at least 1
      * @param stride the distance between rows in bytes
      */

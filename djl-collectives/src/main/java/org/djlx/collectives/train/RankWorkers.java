@@ -26,7 +26,6 @@ final class RankWorkers implements AutoCloseable {
     /**
      * Starts the threads.
      *
-     * @param ranks the number of ranks
      * @param onFailure called once with the first failure; aborts what other ranks wait for
      */
     RankWorkers(int ranks, Consumer<Throwable> onFailure) {

@@ -79,7 +79,6 @@ public final class BlockKernels implements AutoCloseable {
     /**
      * Compiles the kernels, or takes them from the cache.
      *
-     * @param gpu the GPU
      * @throws org.djlx.nativeops.cuda.CudaException if they cannot be compiled
      */
     public BlockKernels(Device gpu) {
@@ -116,23 +115,13 @@ public final class BlockKernels implements AutoCloseable {
         }
     }
 
-    /**
-     * Returns whether an array is on this GPU and there are kernels for its type.
-     *
-     * @param array the array
-     * @return true if so
-     */
+    /** Returns whether an array is on this GPU and there are kernels for its type. */
     public boolean isSupported(NDArray array) {
         return kernels.containsKey(Torch.scalarType(array))
                 && Torch.device(array).equals(device.device());
     }
 
-    /**
-     * Returns whether rows are short enough to be normalised.
-     *
-     * @param size the elements of a row
-     * @return true if so
-     */
+    /** Returns whether rows are short enough to be normalised. */
     public boolean isNormalizable(long size) {
         return size + PACK <= MAX_SHARED / Float.BYTES; // The last pack may be partly filled.
     }
@@ -263,7 +252,6 @@ public final class BlockKernels implements AutoCloseable {
      * Computes the gradients of RMSNorm.
      *
      * @param x the rows, at least one
-     * @param weight the weight
      * @param gradient the gradient of the norm
      * @param ofRows a gradient of the rows to be added; null for none
      * @param epsilon the number added to the mean of squares
@@ -374,9 +362,7 @@ public final class BlockKernels implements AutoCloseable {
      * Splits the heads of tokens into queries, keys and values, and rotates queries and keys.
      *
      * @param x of shape (…, positions, heads, head size), the heads of queries first
-     * @param counts the number of heads of queries, keys and values
      * @param cosines the cosines, as for {@link #rotated}
-     * @param sines the sines
      * @return three arrays, of the shape of {@code x} apart from the number of heads
      */
     public List<NDArray> divided(NDArray x, List<Long> counts, NDArray cosines, NDArray sines) {
@@ -404,7 +390,6 @@ public final class BlockKernels implements AutoCloseable {
      *
      * @param gradients the gradients of queries, keys and values
      * @param cosines the cosines, as in {@link #divided}
-     * @param sines the sines
      * @return the gradient of all heads, in one array
      */
     public NDArray dividedGradient(List<NDArray> gradients, NDArray cosines, NDArray sines) {
@@ -485,7 +470,6 @@ public final class BlockKernels implements AutoCloseable {
      * Computes the gradients of {@link #gated}.
      *
      * @param in the gate and the value, not empty, in two arrays or one
-     * @param gradient the gradient of the product
      * @return the gradients of gate and value, in arrays of the same number and shapes
      */
     public List<NDArray> gatedGradients(List<NDArray> in, NDArray gradient) {
@@ -516,8 +500,6 @@ public final class BlockKernels implements AutoCloseable {
     /**
      * Returns whether a kernel can convert and join matrices.
      *
-     * @param matrices the matrices
-     * @param type the element type of the result
      * @return whether the matrices are float32 and the result has a 16-bit type
      */
     public boolean isJoinable(List<NDArray> matrices, ScalarType type) {
@@ -535,7 +517,6 @@ public final class BlockKernels implements AutoCloseable {
      *
      * @param matrices the matrices, of {@linkplain #isJoinable float32} and with the same number of
      *     rows
-     * @param type the element type of the result
      * @return one matrix with the columns of all
      */
     public NDArray joined(List<NDArray> matrices, ScalarType type) {

@@ -39,8 +39,6 @@ public final class Compute implements AutoCloseable {
     /**
      * Opens the device.
      *
-     * @param device the group's device
-     * @param worldSize the number of ranks of the group
      * @param manager the manager of temporary arrays for libtorch, on that device
      */
     public Compute(Device device, int worldSize, NDManager manager) {
@@ -133,8 +131,6 @@ public final class Compute implements AutoCloseable {
     /**
      * Returns whether the kernels of the path GATHERED are possible, without compiling them.
      *
-     * @param buffers the group's
-     * @param type the element type
      * @param byteSize the size of a shard or a part
      * @return true if so; the same on all ranks
      */
@@ -144,8 +140,6 @@ public final class Compute implements AutoCloseable {
 
     /**
      * Returns the kernels of the path GATHERED. They must be {@linkplain #canExchange possible}.
-     *
-     * @return the kernels
      */
     public synchronized GatheredExchange gatheredExchange() {
         if (gpu.exchange == null) {
@@ -174,7 +168,6 @@ public final class Compute implements AutoCloseable {
     /**
      * Prepares a product.
      *
-     * @param type the element type
      * @param out the layout of the product, row-major
      * @param a the layout of the left operand
      * @param b the layout of the right operand
@@ -192,11 +185,7 @@ public final class Compute implements AutoCloseable {
     /**
      * Prepares the reduction of parts.
      *
-     * @param type the element type
-     * @param count the elements of a part
-     * @param parts the number of parts
      * @param op SUM, or AVG to divide the sum by the number of parts
-     * @return the reduction
      */
     public synchronized Reduction reduction(ScalarType type, long count, int parts, ReduceOp op) {
         if (gpu != null && RankOrderReducer.isSupported(gpu.cuda, type)) {

@@ -219,7 +219,6 @@ public final class FusedMatmul implements AutoCloseable {
     /**
      * The Bs that the kernel can load without a copy. The others must be copied row by row.
      *
-     * @param bs the layouts of the Bs
      * @param addresses their addresses
      * @return for each B, true if the kernel can load it
      */
@@ -239,9 +238,7 @@ public final class FusedMatmul implements AutoCloseable {
     /**
      * Returns whether the kernel can load a single B without a copy.
      *
-     * @param b the layout of B
      * @param address its address
-     * @return true if so
      */
     public static boolean isUsableB(MatrixLayout b, long address) {
         return isUsable(b, address) || isUsable(b.transposed(), address);
@@ -250,9 +247,7 @@ public final class FusedMatmul implements AutoCloseable {
     /**
      * Returns whether the kernel can load A without a copy.
      *
-     * @param a the layout of A
      * @param address its address
-     * @return true if so
      */
     public static boolean isUsable(MatrixLayout a, long address) {
         return isRowMajor(a) && address % TensorMap.ALIGNMENT == 0;
@@ -261,9 +256,7 @@ public final class FusedMatmul implements AutoCloseable {
     /**
      * Returns the layout of a copy of A: rows of whole units.
      *
-     * @param rows the rows of A
      * @param inner the columns of A
-     * @return the layout
      */
     public static MatrixLayout layout(long rows, long inner) {
         return new MatrixLayout(
@@ -322,9 +315,7 @@ public final class FusedMatmul implements AutoCloseable {
     /**
      * Returns whether the kernel can compute an all-gather + matmul.
      *
-     * @param buffers the group's
      * @param work the operator
-     * @return true if so
      */
     public boolean gathers(P2pBuffers buffers, Workload work) {
         return sizes(buffers, work).filter(Sizes::isPossible).isPresent();
@@ -333,10 +324,8 @@ public final class FusedMatmul implements AutoCloseable {
     /**
      * Returns whether the kernel can compute a matmul + reduce-scatter. The same on all ranks.
      *
-     * @param buffers the group's
      * @param work the operator
      * @param op the reduction
-     * @return true if so
      */
     public boolean scatters(P2pBuffers buffers, Workload work, ReduceOp op) {
         // An average over a number that is no power of two would be rounded twice.
@@ -347,11 +336,9 @@ public final class FusedMatmul implements AutoCloseable {
     /**
      * Returns whether the kernel can multiply values by the activation of their gates.
      *
-     * @param buffers the group's
      * @param work the operator, {@linkplain #gathers possible} for the kernel
      * @param b the layout of B: the columns of the gates, then as many of the values
      * @param address its address
-     * @return true if so
      */
     public boolean gates(P2pBuffers buffers, Workload work, MatrixLayout b, long address) {
         Sizes sizes = sizes(buffers, work).orElseThrow();
@@ -380,7 +367,6 @@ public final class FusedMatmul implements AutoCloseable {
      *
      * @param slots slots of a shard's size
      * @param work the operator
-     * @param b the layout of B
      * @return the launch
      */
     public Gather gatherGated(Slots slots, Workload work, MatrixLayout b) {
@@ -594,7 +580,6 @@ public final class FusedMatmul implements AutoCloseable {
         /**
          * Enqueues the operator on the current stream, within the operation.
          *
-         * @param operation the running operation
          * @param shard the address of this rank's contiguous shard. All addresses are multiples of
          *     {@link TensorMap#ALIGNMENT}
          * @param bs the addresses of the Bs
@@ -686,7 +671,6 @@ public final class FusedMatmul implements AutoCloseable {
         /**
          * Enqueues the operator on the current stream, within the operation.
          *
-         * @param operation the running operation
          * @param a the address of A. All addresses are multiples of {@link TensorMap#ALIGNMENT}
          * @param b the address of B
          * @param result the address of this rank's part of the sum

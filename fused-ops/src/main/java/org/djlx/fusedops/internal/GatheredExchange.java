@@ -87,8 +87,6 @@ public final class GatheredExchange implements AutoCloseable {
      * for the NaN of all ones, which arrives as another NaN.
      *
      * @param device this rank's GPU; GPUs with one-shot slots have the same architecture
-     * @param buffers the group's
-     * @param type the type
      * @param byteSize the size of a shard or a part
      * @return true if so; the same on all ranks
      */
@@ -105,7 +103,6 @@ public final class GatheredExchange implements AutoCloseable {
      * Returns whether a shard is aligned for the kernel.
      *
      * @param address the address
-     * @return true if so
      */
     public static boolean isUsable(long address) {
         return address % PACK == 0;
@@ -114,8 +111,6 @@ public final class GatheredExchange implements AutoCloseable {
     /**
      * Enqueues an all-gather on the current stream, within the operation.
      *
-     * @param operation the running operation
-     * @param buffers the group's
      * @param shard the address of this rank's shard, {@linkplain #isUsable aligned}
      * @param byteSize its size, {@linkplain #isPossible possible} for the kernels
      * @param gathered the address of the output: all shards, contiguous in rank order
@@ -144,9 +139,6 @@ public final class GatheredExchange implements AutoCloseable {
     /**
      * Enqueues a reduce-scatter on the current stream, within the operation.
      *
-     * @param operation the running operation
-     * @param buffers the group's
-     * @param type the element type
      * @param parts the address of the parts, one for each rank, contiguous in rank order
      * @param byteSize the size of a part, {@linkplain #isPossible possible} for the kernels
      * @param sum the address of the reduced part of this rank

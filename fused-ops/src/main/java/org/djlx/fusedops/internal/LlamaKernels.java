@@ -110,10 +110,6 @@ public final class LlamaKernels implements AutoCloseable {
     /**
      * Compiles the kernels, or takes them from the cache.
      *
-     * @param device the GPU
-     * @param compiler compiles them
-     * @param type the element type
-     * @param headSize the size of a head
      * @param sharing the heads of queries that share a head of keys and values
      * @param blockTokens the tokens of a block of the KV cache
      */
@@ -150,10 +146,6 @@ public final class LlamaKernels implements AutoCloseable {
     /**
      * Starts compiling the kernels on another thread.
      *
-     * @param device the GPU
-     * @param compiler compiles them
-     * @param type the element type
-     * @param headSize the size of a head
      * @param sharing the heads of queries that share a head of keys and values
      * @param blockTokens the tokens of a block of the KV cache
      * @return a future that completes when compilation has ended; the constructor reports a failure
@@ -237,12 +229,8 @@ public final class LlamaKernels implements AutoCloseable {
     /**
      * Returns whether there are kernels for a GPU and a model.
      *
-     * @param device the GPU
-     * @param type the element type
-     * @param headSize the size of a head
      * @param sharing the heads of queries that share a head of keys and values
      * @param depths the inner dimensions of the matmuls
-     * @return true if so
      */
     public static boolean isSupported(
             CudaDevice device, ScalarType type, int headSize, int sharing, int... depths) {
@@ -262,8 +250,6 @@ public final class LlamaKernels implements AutoCloseable {
     /**
      * Looks up the embeddings of tokens.
      *
-     * @param stream the stream
-     * @param rows the number of rows
      * @param output the output, of shape (rows, hidden)
      * @param tokens an int for each row: the token, -1 for none, or {@value #LAST_SAMPLED} for the
      *     token that was chosen
@@ -295,13 +281,11 @@ public final class LlamaKernels implements AutoCloseable {
      * Multiplies rows with a weight: {@code output = x weightᵀ}, or {@code silu(x gatesᵀ) * (x
      * valuesᵀ)}.
      *
-     * @param stream the stream
      * @param gated whether the weight holds the rows of the gates and then those of the values
      * @param rows the number of rows, at most {@value #MAX_ROWS}
      * @param output the output: rows of {@code width}, {@code stride} apart
      * @param x the rows, of shape (rows, depth)
      * @param weight the weight, of shape (width, depth), or (2 width, depth) if gated
-     * @param width the elements of a row of the output
      * @param depth the inner dimension
      * @param stride the distance between rows of the output, in elements
      * @param norm how to normalise x first, allowed if {@link #canNorm}; null for none
@@ -351,8 +335,6 @@ public final class LlamaKernels implements AutoCloseable {
      * multiplies the norm of the sum. It has the same bits as from {@link RmsNormKernels#add}. All
      * arrays are as long as x.
      *
-     * @param weight the weight of the norm
-     * @param residual the residual
      * @param newResidual receives the sum; neither x nor the residual
      * @param epsilon the number added to the mean of squares
      */
@@ -362,9 +344,7 @@ public final class LlamaKernels implements AutoCloseable {
      * Returns whether matmuls normalise x themselves: if it is one row that fits into shared
      * memory. For two rows a separate kernel is faster.
      *
-     * @param rows the number of rows
      * @param depth their length
-     * @return true if so
      */
     public boolean canNorm(int rows, int depth) {
         return rows == 1
@@ -413,12 +393,8 @@ public final class LlamaKernels implements AutoCloseable {
      * Writes the keys and values of new tokens, one for each row, to the KV cache, and computes the
      * attention of their queries.
      *
-     * @param stream the stream
-     * @param of the arrays
      * @param several whether several rows may belong to one sequence. All keys are then written
      *     before attention starts. The bits are the same
-     * @param rows the number of rows
-     * @param heads the heads of keys
      * @param chunks the largest number of chunks of {@value #CHUNK} tokens of a row
      * @param tableStride the ints of a row of the block table
      */
@@ -461,16 +437,11 @@ public final class LlamaKernels implements AutoCloseable {
      * Finds for each row: the highest logit, the sum of the exponentials relative to it, and the
      * first token with that logit. The last of the {@value #BEST_FLOATS} floats is unused.
      *
-     * @param stream the stream
-     * @param rows the number of rows
      * @param best the output, of shape (ranks, rows, {@value #BEST_FLOATS}): zeros for other ranks
      * @param scores the logits: rows of {@code width}, {@code stride} apart
      * @param parts temporary memory for {@value #BEST_BLOCKS} such results for each row
      * @param ended an int for each row, initially 0
-     * @param first the token of the first logit
-     * @param width the elements of a row
      * @param stride the distance between rows, in elements
-     * @param rank this rank
      * @param ranks the number of ranks, at most 32
      */
     public void best(
@@ -510,7 +481,6 @@ public final class LlamaKernels implements AutoCloseable {
      *
      * @param scores the logits of all ranks, used by rows that sample: rows of {@code width},
      *     {@code stride} apart
-     * @param width the elements of a row
      * @param stride the distance between rows, in elements
      */
     public record Choice(
@@ -525,11 +495,6 @@ public final class LlamaKernels implements AutoCloseable {
 
     /**
      * Chooses a token for each row, greedily or by sampling. Keeps it for the next {@link #embed}.
-     *
-     * @param stream the stream
-     * @param of the arrays
-     * @param ranks the number of ranks
-     * @param rows the number of rows
      */
     public void choose(CudaStream stream, Choice of, int ranks, int rows) {
         arguments
@@ -552,17 +517,13 @@ public final class LlamaKernels implements AutoCloseable {
      * Applies the rotary embedding to queries and keys of a prompt's tokens, in place, and writes
      * keys and values to the KV cache.
      *
-     * @param stream the stream
-     * @param rows the number of tokens
      * @param qkv queries, keys and values, of shape (rows, heads of all three, head size)
      * @param keys the keys of the KV cache, of shape (rows of the cache, heads of keys, head size)
      * @param values the values of the KV cache, likewise
-     * @param places an int for each token: its row in the cache
      * @param start the position of the first token in its sequence
      * @param cosines the cosines, of shape (positions, half of the head size), in float32
      * @param sines the sines, likewise
      * @param queries the heads of queries; 0 if there are only keys and values
-     * @param heads the heads of keys
      */
     public void rotate(
             CudaStream stream,
@@ -585,11 +546,8 @@ public final class LlamaKernels implements AutoCloseable {
     /**
      * Computes {@code silu(gates) * values}.
      *
-     * @param stream the stream
      * @param output the output, of shape (rows, width)
      * @param both the gates and then the values of each row, of shape (rows, 2 width)
-     * @param rows the number of rows
-     * @param width the elements of a row of the output
      */
     public void activate(CudaStream stream, long output, long both, long rows, long width) {
         arguments.clear().addStruct(output, both, rows, width);

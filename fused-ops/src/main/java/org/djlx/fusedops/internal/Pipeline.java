@@ -69,7 +69,6 @@ public final class Pipeline {
         /**
          * Enqueues work on the current stream.
          *
-         * @param stream the current stream
          * @param rank the rank that sent the shard
          * @param shard the shard's address
          */
@@ -79,8 +78,6 @@ public final class Pipeline {
     /**
      * Pipelined all-gather: calls the consumer with the shard of each rank, after it has arrived.
      *
-     * @param operation the running operation
-     * @param slots slots of the shard's size
      * @param shard the address of this rank's shard
      * @param byteSize its size, the same on all ranks
      * @param consumer called once for each rank, this rank first
@@ -140,7 +137,6 @@ public final class Pipeline {
         /**
          * Enqueues work on the current stream.
          *
-         * @param stream the current stream
          * @param shards the address of the shards, contiguous in rank order
          */
         void consume(P2pStream stream, long shards);
@@ -149,9 +145,6 @@ public final class Pipeline {
     /**
      * Returns whether parts are so small that on the CPU one matmul before or after all
      * communication is faster than a pipeline.
-     *
-     * @param byteSize the size of a part
-     * @return true if so
      */
     public static boolean isSmall(long byteSize) {
         return byteSize <= SMALL;
@@ -162,7 +155,6 @@ public final class Pipeline {
      * matrix.
      *
      * @param byteSize the number of bytes that a rank sends to another
-     * @return true if so
      */
     public static boolean isWithoutGaps(long byteSize) {
         return byteSize % Slots.ALIGNMENT == 0;
@@ -172,8 +164,6 @@ public final class Pipeline {
      * All-gather into the slots, then one computation. The shards must {@linkplain #isWithoutGaps
      * leave no gaps}.
      *
-     * @param operation the running operation
-     * @param slots slots of the shard's size
      * @param shard the address of this rank's shard
      * @param byteSize its size, the same on all ranks
      * @param consumer called once, after all shards have arrived
@@ -213,7 +203,6 @@ public final class Pipeline {
      * All-gather into an array in the P2P heap: each rank pushes its shard to the final place on
      * every rank.
      *
-     * @param operation the running operation
      * @param offset the offset of the output in the P2P memory of every rank, in bytes
      * @param shard the address of this rank's shard; may be this rank's part of the output
      * @param byteSize its size, the same on all ranks
@@ -255,8 +244,6 @@ public final class Pipeline {
      * Reduce-scatter of existing parts: each rank pushes its parts to their ranks, and reduces the
      * parts that it received.
      *
-     * @param operation the running operation
-     * @param slots slots of a part's size
      * @param parts the address of the parts, one for each rank, contiguous in rank order
      * @param byteSize the size of a part, the same on all ranks
      * @param reducer called after all parts for this rank have arrived
@@ -308,8 +295,6 @@ public final class Pipeline {
      * Pipelined reduce-scatter: each rank computes a part for every rank and pushes it, and reduces
      * the parts that it received.
      *
-     * @param operation the running operation
-     * @param slots slots of a part's size
      * @param staging the addresses of staging buffers for parts: one for 2 ranks, otherwise two:
      *     one part is computed while the other is pushed
      * @param byteSize the size of a part, the same on all ranks

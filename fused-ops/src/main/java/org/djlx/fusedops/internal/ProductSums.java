@@ -84,7 +84,6 @@ public final class ProductSums implements AutoCloseable {
     /**
      * Returns the instance of a group, which is closed with the group.
      *
-     * @param group the group
      * @return the instance; empty on the CPU and without cuBLASLt
      */
     public static Optional<ProductSums> of(ProcessGroup group) {

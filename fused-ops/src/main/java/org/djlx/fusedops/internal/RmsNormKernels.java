@@ -58,14 +58,7 @@ public final class RmsNormKernels implements AutoCloseable {
     private final KernelArguments arguments = new KernelArguments();
     private final OneShotLaunch launch = new OneShotLaunch();
 
-    /**
-     * Compiles the kernels, or takes them from the cache.
-     *
-     * @param device the GPU
-     * @param streams its current streams
-     * @param compiler compiles them
-     * @param worldSize the number of ranks of the group
-     */
+    /** Compiles the kernels, or takes them from the cache. */
     public RmsNormKernels(
             CudaDevice device, CurrentStreams streams, KernelCompiler compiler, int worldSize) {
         this.streams = streams;
@@ -81,9 +74,6 @@ public final class RmsNormKernels implements AutoCloseable {
     /**
      * Starts compiling the kernels on another thread.
      *
-     * @param device the GPU
-     * @param compiler compiles them
-     * @param worldSize the number of ranks of the group
      * @return a future that completes when compilation has ended; the constructor reports a failure
      */
     public static CompletableFuture<Void> prepare(
@@ -104,11 +94,7 @@ public final class RmsNormKernels implements AutoCloseable {
      * one row.
      *
      * @param newResidual the new residual; may be the partial
-     * @param norm the norm
      * @param partial this rank's partial sum
-     * @param residual the residual
-     * @param weight the weight
-     * @param type the element type of all
      * @param rows the number of rows, at least 1
      * @param hidden the elements of a row, at least 1
      */
@@ -134,8 +120,6 @@ public final class RmsNormKernels implements AutoCloseable {
     /**
      * Returns whether there is a kernel for a type and a length of rows.
      *
-     * @param type their type
-     * @param hidden their length
      * @return true if so; the same on GPUs of the same architecture
      */
     public boolean isSupported(ScalarType type, long hidden) {
@@ -145,9 +129,6 @@ public final class RmsNormKernels implements AutoCloseable {
     /**
      * Returns whether the one-shot kernel takes rows that are {@linkplain #isSupported supported}.
      *
-     * @param buffers the group's
-     * @param type the type of the rows
-     * @param rows the number of rows
      * @param hidden their length
      * @return true if so; the same on all ranks
      */
@@ -159,9 +140,7 @@ public final class RmsNormKernels implements AutoCloseable {
     /**
      * Enqueues all-reduce, residual and RMSNorm on the current stream, within the operation.
      *
-     * @param operation the running operation
      * @param buffers the group's buffers; the kernel {@linkplain #exchanges takes} the rows
-     * @param of the arrays
      * @param epsilon the number added to the mean of squares
      * @param used all arrays, kept for graph replays
      */
@@ -186,7 +165,6 @@ public final class RmsNormKernels implements AutoCloseable {
     /**
      * Enqueues residual and RMSNorm on the current stream. The partial is the all-reduced sum.
      *
-     * @param of the arrays
      * @param epsilon the number added to the mean of squares
      * @param used all arrays, kept for graph replays
      */

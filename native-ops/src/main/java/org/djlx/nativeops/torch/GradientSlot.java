@@ -83,7 +83,6 @@ final class GradientSlot {
     /**
      * Replaces a leaf's gradient.
      *
-     * @param leaf the leaf
      * @param gradient the gradient; 0 for none
      */
     static void set(long leaf, long gradient) {

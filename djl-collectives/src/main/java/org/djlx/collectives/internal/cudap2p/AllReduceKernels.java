@@ -175,11 +175,7 @@ final class AllReduceKernels implements AutoCloseable {
     /**
      * Enqueues an all-reduce in place: several launches if the tensor is larger than a slot.
      *
-     * @param stream the stream
-     * @param algorithm the algorithm
      * @param address the address of the tensor, aligned to its elements
-     * @param count the number of elements
-     * @param type the type of the elements
      * @param divisor divides the sum
      * @param timeout how long the kernel waits for other ranks
      */

@@ -61,8 +61,6 @@ final class CudaP2pBackend extends Backend {
     /**
      * Creates the backend.
      *
-     * @param context the group and the rank
-     * @param options the options
      * @param topology finds the links of GPUs from their PCI bus ids
      */
     static CudaP2pBackend create(

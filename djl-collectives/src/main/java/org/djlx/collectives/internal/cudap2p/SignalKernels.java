@@ -83,11 +83,7 @@ final class SignalKernels implements AutoCloseable {
         return status.address();
     }
 
-    /**
-     * Enters an operation on a stream, and signals that to the peers.
-     *
-     * @param stream the stream
-     */
+    /** Enters an operation on a stream, and signals that to the peers. */
     void enter(CudaStream stream) {
         enter.launch(stream, THREAD_PER_RANK, arguments.clear().add(entered));
     }
@@ -96,7 +92,6 @@ final class SignalKernels implements AutoCloseable {
      * Lets a stream wait until all peers have entered the operation that this rank has entered.
      * Earlier work on their streams has ended then.
      *
-     * @param stream the stream
      * @param timeout how long to wait
      */
     void awaitEntered(CudaStream stream, Duration timeout) {
@@ -106,7 +101,6 @@ final class SignalKernels implements AutoCloseable {
     /**
      * Enqueues a barrier of all ranks within an operation, without using its channels.
      *
-     * @param stream the stream
      * @param timeout how long to wait
      */
     void meet(CudaStream stream, Duration timeout) {
@@ -114,13 +108,7 @@ final class SignalKernels implements AutoCloseable {
         await(stream, RegionLayout.MET, peers, count(RegionLayout.MET), timeout);
     }
 
-    /**
-     * Signals a peer from a stream.
-     *
-     * @param stream the stream
-     * @param peer the peer
-     * @param channel the channel
-     */
+    /** Signals a peer from a stream. */
     void signal(CudaStream stream, int peer, int channel) {
         long word = address(peer, channel, rank);
         arguments.clear().add(word).add(count(RegionLayout.ENTERED));
@@ -130,8 +118,6 @@ final class SignalKernels implements AutoCloseable {
     /**
      * Lets a stream wait for signals.
      *
-     * @param stream the stream
-     * @param channel the channel of the signals
      * @param ranks bit mask of the ranks to wait for
      * @param timeout how long to wait
      */

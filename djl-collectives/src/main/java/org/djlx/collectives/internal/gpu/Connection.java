@@ -17,18 +17,13 @@ public interface Connection {
 
     /**
      * Connects with the other ranks, which all do the same, unless this has happened before. Waits
-     * for them.
-     *
-     * @return whether this call has connected
+     * for them. Returns whether this call has connected.
      */
     boolean connect();
 
     /**
      * Returns whether operations can be launched together without waiting for other ranks. Counts
      * them as launched. The queue calls this under its lock.
-     *
-     * @param unit the operations
-     * @return true if so
      */
     boolean isReady(List<QueuedWork> unit);
 
@@ -43,16 +38,11 @@ public interface Connection {
     /**
      * Waits for the other ranks and compares their calls with an operation.
      *
-     * @param work the operation
      * @throws CollectiveMismatchException on all ranks, if the calls do not match
      */
     void verify(QueuedWork work);
 
-    /**
-     * Launches operations of one or more queues together; their order within a queue is open.
-     *
-     * @param launches launches the operations
-     */
+    /** Launches operations of one or more queues together; their order within a queue is open. */
     void launchTogether(Runnable launches);
 
     /**

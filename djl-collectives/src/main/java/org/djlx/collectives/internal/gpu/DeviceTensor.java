@@ -80,8 +80,6 @@ public final class DeviceTensor implements AutoCloseable {
      * Wraps a tensor that is read, or read and written.
      *
      * @param manager owns a copy
-     * @param tensor the tensor
-     * @return the elements
      */
     public static DeviceTensor input(NDManager manager, NDArray tensor) {
         return new DeviceTensor(manager, tensor, true, false);
@@ -91,8 +89,6 @@ public final class DeviceTensor implements AutoCloseable {
      * Wraps a tensor all of whose elements are written.
      *
      * @param manager owns a copy
-     * @param tensor the tensor
-     * @return the elements
      */
     public static DeviceTensor output(NDManager manager, NDArray tensor) {
         return new DeviceTensor(manager, tensor, false, false);
@@ -107,29 +103,17 @@ public final class DeviceTensor implements AutoCloseable {
         return address;
     }
 
-    /**
-     * Returns the number of elements.
-     *
-     * @return the number
-     */
+    /** Returns the number of elements. */
     public long count() {
         return info.count();
     }
 
-    /**
-     * Returns the type of the elements.
-     *
-     * @return the type
-     */
+    /** Returns the type of the elements. */
     public ScalarType type() {
         return info.type();
     }
 
-    /**
-     * Returns the size of the elements in bytes.
-     *
-     * @return the size
-     */
+    /** Returns the size of the elements in bytes. */
     public long byteSize() {
         return info.byteSize();
     }

@@ -29,7 +29,6 @@ public final class Disposal {
      * after 200 ms.
      *
      * @param what the resources, for messages
-     * @param free frees them
      */
     public static void run(String what, Runnable free) {
         Thread thread =
@@ -49,12 +48,7 @@ public final class Disposal {
         }
     }
 
-    /**
-     * Waits until all resources given to {@link #run} are free.
-     *
-     * @param patience the longest wait
-     * @return true if so
-     */
+    /** Waits at most for a time until all resources given to {@link #run} are free; true if so. */
     public static boolean await(Duration patience) {
         return LongCalls.join(RUNNING, patience);
     }

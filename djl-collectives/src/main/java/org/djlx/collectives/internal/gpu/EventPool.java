@@ -16,11 +16,7 @@ public final class EventPool implements AutoCloseable {
     private final Deque<CudaEvent> idle = new ArrayDeque<>();
     private boolean closed;
 
-    /**
-     * Creates an empty pool.
-     *
-     * @param device the GPU
-     */
+    /** Creates an empty pool. */
     public EventPool(CudaDevice device) {
         this.device = device;
     }
@@ -39,11 +35,7 @@ public final class EventPool implements AutoCloseable {
         return CudaEvent.create(device);
     }
 
-    /**
-     * Gives an event back.
-     *
-     * @param event the event
-     */
+    /** Gives an event back. */
     public void give(CudaEvent event) {
         synchronized (this) {
             if (!closed) {

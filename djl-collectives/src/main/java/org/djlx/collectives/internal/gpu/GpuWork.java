@@ -48,9 +48,6 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
     /**
      * Creates the work.
      *
-     * @param operation the operation
-     * @param result its outputs
-     * @param events the pool of its events
      * @param currentStreams finds the callers' current streams
      * @param blockingWait whether {@link #await()} blocks the host
      */
@@ -85,9 +82,6 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
     /**
      * Returns whether the work was enqueued on a stream. Later work on that stream then need not
      * wait for an event.
-     *
-     * @param stream the stream
-     * @return true if so
      */
     protected boolean isOn(CudaStream stream) {
         return false;
@@ -111,20 +105,12 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
         return end != null || ended;
     }
 
-    /**
-     * Returns whether the work has ended, even if it has not been completed yet.
-     *
-     * @return true if so
-     */
+    /** Returns whether the work has ended, even if it has not been completed yet. */
     protected final synchronized boolean hasEnded() {
         return ended;
     }
 
-    /**
-     * Returns whether the operation has failed. Valid in {@link #release}.
-     *
-     * @return true if so
-     */
+    /** Returns whether the operation has failed. Valid in {@link #release}. */
     protected final boolean hasFailed() {
         return failure != null;
     }
@@ -216,11 +202,7 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
         }
     }
 
-    /**
-     * Fails a work, unless it has ended. Nothing of it may run on the GPU.
-     *
-     * @param reason the reason
-     */
+    /** Fails a work, unless it has ended. Nothing of it may run on the GPU. */
     public final void fail(CollectiveException reason) {
         if (seal(reason)) {
             complete(true);
@@ -294,11 +276,7 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
         }
     }
 
-    /**
-     * Lets a stream wait for the work, whether it succeeds or fails.
-     *
-     * @param stream the stream
-     */
+    /** Lets a stream wait for the work, whether it succeeds or fails. */
     public final void order(CudaStream stream) {
         CudaEvent event = isOn(stream) ? null : awaitEnqueued();
         if (event != null) {

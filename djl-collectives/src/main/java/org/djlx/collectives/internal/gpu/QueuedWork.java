@@ -27,11 +27,7 @@ public final class QueuedWork extends GpuWork {
     /**
      * Creates the work, which runs after all that is enqueued on the caller's current stream.
      *
-     * @param queue the queue on which it runs
-     * @param current the caller's current stream
-     * @param operation the operation
      * @param call its part on the GPU
-     * @param result its outputs
      * @param peer the other rank of a message, or -1
      */
     QueuedWork(
@@ -72,11 +68,7 @@ public final class QueuedWork extends GpuWork {
         return peer >= 0;
     }
 
-    /**
-     * Returns the GPU part of the operation.
-     *
-     * @return the call
-     */
+    /** Returns the GPU part of the operation. */
     public GpuCall call() {
         return call;
     }

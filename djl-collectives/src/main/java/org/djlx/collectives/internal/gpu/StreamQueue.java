@@ -57,8 +57,6 @@ public final class StreamQueue implements Watchdog.Queue {
      * Creates a queue with its own stream.
      *
      * @param name the name in thread names and error messages
-     * @param group handles failures
-     * @param connection the connection to other ranks
      */
     StreamQueue(String name, GpuGroup group, Connection connection) {
         this.name = name;
@@ -311,8 +309,6 @@ public final class StreamQueue implements Watchdog.Queue {
      * @param name the call in progress, such as "splitting"
      * @param timeout how long to wait for the other ranks
      * @param obstacle returns why waiting for the other ranks is hopeless, or empty
-     * @param body makes the call
-     * @return its result
      * @throws CollectiveException if the call fails, which breaks the group
      */
     public <T> T callAlone(

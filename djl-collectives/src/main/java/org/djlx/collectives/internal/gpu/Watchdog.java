@@ -41,18 +41,10 @@ public final class Watchdog implements AutoCloseable {
     /** A work that the watchdog completes. */
     public interface Watched {
 
-        /**
-         * Checks whether the work has ended, and completes it if so.
-         *
-         * @return true if it has ended
-         */
+        /** Checks whether the work has ended, and completes it if so. */
         boolean poll();
 
-        /**
-         * Returns whether the work has been completed; does not query the GPU or wait.
-         *
-         * @return true if so
-         */
+        /** Returns whether the work has been completed; does not query the GPU or wait. */
         boolean isDone();
 
         /**
@@ -62,25 +54,15 @@ public final class Watchdog implements AutoCloseable {
          */
         long elapsedNanos();
 
-        /**
-         * Returns the operation.
-         *
-         * @return the operation
-         */
+        /** Returns the operation. */
         Operation operation();
 
-        /**
-         * Returns the queue on which the work runs.
-         *
-         * @return the queue
-         */
+        /** Returns the queue on which the work runs. */
         Queue queue();
 
         /**
-         * Marks the work as failed, unless it has ended. {@link #complete} must follow.
-         *
-         * @param reason the failure
-         * @return false if it has ended
+         * Marks the work as failed, or returns false if it has ended. {@link #complete} must
+         * follow.
          */
         boolean seal(CollectiveException reason);
 
@@ -123,7 +105,6 @@ public final class Watchdog implements AutoCloseable {
         /**
          * Breaks the queue: all later calls fail.
          *
-         * @param reason the reason
          * @return false if the queue is broken already
          */
         boolean breakWith(CollectiveException reason);
@@ -138,17 +119,10 @@ public final class Watchdog implements AutoCloseable {
         /**
          * Returns the queues that fail if a queue fails: the queue itself, and the queues that need
          * it.
-         *
-         * @param queue the queue
-         * @return the queues
          */
         Collection<? extends Queue> failingWith(Queue queue);
 
-        /**
-         * Returns all queues.
-         *
-         * @return the queues
-         */
+        /** Returns all queues. */
         Collection<? extends Queue> queues();
 
         /**
@@ -184,7 +158,6 @@ public final class Watchdog implements AutoCloseable {
      * Creates a watchdog.
      *
      * @param name the thread's name
-     * @param group the group
      */
     public Watchdog(String name, Group group) {
         this.group = group;
@@ -196,8 +169,6 @@ public final class Watchdog implements AutoCloseable {
     /**
      * Watches a work until it has ended. The works of a queue end in the order in which they are
      * added: the watchdog polls the first one only.
-     *
-     * @param work the work
      */
     public synchronized void add(Watched work) {
         works.computeIfAbsent(work.queue(), queue -> new ArrayDeque<>()).add(work);
@@ -210,8 +181,6 @@ public final class Watchdog implements AutoCloseable {
     /**
      * Watches a queue also while it has no works, every 100 ms: operations that graphs replay on it
      * have none.
-     *
-     * @param queue the queue
      */
     public synchronized void watchAlways(Queue queue) {
         alwaysWatched = queue;
@@ -221,7 +190,6 @@ public final class Watchdog implements AutoCloseable {
     /**
      * Stops watching a work.
      *
-     * @param work the work
      * @return false if it was not watched any more
      */
     public synchronized boolean remove(Watched work) {
@@ -231,11 +199,7 @@ public final class Watchdog implements AutoCloseable {
         return found;
     }
 
-    /**
-     * Polls all works, and returns whether they have ended.
-     *
-     * @return true if they have
-     */
+    /** Polls all works, and returns whether they have ended. */
     public boolean isIdle() {
         return running().stream().allMatch(this::poll);
     }
@@ -426,9 +390,6 @@ public final class Watchdog implements AutoCloseable {
     /**
      * Breaks queues, fails their works that have not ended, and aborts the queues. Queues that are
      * broken already are left alone.
-     *
-     * @param failing the queues
-     * @param reason the reason
      */
     public void fail(Collection<? extends Queue> failing, CollectiveException reason) {
         List<Queue> broken = new ArrayList<>(failing);

@@ -37,7 +37,6 @@ public final class CallWords {
     /**
      * Formats a call.
      *
-     * @param words the words of a call
      * @return a text such as {@code allReduce(float32, (2, 3), SUM) into a graph}
      */
     public static String describe(long[] words) {

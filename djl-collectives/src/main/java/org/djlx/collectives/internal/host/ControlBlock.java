@@ -71,7 +71,6 @@ public final class ControlBlock {
      * Creates a view of shared memory.
      *
      * @param memory the memory, with the block at its start; initially zero
-     * @param worldSize the number of ranks
      */
     public ControlBlock(NativeMemory memory, int worldSize) {
         this.worldSize = worldSize;
@@ -81,7 +80,6 @@ public final class ControlBlock {
     /**
      * Returns the size of a block.
      *
-     * @param worldSize the number of ranks
      * @return the size in bytes
      */
     public static int byteSize(int worldSize) {
@@ -91,7 +89,6 @@ public final class ControlBlock {
     /**
      * Returns the last epoch that a rank has reached.
      *
-     * @param rank the rank
      * @return the epoch, which wraps around
      */
     public int arrived(int rank) {
@@ -102,7 +99,6 @@ public final class ControlBlock {
      * Sets the epoch that this rank has reached. Release: a rank that reads the epoch sees earlier
      * writes of this rank.
      *
-     * @param rank this rank
      * @param epoch its last epoch
      */
     public void setArrived(int rank, int epoch) {
@@ -112,7 +108,6 @@ public final class ControlBlock {
     /**
      * Returns the epoch at which a rank has stopped waiting.
      *
-     * @param rank the rank
      * @return the epoch; 0 if there is none
      */
     public int abandoned(int rank) {
@@ -122,7 +117,6 @@ public final class ControlBlock {
     /**
      * Announces that this rank has stopped waiting at an epoch.
      *
-     * @param rank this rank
      * @param epoch the epoch, or 0 to revoke it
      */
     public void setAbandoned(int rank, int epoch) {
@@ -133,9 +127,6 @@ public final class ControlBlock {
      * Returns the value of a signal.
      *
      * @param rank the destination rank
-     * @param channel the channel
-     * @param source the source rank
-     * @return the value
      */
     public int signal(int rank, int channel, int source) {
         return words.getIntVolatile(signalOffset(rank, channel, source));
@@ -145,8 +136,6 @@ public final class ControlBlock {
      * Sets a signal. Release: a rank that reads it sees earlier writes of this rank.
      *
      * @param rank the destination rank
-     * @param channel the channel
-     * @param source this rank
      * @param epoch the value
      */
     public void setSignal(int rank, int channel, int source, int epoch) {
@@ -161,11 +150,7 @@ public final class ControlBlock {
         return worldSize * RECORD + worldSize * CHANNELS * worldSize * LINE + rank * MAX_REASON;
     }
 
-    /**
-     * Wakes a rank if it sleeps. Called after a change for which it may wait.
-     *
-     * @param rank the rank
-     */
+    /** Wakes a rank if it sleeps. Called after a change for which it may wait. */
     public void ring(int rank) {
         // The change and the sleeper count are both sequentially consistent: either the sleeper's
         // last check sees the change, or this check sees the sleeper.
@@ -179,7 +164,6 @@ public final class ControlBlock {
      * Announces that this thread is about to sleep; later changes wake it. The caller must check
      * its condition once more before it sleeps.
      *
-     * @param rank this rank
      * @return the value to pass to {@link #sleep}
      */
     public int prepareSleep(int rank) {
@@ -190,7 +174,6 @@ public final class ControlBlock {
     /**
      * Sleeps until another rank rings. Returns at once if one has rung since {@link #prepareSleep}.
      *
-     * @param rank this rank
      * @param doorbell the result of {@link #prepareSleep}
      * @param nanos the maximum time in ns
      */
@@ -198,21 +181,12 @@ public final class ControlBlock {
         words.sleepWhile(rank * RECORD + DOORBELL, doorbell, nanos);
     }
 
-    /**
-     * Undoes {@link #prepareSleep}; must follow it in a finally block.
-     *
-     * @param rank this rank
-     */
+    /** Undoes {@link #prepareSleep}; must follow it in a finally block. */
     public void endSleep(int rank) {
         words.getAndAddInt(rank * RECORD + SLEEPERS, -1);
     }
 
-    /**
-     * Returns the state of a rank.
-     *
-     * @param rank the rank
-     * @return its state
-     */
+    /** Returns the state of a rank. */
     public State state(int rank) {
         return State.values()[words.getIntVolatile(rank * RECORD + STATE)];
     }
@@ -220,7 +194,6 @@ public final class ControlBlock {
     /**
      * Marks this rank as ACTIVE.
      *
-     * @param rank this rank
      * @param pid its process id
      * @param startTime the start time of its process, see {@link Liveness}
      */
@@ -230,11 +203,7 @@ public final class ControlBlock {
         words.putIntVolatile(rank * RECORD + STATE, State.ACTIVE.ordinal());
     }
 
-    /**
-     * Marks this rank as LEFT.
-     *
-     * @param rank this rank
-     */
+    /** Marks this rank as LEFT. */
     public void setLeft(int rank) {
         words.putIntVolatile(rank * RECORD + STATE, State.LEFT.ordinal());
     }
@@ -242,7 +211,6 @@ public final class ControlBlock {
     /**
      * Marks this rank as FAILED.
      *
-     * @param rank this rank
      * @param reason the reason, {@linkplain #encoded encoded}
      */
     public void setFailed(int rank, byte[] reason) {
@@ -255,7 +223,6 @@ public final class ControlBlock {
      * Encodes a failure reason. If the text is too long, its middle is cut out, because messages
      * have the call at the start and the ranks at the end.
      *
-     * @param reason the reason
      * @return UTF-8, of at most {@value #MAX_REASON} bytes
      */
     public static byte[] encoded(String reason) {
@@ -287,7 +254,6 @@ public final class ControlBlock {
      * Returns the failure reason of a rank.
      *
      * @param rank a rank in state FAILED
-     * @return the reason
      */
     public String reason(int rank) {
         byte[] utf8 = new byte[words.getIntVolatile(rank * RECORD + REASON_LENGTH)];
@@ -299,7 +265,6 @@ public final class ControlBlock {
      * Returns the process id of a rank.
      *
      * @param rank a rank that has joined
-     * @return the process id
      */
     public long pid(int rank) {
         return words.getLong(rank * RECORD + PID);
@@ -315,13 +280,7 @@ public final class ControlBlock {
         return words.getLong(rank * RECORD + START_TIME);
     }
 
-    /**
-     * Publishes this rank's call.
-     *
-     * @param rank this rank
-     * @param sequence the call's number
-     * @param call the call's words
-     */
+    /** Publishes this rank's call. */
     void putCall(int rank, long sequence, long[] call) {
         words.putLongs(callOffset(rank, sequence), call);
     }
@@ -329,10 +288,7 @@ public final class ControlBlock {
     /**
      * Compares a rank's call.
      *
-     * @param rank the rank
      * @param sequence the call's number: the current or the previous one
-     * @param call the words to compare with
-     * @return true if they are equal
      */
     boolean callEquals(int rank, long sequence, long[] call) {
         return Arrays.equals(call(rank, sequence), call);
@@ -341,9 +297,7 @@ public final class ControlBlock {
     /**
      * Returns a rank's call.
      *
-     * @param rank the rank
      * @param sequence the call's number: the current or the previous one
-     * @return the call's words
      */
     long[] call(int rank, long sequence) {
         long[] call = new long[CallWords.COUNT];

@@ -24,7 +24,6 @@ public final class Deadline {
      * Creates a deadline.
      *
      * @param timeout the time until the deadline
-     * @return the deadline
      */
     public static Deadline after(Duration timeout) {
         return new Deadline(Required.argument("the timeout", timeout));
@@ -57,11 +56,7 @@ public final class Deadline {
         return remainingNanos() == 0;
     }
 
-    /**
-     * Returns the timeout this deadline was created with.
-     *
-     * @return the timeout
-     */
+    /** Returns the timeout this deadline was created with. */
     public Duration timeout() {
         return timeout;
     }

@@ -48,8 +48,6 @@ public final class GroupErrors {
     /**
      * A call failed on this rank. If memory has run out, frees the reserve. Never throws.
      *
-     * @param call the failed call
-     * @param cause the failure
      * @return the cause if it is a CollectiveException, otherwise an exception that names the call
      */
     public static CollectiveException failed(Object call, Throwable cause) {
@@ -69,8 +67,6 @@ public final class GroupErrors {
     /**
      * A call cannot run because an earlier operation has broken the group.
      *
-     * @param call the call
-     * @param reason the failure of the earlier operation
      * @return the exception, with the reason as its cause
      */
     public static CollectiveException broken(Object call, CollectiveException reason) {
@@ -80,9 +76,7 @@ public final class GroupErrors {
     /**
      * A call cannot run because an earlier operation has broken the group or a part of it.
      *
-     * @param call the call
      * @param part the broken part, such as {@code the group}
-     * @param reason the failure of the earlier operation
      * @return the exception, with the reason as its cause
      */
     public static CollectiveException broken(Object call, String part, CollectiveException reason) {
@@ -100,7 +94,6 @@ public final class GroupErrors {
      * The end of another rank breaks the group.
      *
      * @param end the description of its end, such as {@link #died}
-     * @return the exception
      */
     public static CollectiveException brokenBy(String end) {
         return new CollectiveException(end + "; the group is broken");
@@ -110,9 +103,7 @@ public final class GroupErrors {
      * Describes that a rank's process has ended. Only its parent process knows whether it was
      * killed or exited.
      *
-     * @param rank the rank
      * @param pid the process id
-     * @return the text
      */
     public static String died(int rank, long pid) {
         return died("rank " + rank, pid);
@@ -123,57 +114,32 @@ public final class GroupErrors {
      *
      * @param rank the description of the rank
      * @param pid the process id
-     * @return the text
      */
     public static String died(String rank, long pid) {
         return "the process of " + rank + " (pid " + pid + ") has ended";
     }
 
-    /**
-     * Describes that a rank has destroyed the group.
-     *
-     * @param rank the rank
-     * @return the text
-     */
+    /** Describes that a rank has destroyed the group. */
     public static String left(int rank) {
         return "rank " + rank + " has destroyed the group";
     }
 
-    /**
-     * This rank destroyed the group while a call was running.
-     *
-     * @param call the call
-     * @return the exception
-     */
+    /** This rank destroyed the group while a call was running. */
     public static CollectiveException destroyed(Object call) {
         return new CollectiveException(call + " was cancelled: this rank destroyed the group");
     }
 
-    /**
-     * This rank destroyed the group; the reason with which all its running operations fail.
-     *
-     * @param group the group's name
-     * @return the exception
-     */
+    /** This rank destroyed the group; the reason with which all its running operations fail. */
     public static CollectiveException groupDestroyed(String group) {
         return new CollectiveException("this rank destroyed the group '" + group + "'");
     }
 
-    /**
-     * A method was called on a destroyed group.
-     *
-     * @param group the group's name
-     * @return the exception
-     */
+    /** A method was called on a destroyed group. */
     public static IllegalStateException usedAfterDestroy(String group) {
         return new IllegalStateException("the group '" + group + "' has been destroyed");
     }
 
-    /**
-     * P2P buffers were used after their group was destroyed.
-     *
-     * @return the exception
-     */
+    /** P2P buffers were used after their group was destroyed. */
     public static IllegalStateException buffersDestroyed() {
         return new IllegalStateException(
                 "the group of these P2P buffers has been destroyed; use the buffers of another"
@@ -185,7 +151,6 @@ public final class GroupErrors {
      *
      * @param call the awaited call
      * @param cause the InterruptedException, or null
-     * @return the exception
      */
     public static CollectiveException interrupted(Object call, InterruptedException cause) {
         Thread.currentThread().interrupt();
@@ -195,10 +160,7 @@ public final class GroupErrors {
     /**
      * A call cannot complete because a peer has left, failed or died.
      *
-     * @param call the call
-     * @param rank this rank
      * @param end the peer's end, such as {@code rank 1 has destroyed the group}
-     * @return the exception
      */
     public static CollectiveException gone(Object call, int rank, String end) {
         return new CollectiveException(call + " cannot complete on rank " + rank + ": " + end);
@@ -207,11 +169,7 @@ public final class GroupErrors {
     /**
      * An operation timed out because of other ranks.
      *
-     * @param operation the operation
-     * @param rank this rank
-     * @param missing the missing ranks
      * @param omission what they did not do, such as {@code did not arrive}
-     * @return the exception
      */
     public static CollectiveTimeoutException timedOut(
             Operation operation, int rank, List<Integer> missing, String omission) {
@@ -221,12 +179,8 @@ public final class GroupErrors {
     /**
      * An operation timed out because of other ranks.
      *
-     * @param operation the operation
-     * @param rank this rank
-     * @param missing the missing ranks
      * @param omission what they did not do, such as {@code did not arrive}
      * @param cause the underlying timeout, or null
-     * @return the exception
      */
     public static CollectiveTimeoutException timedOut(
             Operation operation,
@@ -251,10 +205,8 @@ public final class GroupErrors {
     /**
      * An operation timed out.
      *
-     * @param operation the operation
      * @param missing the ranks that have not called it; empty if unknown
      * @param hint text to append if they are unknown
-     * @return the exception
      */
     public static CollectiveTimeoutException timedOut(
             Operation operation, List<Integer> missing, String hint) {
@@ -270,8 +222,6 @@ public final class GroupErrors {
      * The caller's wait timed out; the call itself keeps running.
      *
      * @param call the awaited call
-     * @param timeout the timeout of the wait
-     * @return the exception
      */
     public static CollectiveTimeoutException stillUnderWay(Object call, Duration timeout) {
         return new CollectiveTimeoutException(
@@ -281,10 +231,7 @@ public final class GroupErrors {
     /**
      * The calls of the ranks do not match; found before they ran.
      *
-     * @param operation this rank's operation
-     * @param group the group's name
      * @param calls the words of each rank's call, in rank order
-     * @return the exception
      * @see CallWords
      */
     public static CollectiveMismatchException disagreement(
@@ -300,10 +247,7 @@ public final class GroupErrors {
     /**
      * The calls of the ranks do not match; found after some may have run, so the group is broken.
      *
-     * @param call the number of the call, as text
-     * @param group the group's name
      * @param calls the words of each rank's call, by rank, as far as known
-     * @return the exception
      * @see CallWords
      */
     public static CollectiveMismatchException outOfStep(
@@ -340,7 +284,6 @@ public final class GroupErrors {
     /**
      * Formats ranks.
      *
-     * @param ranks the ranks
      * @return a text such as {@code rank 1} or {@code ranks 1, 3}
      */
     public static String ranks(List<Integer> ranks) {

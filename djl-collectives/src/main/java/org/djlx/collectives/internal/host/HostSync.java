@@ -41,8 +41,6 @@ public final class HostSync implements AutoCloseable {
     /**
      * Joins the group; returns when all ranks have joined.
      *
-     * @param context the group and the rank
-     * @return this rank's handle
      * @throws CollectiveException on all ranks, if they are not on one host
      */
     public static HostSync join(GroupContext context) {
@@ -65,7 +63,6 @@ public final class HostSync implements AutoCloseable {
     /**
      * Waits until all ranks have called an operation, and compares the calls.
      *
-     * @param operation the operation
      * @param captured whether it is captured into a graph; compared as well
      * @throws CollectiveMismatchException on all ranks, if the calls do not match
      * @throws CollectiveException if a rank has left, failed or died, or does not arrive in time
@@ -79,7 +76,6 @@ public final class HostSync implements AutoCloseable {
      * Publishes this rank's call, and compares it with the calls of other ranks as they arrive.
      * Does not wait for them, unless one is {@value CallLog#SLOTS} calls behind.
      *
-     * @param operation the operation
      * @param captured whether it is captured into a graph
      * @throws CollectiveMismatchException if this call or an earlier one does not match another
      *     rank's
@@ -151,11 +147,7 @@ public final class HostSync implements AutoCloseable {
         return rendezvous.failedRank();
     }
 
-    /**
-     * Announces that this rank has failed.
-     *
-     * @param reason the reason
-     */
+    /** Announces that this rank has failed. */
     public void fail(String reason) {
         rendezvous.fail(new CollectiveException(reason));
     }
@@ -175,7 +167,6 @@ public final class HostSync implements AutoCloseable {
      * Describes the first other rank that makes no more calls and has not called an operation,
      * which therefore never completes.
      *
-     * @param operation an operation of this rank
      * @return the text; null if there is none
      */
     public String departedBefore(Operation operation) {

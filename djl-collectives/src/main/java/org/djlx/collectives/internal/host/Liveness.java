@@ -32,7 +32,6 @@ public final class Liveness {
      * Returns when a process started, in clock ticks since boot. Together with the process id this
      * identifies a process, even if the id is reused.
      *
-     * @param pid the process id
      * @return the time; -1 if the process has ended or is a zombie
      * @throws UncheckedIOException if it cannot be read, for example for lack of file descriptors
      */
@@ -67,7 +66,6 @@ public final class Liveness {
      *
      * @param pid the process id
      * @param startTime its start time, from {@link #startTime}
-     * @return true if it is alive
      */
     public static boolean isAlive(long pid, long startTime) {
         try {

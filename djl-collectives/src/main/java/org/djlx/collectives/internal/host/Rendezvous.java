@@ -119,9 +119,6 @@ public final class Rendezvous {
      * Creates the rendezvous of one rank.
      *
      * @param control the shared memory
-     * @param group the group's name
-     * @param rank this rank
-     * @param worldSize the number of ranks
      */
     public Rendezvous(ControlBlock control, String group, int rank, int worldSize) {
         GroupErrors.prepare();
@@ -136,7 +133,6 @@ public final class Rendezvous {
     /**
      * Returns how many of a group's ranks share a core, if all are on this host.
      *
-     * @param worldSize the number of ranks
      * @return the number, at least 1
      */
     public static int ranksPerCore(int worldSize) {
@@ -144,21 +140,12 @@ public final class Rendezvous {
         return (worldSize + cores - 1) / cores;
     }
 
-    /**
-     * Publishes this rank's next operation, and arrives at it.
-     *
-     * @param operation the operation
-     */
+    /** Publishes this rank's next operation, and arrives at it. */
     public void begin(Operation operation) {
         begin(operation, false);
     }
 
-    /**
-     * As {@link #begin(Operation)}, for operations that may be captured into a graph.
-     *
-     * @param operation the operation
-     * @param captured whether it is captured
-     */
+    /** As {@link #begin(Operation)}, for operations that may be captured into a graph. */
     void begin(Operation operation, boolean captured) {
         begun++;
         CallWords.put(call, operation.signature(), captured);
@@ -169,7 +156,6 @@ public final class Rendezvous {
     /**
      * Waits until all ranks have begun the operation, and compares their calls.
      *
-     * @param operation the operation
      * @throws CollectiveException as {@link #awaitArrivals}
      * @throws org.djlx.collectives.CollectiveMismatchException on all ranks, if the calls do not
      *     match
@@ -207,7 +193,6 @@ public final class Rendezvous {
      * arrived, the announcement is revoked, because another rank may have seen all arrivals before
      * it was made.
      *
-     * @param operation the operation
      * @throws CollectiveException if a rank has left, failed or died, or does not arrive in time
      */
     public void awaitArrivals(Operation operation) {
@@ -237,7 +222,6 @@ public final class Rendezvous {
     /**
      * Arrives at the next synchronisation and waits for all ranks.
      *
-     * @param operation the operation
      * @throws CollectiveException as {@link #awaitArrivals}
      */
     public void synchronize(Operation operation) {
@@ -258,8 +242,6 @@ public final class Rendezvous {
      * Signals a rank. A rank that sees the signal also sees earlier writes of this rank.
      *
      * @param peer the destination rank
-     * @param channel the channel
-     * @param value the value
      */
     public void signal(int peer, int channel, int value) {
         control.setSignal(peer, channel, rank, value);
@@ -269,9 +251,7 @@ public final class Rendezvous {
     /**
      * Waits for a signal from a rank.
      *
-     * @param operation the operation
      * @param peer the source rank
-     * @param channel the channel
      * @param value the minimum value
      * @throws CollectiveException if the rank has left, failed or died, or does not signal in time
      */
@@ -283,7 +263,6 @@ public final class Rendezvous {
      * Returns whether a rank has sent a signal.
      *
      * @param peer the source rank
-     * @param channel the channel
      * @param value the minimum value
      * @return true if the signal has at least this value
      */
@@ -312,8 +291,6 @@ public final class Rendezvous {
     /**
      * Breaks the group: announces that this rank has failed, and makes its current and later waits
      * fail. Only the first call has an effect. Any thread may call it.
-     *
-     * @param reason the reason
      */
     public synchronized void fail(CollectiveException reason) {
         if (broken != null) {
@@ -461,7 +438,6 @@ public final class Rendezvous {
      * Returns the exception with which a call must fail because the group is broken or being
      * destroyed.
      *
-     * @param call the call
      * @return the exception; null if the call can run
      */
     public CollectiveException obstacle(Object call) {
@@ -476,7 +452,6 @@ public final class Rendezvous {
     /**
      * Describes why a rank no longer participates, if it has announced that.
      *
-     * @param peer the rank
      * @return the text; null if it participates or has not joined yet
      */
     public String announcedEndOf(int peer) {
@@ -497,7 +472,6 @@ public final class Rendezvous {
      * rank that notices a death may destroy the group before this rank has checked the processes.
      * Takes a system call per rank.
      *
-     * @param end the description of a rank's end
      * @return the text for the user
      */
     public String causeOf(String end) {
@@ -547,7 +521,6 @@ public final class Rendezvous {
     /**
      * Describes the end of a rank's process. Takes a system call.
      *
-     * @param peer the rank
      * @return the text; null if the process is alive or the rank has not joined yet
      */
     public String deathOf(int peer) {

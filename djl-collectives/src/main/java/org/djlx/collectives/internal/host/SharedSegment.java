@@ -40,10 +40,8 @@ public final class SharedSegment implements AutoCloseable {
      * it and are {@linkplain ControlBlock.State#ACTIVE active}; from then on a waiting rank notices
      * if another dies or closes the segment.
      *
-     * @param context the group and the rank
      * @param byteSize the size in bytes, at least the size of a control block
      * @param configuration settings that must be the same on all ranks, one per line
-     * @return the segment
      * @throws CollectiveException on all ranks, if it fails on any rank
      */
     public static SharedSegment map(

@@ -165,9 +165,6 @@ public final class NcclBackend extends Backend {
     /**
      * Creates the backend.
      *
-     * @param context the group and the rank
-     * @param options the options
-     * @return the backend
      * @throws CollectiveException if NCCL cannot be used here, with the cause
      */
     public static NcclBackend create(GroupContext context, NcclOptions options) {

@@ -84,7 +84,6 @@ final class Verification {
     /**
      * Compares a message with the peer's call.
      *
-     * @param work the message
      * @param number its position among the messages of its queue
      */
     void message(QueuedWork work, long number) {

@@ -47,8 +47,6 @@ final class ViewCache {
      * Returns an array over an address. It is valid until the next call; do not close it.
      *
      * @param address its address
-     * @param count the number of elements
-     * @param type the element type
      */
     NDArray get(long address, long count, ScalarType type) {
         int place = place(address, count, type);

@@ -182,7 +182,6 @@ final class EngineCore {
     /**
      * A step.
      *
-     * @param request the request to the ranks
      * @param sampled the sequences that get a token each, in the order of the batch
      * @param sampledOnDevice whether the device samples all these tokens: the next step can then
      *     launch before they reach the host

@@ -44,7 +44,6 @@ final class Attention {
      * Computes the tables of the rotary embedding.
      *
      * @param gpu the kernels; null if libtorch applies the rotary embedding
-     * @param manager the manager of the tables
      */
     Attention(
             LlamaConfig config,
@@ -106,9 +105,6 @@ final class Attention {
     /**
      * Query tokens that are computed in one call.
      *
-     * @param first the index of the first token
-     * @param tokens the tokens of each sequence
-     * @param sequences the number of sequences
      * @param slots the cache slots that each sequence attends to, (sequences · length); shorter
      *     sequences are padded. Null for the first chunk of a prompt, which attends to itself only
      * @param mask the mask added to the scores, of shape (sequences, 1, 1, tokens, length): 0, or

@@ -288,7 +288,6 @@ final class Decoder implements AutoCloseable {
      * Computes chunks of a few tokens each, and writes their keys and values to the cache. All
      * ranks call this at the same time. The GPU may still be computing when this returns.
      *
-     * @param chunks the chunks
      * @param fullLogits whether full logits are needed, not only the sampled tokens
      * @param manager the manager of copied logits
      * @return the logits of the chunks that need them; {@link Logits#toArray} is valid until the
@@ -323,13 +322,11 @@ final class Decoder implements AutoCloseable {
      * this at the same time, after {@link #await}. The GPU may still be computing when this
      * returns.
      *
-     * @param chunk the prompt's last chunk
      * @param residual the residual stream before the last layer, of some or all tokens of the
      *     chunk; on the current stream
      * @param row the last token's row, on the rank that has it; -1 on other ranks
      * @param fullLogits whether full logits are needed, not only the sampled token
      * @param manager the manager of copied logits
-     * @return the logits
      */
     Logits finishPrefill(
             TokenBatch.Chunk chunk,

@@ -185,7 +185,6 @@ public final class LlamaGpu implements AutoCloseable {
      *
      * @param inputs int32: the tokens of all rows, then the KV cache slots of all rows
      * @param rows the number of rows, padding included
-     * @param tokens the number of tokens
      * @param start the position of the first token
      */
     record PrefillInputs(NDArray inputs, int rows, int tokens, int start) {
