@@ -235,29 +235,26 @@ public final class Safetensors implements AutoCloseable {
     }
 
     /**
-     * Returns the tensors.
-     *
-     * @return an unmodifiable map by name, in the order of the index or of the file's data
+     * {@return the tensors, an unmodifiable map by name, in the order of the index or of the file's
+     * data}
      */
     public Collection<TensorSpec> specs() {
         return tensors.values().stream().map(location -> location.stored().spec()).toList();
     }
 
     /**
-     * Returns whether a tensor exists.
+     * {@return whether a tensor exists}
      *
      * @param name its name
-     * @return whether it exists
      */
     public boolean contains(String name) {
         return tensors.containsKey(name);
     }
 
     /**
-     * Returns the type and shape of a tensor.
+     * {@return the type and shape of a tensor}
      *
      * @param name its name
-     * @return its description
      * @throws IllegalArgumentException if there is none of this name
      */
     public TensorSpec spec(String name) {
@@ -265,21 +262,16 @@ public final class Safetensors implements AutoCloseable {
     }
 
     /**
-     * Returns the file that a tensor is in.
+     * {@return the file that a tensor is in}
      *
      * @param name its name
-     * @return the file
      * @throws IllegalArgumentException if there is none of this name
      */
     public Path file(String name) {
         return location(name).path();
     }
 
-    /**
-     * Returns the files' metadata.
-     *
-     * @return an unmodifiable map of texts by name
-     */
+    /** {@return the files' metadata, an unmodifiable map of texts by name} */
     public Map<String, String> metadata() {
         return Collections.unmodifiableMap(metadata);
     }

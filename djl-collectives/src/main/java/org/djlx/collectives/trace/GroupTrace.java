@@ -79,20 +79,12 @@ public final class GroupTrace {
         return size;
     }
 
-    /**
-     * Returns the recorder.
-     *
-     * @return the recorder
-     */
+    /** {@return the recorder} */
     public FlightRecorder recorder() {
         return recorder;
     }
 
-    /**
-     * Returns the id of the job.
-     *
-     * @return the job's id
-     */
+    /** {@return the id of the job} */
     public String job() {
         return recorder.job();
     }

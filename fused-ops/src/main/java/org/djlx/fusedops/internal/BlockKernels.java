@@ -498,9 +498,8 @@ public final class BlockKernels implements AutoCloseable {
     }
 
     /**
-     * Returns whether a kernel can convert and join matrices.
-     *
-     * @return whether the matrices are float32 and the result has a 16-bit type
+     * Returns whether a kernel can convert and join matrices: they are float32 and the result has a
+     * 16-bit type.
      */
     public boolean isJoinable(List<NDArray> matrices, ScalarType type) {
         return type != ScalarType.FLOAT32

@@ -95,28 +95,18 @@ public final class Compute implements AutoCloseable {
     }
 
     /**
-     * Returns the number of SMs of the device.
-     *
-     * @return the number, including SMs that other ranks use; 0 on the CPU
+     * Returns the number of SMs of the device, including SMs that other ranks use; 0 on the CPU.
      */
     public int multiprocessors() {
         return gpu == null ? 0 : gpu.cuda.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
     }
 
-    /**
-     * Returns the kernels of the path FUSED.
-     *
-     * @return the kernels; empty if the device has none
-     */
+    /** Returns the kernels of the path FUSED; empty if the device has none. */
     public Optional<FusedMatmul> fusedMatmul() {
         return Optional.ofNullable(gpu == null ? null : gpu.fusedMatmul);
     }
 
-    /**
-     * Returns the kernels of all-reduce + RMSNorm.
-     *
-     * @return the kernels; empty on the CPU
-     */
+    /** Returns the kernels of all-reduce + RMSNorm; empty on the CPU. */
     public synchronized Optional<RmsNormKernels> rmsNorm() {
         if (gpu == null) {
             return Optional.empty();
@@ -129,10 +119,10 @@ public final class Compute implements AutoCloseable {
     }
 
     /**
-     * Returns whether the kernels of the path GATHERED are possible, without compiling them.
+     * Returns whether the kernels of the path GATHERED are possible, without compiling them; the
+     * same on all ranks.
      *
      * @param byteSize the size of a shard or a part
-     * @return true if so; the same on all ranks
      */
     public boolean canExchange(P2pBuffers buffers, ScalarType type, long byteSize) {
         return gpu != null && GatheredExchange.isPossible(gpu.cuda, buffers, type, byteSize);
@@ -150,9 +140,8 @@ public final class Compute implements AutoCloseable {
     }
 
     /**
-     * Returns whether the calling thread's current stream is recorded into a graph.
-     *
-     * @return true if so; false on the CPU
+     * Returns whether the calling thread's current stream is recorded into a graph; false on the
+     * CPU.
      */
     public boolean isRecorded() {
         return gpu != null && gpu.streams.get().isCapturing();

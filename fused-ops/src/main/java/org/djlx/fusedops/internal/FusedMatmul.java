@@ -267,10 +267,10 @@ public final class FusedMatmul implements AutoCloseable {
     }
 
     /**
-     * Returns the shape of a copy of A with that {@link #layout}.
+     * Returns the shape of a copy of A with that {@link #layout}, whose rows may be longer than
+     * A's.
      *
      * @param a A's shape, of two dimensions
-     * @return the shape, whose rows may be longer than A's
      */
     public static Shape copyShape(Shape a) {
         return new Shape(a.get(0), layout(a.get(0), a.get(1)).rowStride());

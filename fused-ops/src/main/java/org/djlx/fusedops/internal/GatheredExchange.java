@@ -83,12 +83,11 @@ public final class GatheredExchange implements AutoCloseable {
     }
 
     /**
-     * Returns whether the kernels can exchange an array. Any element arrives with its bits, except
-     * for the NaN of all ones, which arrives as another NaN.
+     * Returns whether the kernels can exchange an array; the same on all ranks. Any element arrives
+     * with its bits, except for the NaN of all ones, which arrives as another NaN.
      *
      * @param device this rank's GPU; GPUs with one-shot slots have the same architecture
      * @param byteSize the size of a shard or a part
-     * @return true if so; the same on all ranks
      */
     static boolean isPossible(
             CudaDevice device, P2pBuffers buffers, ScalarType type, long byteSize) {

@@ -118,19 +118,18 @@ public final class RmsNormKernels implements AutoCloseable {
     }
 
     /**
-     * Returns whether there is a kernel for a type and a length of rows.
-     *
-     * @return true if so; the same on GPUs of the same architecture
+     * Returns whether there is a kernel for a type and a length of rows; the same on GPUs of the
+     * same architecture.
      */
     public boolean isSupported(ScalarType type, long hidden) {
         return adding.containsKey(type) && hidden <= MAX_ROW / type.itemSize();
     }
 
     /**
-     * Returns whether the one-shot kernel takes rows that are {@linkplain #isSupported supported}.
+     * Returns whether the one-shot kernel takes rows that are {@linkplain #isSupported supported};
+     * the same on all ranks.
      *
      * @param hidden their length
-     * @return true if so; the same on all ranks
      */
     public boolean exchanges(P2pBuffers buffers, ScalarType type, long rows, long hidden) {
         long most = buffers.oneShotSlots().map(OneShotSlots::slot).orElse(0L);

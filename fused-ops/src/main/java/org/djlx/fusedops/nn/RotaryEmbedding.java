@@ -42,20 +42,12 @@ public final class RotaryEmbedding {
         return new Builder();
     }
 
-    /**
-     * Returns the angle between neighbouring positions, for each pair.
-     *
-     * @return the angles in radians, one for each pair
-     */
+    /** {@return the angle in radians between neighbouring positions, for each pair} */
     public double[] frequencies() {
         return frequencies.clone();
     }
 
-    /**
-     * Returns the size of the heads.
-     *
-     * @return the number of a head's values
-     */
+    /** {@return the number of a head's values} */
     public int headSize() {
         return 2 * frequencies.length;
     }

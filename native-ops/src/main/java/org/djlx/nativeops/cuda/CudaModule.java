@@ -113,10 +113,10 @@ public final class CudaModule extends CudaResource {
     }
 
     /**
-     * Returns a kernel of this module. It is loaded eagerly, so launches do not block.
+     * {@return a kernel of this module, valid as long as the module is open} It is loaded eagerly,
+     * so launches do not block.
      *
      * @param name the name: that of the source if it is {@code extern "C"}
-     * @return the kernel, valid as long as the module is open
      * @throws CudaException with {@code CUDA_ERROR_NOT_FOUND} if the module has no such kernel
      */
     public CudaKernel kernel(String name) {
@@ -124,10 +124,10 @@ public final class CudaModule extends CudaResource {
     }
 
     /**
-     * Returns a kernel that the source may lack for some GPUs.
+     * {@return a kernel that the source may lack for some GPUs; empty if the module has no such
+     * kernel}
      *
      * @param name the name
-     * @return the kernel; empty if the module has no such kernel
      */
     public Optional<CudaKernel> findKernel(String name) {
         try {

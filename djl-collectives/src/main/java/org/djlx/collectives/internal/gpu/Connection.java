@@ -31,7 +31,6 @@ public interface Connection {
      * Returns whether {@link #verify} must be called before an operation is launched.
      *
      * @param work the operation, which uses this connection
-     * @return whether it must
      */
     boolean isToBeVerified(QueuedWork work);
 
@@ -45,18 +44,10 @@ public interface Connection {
     /** Launches operations of one or more queues together; their order within a queue is open. */
     void launchTogether(Runnable launches);
 
-    /**
-     * Returns the error that the connection reports, if any.
-     *
-     * @return the error, or empty
-     */
+    /** Returns the error that the connection reports, if any. */
     Optional<String> error();
 
-    /**
-     * Returns advice for the message of an operation that timed out.
-     *
-     * @return the end of a sentence
-     */
+    /** Returns advice for the message of an operation that timed out: the end of a sentence. */
     String hint();
 
     /**

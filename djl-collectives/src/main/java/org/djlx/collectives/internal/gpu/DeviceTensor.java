@@ -94,11 +94,7 @@ public final class DeviceTensor implements AutoCloseable {
         return new DeviceTensor(manager, tensor, false, false);
     }
 
-    /**
-     * Returns the address of the first element.
-     *
-     * @return the address
-     */
+    /** Returns the address of the first element. */
     public long address() {
         return address;
     }

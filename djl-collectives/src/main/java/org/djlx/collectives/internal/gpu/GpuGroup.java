@@ -136,11 +136,7 @@ public final class GpuGroup {
         return added;
     }
 
-    /**
-     * Returns the GPU.
-     *
-     * @return the resources, not to be closed
-     */
+    /** Returns the resources, not to be closed. */
     public GpuResources resources() {
         return resources;
     }
@@ -150,11 +146,7 @@ public final class GpuGroup {
         return collectives;
     }
 
-    /**
-     * Returns the watchdog of all works of the group.
-     *
-     * @return the watchdog, not to be closed
-     */
+    /** Returns the watchdog, not to be closed. */
     public Watchdog watchdog() {
         return watchdog;
     }

@@ -68,9 +68,7 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
     protected abstract void release();
 
     /**
-     * Returns the failure of an operation whose enqueued work has ended.
-     *
-     * @return the reason; null if it did not fail
+     * Returns the failure of an operation whose enqueued work has ended; null if it did not fail.
      */
     protected CollectiveException failureAtEnd() {
         return null;
@@ -96,11 +94,7 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
         }
     }
 
-    /**
-     * Returns whether the whole work is enqueued, or has ended.
-     *
-     * @return whether a thread can wait for it
-     */
+    /** Returns whether the whole work is enqueued, or has ended. */
     protected final synchronized boolean isEnqueued() {
         return end != null || ended;
     }

@@ -29,7 +29,6 @@ public interface GroupExtension extends Watchdog.Queue {
      * Returns the reason why operations cannot succeed, if one is known.
      *
      * @param first the running collective that was called first; null if there is none
-     * @return the reason, or empty
      */
     default Optional<CollectiveException> problem(Operation first) {
         return Optional.empty();
@@ -50,9 +49,7 @@ public interface GroupExtension extends Watchdog.Queue {
     default void join() {}
 
     /**
-     * Returns the reason why an operation failed whose kernel has ended.
-     *
-     * @return the reason; null if it did not fail
+     * Returns the reason why an operation failed whose kernel has ended; null if it did not fail.
      */
     default CollectiveException failureOf(Operation operation) {
         return null;

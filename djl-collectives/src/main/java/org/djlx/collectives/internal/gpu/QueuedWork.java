@@ -55,11 +55,7 @@ public final class QueuedWork extends GpuWork {
         return queue;
     }
 
-    /**
-     * Returns the other rank of a message.
-     *
-     * @return the rank; -1 for a collective
-     */
+    /** Returns the other rank of a message; -1 for a collective. */
     public int peer() {
         return peer;
     }

@@ -206,19 +206,14 @@ public final class StreamQueue implements Watchdog.Queue {
     }
 
     /**
-     * Returns whether all issued operations are enqueued on the stream.
-     *
-     * @return whether {@link #awaitLaunched} would return at once
+     * Returns whether all issued operations are enqueued on the stream, so that {@link
+     * #awaitLaunched} returns at once.
      */
     public synchronized boolean isLaunched() {
         return helper == null && owner == null;
     }
 
-    /**
-     * Returns the stream.
-     *
-     * @return the stream, not to be closed
-     */
+    /** Returns the stream, not to be closed. */
     public CudaStream stream() {
         return stream;
     }

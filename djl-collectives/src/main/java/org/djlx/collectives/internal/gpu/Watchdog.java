@@ -48,9 +48,8 @@ public final class Watchdog implements AutoCloseable {
         boolean isDone();
 
         /**
-         * Returns the time that counts towards the operation's timeout.
-         *
-         * @return the time in nanoseconds; 0 while the timeout is enforced elsewhere
+         * Returns the time in ns that counts towards the operation's timeout; 0 while the timeout
+         * is enforced elsewhere.
          */
         long elapsedNanos();
 
@@ -77,26 +76,19 @@ public final class Watchdog implements AutoCloseable {
     /** A queue on which works run; they fail with it. */
     public interface Queue {
 
-        /**
-         * Returns the error of the queue, if any.
-         *
-         * @return the error, or empty
-         */
+        /** Returns the error of the queue, if any. */
         Optional<String> error();
 
         /**
-         * Returns advice for the message of an operation that has timed out.
-         *
-         * @return the end of a sentence; may be empty
+         * Returns advice for the message of an operation that has timed out: the end of a sentence,
+         * which may be empty.
          */
         default String hint() {
             return "";
         }
 
         /**
-         * Returns the ranks that have not called the first operation on this queue.
-         *
-         * @return the missing ranks that are known
+         * Returns the ranks that are known not to have called the first operation on this queue.
          */
         default List<Integer> missing() {
             return List.of();

@@ -77,20 +77,12 @@ public final class ControlBlock {
         this.words = new AtomicBuffer(memory, 0, byteSize(worldSize));
     }
 
-    /**
-     * Returns the size of a block.
-     *
-     * @return the size in bytes
-     */
+    /** Returns the size of a block in bytes. */
     public static int byteSize(int worldSize) {
         return reasonOffset(worldSize, worldSize);
     }
 
-    /**
-     * Returns the last epoch that a rank has reached.
-     *
-     * @return the epoch, which wraps around
-     */
+    /** Returns the last epoch that a rank has reached, which wraps around. */
     public int arrived(int rank) {
         return words.getIntVolatile(rank * RECORD);
     }
@@ -105,11 +97,7 @@ public final class ControlBlock {
         words.putIntVolatile(rank * RECORD, epoch);
     }
 
-    /**
-     * Returns the epoch at which a rank has stopped waiting.
-     *
-     * @return the epoch; 0 if there is none
-     */
+    /** Returns the epoch at which a rank has stopped waiting; 0 if there is none. */
     public int abandoned(int rank) {
         return words.getIntVolatile(rank * RECORD + ABANDONED);
     }
@@ -271,10 +259,9 @@ public final class ControlBlock {
     }
 
     /**
-     * Returns the start time of a rank's process.
+     * Returns the start time of a rank's process, see {@link Liveness}.
      *
      * @param rank a rank that has joined
-     * @return the time, see {@link Liveness}
      */
     public long startTime(int rank) {
         return words.getLong(rank * RECORD + START_TIME);

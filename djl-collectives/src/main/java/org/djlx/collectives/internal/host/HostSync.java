@@ -118,9 +118,8 @@ public final class HostSync implements AutoCloseable {
     }
 
     /**
-     * Returns the ranks that have {@linkplain #publish published} the fewest calls.
-     *
-     * @return the ranks; empty if this rank has not published more than they have
+     * Returns the ranks that have {@linkplain #publish published} the fewest calls; empty if this
+     * rank has not published more than they have.
      */
     public List<Integer> slowestRanks() {
         synchronized (log) {
@@ -194,11 +193,7 @@ public final class HostSync implements AutoCloseable {
         }
     }
 
-    /**
-     * Returns whether all other ranks have left or died.
-     *
-     * @return true if no other rank uses memory of this rank
-     */
+    /** Returns whether all other ranks have left or died: no rank uses memory of this rank. */
     public boolean isAlone() {
         for (int peer = 0; peer < worldSize; peer++) {
             if (peer != rank

@@ -130,11 +130,7 @@ public final class Rendezvous {
         this.yieldNanos = YIELD_NANOS * ranksPerCore(worldSize);
     }
 
-    /**
-     * Returns how many of a group's ranks share a core, if all are on this host.
-     *
-     * @return the number, at least 1
-     */
+    /** Returns how many of a group's ranks share a core, at least 1, if all are on this host. */
     public static int ranksPerCore(int worldSize) {
         int cores = Runtime.getRuntime().availableProcessors();
         return (worldSize + cores - 1) / cores;
@@ -230,9 +226,7 @@ public final class Rendezvous {
     }
 
     /**
-     * Returns the number of synchronisations at which this rank has arrived.
-     *
-     * @return the number, which wraps around
+     * Returns the number of synchronisations at which this rank has arrived, which wraps around.
      */
     public int epoch() {
         return epoch;
@@ -260,11 +254,10 @@ public final class Rendezvous {
     }
 
     /**
-     * Returns whether a rank has sent a signal.
+     * Returns whether a rank has sent a signal of at least a value.
      *
      * @param peer the source rank
      * @param value the minimum value
-     * @return true if the signal has at least this value
      */
     public boolean isSignalled(int peer, int channel, int value) {
         return control.signal(rank, channel, peer) - value >= 0;
@@ -321,11 +314,7 @@ public final class Rendezvous {
         }
     }
 
-    /**
-     * Returns how often to check a condition before sleeping.
-     *
-     * @return the number of checks; 0 if ranks share cores
-     */
+    /** Returns how often to check a condition before sleeping; 0 if ranks share cores. */
     public int spins() {
         return spins;
     }
@@ -436,9 +425,7 @@ public final class Rendezvous {
 
     /**
      * Returns the exception with which a call must fail because the group is broken or being
-     * destroyed.
-     *
-     * @return the exception; null if the call can run
+     * destroyed; null if the call can run.
      */
     public CollectiveException obstacle(Object call) {
         // First: a failure may be followed by close(), but is the cause.

@@ -162,20 +162,12 @@ public final class SharedSegment implements AutoCloseable {
         }
     }
 
-    /**
-     * Returns the memory.
-     *
-     * @return the memory, initially zero; valid until this segment is closed
-     */
+    /** Returns the memory, initially zero; valid until this segment is closed. */
     public NativeMemory memory() {
         return shared.memory();
     }
 
-    /**
-     * Returns the control block at the start of the memory.
-     *
-     * @return the block; valid until this segment is closed
-     */
+    /** Returns the control block at the start of the memory; valid until this segment is closed. */
     public ControlBlock control() {
         return control;
     }

@@ -145,11 +145,7 @@ public final class NcclBackend extends Backend {
         return !group.comparesSignatures() || work.call().detail().length > 0;
     }
 
-    /**
-     * Returns the streams, watchdog and failure handling of this rank.
-     *
-     * @return the group, not to be closed
-     */
+    /** Returns the streams, watchdog and failure handling of this rank, not to be closed. */
     public GpuGroup group() {
         return group;
     }

@@ -20,18 +20,10 @@ import org.djlx.fusedops.llm.Generation;
  */
 public interface AnswerFormat {
 
-    /**
-     * Returns whether the client has asked for a streamed answer.
-     *
-     * @return whether the answer is streamed
-     */
+    /** {@return whether the client has asked for a streamed answer} */
     boolean isStreamed();
 
-    /**
-     * Returns the content type of the answer.
-     *
-     * @return the MIME type
-     */
+    /** {@return the MIME type of the answer} */
     String contentType();
 
     /**

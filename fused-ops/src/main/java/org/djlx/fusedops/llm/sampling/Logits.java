@@ -36,11 +36,7 @@ public interface Logits {
      */
     default void await() {}
 
-    /**
-     * Returns the number of sequences.
-     *
-     * @return the number
-     */
+    /** {@return the number of sequences} */
     int count();
 
     /**
@@ -96,10 +92,9 @@ public interface Logits {
     }
 
     /**
-     * Returns a view of these logits in another order.
+     * {@return a view of these logits in another order}
      *
      * @param order the indices of the sequences
-     * @return the view
      */
     default Logits inOrder(List<Integer> order) {
         return new Logits() {
