@@ -284,7 +284,7 @@ public final class LlamaGpu implements AutoCloseable {
      */
     void rotate(int layer, NDArray qkv, KvCache cache, Attention attention, PrefillInputs prompt) {
         int heads = (int) (qkv.getShape().get(1) / config.headSize());
-        kernels.rotate(
+        kernels.rotateAndCache(
                 currentStreams.get(),
                 prompt.tokens,
                 Torch.dataPointer(qkv),
