@@ -4,7 +4,6 @@
  */
 package org.djlx.fusedops.internal;
 
-import java.util.EnumMap;
 import java.util.Map;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.nativeops.NativeLibrary;
@@ -29,29 +28,23 @@ final class RankOrderReducer implements AutoCloseable {
             KernelSource.ofResource(NativeLibrary.class, "reduce/reduce.cu");
     private static final int THREADS = new KernelConstants(SOURCE).value("REDUCE_THREADS");
     private static final int MAX_BLOCKS = 528; // four for each multiprocessor of an H200
-    private static final Map<ScalarType, String> KERNELS =
-            Map.of(
-                    ScalarType.FLOAT32, "reduce_float32",
-                    ScalarType.FLOAT16, "reduce_float16",
-                    ScalarType.BFLOAT16, "reduce_bfloat16");
 
     private final CudaModule module;
-    private final Map<ScalarType, CudaKernel> kernels = new EnumMap<>(ScalarType.class);
+    private final Map<ScalarType, CudaKernel> kernels;
     private final KernelArguments arguments = new KernelArguments();
 
     RankOrderReducer(CudaDevice device, KernelCompiler compiler) {
         module = compiler.load(device, SOURCE);
-        KERNELS.forEach(
-                (type, name) -> {
-                    if (isSupported(device, type)) {
-                        kernels.put(type, module.kernel(name));
-                    }
-                });
+        kernels = module.kernels("reduce");
     }
 
-    /** Returns whether a GPU has a kernel for a type, without compiling it. */
+    /** Returns whether a GPU has kernels that reduce a type, without compiling them. */
     static boolean isSupported(CudaDevice device, ScalarType type) {
-        return KERNELS.containsKey(type) && (type != ScalarType.BFLOAT16 || device.hasBfloat16());
+        return switch (type) {
+            case FLOAT32, FLOAT16 -> true;
+            case BFLOAT16 -> device.hasBfloat16();
+            default -> false;
+        };
     }
 
     /**

@@ -5,7 +5,6 @@
 package org.djlx.fusedops.internal;
 
 import ai.djl.ndarray.NDArray;
-import java.util.EnumMap;
 import java.util.Map;
 import java.util.concurrent.CompletableFuture;
 import org.djlx.collectives.p2p.OneShotSlots;
@@ -45,16 +44,11 @@ public final class RmsNormKernels implements AutoCloseable {
     private static final int WARP = CONSTANTS.value("WARP");
     private static final int PACK = 16; // bytes
     private static final int MAX_ROW = 47 << 10; // a block has 48 KiB of shared memory on any GPU
-    private static final Map<ScalarType, String> TYPES =
-            Map.of(
-                    ScalarType.FLOAT32, "float32",
-                    ScalarType.FLOAT16, "float16",
-                    ScalarType.BFLOAT16, "bfloat16");
 
     private final CurrentStreams streams;
     private final CudaModule module;
-    private final Map<ScalarType, CudaKernel> exchanging = new EnumMap<>(ScalarType.class);
-    private final Map<ScalarType, CudaKernel> adding = new EnumMap<>(ScalarType.class);
+    private final Map<ScalarType, CudaKernel> exchanging;
+    private final Map<ScalarType, CudaKernel> adding;
     private final KernelArguments arguments = new KernelArguments();
     private final OneShotLaunch launch = new OneShotLaunch();
 
@@ -63,12 +57,8 @@ public final class RmsNormKernels implements AutoCloseable {
             CudaDevice device, CurrentStreams streams, KernelCompiler compiler, int worldSize) {
         this.streams = streams;
         module = compiler.load(device, SOURCE, ranks(worldSize));
-        // GPUs older than Ampere have no bfloat16 kernels.
-        TYPES.forEach(
-                (type, name) -> {
-                    find("all_reduce_rms_norm_" + name, type, exchanging);
-                    find("add_rms_norm_" + name, type, adding);
-                });
+        exchanging = module.kernels("all_reduce_rms_norm");
+        adding = module.kernels("add_rms_norm");
     }
 
     /**
@@ -83,10 +73,6 @@ public final class RmsNormKernels implements AutoCloseable {
 
     private static String ranks(int worldSize) {
         return "-DRANKS=" + worldSize;
-    }
-
-    private void find(String name, ScalarType type, Map<ScalarType, CudaKernel> kernels) {
-        module.findKernel(name).ifPresent(kernel -> kernels.put(type, kernel));
     }
 
     /**
