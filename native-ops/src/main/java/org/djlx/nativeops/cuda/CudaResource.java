@@ -55,10 +55,6 @@ abstract class CudaResource implements AutoCloseable {
         }
     }
 
-    final boolean isClosed() {
-        return closed;
-    }
-
     /** Destroys the native object and releases the context. Idempotent. */
     @Override
     public final void close() {

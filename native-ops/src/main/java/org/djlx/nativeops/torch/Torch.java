@@ -236,8 +236,12 @@ public final class Torch {
     public static boolean requiresGradient(NDArray array) {
         long tensor = TorchChecks.tensor(array, "the array");
         return array.hasGradient()
-                || !TorchDispatcher.bool(
-                        TorchDispatcher.Operator.IS_LEAF, "Torch.requiresGradient", tensor);
+                || (byte)
+                                TorchDispatcher.call(
+                                        TorchDispatcher.Operator.IS_LEAF,
+                                        "Torch.requiresGradient",
+                                        tensor)
+                        == 0;
     }
 
     /**
@@ -314,7 +318,7 @@ public final class Torch {
      */
     public static long version(NDArray array) {
         long tensor = TorchChecks.tensor(array, "the array");
-        return TorchDispatcher.number(TorchDispatcher.Operator.VERSION, "Torch.version", tensor);
+        return TorchDispatcher.call(TorchDispatcher.Operator.VERSION, "Torch.version", tensor);
     }
 
     /**
@@ -392,7 +396,7 @@ public final class Torch {
      * @param array the array
      */
     public static void makeEmpty(NDArray array) {
-        TorchDispatcher.call(
+        TorchDispatcher.inPlace(
                 TorchDispatcher.Operator.SET_,
                 "Torch.makeEmpty",
                 TorchChecks.tensor(array, "the array"));
@@ -666,7 +670,7 @@ public final class Torch {
         if (!type.isFloatingPoint() || type.isFloat8()) {
             throw new IllegalArgumentException("silu does not support the element type " + type);
         }
-        long result = TorchDispatcher.tensor(TorchDispatcher.Operator.SILU, "Torch.silu", tensor);
+        long result = TorchDispatcher.call(TorchDispatcher.Operator.SILU, "Torch.silu", tensor);
         return adopt(result, handle -> new PtNDArray(array.getManager(), handle));
     }
 
