@@ -91,26 +91,11 @@ public final class FusedMatmul implements AutoCloseable {
     private static final int RIGHT = LAUNCH.offset("right");
     private static final int OUT = LAUNCH.offset("out");
     private static final int COLUMNS = LAUNCH.offset("columns");
-    private static final int RIGHTS = LAUNCH.offset("rights");
-    private static final int GROUPED = LAUNCH.offset("grouped");
-    private static final int ROWS = LAUNCH.offset("rows");
-    private static final int INNER = LAUNCH.offset("inner");
-    private static final int LEFT_BYTES = LAUNCH.offset("left_bytes");
-    private static final int RANK = LAUNCH.offset("rank");
-    private static final int RANKS = LAUNCH.offset("ranks");
     private static final int FACTOR = LAUNCH.offset("factor");
-    private static final int OWN_DELAY = LAUNCH.offset("own_delay");
-    private static final int PULL = LAUNCH.offset("pull");
-    private static final int PUSHERS = LAUNCH.offset("pushers");
-    private static final int STATUS = LAUNCH.offset("status");
     private static final int TIMEOUT = LAUNCH.offset("timeout");
-    private static final int COUNTERS = LAUNCH.offset("counters");
     private static final int ENTERED = LAUNCH.offset("entered");
-    private static final int ENTERED_DISTANCE = LAUNCH.offset("entered_distance");
     private static final int SIGNALS = LAUNCH.offset("signals");
-    private static final int RANK_DISTANCE = LAUNCH.offset("rank_distance");
     private static final int SHARD = LAUNCH.offset("shard");
-    private static final int SLOT_BYTES = LAUNCH.offset("slot_bytes");
     private static final int SLOTS = LAUNCH.offset("slots");
     private static final int GATHERED = LAUNCH.offset("gathered");
 
@@ -444,28 +429,31 @@ public final class FusedMatmul implements AutoCloseable {
             KernelSignals signals = sizes.signals();
             long[] words = variant.kind() == Kind.SCATTER ? signals.flags() : signals.words();
             long flagsOfRank = (long) signals.flagCount() * Integer.BYTES;
-            struct.put(RIGHTS, sizes.columns().length)
-                    .put(ROWS, sizes.rows())
-                    .put(INNER, inner)
-                    .put(LEFT_BYTES, (long) sizes.boxRows() * BOX * Short.BYTES)
-                    .put(RANK, rank)
-                    .put(RANKS, sizes.ranks())
-                    .put(FACTOR, 1f)
-                    .put(OWN_DELAY, lag)
-                    .put(PUSHERS, pushers)
-                    .put(STATUS, signals.status())
-                    .put(COUNTERS, signals.counters())
-                    .put(ENTERED_DISTANCE, signals.rankDistance())
-                    .put(
-                            RANK_DISTANCE,
-                            variant.kind() == Kind.SCATTER ? flagsOfRank : signals.rankDistance())
-                    .put(SLOT_BYTES, slots.distance());
+            put("rights", sizes.columns().length);
+            put("rows", sizes.rows());
+            put("inner", inner);
+            put("left_bytes", (long) sizes.boxRows() * BOX * Short.BYTES);
+            put("rank", rank);
+            put("ranks", sizes.ranks());
+            put("own_delay", lag);
+            put("pushers", pushers);
+            put("status", signals.status());
+            put("counters", signals.counters());
+            put("entered_distance", signals.rankDistance());
+            boolean scatters = variant.kind() == Kind.SCATTER;
+            put("rank_distance", scatters ? flagsOfRank : signals.rankDistance());
+            put("slot_bytes", slots.distance());
+            struct.put(FACTOR, 1f);
             for (int peer = 0; peer < sizes.ranks(); peer++) {
                 int place = peer * Long.BYTES;
                 struct.put(ENTERED + place, signals.entered()[peer])
                         .put(SIGNALS + place, words[peer])
                         .put(SLOTS + place, slot(peer, 0));
             }
+        }
+
+        final void put(String member, long value) {
+            struct.put(LAUNCH.offset(member), value);
         }
 
         final TensorMap map(int offset, long[] dimensions, long[] strides, int... box) {
@@ -488,7 +476,7 @@ public final class FusedMatmul implements AutoCloseable {
             boolean grouped =
                     !variant.transposed()
                             && Arrays.stream(bs).allMatch(b -> b.columns() % BOX == 0);
-            struct.put(GROUPED, grouped ? 1 : 0);
+            put("grouped", grouped ? 1 : 0);
             TensorMap[] maps = new TensorMap[bs.length];
             for (int i = 0; i < bs.length; i++) {
                 MatrixLayout b = variant.transposed() ? bs[i].transposed() : bs[i];
@@ -632,9 +620,8 @@ public final class FusedMatmul implements AutoCloseable {
             long item = sizes.type().itemSize();
             long inner = a.columns();
             long rowBytes = Math.max(a.rowStride(), inner) * item;
-            struct.put(FACTOR, factor)
-                    .put(PULL, sizes.ranks() == PULLING_RANKS ? 1 : 0)
-                    .put(COLUMNS, columns);
+            put("pull", sizes.ranks() == PULLING_RANKS ? 1 : 0);
+            struct.put(FACTOR, factor).put(COLUMNS, columns);
             left =
                     map(
                             LEFT,
