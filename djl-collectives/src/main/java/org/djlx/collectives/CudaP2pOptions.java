@@ -430,11 +430,7 @@ public final class CudaP2pOptions extends BackendOptions {
             return this;
         }
 
-        /**
-         * Builds the options.
-         *
-         * @return the options
-         */
+        /** {@return the options} */
         public CudaP2pOptions build() {
             return new CudaP2pOptions(this);
         }

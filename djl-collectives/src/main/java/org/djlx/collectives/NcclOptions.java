@@ -274,11 +274,7 @@ public final class NcclOptions extends BackendOptions {
             return this;
         }
 
-        /**
-         * Builds the options.
-         *
-         * @return the options
-         */
+        /** {@return the options} */
         public NcclOptions build() {
             return new NcclOptions(this);
         }

@@ -134,11 +134,7 @@ public final class ShmOptions extends BackendOptions {
             return this;
         }
 
-        /**
-         * Builds the options.
-         *
-         * @return the options
-         */
+        /** {@return the options} */
         public ShmOptions build() {
             return new ShmOptions(this);
         }

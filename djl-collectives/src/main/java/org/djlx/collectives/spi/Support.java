@@ -139,11 +139,7 @@ public final class Support {
             return this;
         }
 
-        /**
-         * Builds the set of supported combinations.
-         *
-         * @return the set
-         */
+        /** {@return the set of supported combinations} */
         public Support build() {
             return new Support(this);
         }

@@ -41,11 +41,7 @@ public final class GenerationRequest {
         ignoreEndOfText = builder.ignoreEndOfText;
     }
 
-    /**
-     * Creates a builder.
-     *
-     * @return the builder
-     */
+    /** {@return a new builder} */
     public static Builder builder() {
         return new Builder();
     }
@@ -261,9 +257,8 @@ public final class GenerationRequest {
         }
 
         /**
-         * Builds the request.
+         * {@return the request}
          *
-         * @return the request
          * @throws IllegalArgumentException if a value is out of range; the message names it
          */
         public GenerationRequest build() {

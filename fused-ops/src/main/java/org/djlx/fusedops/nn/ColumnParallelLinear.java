@@ -57,11 +57,7 @@ public final class ColumnParallelLinear extends ShardedBlock {
                         : null;
     }
 
-    /**
-     * Creates a builder.
-     *
-     * @return the builder
-     */
+    /** {@return a new builder} */
     public static Builder builder() {
         return new Builder();
     }
@@ -156,9 +152,8 @@ public final class ColumnParallelLinear extends ShardedBlock {
         }
 
         /**
-         * Builds the block.
+         * {@return the block}
          *
-         * @return the block
          * @throws IllegalArgumentException if the group or the units are missing or wrong
          */
         public ColumnParallelLinear build() {

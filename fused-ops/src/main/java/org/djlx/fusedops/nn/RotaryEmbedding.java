@@ -33,11 +33,7 @@ public final class RotaryEmbedding {
         }
     }
 
-    /**
-     * Creates a builder.
-     *
-     * @return the builder
-     */
+    /** {@return a new builder} */
     public static Builder builder() {
         return new Builder();
     }
@@ -212,9 +208,8 @@ public final class RotaryEmbedding {
         }
 
         /**
-         * Builds the embedding.
+         * {@return the embedding}
          *
-         * @return the embedding
          * @throws IllegalArgumentException if the head size or the base are missing or wrong
          */
         public RotaryEmbedding build() {

@@ -94,11 +94,7 @@ public final class LlamaGenerator implements TextGenerator {
         }
     }
 
-    /**
-     * Creates a builder.
-     *
-     * @return the builder
-     */
+    /** {@return a new builder} */
     public static Builder builder() {
         return new Builder();
     }
