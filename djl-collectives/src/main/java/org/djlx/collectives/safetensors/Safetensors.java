@@ -212,7 +212,9 @@ public final class Safetensors implements AutoCloseable {
         long available = file.memory().byteSize() - SafetensorsHeader.PREFIX;
         if (available < 2) {
             throw new IOException(
-                    "it has only " + file.memory().byteSize() + " bytes, which is no header");
+                    String.format(
+                            "it has only %d bytes; a safetensors file has %d or more",
+                            file.memory().byteSize(), SafetensorsHeader.PREFIX + 2));
         }
         byte[] prefix = new byte[SafetensorsHeader.PREFIX];
         file.read(0, prefix);
@@ -226,7 +228,7 @@ public final class Safetensors implements AutoCloseable {
         if (length > available) {
             throw new IOException(
                     String.format(
-                            "it is cut off: its header has %d bytes, of which %d are there",
+                            "it is cut off: its header has %d bytes, but only %d follow",
                             length, available));
         }
         byte[] json = new byte[(int) length];

@@ -96,7 +96,7 @@ public final class GroupContext {
      * @param partStore the store in which the members meet
      * @param partOptions the sub-group's options
      * @param partDevice the device of this rank; null if the backend chooses
-     * @param obstacle returns a failure that makes waiting for other members hopeless, or empty
+     * @param obstacle returns why waiting for other members cannot succeed, or empty
      * @return the context
      */
     public GroupContext part(

@@ -261,7 +261,7 @@ public final class DataParallelTrainer extends Trainer {
         if (!usual.isDirect(devices.length, false)) {
             return usual;
         }
-        // All-reduces run beside the backward pass: few thread blocks, at high priority.
+        // All-reduces overlap the backward pass: few thread blocks, at high priority.
         return options.optOneShotBytes(Math.min(KERNEL_BYTES, usual.oneShotBytes(devices.length)))
                 .optTwoShotBytes(KERNEL_BYTES)
                 .build();

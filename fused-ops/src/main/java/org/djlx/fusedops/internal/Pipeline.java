@@ -316,16 +316,16 @@ public final class Pipeline {
             P2pStream.Event[] pushed = new P2pStream.Event[2];
             for (int step = 1; step < worldSize; step++) {
                 int peer = (rank + step) % worldSize;
-                int turn = (step - 1) & 1;
-                if (pushed[turn] != null) {
-                    current.waitEvent(pushed[turn]);
+                int buffer = (step - 1) & 1;
+                if (pushed[buffer] != null) {
+                    current.waitEvent(pushed[buffer]);
                 }
-                producer.produce(peer, staging[turn]);
+                producer.produce(peer, staging[buffer]);
                 side.waitEvent(current.record());
-                side.put(peer, slots.offset(epoch, rank), staging[turn], byteSize);
+                side.put(peer, slots.offset(epoch, rank), staging[buffer], byteSize);
                 side.signal(peer, CHANNEL, epoch);
                 if (step + 2 < worldSize) {
-                    pushed[turn] = side.record();
+                    pushed[buffer] = side.record();
                 }
             }
             producer.produce(rank, slot(slots, epoch, rank));

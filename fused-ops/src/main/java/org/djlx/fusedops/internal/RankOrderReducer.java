@@ -27,7 +27,7 @@ final class RankOrderReducer implements AutoCloseable {
     private static final KernelSource SOURCE =
             KernelSource.ofResource(NativeLibrary.class, "reduce/reduce.cu");
     private static final int THREADS = new KernelConstants(SOURCE).value("REDUCE_THREADS");
-    private static final int MAX_BLOCKS = 528; // four for each multiprocessor of an H200
+    private static final int MAX_BLOCKS = 528; // four for each SM of an H200
 
     private final CudaModule module;
     private final Map<ScalarType, CudaKernel> kernels;

@@ -160,8 +160,8 @@ public final class ColumnParallelLinear extends ShardedBlock {
             if (embedding != null && units != 0 && units != embedding.vocabulary()) {
                 throw new IllegalArgumentException(
                         String.format(
-                                "ColumnParallelLinear: the units are the %d of the vocabulary of"
-                                        + " the embedding whose weight it has, not %d",
+                                "ColumnParallelLinear: the units must be %d, the vocabulary of the"
+                                        + " tied embedding, not %d",
                                 embedding.vocabulary(), units));
             }
             if (units < 1 && embedding == null) {

@@ -303,7 +303,7 @@ public final class StreamQueue implements Watchdog.Queue {
      * @param call the call, such as "a split"
      * @param name the call in progress, such as "splitting"
      * @param timeout how long to wait for the other ranks
-     * @param obstacle returns why waiting for the other ranks is hopeless, or empty
+     * @param obstacle returns why waiting for the other ranks cannot succeed, or empty
      * @throws CollectiveException if the call fails, which breaks the group
      */
     public <T> T callAlone(

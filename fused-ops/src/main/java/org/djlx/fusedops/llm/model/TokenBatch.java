@@ -42,18 +42,6 @@ public record TokenBatch(List<Chunk> chunks) {
             boolean needsLogits,
             SamplingParameters sampling) {
 
-        /**
-         * Creates a chunk with greedy sampling.
-         *
-         * @param tokens the tokens
-         * @param start the position of the first token
-         * @param slots the KV cache slots of the sequence by position
-         * @param needsLogits whether the logits after the last token are needed
-         */
-        public Chunk(int[] tokens, int start, int[] slots, boolean needsLogits) {
-            this(tokens, start, slots, needsLogits, SamplingParameters.GREEDY);
-        }
-
         /** {@return the length of the sequence up to the end of this chunk} */
         public int length() {
             return start + tokens.length;
