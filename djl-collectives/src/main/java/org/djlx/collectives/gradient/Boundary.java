@@ -244,10 +244,8 @@ final class Boundary implements AutoCloseable {
     }
 
     /**
-     * Accepts the gradient of an output.
-     *
-     * @return whether it was accepted; a gradient of another shape or type is left to autograd,
-     *     which reports the error
+     * Accepts the gradient of an output, and returns whether it did: autograd reports the error of
+     * another shape or type.
      */
     boolean take(NDArray result, NDArray gradient) {
         if (!isLike(gradient, result) || !gradient.getShape().equals(result.getShape())) {

@@ -69,9 +69,8 @@ final class StagedCopy implements AutoCloseable {
     }
 
     /**
-     * Divides a copy into parts that fit a buffer: several rows, or parts of a row that is larger.
-     *
-     * @param stride the distance between rows in bytes
+     * Divides a copy of rows, {@code stride} bytes apart, into parts that fit a buffer: several
+     * rows, or parts of a row that is larger.
      */
     static void divide(long source, long rows, long rowBytes, long stride, long most, Part part) {
         if (rowBytes == stride && rows > 1) {

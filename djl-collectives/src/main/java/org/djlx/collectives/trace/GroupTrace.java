@@ -102,9 +102,8 @@ public final class GroupTrace {
     }
 
     /**
-     * Schedules writing the record after an operation failed.
-     *
-     * @return the file; null if nothing is written
+     * Schedules writing the record after an operation failed. Returns the file; null if nothing is
+     * written.
      */
     String failed(Operation operation, Throwable failure, String message) {
         if (closed) {

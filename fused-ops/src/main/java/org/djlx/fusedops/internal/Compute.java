@@ -36,11 +36,7 @@ public final class Compute implements AutoCloseable {
     private final Gpu gpu; // null on the CPU
     private final int worldSize;
 
-    /**
-     * Opens the device.
-     *
-     * @param manager the manager of temporary arrays for libtorch, on that device
-     */
+    /** Opens the device, on which the manager of libtorch's temporary arrays must be. */
     public Compute(Device device, int worldSize, NDManager manager) {
         this.worldSize = worldSize;
         libtorch = new Libtorch(device, manager);
@@ -119,10 +115,8 @@ public final class Compute implements AutoCloseable {
     }
 
     /**
-     * Returns whether the kernels of the path GATHERED are possible, without compiling them; the
-     * same on all ranks.
-     *
-     * @param byteSize the size of a shard or a part
+     * Returns whether the kernels of the path GATHERED are possible for shards or parts of a size,
+     * without compiling them; the same on all ranks.
      */
     public boolean canExchange(P2pBuffers buffers, ScalarType type, long byteSize) {
         return gpu != null && GatheredExchange.isPossible(gpu.cuda, buffers, type, byteSize);
@@ -171,11 +165,7 @@ public final class Compute implements AutoCloseable {
                 : new ByCublas(type, out, a, b);
     }
 
-    /**
-     * Prepares the reduction of parts.
-     *
-     * @param op SUM, or AVG to divide the sum by the number of parts
-     */
+    /** Prepares the reduction of parts: SUM, or AVG to divide the sum by their number. */
     public synchronized Reduction reduction(ScalarType type, long count, int parts, ReduceOp op) {
         if (gpu != null && RankOrderReducer.isSupported(gpu.cuda, type)) {
             if (gpu.reducer == null) {

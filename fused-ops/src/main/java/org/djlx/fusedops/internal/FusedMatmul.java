@@ -220,29 +220,17 @@ public final class FusedMatmul implements AutoCloseable {
         return usable;
     }
 
-    /**
-     * Returns whether the kernel can load a single B without a copy.
-     *
-     * @param address its address
-     */
+    /** Returns whether the kernel can load a single B at an address without a copy. */
     public static boolean isUsableB(MatrixLayout b, long address) {
         return isUsable(b, address) || isUsable(b.transposed(), address);
     }
 
-    /**
-     * Returns whether the kernel can load A without a copy.
-     *
-     * @param address its address
-     */
+    /** Returns whether the kernel can load A at an address without a copy. */
     public static boolean isUsable(MatrixLayout a, long address) {
         return isRowMajor(a) && address % TensorMap.ALIGNMENT == 0;
     }
 
-    /**
-     * Returns the layout of a copy of A: rows of whole units.
-     *
-     * @param inner the columns of A
-     */
+    /** Returns the layout of a copy of A with {@code inner} columns: rows of whole units. */
     public static MatrixLayout layout(long rows, long inner) {
         return new MatrixLayout(
                 rows,
@@ -252,10 +240,8 @@ public final class FusedMatmul implements AutoCloseable {
     }
 
     /**
-     * Returns the shape of a copy of A with that {@link #layout}, whose rows may be longer than
-     * A's.
-     *
-     * @param a A's shape, of two dimensions
+     * Returns the shape of a copy of A, of two dimensions, with that {@link #layout}; its rows may
+     * be longer than A's.
      */
     public static Shape copyShape(Shape a) {
         return new Shape(a.get(0), layout(a.get(0), a.get(1)).rowStride());
@@ -297,11 +283,7 @@ public final class FusedMatmul implements AutoCloseable {
         return buffers.kernelSignals().map(signals -> new Sizes(known, signals));
     }
 
-    /**
-     * Returns whether the kernel can compute an all-gather + matmul.
-     *
-     * @param work the operator
-     */
+    /** Returns whether the kernel can compute an all-gather + matmul. */
     public boolean gathers(P2pBuffers buffers, Workload work) {
         return sizes(buffers, work).filter(Sizes::isPossible).isPresent();
     }

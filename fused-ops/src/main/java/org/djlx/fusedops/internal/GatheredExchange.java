@@ -83,11 +83,7 @@ public final class GatheredExchange implements AutoCloseable {
                 && byteSize <= MAX_LAUNCHES * slot;
     }
 
-    /**
-     * Returns whether a shard is aligned for the kernel.
-     *
-     * @param address the address
-     */
+    /** Returns whether a shard's address is aligned for the kernel. */
     public static boolean isUsable(long address) {
         return address % PACK == 0;
     }

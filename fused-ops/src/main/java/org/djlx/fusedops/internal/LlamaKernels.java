@@ -340,10 +340,8 @@ public final class LlamaKernels implements AutoCloseable {
     public record Norm(long weight, long residual, long newResidual, float epsilon) {}
 
     /**
-     * Returns whether matmuls normalise x themselves: if it is one row that fits into shared
-     * memory. For two rows a separate kernel is faster.
-     *
-     * @param depth their length
+     * Returns whether matmuls normalise x themselves: if it is one row, of a length that fits into
+     * shared memory. For two rows a separate kernel is faster.
      */
     public boolean canNorm(int rows, int depth) {
         return rows == 1

@@ -39,11 +39,7 @@ public final class Pipeline {
     private final int rank;
     private final int worldSize;
 
-    /**
-     * Creates the pipeline of a group.
-     *
-     * @param group the group, which has P2P buffers
-     */
+    /** Creates the pipeline of a group, which has P2P buffers. */
     public Pipeline(ProcessGroup group) {
         this.buffers = group.p2pBuffers().orElseThrow();
         this.rank = group.rank();
@@ -134,11 +130,7 @@ public final class Pipeline {
     @FunctionalInterface
     public interface WholeConsumer {
 
-        /**
-         * Enqueues work on the current stream.
-         *
-         * @param shards the address of the shards, contiguous in rank order
-         */
+        /** Enqueues work on the current stream; the shards are contiguous in rank order. */
         void consume(P2pStream stream, long shards);
     }
 
@@ -151,10 +143,8 @@ public final class Pipeline {
     }
 
     /**
-     * Returns whether slots of a size are adjacent without gaps. A matmul can then read them as one
-     * matrix.
-     *
-     * @param byteSize the number of bytes that a rank sends to another
+     * Returns whether slots for that many bytes are adjacent without gaps. A matmul can then read
+     * them as one matrix.
      */
     public static boolean isWithoutGaps(long byteSize) {
         return byteSize % Slots.ALIGNMENT == 0;

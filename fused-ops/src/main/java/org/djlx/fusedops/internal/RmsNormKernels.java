@@ -62,9 +62,8 @@ public final class RmsNormKernels implements AutoCloseable {
     }
 
     /**
-     * Starts compiling the kernels on another thread.
-     *
-     * @return a future that completes when compilation has ended; the constructor reports a failure
+     * Starts compiling the kernels on another thread. The future completes when that has ended; the
+     * constructor reports a failure.
      */
     public static CompletableFuture<Void> prepare(
             CudaDevice device, KernelCompiler compiler, int worldSize) {
@@ -112,10 +111,8 @@ public final class RmsNormKernels implements AutoCloseable {
     }
 
     /**
-     * Returns whether the one-shot kernel takes rows that are {@linkplain #isSupported supported};
-     * the same on all ranks.
-     *
-     * @param hidden their length
+     * Returns whether the one-shot kernel takes {@linkplain #isSupported supported} rows of a
+     * length; the same on all ranks.
      */
     public boolean exchanges(P2pBuffers buffers, ScalarType type, long rows, long hidden) {
         long most = buffers.oneShotSlots().map(OneShotSlots::slot).orElse(0L);

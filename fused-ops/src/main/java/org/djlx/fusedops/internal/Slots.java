@@ -47,9 +47,8 @@ public final class Slots {
     }
 
     /**
-     * Returns whether buffers are large enough for one slot for each rank.
-     *
-     * @param byteSize the number of bytes that a rank sends to another
+     * Returns whether buffers are large enough for one slot for each rank, of the bytes that a rank
+     * sends to another.
      */
     public static boolean fit(P2pBuffers buffers, int worldSize, long byteSize) {
         return align(byteSize) <= halfSize(buffers.bufferSize()) / worldSize;

@@ -219,9 +219,8 @@ final class BlockOperators implements AutoCloseable {
     }
 
     /**
-     * Applies a rotary embedding, like {@link RotaryEmbedding#rotate}.
-     *
-     * @param x the heads, of shape (…, positions, heads, head size)
+     * Applies a rotary embedding, like {@link RotaryEmbedding#rotate}, to heads of shape (…,
+     * positions, heads, head size).
      */
     NDArray rotated(RotaryEmbedding rotary, NDArray x, RotaryEmbedding.Table table) {
         if (!isFused(x, table.cosines(), table.sines())) {
@@ -237,9 +236,8 @@ final class BlockOperators implements AutoCloseable {
     }
 
     /**
-     * Splits the heads of tokens into queries, keys and values, and rotates queries and keys.
-     *
-     * @param x the heads, of shape (…, positions, heads, head size), queries first
+     * Splits heads of shape (…, positions, heads, head size), queries first, into queries, keys and
+     * values, and rotates queries and keys.
      */
     List<NDArray> divided(
             RotaryEmbedding rotary, NDArray x, List<Long> counts, RotaryEmbedding.Table table) {

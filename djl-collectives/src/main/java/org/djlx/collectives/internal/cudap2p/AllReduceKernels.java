@@ -152,9 +152,8 @@ final class AllReduceKernels implements AutoCloseable {
     }
 
     /**
-     * Limits the blocks of a launch because ranks share a GPU; see {@link P2p#waitingBlocks}.
-     *
-     * @param most the most blocks of a launch, the same on all ranks
+     * Limits the blocks of a launch, to the same number on all ranks, because ranks share a GPU;
+     * see {@link P2p#waitingBlocks}.
      */
     synchronized void shareGpu(int most) {
         maxBlocks = Math.min(maxBlocks, most);

@@ -210,11 +210,7 @@ final class CudaP2pBuffers extends P2pBuffers {
         return captured;
     }
 
-    /**
-     * Enqueues an operation, or captures it into a graph.
-     *
-     * @param captured whether the stream is being captured
-     */
+    /** Enqueues an operation, or captures it into a graph if the stream is being captured. */
     void enqueue(Operation operation, CudaStream stream, boolean captured, Runnable body) {
         underWay = operation;
         running = stream;

@@ -111,9 +111,8 @@ final class P2pQueue implements GroupExtension {
     interface Body {
 
         /**
-         * Enqueues the operation. The GPU's context is current.
-         *
-         * @param captured whether the stream is being captured into a graph
+         * Enqueues the operation. The GPU's context is current. {@code captured}: the stream is
+         * being captured into a graph.
          */
         void enqueue(CudaStream stream, boolean captured);
     }
@@ -152,10 +151,8 @@ final class P2pQueue implements GroupExtension {
     }
 
     /**
-     * Runs an operation on the caller's current stream, or captures it if the stream is being
-     * captured. The GPU's context must be current.
-     *
-     * @param body enqueues it
+     * Runs an operation, which the body enqueues, on the caller's current stream, or captures it if
+     * the stream is being captured. The GPU's context must be current.
      */
     Work run(Operation operation, CudaStream current, Body body, List<NDArray> result) {
         if (current.isCapturing()) {

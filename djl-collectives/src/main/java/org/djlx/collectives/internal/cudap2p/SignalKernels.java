@@ -91,18 +91,12 @@ final class SignalKernels implements AutoCloseable {
     /**
      * Lets a stream wait until all peers have entered the operation that this rank has entered.
      * Earlier work on their streams has ended then.
-     *
-     * @param timeout how long to wait
      */
     void awaitEntered(CudaStream stream, Duration timeout) {
         await(stream, RegionLayout.ENTERED, peers, count(RegionLayout.ENTERED), timeout);
     }
 
-    /**
-     * Enqueues a barrier of all ranks within an operation, without using its channels.
-     *
-     * @param timeout how long to wait
-     */
+    /** Enqueues a barrier of all ranks within an operation, without using its channels. */
     void meet(CudaStream stream, Duration timeout) {
         enter.launch(stream, THREAD_PER_RANK, arguments.clear().add(met));
         await(stream, RegionLayout.MET, peers, count(RegionLayout.MET), timeout);

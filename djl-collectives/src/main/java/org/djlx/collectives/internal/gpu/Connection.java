@@ -28,9 +28,8 @@ public interface Connection {
     boolean isReady(List<QueuedWork> unit);
 
     /**
-     * Returns whether {@link #verify} must be called before an operation is launched.
-     *
-     * @param work the operation, which uses this connection
+     * Returns whether {@link #verify} must be called before an operation of this connection is
+     * launched.
      */
     boolean isToBeVerified(QueuedWork work);
 
@@ -51,9 +50,8 @@ public interface Connection {
     String hint();
 
     /**
-     * Prepares for {@link #abort}: the works of the queue have failed, and are about to be aborted.
-     *
-     * @param reason why they have failed
+     * Prepares for {@link #abort}: the works of the queue have failed for a reason, and are about
+     * to be aborted.
      */
     void aborting(CollectiveException reason);
 

@@ -76,20 +76,12 @@ public final class DeviceTensor implements AutoCloseable {
         return new DeviceTensor(manager, tensor, true, true);
     }
 
-    /**
-     * Wraps a tensor that is read, or read and written.
-     *
-     * @param manager owns a copy
-     */
+    /** Wraps a tensor that is read, or read and written. The manager owns a copy. */
     public static DeviceTensor input(NDManager manager, NDArray tensor) {
         return new DeviceTensor(manager, tensor, true, false);
     }
 
-    /**
-     * Wraps a tensor all of whose elements are written.
-     *
-     * @param manager owns a copy
-     */
+    /** Wraps a tensor all of whose elements are written. The manager owns a copy. */
     public static DeviceTensor output(NDManager manager, NDArray tensor) {
         return new DeviceTensor(manager, tensor, false, false);
     }

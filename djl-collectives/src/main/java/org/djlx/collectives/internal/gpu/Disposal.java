@@ -26,9 +26,7 @@ public final class Disposal {
 
     /**
      * Frees resources on a thread of {@link LongCalls}. Returns when they are free, at the latest
-     * after 200 ms.
-     *
-     * @param what the resources, for messages
+     * after 200 ms. Messages name the resources.
      */
     public static void run(String what, Runnable free) {
         Thread thread =

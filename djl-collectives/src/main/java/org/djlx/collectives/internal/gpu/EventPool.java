@@ -21,11 +21,7 @@ public final class EventPool implements AutoCloseable {
         this.device = device;
     }
 
-    /**
-     * Takes an idle event, or creates one.
-     *
-     * @return the event, to be given back
-     */
+    /** Takes an idle event, or creates one; the caller gives it back. */
     public CudaEvent take() {
         synchronized (this) {
             if (!idle.isEmpty()) {

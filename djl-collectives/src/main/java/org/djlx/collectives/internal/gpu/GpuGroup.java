@@ -112,11 +112,7 @@ public final class GpuGroup {
         collectives = new StreamQueue("group '" + name + "'", this, connection);
     }
 
-    /**
-     * Sets the extension.
-     *
-     * @param added the extension, before it runs any operation
-     */
+    /** Sets the extension, before it runs any operation. */
     public void extend(GroupExtension added) {
         extension = added;
     }
@@ -152,9 +148,8 @@ public final class GpuGroup {
     }
 
     /**
-     * Returns whether the extension compares the signatures of collectives.
-     *
-     * @see GroupExtension#comparesSignatures
+     * Returns whether the extension {@linkplain GroupExtension#comparesSignatures compares} the
+     * signatures of collectives.
      */
     public boolean comparesSignatures() {
         return extension.comparesSignatures();
@@ -185,11 +180,7 @@ public final class GpuGroup {
         return issue(collectives, current, operation, call, List.of(tensor), -1);
     }
 
-    /**
-     * Issues a collective.
-     *
-     * @param call its part on the GPU
-     */
+    /** Issues a collective. */
     public Work issue(Operation operation, GpuCall call, List<NDArray> result) {
         return issue(collectives, operation, call, result, -1);
     }

@@ -114,11 +114,7 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
         startNanos = System.nanoTime();
     }
 
-    /**
-     * Records the end of the operation.
-     *
-     * @param stream the stream on which it was enqueued
-     */
+    /** Records the end of the operation on the stream on which it was enqueued. */
     public final void recordEnd(CudaStream stream) {
         CudaEvent event = events.take();
         event.record(stream); // May block if the GPU is stuck: not under the lock.

@@ -66,9 +66,7 @@ public final class Watchdog implements AutoCloseable {
         boolean seal(CollectiveException reason);
 
         /**
-         * Completes a work that has ended.
-         *
-         * @param quiet whether the GPU no longer uses the work's memory
+         * Completes a work that has ended. {@code quiet}: the GPU no longer uses the work's memory.
          */
         void complete(boolean quiet);
     }
@@ -94,11 +92,7 @@ public final class Watchdog implements AutoCloseable {
             return List.of();
         }
 
-        /**
-         * Breaks the queue: all later calls fail.
-         *
-         * @return false if the queue is broken already
-         */
+        /** Breaks the queue: all later calls fail. Returns false if the queue is broken already. */
         boolean breakWith(CollectiveException reason);
 
         /** Aborts the running operations, and returns when the GPU has stopped. */
@@ -146,11 +140,7 @@ public final class Watchdog implements AutoCloseable {
     private final Thread thread;
     private volatile boolean closed; // set under this
 
-    /**
-     * Creates a watchdog.
-     *
-     * @param name the thread's name
-     */
+    /** Creates a watchdog, and its thread. */
     public Watchdog(String name, Group group) {
         this.group = group;
         thread = new Thread(this::watch, name);
@@ -179,11 +169,7 @@ public final class Watchdog implements AutoCloseable {
         notifyAll();
     }
 
-    /**
-     * Stops watching a work.
-     *
-     * @return false if it was not watched any more
-     */
+    /** Stops watching a work. Returns false if it was not watched any more. */
     public synchronized boolean remove(Watched work) {
         Deque<Watched> queue = works.get(work.queue());
         boolean found = queue != null && queue.removeLastOccurrence(work);
@@ -197,10 +183,8 @@ public final class Watchdog implements AutoCloseable {
     }
 
     /**
-     * Returns whether all works have been completed. Makes no call of the driver, so it may be
-     * called while the process exits.
-     *
-     * @return false if some may be under way
+     * Returns whether all works have been completed; false if some may be under way. Makes no call
+     * of the driver, so it may be called while the process exits.
      */
     public boolean isDone() {
         return running().stream().allMatch(Watched::isDone);

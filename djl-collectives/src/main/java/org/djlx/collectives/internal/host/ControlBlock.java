@@ -67,11 +67,7 @@ public final class ControlBlock {
     private final AtomicBuffer words;
     private final int worldSize;
 
-    /**
-     * Creates a view of shared memory.
-     *
-     * @param memory the memory, with the block at its start; initially zero
-     */
+    /** Creates a view of shared memory, initially zero, with the block at its start. */
     public ControlBlock(NativeMemory memory, int worldSize) {
         this.worldSize = worldSize;
         this.words = new AtomicBuffer(memory, 0, byteSize(worldSize));
@@ -88,10 +84,8 @@ public final class ControlBlock {
     }
 
     /**
-     * Sets the epoch that this rank has reached. Release: a rank that reads the epoch sees earlier
-     * writes of this rank.
-     *
-     * @param epoch its last epoch
+     * Sets the last epoch that this rank has reached. Release: a rank that reads the epoch sees
+     * earlier writes of this rank.
      */
     public void setArrived(int rank, int epoch) {
         words.putIntVolatile(rank * RECORD, epoch);
@@ -102,20 +96,12 @@ public final class ControlBlock {
         return words.getIntVolatile(rank * RECORD + ABANDONED);
     }
 
-    /**
-     * Announces that this rank has stopped waiting at an epoch.
-     *
-     * @param epoch the epoch, or 0 to revoke it
-     */
+    /** Announces that this rank has stopped waiting at an epoch, or revokes it with 0. */
     public void setAbandoned(int rank, int epoch) {
         words.putIntVolatile(rank * RECORD + ABANDONED, epoch);
     }
 
-    /**
-     * Returns the value of a signal.
-     *
-     * @param rank the destination rank
-     */
+    /** Returns the value of a signal to a rank. */
     public int signal(int rank, int channel, int source) {
         return words.getIntVolatile(signalOffset(rank, channel, source));
     }
@@ -150,9 +136,7 @@ public final class ControlBlock {
 
     /**
      * Announces that this thread is about to sleep; later changes wake it. The caller must check
-     * its condition once more before it sleeps.
-     *
-     * @return the value to pass to {@link #sleep}
+     * its condition once more before it passes the result to {@link #sleep}.
      */
     public int prepareSleep(int rank) {
         words.getAndAddInt(rank * RECORD + SLEEPERS, 1);
@@ -196,11 +180,7 @@ public final class ControlBlock {
         words.putIntVolatile(rank * RECORD + STATE, State.LEFT.ordinal());
     }
 
-    /**
-     * Marks this rank as FAILED.
-     *
-     * @param reason the reason, {@linkplain #encoded encoded}
-     */
+    /** Marks this rank as FAILED, for an {@linkplain #encoded encoded} reason. */
     public void setFailed(int rank, byte[] reason) {
         words.putBytes(reasonOffset(rank, worldSize), reason, reason.length);
         words.putIntVolatile(rank * RECORD + REASON_LENGTH, reason.length);
@@ -208,10 +188,9 @@ public final class ControlBlock {
     }
 
     /**
-     * Encodes a failure reason. If the text is too long, its middle is cut out, because messages
-     * have the call at the start and the ranks at the end.
-     *
-     * @return UTF-8, of at most {@value #MAX_REASON} bytes
+     * Encodes a failure reason in UTF-8, of at most {@value #MAX_REASON} bytes. If the text is too
+     * long, its middle is cut out, because messages have the call at the start and the ranks at the
+     * end.
      */
     public static byte[] encoded(String reason) {
         byte[] utf8 = reason.getBytes(StandardCharsets.UTF_8);
@@ -238,31 +217,19 @@ public final class ControlBlock {
         return (utf8 & 0xc0) == 0x80;
     }
 
-    /**
-     * Returns the failure reason of a rank.
-     *
-     * @param rank a rank in state FAILED
-     */
+    /** Returns the failure reason of a rank in state FAILED. */
     public String reason(int rank) {
         byte[] utf8 = new byte[words.getIntVolatile(rank * RECORD + REASON_LENGTH)];
         words.getBytes(reasonOffset(rank, worldSize), utf8);
         return new String(utf8, StandardCharsets.UTF_8);
     }
 
-    /**
-     * Returns the process id of a rank.
-     *
-     * @param rank a rank that has joined
-     */
+    /** Returns the process id of a rank that has joined. */
     public long pid(int rank) {
         return words.getLong(rank * RECORD + PID);
     }
 
-    /**
-     * Returns the start time of a rank's process, see {@link Liveness}.
-     *
-     * @param rank a rank that has joined
-     */
+    /** Returns the start time of the process of a rank that has joined, see {@link Liveness}. */
     public long startTime(int rank) {
         return words.getLong(rank * RECORD + START_TIME);
     }
@@ -272,20 +239,12 @@ public final class ControlBlock {
         words.putLongs(callOffset(rank, sequence), call);
     }
 
-    /**
-     * Compares a rank's call.
-     *
-     * @param sequence the call's number: the current or the previous one
-     */
+    /** Compares a rank's current or previous call. */
     boolean callEquals(int rank, long sequence, long[] call) {
         return Arrays.equals(call(rank, sequence), call);
     }
 
-    /**
-     * Returns a rank's call.
-     *
-     * @param sequence the call's number: the current or the previous one
-     */
+    /** Returns a rank's current or previous call. */
     long[] call(int rank, long sequence) {
         long[] call = new long[CallWords.COUNT];
         words.getLongs(callOffset(rank, sequence), call);

@@ -20,11 +20,7 @@ public final class Deadline {
         end = System.nanoTime() + (timeout.compareTo(MAX) < 0 ? timeout : MAX).toNanos();
     }
 
-    /**
-     * Creates a deadline.
-     *
-     * @param timeout the time until the deadline
-     */
+    /** Creates a deadline after a time. */
     public static Deadline after(Duration timeout) {
         return new Deadline(Required.argument("the timeout", timeout));
     }

@@ -46,9 +46,8 @@ public final class GroupErrors {
     }
 
     /**
-     * A call failed on this rank. If memory has run out, frees the reserve. Never throws.
-     *
-     * @return the cause if it is a CollectiveException, otherwise an exception that names the call
+     * A call failed on this rank. Returns the cause if it is a CollectiveException, otherwise an
+     * exception that names the call. If memory has run out, frees the reserve. Never throws.
      */
     public static CollectiveException failed(Object call, Throwable cause) {
         if (cause instanceof CollectiveException collective) {
@@ -65,9 +64,8 @@ public final class GroupErrors {
     }
 
     /**
-     * A call cannot run because an earlier operation has broken the group.
-     *
-     * @return the exception, with the reason as its cause
+     * A call cannot run because an earlier operation has broken the group; the reason becomes the
+     * cause.
      */
     public static CollectiveException broken(Object call, CollectiveException reason) {
         return broken(call, "the group", reason);
@@ -90,11 +88,7 @@ public final class GroupErrors {
                 reason);
     }
 
-    /**
-     * The end of another rank breaks the group.
-     *
-     * @param end the description of its end, such as {@link #died}
-     */
+    /** The end of another rank, such as {@link #died}, breaks the group. */
     public static CollectiveException brokenBy(String end) {
         return new CollectiveException(end + "; the group is broken");
     }
@@ -102,8 +96,6 @@ public final class GroupErrors {
     /**
      * Describes that a rank's process has ended. Only its parent process knows whether it was
      * killed or exited.
-     *
-     * @param pid the process id
      */
     public static String died(int rank, long pid) {
         return died("rank " + rank, pid);
@@ -158,18 +150,16 @@ public final class GroupErrors {
     }
 
     /**
-     * A call cannot complete because a peer has left, failed or died.
-     *
-     * @param end the peer's end, such as {@code rank 1 has destroyed the group}
+     * A call cannot complete because of a peer's end, such as {@code rank 1 has destroyed the
+     * group}.
      */
     public static CollectiveException gone(Object call, int rank, String end) {
         return new CollectiveException(call + " cannot complete on rank " + rank + ": " + end);
     }
 
     /**
-     * An operation timed out because of other ranks.
-     *
-     * @param omission what they did not do, such as {@code did not arrive}
+     * An operation timed out because of other ranks and what they omitted, such as {@code did not
+     * arrive}.
      */
     public static CollectiveTimeoutException timedOut(
             Operation operation, int rank, List<Integer> missing, String omission) {
@@ -218,11 +208,7 @@ public final class GroupErrors {
                 missing);
     }
 
-    /**
-     * The caller's wait timed out; the call itself keeps running.
-     *
-     * @param call the awaited call
-     */
+    /** The caller's wait for a call timed out; the call itself keeps running. */
     public static CollectiveTimeoutException stillUnderWay(Object call, Duration timeout) {
         return new CollectiveTimeoutException(
                 call + " is still running after " + Durations.text(timeout), List.of());
@@ -281,11 +267,7 @@ public final class GroupErrors {
                 + (byGraphs ? ", all into a graph or none" : "");
     }
 
-    /**
-     * Formats ranks.
-     *
-     * @return a text such as {@code rank 1} or {@code ranks 1, 3}
-     */
+    /** Formats ranks as {@code rank 1} or {@code ranks 1, 3}. */
     public static String ranks(List<Integer> ranks) {
         return (ranks.size() == 1 ? "rank " : "ranks ")
                 + ranks.toString().replaceAll("[\\[\\]]", "");

@@ -107,9 +107,7 @@ public final class HostSync implements AutoCloseable {
     }
 
     /**
-     * Compares the published calls of all ranks.
-     *
-     * @return the mismatch, with each rank's call; null if there is none
+     * Returns the mismatch of the published calls, with each rank's call; null if there is none.
      */
     public CollectiveMismatchException difference() {
         synchronized (log) {
@@ -129,19 +127,13 @@ public final class HostSync implements AutoCloseable {
 
     /**
      * Describes the first other rank that has failed or died, and so never completes its
-     * operations. A rank that has left has completed them.
-     *
-     * @return the text; null if there is none
+     * operations; null if there is none. A rank that has left has completed them.
      */
     public String brokenRank() {
         return rendezvous.brokenRank();
     }
 
-    /**
-     * Describes the first other rank that has announced a failure.
-     *
-     * @return the text; null if there is none
-     */
+    /** Describes the first other rank that has announced a failure; null if there is none. */
     public String failedRank() {
         return rendezvous.failedRank();
     }
@@ -151,11 +143,7 @@ public final class HostSync implements AutoCloseable {
         rendezvous.fail(new CollectiveException(reason));
     }
 
-    /**
-     * Announces that this rank makes no more calls.
-     *
-     * @param last the number of its last operation, or 0
-     */
+    /** Announces that this rank makes no more calls after an operation's number, or 0. */
     public void endCalls(long last) {
         for (int peer = 0; peer < worldSize; peer++) {
             rendezvous.signal(peer, LAST_CALL, (int) (last + 1));

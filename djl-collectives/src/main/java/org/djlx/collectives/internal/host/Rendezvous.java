@@ -115,11 +115,7 @@ public final class Rendezvous {
     private volatile boolean closing;
     private volatile CollectiveException broken;
 
-    /**
-     * Creates the rendezvous of one rank.
-     *
-     * @param control the shared memory
-     */
+    /** Creates the rendezvous of one rank in shared memory. */
     public Rendezvous(ControlBlock control, String group, int rank, int worldSize) {
         GroupErrors.prepare();
         this.control = control;
@@ -232,11 +228,7 @@ public final class Rendezvous {
         return epoch;
     }
 
-    /**
-     * Signals a rank. A rank that sees the signal also sees earlier writes of this rank.
-     *
-     * @param peer the destination rank
-     */
+    /** Signals a peer. A rank that sees the signal also sees earlier writes of this rank. */
     public void signal(int peer, int channel, int value) {
         control.setSignal(peer, channel, rank, value);
         control.ring(peer);
@@ -437,9 +429,8 @@ public final class Rendezvous {
     }
 
     /**
-     * Describes why a rank no longer participates, if it has announced that.
-     *
-     * @return the text; null if it participates or has not joined yet
+     * Describes why a rank no longer participates, if it has announced that; null if it
+     * participates or has not joined yet.
      */
     public String announcedEndOf(int peer) {
         switch (control.state(peer)) {
@@ -458,8 +449,6 @@ public final class Rendezvous {
      * Adds the likely cause to the description of a rank's end, if another rank has died: the first
      * rank that notices a death may destroy the group before this rank has checked the processes.
      * Takes a system call per rank.
-     *
-     * @return the text for the user
      */
     public String causeOf(String end) {
         for (int peer = 0; peer < worldSize; peer++) {
@@ -473,9 +462,7 @@ public final class Rendezvous {
 
     /**
      * Describes the first other rank that has failed or died, and so never completes its
-     * operations.
-     *
-     * @return the text; null if there is none
+     * operations; null if there is none.
      */
     public String brokenRank() {
         for (int peer = 0; peer < worldSize; peer++) {
@@ -492,9 +479,8 @@ public final class Rendezvous {
     }
 
     /**
-     * Describes the first other rank that has announced a failure.
-     *
-     * @return the text, with its reason; null if there is none
+     * Describes the first other rank that has announced a failure, with its reason; null if there
+     * is none.
      */
     public String failedRank() {
         for (int peer = 0; peer < worldSize; peer++) {
@@ -506,9 +492,8 @@ public final class Rendezvous {
     }
 
     /**
-     * Describes the end of a rank's process. Takes a system call.
-     *
-     * @return the text; null if the process is alive or the rank has not joined yet
+     * Describes the end of a rank's process; null if it is alive or the rank has not joined yet.
+     * Takes a system call.
      */
     public String deathOf(int peer) {
         if (control.state(peer) == State.ABSENT) {

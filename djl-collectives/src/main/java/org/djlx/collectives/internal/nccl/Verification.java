@@ -81,11 +81,7 @@ final class Verification {
         }
     }
 
-    /**
-     * Compares a message with the peer's call.
-     *
-     * @param number its position among the messages of its queue
-     */
+    /** Compares a message, by its number among the messages of its queue, with the peer's call. */
     void message(QueuedWork work, long number) {
         boolean sends = work.operation().type() == OpType.SEND;
         int sender = sends ? context.rank() : work.peer();

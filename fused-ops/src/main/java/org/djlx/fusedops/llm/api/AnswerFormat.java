@@ -27,9 +27,7 @@ public interface AnswerFormat {
     String contentType();
 
     /**
-     * Begins a streamed answer.
-     *
-     * @return the text to send; may be empty, as for the methods below
+     * Begins a streamed answer. Returns the text to send; may be empty, as for the methods below.
      */
     String begin();
 

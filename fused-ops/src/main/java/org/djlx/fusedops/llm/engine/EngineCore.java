@@ -235,9 +235,8 @@ final class EngineCore {
     }
 
     /**
-     * Schedules the next step. Returns null if there is nothing to compute.
-     *
-     * @param async whether the step before is still in flight
+     * Schedules the next step, while the step before may still be in flight. Returns null if there
+     * is nothing to compute.
      */
     private Step nextStep(boolean async) {
         List<Sequence> sampled = new ArrayList<>();

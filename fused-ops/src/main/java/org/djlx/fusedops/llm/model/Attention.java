@@ -41,9 +41,8 @@ final class Attention {
     private final NDArray sines;
 
     /**
-     * Computes the tables of the rotary embedding.
-     *
-     * @param gpu the kernels; null if libtorch applies the rotary embedding
+     * Computes the tables of the rotary embedding. Without kernels, {@code gpu} is null and
+     * libtorch applies it.
      */
     Attention(
             LlamaConfig config,
@@ -172,10 +171,9 @@ final class Attention {
     }
 
     /**
-     * Returns the cache slots that the tokens of a chunk attend to. Padding tokens get any slot of
-     * the sequence: they come last, so causal attention hides them from all others.
-     *
-     * @param tokens the tokens of the chunk, including padding
+     * Returns the cache slots that the tokens of a chunk, padding included, attend to. Padding
+     * tokens get any slot of the sequence: they come last, so causal attention hides them from all
+     * others.
      */
     private static long[] slots(TokenBatch.Chunk chunk, int tokens) {
         long[] slots = new long[chunk.start() + tokens];

@@ -195,10 +195,9 @@ public final class LlamaGpu implements AutoCloseable {
     }
 
     /**
-     * Copies the tokens and slots of a chunk to the device. Padding repeats the last token, so that
-     * padding rows compute finite values: tokens attend to them with weight 0.
-     *
-     * @param rows the number of rows to compute; those after the tokens are padding
+     * Copies the tokens and slots of a chunk to the device, padded to {@code rows}. Padding repeats
+     * the last token, so that padding rows compute finite values: tokens attend to them with weight
+     * 0.
      */
     static PrefillInputs inputs(NDManager manager, TokenBatch.Chunk chunk, int rows) {
         int tokens = chunk.tokens().length;
@@ -277,10 +276,8 @@ public final class LlamaGpu implements AutoCloseable {
 
     /**
      * Applies the rotary embedding to queries and keys in place, and writes keys and values to the
-     * cache.
-     *
-     * @param qkv of shape (tokens, (query + 2 · KV heads) · head size), contiguous; may have no
-     *     queries
+     * cache. {@code qkv} is contiguous, of shape (tokens, (query + 2 · KV heads) · head size), and
+     * may have no queries.
      */
     void rotate(int layer, NDArray qkv, KvCache cache, Attention attention, PrefillInputs prompt) {
         int heads = (int) (qkv.getShape().get(1) / config.headSize());

@@ -39,11 +39,7 @@ public interface Logits {
     /** {@return the number of sequences} */
     int count();
 
-    /**
-     * Waits for the tokens that the device selects.
-     *
-     * @return a token for each sequence
-     */
+    /** Waits for the tokens that the device samples, and returns one for each sequence. */
     List<DeviceToken> deviceTokens();
 
     /**
