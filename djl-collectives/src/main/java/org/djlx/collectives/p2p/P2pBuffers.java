@@ -11,6 +11,7 @@ import java.util.Optional;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.internal.host.Required;
+import org.djlx.collectives.spi.GroupContext;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
@@ -254,13 +255,7 @@ public abstract class P2pBuffers {
      * @throws IllegalArgumentException if it is out of range
      */
     protected final void checkRank(int rank) {
-        if (rank < 0 || rank >= worldSize) {
-            throw new IllegalArgumentException(
-                    "rank "
-                            + rank
-                            + " is out of range: the group has ranks 0 to "
-                            + (worldSize - 1));
-        }
+        GroupContext.checkRank(rank, worldSize);
     }
 
     /**

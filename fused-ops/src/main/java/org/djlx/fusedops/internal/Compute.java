@@ -158,11 +158,10 @@ public final class Compute implements AutoCloseable {
      */
     public Product product(ScalarType type, MatrixLayout out, MatrixLayout a, MatrixLayout b) {
         if (out.rows() == 0 || out.columns() == 0 || a.columns() == 0) {
-            return new Zeros(out.rows() * out.columns() * type.itemSize());
+            return new Zeros(gpu, libtorch, out.rows() * out.columns() * type.itemSize());
         }
-        return gpu == null || gpu.cublas == null
-                ? new ByLibtorch(type, out, a, b)
-                : new ByCublas(type, out, a, b);
+        ByLibtorch product = new ByLibtorch(libtorch, type, out, a, b);
+        return gpu == null || gpu.cublas == null ? product : new ByCublas(gpu, product);
     }
 
     /** Prepares the reduction of parts: SUM, or AVG to divide the sum by their number. */
@@ -194,13 +193,7 @@ public final class Compute implements AutoCloseable {
     }
 
     /** A product with an inner dimension of 0, or without elements. Its layout is contiguous. */
-    private final class Zeros implements Product {
-
-        private final long byteSize;
-
-        Zeros(long byteSize) {
-            this.byteSize = byteSize;
-        }
+    private record Zeros(Gpu gpu, Libtorch libtorch, long byteSize) implements Product {
 
         @Override
         public void run(long out, long a, long b) {
@@ -215,19 +208,9 @@ public final class Compute implements AutoCloseable {
         public void close() {}
     }
 
-    private final class ByLibtorch implements Product {
-
-        private final ScalarType type;
-        private final MatrixLayout out;
-        private final MatrixLayout a;
-        private final MatrixLayout b;
-
-        ByLibtorch(ScalarType type, MatrixLayout out, MatrixLayout a, MatrixLayout b) {
-            this.type = type;
-            this.out = out;
-            this.a = a;
-            this.b = b;
-        }
+    private record ByLibtorch(
+            Libtorch libtorch, ScalarType type, MatrixLayout out, MatrixLayout a, MatrixLayout b)
+            implements Product {
 
         @Override
         public void run(long outAddress, long aAddress, long bAddress) {
@@ -242,41 +225,36 @@ public final class Compute implements AutoCloseable {
      * Matmuls by cuBLASLt. Keeps a plan for each alignment of the addresses, because algorithms
      * depend on it.
      */
-    private final class ByCublas implements Product {
+    private static final class ByCublas implements Product {
 
         private static final int MAX_ALIGNMENT = 16;
 
-        private final ScalarType type;
-        private final MatrixLayout out;
-        private final MatrixLayout a;
-        private final MatrixLayout b;
+        private final Gpu gpu;
+        private final ByLibtorch fallback;
         private final CublasLtMatmul[] plans =
                 new CublasLtMatmul[5]; // by the exponent of the alignment
-        private Product fallback; // null unless cuBLASLt has no algorithm
+        private boolean fallsBack; // because cuBLASLt has no algorithm
 
-        ByCublas(ScalarType type, MatrixLayout out, MatrixLayout a, MatrixLayout b) {
-            this.type = type;
-            this.out = out;
-            this.a = a;
-            this.b = b;
+        ByCublas(Gpu gpu, ByLibtorch fallback) {
+            this.gpu = gpu;
+            this.fallback = fallback;
         }
 
         @Override
-        public void run(long outAddress, long aAddress, long bAddress) {
-            int power =
-                    Long.numberOfTrailingZeros(outAddress | aAddress | bAddress | MAX_ALIGNMENT);
-            if (plans[power] == null && fallback == null) {
-                Optional<CublasLtMatmul> plan = gpu.cublas.plan(type, type, out, a, b, 1 << power);
-                if (plan.isPresent()) {
-                    plans[power] = plan.get();
-                } else {
-                    fallback = new ByLibtorch(type, out, a, b);
-                }
+        public void run(long out, long a, long b) {
+            int power = Long.numberOfTrailingZeros(out | a | b | MAX_ALIGNMENT);
+            if (plans[power] == null && !fallsBack) {
+                ScalarType type = fallback.type;
+                plans[power] =
+                        gpu.cublas
+                                .plan(type, type, fallback.out, fallback.a, fallback.b, 1 << power)
+                                .orElse(null);
+                fallsBack = plans[power] == null;
             }
-            if (fallback == null) {
-                plans[power].run(gpu.stream, outAddress, aAddress, bAddress);
+            if (fallsBack) {
+                fallback.run(out, a, b);
             } else {
-                fallback.run(outAddress, aAddress, bAddress);
+                plans[power].run(gpu.stream, out, a, b);
             }
         }
 

@@ -26,9 +26,7 @@ public interface AnswerFormat {
     /** {@return the MIME type of the answer} */
     String contentType();
 
-    /**
-     * Begins a streamed answer. Returns the text to send; may be empty, as for the methods below.
-     */
+    /** {@return the text that begins a streamed answer; may be empty, as for the methods below} */
     String begin();
 
     /**

@@ -39,7 +39,7 @@ public interface Logits {
     /** {@return the number of sequences} */
     int count();
 
-    /** Waits for the tokens that the device samples, and returns one for each sequence. */
+    /** {@return a token for each sequence, which the device samples; waits for them} */
     List<DeviceToken> deviceTokens();
 
     /**
