@@ -9,6 +9,7 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
 import java.util.TreeMap;
+import java.util.function.ToLongBiFunction;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.CollectiveTimeoutException;
@@ -228,6 +229,40 @@ public final class GroupErrors {
         }
         return new CollectiveMismatchException(
                 differences("operation #" + operation.sequence(), group, byRank));
+    }
+
+    /**
+     * Checks that each rank expects as many bytes of an all-to-all as its peer sends.
+     *
+     * @param sent the bytes from one rank to another
+     * @param expected what the second rank expects from the first
+     * @throws CollectiveMismatchException that names all pairs that differ
+     */
+    public static void requireSizes(
+            Object operation,
+            int worldSize,
+            ToLongBiFunction<Integer, Integer> sent,
+            ToLongBiFunction<Integer, Integer> expected) {
+        List<String> mismatches = new ArrayList<>();
+        for (int from = 0; from < worldSize; from++) {
+            for (int to = 0; to < worldSize; to++) {
+                long bytes = sent.applyAsLong(from, to);
+                long wanted = expected.applyAsLong(from, to);
+                if (bytes != wanted) {
+                    mismatches.add(
+                            String.format(
+                                    "rank %d has %d bytes for rank %d, which expects %d",
+                                    from, bytes, to, wanted));
+                }
+            }
+        }
+        if (!mismatches.isEmpty()) {
+            throw new CollectiveMismatchException(
+                    operation
+                            + ": the sizes do not match: "
+                            + String.join("; ", mismatches)
+                            + "; each rank must expect as many bytes as its peer has for it");
+        }
     }
 
     /**

@@ -44,40 +44,13 @@ final class Verification {
             throw GroupErrors.disagreement(operation, context.name(), calls);
         }
         if (work.call().detail().length > 0) {
-            compareSizes(operation, calls);
-        }
-    }
-
-    /**
-     * Compares all-to-alls. Their detail: the bytes for each rank, then those expected from each.
-     */
-    private static void compareSizes(Operation operation, List<long[]> calls) {
-        int n = calls.size();
-        StringBuilder mismatches = new StringBuilder();
-        for (int from = 0; from < n; from++) {
-            for (int to = 0; to < n; to++) {
-                long sent = calls.get(from)[CallWords.COUNT + to];
-                long expected = calls.get(to)[CallWords.COUNT + n + from];
-                if (sent != expected) {
-                    mismatches
-                            .append(mismatches.length() == 0 ? "" : "; ")
-                            .append("rank ")
-                            .append(from)
-                            .append(" has ")
-                            .append(sent)
-                            .append(" bytes for rank ")
-                            .append(to)
-                            .append(", which expects ")
-                            .append(expected);
-                }
-            }
-        }
-        if (mismatches.length() > 0) {
-            throw new CollectiveMismatchException(
-                    operation
-                            + ": the sizes do not match: "
-                            + mismatches
-                            + "; each rank must expect as many bytes as its peer has for it");
+            // Of an all-to-all: the bytes for each rank, then those expected from each.
+            int sent = CallWords.COUNT;
+            GroupErrors.requireSizes(
+                    operation,
+                    n,
+                    (from, to) -> calls.get(from)[sent + to],
+                    (from, to) -> calls.get(to)[sent + n + from]);
         }
     }
 

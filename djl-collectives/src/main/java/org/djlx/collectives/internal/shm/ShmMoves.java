@@ -5,7 +5,7 @@
 package org.djlx.collectives.internal.shm;
 
 import java.util.List;
-import org.djlx.collectives.CollectiveMismatchException;
+import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.nativeops.host.AtomicBuffer;
 
@@ -223,31 +223,16 @@ final class ShmMoves {
         /** Returns the largest size between two different ranks; throws if any pair differs. */
         long checkAll(Operation operation) {
             long longest = 0;
-            StringBuilder mismatches = new StringBuilder();
+            boolean match = true;
             for (int from = 0; from < worldSize; from++) {
                 for (int to = 0; to < worldSize; to++) {
                     long sent = sent(from, to);
                     longest = from == to ? longest : Math.max(longest, sent);
-                    if (sent != expected(from, to)) {
-                        mismatches
-                                .append(mismatches.length() == 0 ? "" : "; ")
-                                .append("rank ")
-                                .append(from)
-                                .append(" sends ")
-                                .append(sent)
-                                .append(" bytes to rank ")
-                                .append(to)
-                                .append(", which expects ")
-                                .append(expected(from, to));
-                    }
+                    match &= sent == expected(from, to);
                 }
             }
-            if (mismatches.length() > 0) {
-                throw new CollectiveMismatchException(
-                        operation
-                                + ": the sizes do not match: "
-                                + mismatches
-                                + "; a rank must send as many bytes as the other expects");
+            if (!match) {
+                GroupErrors.requireSizes(operation, worldSize, this::sent, this::expected);
             }
             return longest;
         }
