@@ -372,7 +372,7 @@ public final class LlamaKernels implements AutoCloseable {
      * @param firstChunks an int for each row: the number of chunks of the rows before it
      * @param chunks temporary memory for (chunks of all rows, heads of keys, group size, head size
      *     + {@value #CHUNK_EXTRA}) floats
-     * @param ended (rows, heads of keys) ints, initially 0
+     * @param chunksEnded (rows, heads of keys) ints, initially 0
      */
     public record Attention(
             long output,
@@ -385,7 +385,7 @@ public final class LlamaKernels implements AutoCloseable {
             long sines,
             long firstChunks,
             long chunks,
-            long ended) {}
+            long chunksEnded) {}
 
     /**
      * Writes the keys and values of new tokens, one for each row, to the KV cache, and computes the
@@ -417,7 +417,7 @@ public final class LlamaKernels implements AutoCloseable {
                         of.sines,
                         of.firstChunks,
                         of.chunks,
-                        of.ended,
+                        of.chunksEnded,
                         tableStride,
                         heads);
         if (sharesSequences) {
@@ -439,7 +439,7 @@ public final class LlamaKernels implements AutoCloseable {
      * @param top the output, of shape (ranks, rows, {@value #TOP_FLOATS}): zeros for other ranks
      * @param logits the logits: rows of {@code width}, {@code stride} apart
      * @param parts temporary memory for {@value #TOP_BLOCKS} such results for each row
-     * @param ended an int for each row, initially 0
+     * @param blocksEnded an int for each row, initially 0
      * @param stride the distance between rows, in elements
      * @param ranks the number of ranks, at most 32
      */
@@ -449,13 +449,15 @@ public final class LlamaKernels implements AutoCloseable {
             long top,
             long logits,
             long parts,
-            long ended,
+            long blocksEnded,
             long first,
             long width,
             long stride,
             int rank,
             int ranks) {
-        arguments.clear().addStruct(top, logits, parts, ended, first, width, stride, rank, ranks);
+        arguments
+                .clear()
+                .addStruct(top, logits, parts, blocksEnded, first, width, stride, rank, ranks);
         LaunchSize size = LaunchSize.of(TOP_BLOCKS, TOP_THREADS).withGrid(rows, 1);
         this.top.launch(stream, size.asDependent(), arguments);
     }
@@ -470,7 +472,7 @@ public final class LlamaKernels implements AutoCloseable {
      *     #TOP_FLOATS})
      * @param sampled receives the sampled tokens, as ints
      * @param slots an int for each row: its index in {@code sampled}; -1 for none
-     * @param sampling {@value #SAMPLING_BYTES} bytes of sampling parameters for each row:
+     * @param parameters {@value #SAMPLING_BYTES} bytes of sampling parameters for each row:
      *     <ol>
      *       <li>a double, the {@code scale}: the weight of a token is {@code 2^(scale * (logit -
      *           highest logit))}; 0 for greedy sampling
@@ -488,7 +490,7 @@ public final class LlamaKernels implements AutoCloseable {
             long parts,
             long sampled,
             long slots,
-            long sampling,
+            long parameters,
             long logits,
             long width,
             long stride) {}
@@ -502,7 +504,7 @@ public final class LlamaKernels implements AutoCloseable {
                         of.parts,
                         of.sampled,
                         of.slots,
-                        of.sampling,
+                        of.parameters,
                         of.logits,
                         of.width,
                         of.stride,
