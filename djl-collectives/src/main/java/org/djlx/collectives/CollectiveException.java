@@ -48,21 +48,17 @@ public class CollectiveException extends EngineException {
     }
 
     /**
-     * Returns the file to which {@link org.djlx.collectives.trace.FlightRecorder} writes this
-     * rank's last operations after a failure. A background thread writes it and logs an error if it
-     * cannot.
-     *
-     * @return the file, possibly not written completely yet; empty if none is written
+     * {@return the file to which {@link org.djlx.collectives.trace.FlightRecorder} writes this
+     * rank's last operations after a failure, possibly not written completely yet; empty if none is
+     * written} A background thread writes it and logs an error if it cannot.
      */
     public Optional<Path> flightRecord() {
         return Optional.ofNullable(flightRecord).map(Path::of);
     }
 
     /**
-     * Returns the message, with the path of the {@linkplain #flightRecord() flight record} if there
-     * is one.
-     *
-     * @return the message
+     * {@return the message, with the path of the {@linkplain #flightRecord() flight record} if
+     * there is one}
      */
     @Override
     public String getMessage() {

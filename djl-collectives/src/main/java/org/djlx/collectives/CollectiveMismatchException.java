@@ -37,10 +37,8 @@ public class CollectiveMismatchException extends CollectiveException {
     }
 
     /**
-     * Returns whether the group is broken. A broken group writes its {@linkplain #flightRecord()
+     * {@return whether the group is broken} A broken group writes its {@linkplain #flightRecord()
      * flight record}; otherwise the group stays usable and the message has all information.
-     *
-     * @return true if the group is broken
      */
     public boolean isGroupBroken() {
         return isGroupBroken;

@@ -40,11 +40,7 @@ public class CollectiveTimeoutException extends CollectiveException {
                         : missingRanks.stream().mapToInt(Integer::intValue).toArray();
     }
 
-    /**
-     * Returns the ranks that did not arrive.
-     *
-     * @return ranks of the group, ascending; empty if they are unknown
-     */
+    /** {@return the ranks that did not arrive, ascending; empty if they are unknown} */
     public List<Integer> missingRanks() {
         return Arrays.stream(missingRanks).boxed().toList();
     }

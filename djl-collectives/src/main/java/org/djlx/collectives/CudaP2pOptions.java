@@ -166,39 +166,26 @@ public final class CudaP2pOptions extends BackendOptions {
         direct = builder.direct;
     }
 
-    /**
-     * Returns the size of each rank's P2P buffer.
-     *
-     * @return the size in bytes; 0 if there is none
-     */
+    /** {@return the size of each rank's P2P buffer in bytes; 0 if there is none} */
     public long bufferSize() {
         return bufferSize;
     }
 
-    /**
-     * Returns the size of each rank's P2P heap.
-     *
-     * @return the size in bytes; 0 if there is none
-     */
+    /** {@return the size of each rank's P2P heap in bytes; 0 if there is none} */
     public long heapSize() {
         return heapSize;
     }
 
-    /**
-     * Returns the NCCL options. Their timeout and devices apply to the whole backend.
-     *
-     * @return the options
-     */
+    /** {@return the NCCL options} Their timeout and devices apply to the whole backend. */
     public NcclOptions ncclOptions() {
         return ncclOptions;
     }
 
     /**
-     * Returns the largest size for the one-shot all-reduce, or for the mesh algorithm in a hybrid
-     * cube mesh.
+     * {@return the largest size for the one-shot all-reduce, or for the mesh algorithm in a hybrid
+     * cube mesh, in bytes}
      *
      * @param worldSize the number of ranks, at least 1
-     * @return the size in bytes
      */
     public long oneShotBytes(int worldSize) {
         if (oneShotBytes != null) {
@@ -208,11 +195,10 @@ public final class CudaP2pOptions extends BackendOptions {
     }
 
     /**
-     * Returns the largest size for the two-shot all-reduce.
+     * {@return the largest size for the two-shot all-reduce in bytes}
      *
      * @param worldSize the number of ranks, at least 1
      * @param recorded whether it is recorded into a CUDA graph, which excludes NCCL
-     * @return the size in bytes
      */
     public long twoShotBytes(int worldSize, boolean recorded) {
         if (twoShotBytes != null) {
@@ -221,11 +207,7 @@ public final class CudaP2pOptions extends BackendOptions {
         return worldSize < MANY || recorded ? TWO_SHOT_BYTES : TWO_SHOT_BYTES_OF_MANY;
     }
 
-    /**
-     * Returns the assumed topology of the GPUs.
-     *
-     * @return the topology; empty if NVML is queried
-     */
+    /** {@return the assumed topology of the GPUs; empty if NVML is queried} */
     public Optional<GpuTopology.Kind> topology() {
         return Optional.ofNullable(topology);
     }
@@ -246,41 +228,28 @@ public final class CudaP2pOptions extends BackendOptions {
                 ncclOptions.isVerify() ? ", verified" : "");
     }
 
-    /**
-     * Returns whether ranks may share a GPU.
-     *
-     * @return true if they may
-     */
+    /** {@return whether ranks may share a GPU} */
     public boolean isSharedGpus() {
         return sharedGpus;
     }
 
-    /**
-     * Returns whether ranks of one process may read and write each other's tensors.
-     *
-     * @return true if they may
-     */
+    /** {@return whether ranks of one process may read and write each other's tensors} */
     public boolean isDirect() {
         return direct == null || direct;
     }
 
     /**
-     * Returns whether an all-reduce that is too large for two-shot is direct, where that is
-     * possible.
+     * {@return whether an all-reduce that is too large for two-shot is direct, where that is
+     * possible}
      *
      * @param worldSize the number of ranks, at least 1
      * @param recorded whether it is recorded into a CUDA graph, which excludes NCCL
-     * @return true if it is direct
      */
     public boolean isDirect(int worldSize, boolean recorded) {
         return direct != null ? direct : worldSize < MANY || recorded;
     }
 
-    /**
-     * Returns a builder.
-     *
-     * @return the builder, with the defaults
-     */
+    /** {@return the builder, with the defaults} */
     public static Builder builder() {
         return new Builder();
     }
@@ -462,11 +431,7 @@ public final class CudaP2pOptions extends BackendOptions {
             return this;
         }
 
-        /**
-         * Builds the options.
-         *
-         * @return the options
-         */
+        /** {@return the options} */
         public CudaP2pOptions build() {
             return new CudaP2pOptions(this);
         }

@@ -60,10 +60,9 @@ public final class NcclOptions extends BackendOptions {
     }
 
     /**
-     * Returns these options with another timeout.
+     * {@return these options with another timeout}
      *
      * @param timeout how long an operation may take
-     * @return the options
      */
     public NcclOptions withTimeout(Duration timeout) {
         return new NcclOptions(this, timeout);
@@ -114,65 +113,40 @@ public final class NcclOptions extends BackendOptions {
         }
     }
 
-    /**
-     * Returns whether operations run on a high-priority stream.
-     *
-     * @return true if they do
-     */
+    /** {@return whether operations run on a high-priority stream} */
     public boolean isHighPriorityStream() {
         return highPriorityStream;
     }
 
-    /**
-     * Returns whether waiting for a work blocks the host.
-     *
-     * @return true if it does
-     */
+    /** {@return whether waiting for a work blocks the host} */
     public boolean isBlockingWait() {
         return blockingWait;
     }
 
-    /**
-     * Returns whether calls are compared across ranks before they run.
-     *
-     * @return true if they are
-     */
+    /** {@return whether calls are compared across ranks before they run} */
     public boolean isVerify() {
         return verify;
     }
 
-    /**
-     * Returns whether {@code nccl} groups use the GPU-to-GPU all-reduces of {@code cuda_p2p}.
-     *
-     * @return true if they do
-     */
+    /** {@return whether {@code nccl} groups use the GPU-to-GPU all-reduces of {@code cuda_p2p}} */
     public boolean isIntraNodeComm() {
         return intraNodeComm;
     }
 
-    /**
-     * Returns the NCCL configuration of communicators.
-     *
-     * @return the configuration
-     */
+    /** {@return the NCCL configuration of communicators} */
     public NcclConfig config() {
         return config;
     }
 
     /**
-     * Returns the GPUs set with {@link Builder#optDevices}.
-     *
-     * @return the GPU of this rank, or the GPUs of all ranks in rank order, or an empty list
+     * {@return the GPUs set with {@link Builder#optDevices}: the GPU of this rank, the GPUs of all
+     * ranks in rank order, or an empty list}
      */
     public List<Device> devices() {
         return devices;
     }
 
-    /**
-     * Returns a builder.
-     *
-     * @return the builder, with the defaults
-     */
+    /** {@return the builder, with the defaults} */
     public static Builder builder() {
         return new Builder();
     }
@@ -345,11 +319,7 @@ public final class NcclOptions extends BackendOptions {
             return this;
         }
 
-        /**
-         * Builds the options.
-         *
-         * @return the options
-         */
+        /** {@return the options} */
         public NcclOptions build() {
             return new NcclOptions(this);
         }

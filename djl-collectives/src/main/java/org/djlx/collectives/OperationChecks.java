@@ -174,9 +174,8 @@ final class OperationChecks {
     }
 
     /**
-     * Checks lists of one tensor per rank, of any shape and one element type.
-     *
-     * @return type, shape and address of the first input
+     * Checks lists of one tensor per rank, of any shape and one element type. Returns type, shape
+     * and address of the first input.
      */
     TensorInfo exchanged(OpType type, List<NDArray> outputs, List<NDArray> inputs) {
         onePerRank(type, "outputs", outputs);

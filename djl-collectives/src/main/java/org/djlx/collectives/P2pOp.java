@@ -37,35 +37,32 @@ public record P2pOp(OpType type, NDArray tensor, int peer, int tag) {
     }
 
     /**
-     * Returns a send; see {@link ProcessGroup#send}.
+     * {@return a send; see {@link ProcessGroup#send}}
      *
      * @param tensor the tensor to send
      * @param destination the receiving rank of the group that is called
      * @param tag the message's tag
-     * @return the operation
      */
     public static P2pOp send(NDArray tensor, int destination, int tag) {
         return new P2pOp(OpType.SEND, tensor, destination, tag);
     }
 
     /**
-     * Returns a receive; see {@link ProcessGroup#recv}.
+     * {@return a receive; see {@link ProcessGroup#recv}}
      *
      * @param tensor the tensor to receive into
      * @param source the sending rank of the group that is called
      * @param tag the message's tag
-     * @return the operation
      */
     public static P2pOp recv(NDArray tensor, int source, int tag) {
         return new P2pOp(OpType.RECV, tensor, source, tag);
     }
 
     /**
-     * Returns a receive from any rank; see {@link ProcessGroup#recvAnySource}.
+     * {@return a receive from any rank; see {@link ProcessGroup#recvAnySource}}
      *
      * @param tensor the tensor to receive into
      * @param tag the message's tag
-     * @return the operation
      */
     public static P2pOp recvAnySource(NDArray tensor, int tag) {
         return new P2pOp(OpType.RECV_ANY_SOURCE, tensor, -1, tag);

@@ -182,43 +182,34 @@ public final class ProcessGroup implements AutoCloseable {
     }
 
     /**
-     * Returns this rank.
-     *
-     * @return the rank within the group, from 0; -1 if this rank is not a {@linkplain #isMember
-     *     member}
+     * {@return the rank within the group, from 0; -1 if this rank is not a {@linkplain #isMember
+     * member}}
      */
     public int rank() {
         return state.rank();
     }
 
-    /**
-     * Returns the number of ranks.
-     *
-     * @return the world size
-     */
+    /** {@return the number of ranks} */
     public int worldSize() {
         return state.worldSize();
     }
 
     /**
-     * Returns the global ranks of this group's members; the counterpart of {@code
-     * torch.distributed.get_process_group_ranks}. A global rank is a rank of the initial group that
+     * {@return the global ranks of this group's members; the counterpart of {@code
+     * torch.distributed.get_process_group_ranks}} A global rank is a rank of the initial group that
      * {@link ProcessGroups} created.
      *
      * <p>To find a rank of this group in another group, go through its global rank: {@code
      * other.groupRank(group.globalRank(rank))}.
-     *
-     * @return the global ranks, indexed by rank of this group
      */
     public List<Integer> ranks() {
         return state.ranks();
     }
 
     /**
-     * Returns the parent ranks of this group's members. The parent is the group on which {@link
-     * #newGroup} or {@link #split} was called.
-     *
-     * @return the parent ranks, indexed by rank of this group; for an initial group, its own ranks
+     * {@return the parent ranks of this group's members, indexed by rank of this group; for an
+     * initial group, its own ranks} The parent is the group on which {@link #newGroup} or {@link
+     * #split} was called.
      */
     public List<Integer> parentRanks() {
         return state.parentRanks();
@@ -260,102 +251,80 @@ public final class ProcessGroup implements AutoCloseable {
     }
 
     /**
-     * Returns whether this rank is a member of the group. {@link #newGroup} and {@link #split}
+     * {@return whether this rank is a member of the group} {@link #newGroup} and {@link #split}
      * return a non-member handle, the counterpart of {@code
      * torch.distributed.GroupMember.NON_GROUP_MEMBER}, on ranks that are not. A non-member handle
      * has the group's name and ranks only: every operation throws {@link IllegalStateException},
      * and {@link #destroy} is a no-op.
-     *
-     * @return true if this rank is a member
      */
     public boolean isMember() {
         return rank() >= 0;
     }
 
     /**
-     * Returns the group's name. It is unique among the groups derived from one initial group.
-     *
-     * @return the name, the same on all ranks
+     * {@return the group's name, the same on all ranks} It is unique among the groups derived from
+     * one initial group.
      */
     public String name() {
         return state.name();
     }
 
-    /**
-     * Returns the device on which the group's tensors must be.
-     *
-     * @return the device
-     */
+    /** {@return the device on which the group's tensors must be} */
     public Device device() {
         return backend.device();
     }
 
-    /**
-     * Returns the name of the group's backend.
-     *
-     * @return the name
-     */
+    /** {@return the name of the group's backend} */
     public String backendName() {
         return backend.name();
     }
 
     /**
-     * Returns the flight recorder: this rank's last operations. It also works after {@link
+     * {@return the flight recorder: this rank's last operations} It also works after {@link
      * #destroy}.
      *
-     * @return the recorder
      * @throws IllegalStateException if this rank is not a member of the group
      */
     public FlightRecorder flightRecorder() {
         return state.trace().recorder();
     }
 
-    /**
-     * Returns how long an operation waits for other ranks.
-     *
-     * @return the timeout
-     */
+    /** {@return how long an operation waits for other ranks} */
     public Duration timeout() {
         return timeout;
     }
 
     /**
-     * Returns a view of this group with another timeout, for example for a single call: {@code
-     * group.withTimeout(Duration.ofSeconds(5)).barrier()}. The view is the same group: destroying
+     * {@return a view of this group with another timeout, for example for a single call: {@code
+     * group.withTimeout(Duration.ofSeconds(5)).barrier()}} The view is the same group: destroying
      * it destroys the group.
      *
      * <p>With {@code shm} a collective's timeout counts from its start, which is after the end of
      * the operations before it; a message's timeout counts from the call.
      *
      * @param timeout how long the view's operations wait for other ranks; positive
-     * @return the view
      */
     public ProcessGroup withTimeout(Duration timeout) {
         return new ProcessGroup(state, lifeline, BackendOptions.checked(timeout));
     }
 
     /**
-     * Returns whether the ranks can write to each other's memory.
-     *
-     * @return true if {@link #p2pBuffers()} is present; the same on all ranks
+     * {@return whether the ranks can write to each other's memory: {@link #p2pBuffers()} is
+     * present; the same on all ranks}
      */
     public boolean isP2pAvailable() {
         return p2pBuffers().isPresent();
     }
 
-    /**
-     * Returns the group's symmetric memory.
-     *
-     * @return the buffers; empty on all ranks if the group has none
-     */
+    /** {@return the group's symmetric memory; empty on all ranks if the group has none} */
     public Optional<P2pBuffers> p2pBuffers() {
         state.checkUsable();
         return backend.p2pBuffers();
     }
 
     /**
-     * Returns an object that a library attaches to this group on this rank, such as a cache of its
-     * plans. The first call creates it; all views of the group share it. It is closed after the
+     * {@return an object that a library attaches to this group on this rank, such as a cache of its
+     * plans} The first call creates it; all views of the group share it. It is closed after the
      * group has been destroyed and all its operations have ended.
      *
      * <p>The object must not refer to the group, because a group that is still referenced is never
@@ -364,7 +333,6 @@ public final class ProcessGroup implements AutoCloseable {
      * @param type the class of the object; at most one object per class
      * @param maker creates the object; must not use the group
      * @param <T> the class
-     * @return the object
      * @throws IllegalStateException if the group has been destroyed
      */
     public <T extends AutoCloseable> T attachment(Class<T> type, Supplier<T> maker) {

@@ -14,8 +14,6 @@ import java.util.concurrent.TimeUnit;
 /**
  * Runs code on one thread per rank and waits for all threads. When a rank fails, the others have a
  * grace period to notice by themselves; then they are interrupted.
- *
- * @param <T> the result of the code
  */
 final class RankThreads<T> {
 
@@ -52,9 +50,7 @@ final class RankThreads<T> {
     /**
      * Runs code for each rank.
      *
-     * @param worldSize the number of ranks
      * @param grace how long the other ranks may run after one has failed, before the interrupt
-     * @param body the code
      * @return the results, in rank order
      * @throws CollectiveException if a rank failed: the first failure, with the others suppressed
      */

@@ -45,10 +45,9 @@ public final class ReduceOp {
         PREMUL_SUM;
 
         /**
-         * Returns whether this kind of reduction is defined for an element type.
+         * {@return whether this kind of reduction is defined for an element type}
          *
          * @param type the element type
-         * @return true if it is defined
          */
         public boolean isDefinedFor(ScalarType type) {
             switch (this) {
@@ -104,50 +103,36 @@ public final class ReduceOp {
     }
 
     /**
-     * Returns a reduction that multiplies each contribution by a factor and sums the products.
+     * {@return a reduction that multiplies each contribution by a factor and sums the products}
      * Floating-point types only. The factor and each product are rounded to the precision of the
      * accumulation.
      *
      * @param factor the factor; the same on all ranks
-     * @return the reduction
      */
     public static ReduceOp premulSum(double factor) {
         return new ReduceOp(Kind.PREMUL_SUM, factor);
     }
 
-    /**
-     * Returns the reductions without a parameter.
-     *
-     * @return the constants of this class
-     */
+    /** {@return the reductions without a parameter: the constants of this class} */
     public static List<ReduceOp> constants() {
         return CONSTANTS;
     }
 
-    /**
-     * Returns the kind of reduction.
-     *
-     * @return the kind
-     */
+    /** {@return the kind of reduction} */
     public Kind kind() {
         return kind;
     }
 
-    /**
-     * Returns the factor of {@link #premulSum}.
-     *
-     * @return the factor; 1 for other reductions
-     */
+    /** {@return the factor of {@link #premulSum}; 1 for other reductions} */
     public double factor() {
         return factor;
     }
 
     /**
-     * Returns whether the reduction is defined for an element type. A backend may support fewer
+     * {@return whether the reduction is defined for an element type} A backend may support fewer
      * types.
      *
      * @param type the element type
-     * @return true if it is defined
      */
     public boolean isDefinedFor(ScalarType type) {
         return kind.isDefinedFor(type);
@@ -166,9 +151,8 @@ public final class ReduceOp {
     }
 
     /**
-     * Returns the kind and, if it has one, the factor.
-     *
-     * @return a text such as {@code SUM} or {@code PREMUL_SUM(0.5)}
+     * {@return the kind and, if it has one, the factor, such as {@code SUM} or {@code
+     * PREMUL_SUM(0.5)}}
      */
     @Override
     public String toString() {

@@ -28,38 +28,25 @@ public final class ShmOptions extends BackendOptions {
         this.chunkSize = builder.chunkSize;
     }
 
-    /**
-     * Returns the size of each rank's P2P buffer.
-     *
-     * @return the size in bytes; 0 if there is none
-     */
+    /** {@return the size of each rank's P2P buffer in bytes; 0 if there is none} */
     public long bufferSize() {
         return bufferSize;
     }
 
-    /**
-     * Returns the size of each rank's P2P heap.
-     *
-     * @return the size in bytes; 0 if there is none
-     */
+    /** {@return the size of each rank's P2P heap in bytes; 0 if there is none} */
     public long heapSize() {
         return heapSize;
     }
 
     /**
-     * Returns the chunk size: how much of a tensor a rank stages for the other ranks at once.
-     *
-     * @return the size in bytes
+     * {@return the chunk size in bytes: how much of a tensor a rank stages for the other ranks at
+     * once}
      */
     public long chunkSize() {
         return chunkSize;
     }
 
-    /**
-     * Returns a builder.
-     *
-     * @return the builder, with the defaults
-     */
+    /** {@return the builder, with the defaults} */
     public static Builder builder() {
         return new Builder();
     }
@@ -147,11 +134,7 @@ public final class ShmOptions extends BackendOptions {
             return this;
         }
 
-        /**
-         * Builds the options.
-         *
-         * @return the options
-         */
+        /** {@return the options} */
         public ShmOptions build() {
             return new ShmOptions(this);
         }

@@ -27,12 +27,11 @@ public final class TorchThreads {
     private TorchThreads() {}
 
     /**
-     * Returns the threads of a rank: the cores divided among the ranks of this host, one core left
-     * for other threads.
+     * {@return the threads of a rank: the cores divided among the ranks of this host, one core left
+     * for other threads, 1 or more}
      *
      * @param cores the cores of this host
      * @param ranks the ranks that share them
-     * @return the number of threads, 1 or more
      */
     public static int share(int cores, int ranks) {
         return Math.max(1, (cores - 1) / ranks);

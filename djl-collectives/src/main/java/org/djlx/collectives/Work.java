@@ -29,26 +29,17 @@ import java.util.concurrent.CompletionStage;
  */
 public interface Work {
 
-    /**
-     * Returns whether the operation has ended, successfully or not.
-     *
-     * @return true if it has ended
-     */
+    /** {@return whether the operation has ended, successfully or not} */
     boolean isCompleted();
 
-    /**
-     * Returns whether the operation has ended successfully.
-     *
-     * @return true if it has succeeded
-     */
+    /** {@return whether the operation has ended successfully} */
     default boolean isSuccess() {
         return isCompleted() && exception().isEmpty();
     }
 
     /**
-     * Returns why the operation failed.
-     *
-     * @return the exception; empty while the operation is running and after it has succeeded
+     * {@return why the operation failed; empty while the operation is running and after it has
+     * succeeded}
      */
     Optional<Throwable> exception();
 
@@ -85,9 +76,8 @@ public interface Work {
     default void blockCurrentStream() {}
 
     /**
-     * Returns the rank that sent a received message.
+     * {@return the rank within the group that sent a received message}
      *
-     * @return the source rank within the group
      * @throws IllegalStateException if this is not a receive, or it has not succeeded yet
      */
     default int sourceRank() {
@@ -95,10 +85,8 @@ public interface Work {
     }
 
     /**
-     * Returns the operation's output tensors: the caller's own arrays, not copies. They hold the
+     * {@return the operation's output tensors: the caller's own arrays, not copies} They hold the
      * result once the operation has completed.
-     *
-     * @return the outputs
      */
     List<NDArray> result();
 

@@ -27,8 +27,6 @@ import org.djlx.nativeops.torch.TensorInfo;
  * the other. Each product has the same order, because the rows of a shard's product depend on no
  * other shard.
  *
- * @param type the element type
- * @param worldSize the number of ranks
  * @param shard the shape of this rank's part of A
  * @param gatherDim the gather dimension, counted from the front
  * @param columns the columns of each B

@@ -48,7 +48,6 @@ final class AllReduceRmsNormPlan implements FusedPlan {
      * @param checks checks the arguments of the call
      * @param inputs partial, residual and weight
      * @param epsilon the number added to the mean of squares
-     * @param group the group
      */
     record Call(OperandChecks checks, Operands inputs, float epsilon, ProcessGroup group) {
 
@@ -60,7 +59,6 @@ final class AllReduceRmsNormPlan implements FusedPlan {
     /**
      * Where the results of a call go.
      *
-     * @param arrays the new residual and the norm
      * @param residual the address of the new residual
      * @param norm the address of the norm
      */

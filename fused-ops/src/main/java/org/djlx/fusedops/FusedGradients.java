@@ -190,10 +190,8 @@ final class FusedGradients {
     }
 
     /**
-     * Returns Aᵀ dY for weights side by side, with all dimensions except the last merged.
-     *
-     * @return a gradient for each weight; null if the weight requires none, or the gradient has
-     *     already been added to it
+     * Returns Aᵀ dY for weights side by side, with all dimensions except the last merged. A
+     * weight's entry is null if the weight requires no gradient, or it has already been added.
      */
     private static List<NDArray> weightGradients(
             List<NDArray> weights, NDArray a, NDArray gradient, ProcessGroup group) {

@@ -406,14 +406,13 @@ public final class FusedOps {
     }
 
     /**
-     * Returns whether {@link #allReduceRmsNorm(NDArray, NDArray, NDArray, float, ProcessGroup)}
-     * runs as one kernel.
+     * {@return whether {@link #allReduceRmsNorm(NDArray, NDArray, NDArray, float, ProcessGroup)}
+     * runs as one kernel; the same on all ranks}
      *
      * @param type the element type
      * @param rows the number of rows, at least 1
      * @param hidden the number of elements of a row, at least 1
      * @param group the group
-     * @return true if so; the same on all ranks
      * @throws IllegalArgumentException if an argument is null, or there are no rows or elements
      */
     public static boolean isFused(ScalarType type, long rows, long hidden, ProcessGroup group) {

@@ -19,20 +19,12 @@ public final class GatheredMatmul {
         this.outputs = List.copyOf(outputs);
     }
 
-    /**
-     * Returns the gathered A.
-     *
-     * @return the array; empty unless the caller asked for it
-     */
+    /** {@return the gathered A; empty unless the caller asked for it} */
     public Optional<NDArray> gathered() {
         return Optional.ofNullable(gathered);
     }
 
-    /**
-     * Returns the products.
-     *
-     * @return the product of A with each B, in the order of the Bs
-     */
+    /** {@return the product of A with each B, in the order of the Bs} */
     public List<NDArray> outputs() {
         return outputs;
     }

@@ -49,11 +49,7 @@ final class GroupPlans implements AutoCloseable {
     }
 
     /**
-     * Returns the plan of a call. The caller holds this object's lock.
-     *
-     * @param key the call
-     * @param type the plan's class
-     * @return the plan; null if there is none yet
+     * Returns the plan of a call; null if there is none yet. The caller holds this object's lock.
      */
     <P extends FusedPlan> P find(PlanKey key, Class<P> type) {
         return type.cast(plans.get(key));

@@ -88,12 +88,10 @@ final class MatmulPlan<R> implements FusedPlan {
     }
 
     /**
-     * Returns why an operation over P2P buffers falls back.
+     * Returns why an operation over P2P buffers falls back, the same on all ranks; empty if it does
+     * not fall back.
      *
-     * @param type the operator
-     * @param group the group
      * @param partBytes the number of bytes that a rank sends to another; 0 if it needs no slots
-     * @return the reason, the same on all ranks; empty if it does not fall back
      */
     static Optional<FallbackReason> fallbackReason(
             OpType type, ProcessGroup group, long partBytes) {

@@ -25,8 +25,6 @@ import org.djlx.nativeops.torch.TensorInfo;
  * <p>With the scatter dimension moved to the front, the part for a rank is a block of A's rows
  * times B; or, if the product's last dimension is scattered, A times a block of B's columns.
  *
- * @param type the element type
- * @param worldSize the number of ranks
  * @param left the shape of A
  * @param product the shape of A B
  * @param op SUM or AVG

@@ -27,19 +27,14 @@ public final class NormedResidual {
     }
 
     /**
-     * Returns the residual for the next layer.
-     *
-     * @return the old residual plus the sum of all ranks' partials
+     * {@return the residual for the next layer: the old residual plus the sum of all ranks'
+     * partials}
      */
     public NDArray residual() {
         return residual;
     }
 
-    /**
-     * Returns the residual divided by the root mean square of its rows, times the weight.
-     *
-     * @return the array
-     */
+    /** {@return the residual divided by the root mean square of its rows, times the weight} */
     public NDArray norm() {
         return norm;
     }

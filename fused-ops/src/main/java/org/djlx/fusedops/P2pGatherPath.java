@@ -31,7 +31,6 @@ abstract class P2pGatherPath extends P2pPath<GatheredMatmul, P2pGatherPath.Call>
      * @param bs the addresses of the Bs
      * @param outs the addresses of the products
      * @param gathered the address of the gathered A; 0 if A is not gathered into an array
-     * @param products the products
      * @param gatheredA the gathered A; the shard if A is not gathered into an array
      * @param used all arrays, kept for graph replays
      */
@@ -47,7 +46,6 @@ abstract class P2pGatherPath extends P2pPath<GatheredMatmul, P2pGatherPath.Call>
     /**
      * The operands that the path reads without a copy. The others are copied row by row.
      *
-     * @param shard whether it reads the shard without a copy
      * @param bs for each B, whether it reads it without a copy
      * @param layouts the layout of each B, or of its copy
      */

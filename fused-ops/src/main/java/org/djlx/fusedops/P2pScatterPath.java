@@ -35,14 +35,7 @@ abstract class P2pScatterPath extends P2pPath<NDArray, P2pScatterPath.Call> {
      */
     record Call(long a, long b, long result, long[] staging, NDArray part, NDArray[] used) {}
 
-    /**
-     * The operands that the path reads without a copy. The others are copied row by row.
-     *
-     * @param a whether it reads A without a copy
-     * @param b whether it reads B without a copy
-     * @param left the layout of A, or of its copy
-     * @param right the layout of B, or of its copy
-     */
+    /** The operands that the path reads without a copy. The others are copied row by row. */
     record InPlace(boolean a, boolean b, MatrixLayout left, MatrixLayout right) {
 
         /** For matmuls of a library. */

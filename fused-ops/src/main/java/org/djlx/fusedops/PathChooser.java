@@ -49,11 +49,7 @@ final class PathChooser {
         this.possible = possible;
     }
 
-    /**
-     * Chooses a path.
-     *
-     * @param recorded whether the call is recorded into a graph
-     */
+    /** Chooses a path for a call, which may be recorded into a graph. */
     Choice choose(boolean recorded) {
         Set<Path> here = possible.apply(work);
         for (Path path : here) {

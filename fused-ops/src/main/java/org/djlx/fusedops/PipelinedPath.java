@@ -16,7 +16,7 @@ import org.djlx.fusedops.internal.Pipeline;
 import org.djlx.fusedops.internal.Product;
 import org.djlx.nativeops.torch.Torch;
 
-/** The path PIPELINED: matmuls of parts, with copies to and from other ranks beside them. */
+/** The path PIPELINED: matmuls of parts, overlapped with copies to and from other ranks. */
 final class PipelinedPath {
 
     private PipelinedPath() {}

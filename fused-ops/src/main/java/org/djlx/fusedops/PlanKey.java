@@ -19,10 +19,8 @@ final class PlanKey {
     /**
      * Encodes a call.
      *
-     * @param operator a number for the operator
      * @param dimension the gather or scatter dimension, as the caller passed it
      * @param option a number for everything else that a plan depends on
-     * @param operands the arrays
      */
     PlanKey(int operator, int dimension, int option, Operands operands) {
         TensorInfo[] infos = operands.infos();

@@ -64,11 +64,9 @@ public final class UsageCounter implements AutoCloseable {
     }
 
     /**
-     * Returns the paths of matmuls fused with a collective, and why each was chosen. {@link
+     * {@return the paths of matmuls fused with a collective, and why each was chosen} {@link
      * LowContention} and {@link FusedOps#allReduceRmsNorm} are not included, because the cost model
      * does not choose their paths.
-     *
-     * @return the number of calls by path and reason
      */
     public Map<Choice, Long> choices() {
         return kinds.entrySet().stream()
@@ -78,20 +76,15 @@ public final class UsageCounter implements AutoCloseable {
                                 entry -> entry.getKey().choice, Map.Entry::getValue, Long::sum));
     }
 
-    /**
-     * Returns the number of calls on all paths.
-     *
-     * @return the number
-     */
+    /** {@return the number of calls on all paths} */
     public long calls() {
         return sum(kind -> true);
     }
 
     /**
-     * Returns the number of calls of all fused operators that took a path.
+     * {@return the number of calls of all fused operators that took a path}
      *
      * @param path the path
-     * @return the number
      * @throws IllegalArgumentException if the path is null
      */
     public long calls(Path path) {
@@ -119,47 +112,39 @@ public final class UsageCounter implements AutoCloseable {
         return sum(kind -> kind.path == path && kind.operator.equals(operator));
     }
 
-    /**
-     * Returns the number of calls that ran as a single kernel.
-     *
-     * @return the calls on {@link Path#FUSED}
-     */
+    /** {@return the number of calls that ran as a single kernel: {@link Path#FUSED}} */
     public long fused() {
         return calls(Path.FUSED);
     }
 
     /**
-     * Returns the number of calls that overlapped copies with matmuls of parts.
-     *
-     * @return the calls on {@link Path#PIPELINED}
+     * {@return the number of calls that overlapped copies with matmuls of parts: {@link
+     * Path#PIPELINED}}
      */
     public long pipelined() {
         return calls(Path.PIPELINED);
     }
 
     /**
-     * Returns the number of calls that exchanged all data before or after one matmul.
-     *
-     * @return the calls on {@link Path#GATHERED}
+     * {@return the number of calls that exchanged all data before or after one matmul: {@link
+     * Path#GATHERED}}
      */
     public long gathered() {
         return calls(Path.GATHERED);
     }
 
     /**
-     * Returns the number of calls that used a collective of the group: all fallbacks.
-     *
-     * @return the calls on {@link Path#NCCL}
+     * {@return the number of calls that used a collective of the group: all fallbacks, {@link
+     * Path#NCCL}}
      */
     public long nccl() {
         return calls(Path.NCCL);
     }
 
     /**
-     * Returns the number of calls that fell back for a reason.
+     * {@return the number of calls that fell back for a reason}
      *
      * @param reason the reason
-     * @return the number
      * @throws IllegalArgumentException if the reason is null
      */
     public long fallbacks(FallbackReason reason) {

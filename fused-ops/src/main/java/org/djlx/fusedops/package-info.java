@@ -23,7 +23,7 @@
  * P2pPath               common part of all paths over P2P buffers
  * P2pScatterPath        common part of the paths of matmul + reduce-scatter over P2P buffers
  * PathChooser           chooses a path by the cost model, or the forced one
- * PipelinedPath         path PIPELINED: matmuls of parts, copies beside them
+ * PipelinedPath         path PIPELINED: matmuls of parts, overlapped with copies
  * PlanKey               operator, shapes, strides, type, device: what a plan depends on
  */
 /**

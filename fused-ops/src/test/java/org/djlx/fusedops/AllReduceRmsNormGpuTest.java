@@ -308,7 +308,7 @@ class AllReduceRmsNormGpuTest {
                         NDArray output = Torch.empty(manager, new Shape(1, width), type);
                         Runnable matmul =
                                 () ->
-                                        kernels.product(
+                                        kernels.matmul(
                                                 streams.get(),
                                                 false,
                                                 1,

@@ -15,9 +15,8 @@ public final class CudaProbe {
     private CudaProbe() {}
 
     /**
-     * Returns how many GPUs this process can use.
-     *
-     * @return the number of GPUs; 0 unless {@link NativeLibrary#CUDA} has been found available
+     * {@return how many GPUs this process can use; 0 unless {@link NativeLibrary#CUDA} has been
+     * found available}
      */
     public static int deviceCount() {
         return deviceCount;

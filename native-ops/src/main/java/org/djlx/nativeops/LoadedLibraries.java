@@ -19,11 +19,10 @@ public final class LoadedLibraries {
     private LoadedLibraries() {}
 
     /**
-     * Returns the path of a loaded library. Opening this path returns the same library; opening the
-     * bare file name could load another copy from the search path.
+     * {@return the path of a loaded library} Opening this path returns the same library; opening
+     * the bare file name could load another copy from the search path.
      *
      * @param fileName the file name
-     * @return the path
      * @throws UnsatisfiedLinkError if it is not loaded, or loaded from several files
      */
     public static String find(String fileName) {

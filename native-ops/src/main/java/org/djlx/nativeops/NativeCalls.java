@@ -14,11 +14,7 @@ import org.djlx.nativeops.host.CallingThread;
  */
 public record NativeCalls(long driver, long other) {
 
-    /**
-     * Returns the counts of the calling thread since its start.
-     *
-     * @return the counts
-     */
+    /** {@return the counts of the calling thread since its start} */
     public static NativeCalls ofThread() {
         CallingThread thread = CallingThread.get();
         return new NativeCalls(thread.driverCalls, thread.otherCalls);

@@ -35,20 +35,14 @@ public enum NativeLibrary {
         this.probe = probe;
     }
 
-    /**
-     * Returns whether the library is available. Never throws.
-     *
-     * @return whether it is available
-     */
+    /** {@return whether the library is available} Never throws. */
     public boolean isAvailable() {
         return unavailabilityCause() == null;
     }
 
     /**
-     * Returns why the library is not available: what the probe looked for, what it found, and what
-     * to do. Never throws.
-     *
-     * @return the cause, or null if the library is available
+     * {@return why the library is not available: what the probe looked for, what it found, and what
+     * to do; null if the library is available} Never throws.
      */
     public Throwable unavailabilityCause() {
         if (!probed) {

@@ -146,9 +146,8 @@ public final class P2pEngine extends Engine {
     }
 
     /**
-     * Returns libtorch's version and the available backends.
-     *
-     * @return for example {@code libtorch 2.7.1, backends shm}
+     * {@return libtorch's version and the available backends, for example {@code libtorch 2.7.1,
+     * backends shm}}
      */
     @Override
     public String getVersion() {
@@ -165,10 +164,8 @@ public final class P2pEngine extends Engine {
     }
 
     /**
-     * Returns the default device.
-     *
-     * @return on GPUs the one that {@code LOCAL_RANK} names, if it is set; otherwise PyTorch's
-     *     default
+     * {@return the default device: on GPUs the one that {@code LOCAL_RANK} names, if it is set;
+     * otherwise PyTorch's default}
      */
     @Override
     public Device defaultDevice() {

@@ -21,11 +21,7 @@ public interface ParallelModel extends AutoCloseable {
      */
     Output predict(Input input);
 
-    /**
-     * Returns why the model does not serve requests any more.
-     *
-     * @return the reason; empty while it serves
-     */
+    /** {@return why the model does not serve requests any more; empty while it serves} */
     Optional<String> unavailabilityCause();
 
     /** Frees the model on all ranks. */

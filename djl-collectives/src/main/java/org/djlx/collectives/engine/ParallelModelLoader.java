@@ -17,10 +17,9 @@ import java.util.Map;
 public interface ParallelModelLoader {
 
     /**
-     * Returns whether this loader accepts a directory. Looks at file names only.
+     * {@return whether this loader accepts a directory} Looks at file names only.
      *
      * @param directory the model's directory
-     * @return whether it accepts the directory
      */
     boolean canLoad(Path directory);
 

@@ -244,10 +244,8 @@ final class Boundary implements AutoCloseable {
     }
 
     /**
-     * Accepts the gradient of an output.
-     *
-     * @return whether it was accepted; a gradient of another shape or type is left to autograd,
-     *     which reports the error
+     * Accepts the gradient of an output, and returns whether it did: autograd reports the error of
+     * another shape or type.
      */
     boolean take(NDArray result, NDArray gradient) {
         if (!isLike(gradient, result) || !gradient.getShape().equals(result.getShape())) {
@@ -317,8 +315,6 @@ final class Boundary implements AutoCloseable {
     /**
      * Copies the outputs' gradients, for {@link #isReachedAgain}. They are not zeroed, because
      * libtorch lets gradients of several leaves share memory.
-     *
-     * @param notes the manager of the copies
      */
     void noteGradients(NDManager notes) {
         for (int i = 0; i < noted.length; i++) {

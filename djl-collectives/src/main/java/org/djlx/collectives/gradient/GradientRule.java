@@ -18,15 +18,14 @@ import java.util.List;
 public interface GradientRule {
 
     /**
-     * Returns the gradient of each input.
+     * {@return the gradient of each input, of its shape and element type, or null for none} They
+     * may be new arrays, passed arrays, or views of either; their memory may be kept as a gradient.
+     * Arrays in the manager of the passed arrays are closed afterwards.
      *
      * @param inputs the operator's recorded inputs
      * @param kept the arrays that were recorded for the rule
      * @param gradients the gradient of each output, of its shape and element type; zeros if the
      *     target does not depend on it. Must not be changed: their memory may be shared
-     * @return the gradient of each input, of its shape and element type, or null for none. They may
-     *     be new arrays, passed arrays, or views of either; their memory may be kept as a gradient.
-     *     Arrays in the manager of the passed arrays are closed afterwards
      */
     List<NDArray> differentiate(List<NDArray> inputs, List<NDArray> kept, List<NDArray> gradients);
 }

@@ -166,23 +166,18 @@ public final class GradientScope implements GradientCollector {
         CURRENT.set(this);
     }
 
-    /**
-     * Returns the scope that is open on this thread.
-     *
-     * @return the scope, if there is one
-     */
+    /** {@return the scope that is open on this thread, if there is one} */
     public static Optional<GradientScope> current() {
         return Optional.ofNullable(CURRENT.get());
     }
 
     /**
-     * Returns the scope in which a call with this input must be recorded: this thread's open scope,
-     * if gradients are on and the input requires one.
+     * {@return the scope in which a call with this input must be recorded: this thread's open
+     * scope, if gradients are on and the input requires one; otherwise empty}
      *
      * @param operator the operator's name, for errors
      * @param role the input's name, for errors
      * @param input the input
-     * @return the scope; empty if the call need not be recorded
      * @throws IllegalArgumentException if it must be recorded and no scope is open on this thread,
      *     because the gradient would be lost
      */
@@ -217,9 +212,7 @@ public final class GradientScope implements GradientCollector {
     }
 
     /**
-     * Returns whether operators gather arrays again in the backward pass.
-     *
-     * @return true if they do, false if they keep them
+     * {@return whether operators gather arrays again in the backward pass, instead of keeping them}
      */
     public boolean isRegathering() {
         return regather;
@@ -284,11 +277,10 @@ public final class GradientScope implements GradientCollector {
     }
 
     /**
-     * Returns the originals of an array that {@link #recordConversion} recorded.
+     * {@return the originals of an array that {@link #recordConversion} recorded, in their order;
+     * the array itself if it is not a conversion, or if one of the originals is closed}
      *
      * @param array the array
-     * @return the originals, in their order; the array itself if it is not a conversion, or if one
-     *     of the originals is closed
      */
     public List<NDArray> originals(NDArray array) {
         Boundary maker = makers.get(array);

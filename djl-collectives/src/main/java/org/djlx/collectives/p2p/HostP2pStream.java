@@ -49,24 +49,12 @@ final class HostP2pStream implements P2pStream {
         this.inline = inline;
     }
 
-    /**
-     * Returns the stream that is the calling thread.
-     *
-     * @param buffers the group's buffers, for signals
-     * @param operation the running operation
-     * @return the stream
-     */
+    /** Returns the stream that is the calling thread. */
     static HostP2pStream current(P2pBuffers buffers, Operation operation) {
         return new HostP2pStream(buffers, operation, true);
     }
 
-    /**
-     * Returns a stream that runs concurrently with the calling thread.
-     *
-     * @param buffers the group's buffers, for signals
-     * @param operation the running operation
-     * @return the stream
-     */
+    /** Returns a stream that runs concurrently with the calling thread. */
     static HostP2pStream side(P2pBuffers buffers, Operation operation) {
         return new HostP2pStream(buffers, operation, false);
     }

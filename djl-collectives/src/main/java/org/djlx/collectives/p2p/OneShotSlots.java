@@ -37,11 +37,10 @@ public record OneShotSlots(
     private static final int MAX_RANKS = 8;
 
     /**
-     * Returns the kernel argument: the struct {@code Launch} of {@code one_shot.cuh}.
+     * {@return the kernel argument: the struct {@code Launch} of {@code one_shot.cuh}}
      *
      * @param rank this rank
      * @param timeout how long the kernel waits for other ranks
-     * @return the words of the struct
      * @throws IllegalArgumentException if the timeout is null
      */
     public long[] launch(int rank, Duration timeout) {

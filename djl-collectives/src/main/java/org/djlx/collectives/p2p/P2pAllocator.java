@@ -129,22 +129,17 @@ public final class P2pAllocator {
         free.put(start, size);
     }
 
-    /**
-     * Returns the number of free bytes in the heap, possibly in several blocks.
-     *
-     * @return the size in bytes
-     */
+    /** {@return the number of free bytes in the heap, possibly in several blocks} */
     public synchronized long freeBytes() {
         return free.values().stream().mapToLong(Long::longValue).sum();
     }
 
     /**
-     * Returns the offset of an array in this rank's P2P memory.
+     * {@return the offset of an array in bytes from the start of this rank's P2P memory, as {@link
+     * P2pBuffers#p2pBuffer} takes it; empty if the array is not entirely in the heap, not
+     * contiguous, or has no elements}
      *
      * @param array an array
-     * @return its offset in bytes from the start of the P2P memory, as {@link P2pBuffers#p2pBuffer}
-     *     takes it; empty if the array is not entirely in the heap, not contiguous, or has no
-     *     elements
      */
     public OptionalLong offsetOf(NDArray array) {
         TensorInfo info = Torch.info(array);

@@ -11,6 +11,7 @@ import java.util.Optional;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.internal.host.Required;
+import org.djlx.collectives.spi.GroupContext;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
@@ -116,47 +117,27 @@ public abstract class P2pBuffers {
         this.addresses = new long[worldSize];
     }
 
-    /**
-     * Returns this rank.
-     *
-     * @return the rank
-     */
+    /** {@return this rank} */
     public final int rank() {
         return rank;
     }
 
-    /**
-     * Returns the number of ranks.
-     *
-     * @return the world size
-     */
+    /** {@return the number of ranks} */
     public final int worldSize() {
         return worldSize;
     }
 
-    /**
-     * Returns the size of each rank's buffer.
-     *
-     * @return the size in bytes; may be 0
-     */
+    /** {@return the size of each rank's buffer in bytes; may be 0} */
     public final long bufferSize() {
         return bufferSize;
     }
 
-    /**
-     * Returns the size of each rank's heap, which follows the buffer.
-     *
-     * @return the size in bytes; may be 0
-     */
+    /** {@return the size in bytes of each rank's heap, which follows the buffer; may be 0} */
     public final long heapSize() {
         return heapSize;
     }
 
-    /**
-     * Returns the allocator of this rank's heap.
-     *
-     * @return the allocator; the same object in every call
-     */
+    /** {@return the allocator of this rank's heap; the same object in every call} */
     public final synchronized P2pAllocator allocator() {
         if (allocator == null) {
             allocator = new P2pAllocator(this, rank);
@@ -164,18 +145,14 @@ public abstract class P2pBuffers {
         return allocator;
     }
 
-    /**
-     * Returns the number of channels.
-     *
-     * @return the number
-     */
+    /** {@return the number of channels} */
     public final int channels() {
         return channels;
     }
 
     /**
-     * Returns an array that is a view of a rank's P2P memory, without a copy. A view of this rank's
-     * memory keeps it alive. Do not use a view of a peer's memory after the group has been
+     * {@return an array that is a view of a rank's P2P memory, without a copy} A view of this
+     * rank's memory keeps it alive. Do not use a view of a peer's memory after the group has been
      * destroyed.
      *
      * @param manager the manager to attach the array to
@@ -184,7 +161,6 @@ public abstract class P2pBuffers {
      * @param type the array's element type
      * @param offset the array's offset in bytes from the start of the buffer; a multiple of the
      *     element size
-     * @return the array
      * @throws IllegalArgumentException if the array does not fit into the buffer and the heap, or
      *     the offset is not a multiple of the element size
      */
@@ -197,13 +173,12 @@ public abstract class P2pBuffers {
     }
 
     /**
-     * Returns the address of a rank's P2P memory as seen by this rank's device; for {@link
-     * P2pStream} and custom kernels. Invalid after the group has been destroyed.
+     * {@return the address of a rank's P2P memory as seen by this rank's device; for {@link
+     * P2pStream} and custom kernels} Invalid after the group has been destroyed.
      *
      * @param rank the owner of the memory. Peer memory is always writable; some backends cannot
      *     read it
      * @param offset the offset in bytes from the start of the buffer
-     * @return the address
      */
     public final synchronized long address(int rank, long offset) {
         checkRange(rank, offset, 0);
@@ -280,13 +255,7 @@ public abstract class P2pBuffers {
      * @throws IllegalArgumentException if it is out of range
      */
     protected final void checkRank(int rank) {
-        if (rank < 0 || rank >= worldSize) {
-            throw new IllegalArgumentException(
-                    "rank "
-                            + rank
-                            + " is out of range: the group has ranks 0 to "
-                            + (worldSize - 1));
-        }
+        GroupContext.checkRank(rank, worldSize);
     }
 
     /**
@@ -321,20 +290,17 @@ public abstract class P2pBuffers {
     public abstract int epoch(Operation operation);
 
     /**
-     * Returns the signal addresses for custom kernels that signal and wait on the device. Use them
-     * in an operation that does not call {@link #epoch}.
-     *
-     * @return the signals; empty on all ranks if not supported
+     * {@return the signal addresses for custom kernels that signal and wait on the device; empty on
+     * all ranks if not supported} Use them in an operation that does not call {@link #epoch}.
      */
     public Optional<KernelSignals> kernelSignals() {
         return Optional.empty();
     }
 
     /**
-     * Returns the memory through which custom kernels can exchange data in the same way as one-shot
-     * all-reduces. The operation need not call {@link #epoch}: the device counts launches.
-     *
-     * @return the slots; empty on all ranks if there are no one-shot all-reduces
+     * {@return the memory through which custom kernels can exchange data in the same way as
+     * one-shot all-reduces; empty on all ranks if there are no one-shot all-reduces} The operation
+     * need not call {@link #epoch}: the device counts launches.
      */
     public Optional<OneShotSlots> oneShotSlots() {
         return Optional.empty();

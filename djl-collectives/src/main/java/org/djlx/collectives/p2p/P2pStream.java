@@ -77,10 +77,8 @@ public interface P2pStream extends AutoCloseable {
     void waitSignals(int channel, int epoch);
 
     /**
-     * Returns whether the enqueued work is recorded into a graph. In a replay, streams may not run
+     * {@return whether the enqueued work is recorded into a graph} In a replay, streams may not run
      * concurrently.
-     *
-     * @return true if it is recorded
      */
     boolean isRecorded();
 

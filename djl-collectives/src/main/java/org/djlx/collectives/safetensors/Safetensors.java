@@ -212,7 +212,9 @@ public final class Safetensors implements AutoCloseable {
         long available = file.memory().byteSize() - SafetensorsHeader.PREFIX;
         if (available < 2) {
             throw new IOException(
-                    "it has only " + file.memory().byteSize() + " bytes, which is no header");
+                    String.format(
+                            "it has only %d bytes; a safetensors file has %d or more",
+                            file.memory().byteSize(), SafetensorsHeader.PREFIX + 2));
         }
         byte[] prefix = new byte[SafetensorsHeader.PREFIX];
         file.read(0, prefix);
@@ -226,7 +228,7 @@ public final class Safetensors implements AutoCloseable {
         if (length > available) {
             throw new IOException(
                     String.format(
-                            "it is cut off: its header has %d bytes, of which %d are there",
+                            "it is cut off: its header has %d bytes, but only %d follow",
                             length, available));
         }
         byte[] json = new byte[(int) length];
@@ -235,29 +237,26 @@ public final class Safetensors implements AutoCloseable {
     }
 
     /**
-     * Returns the tensors.
-     *
-     * @return an unmodifiable map by name, in the order of the index or of the file's data
+     * {@return the tensors, an unmodifiable map by name, in the order of the index or of the file's
+     * data}
      */
     public Collection<TensorSpec> specs() {
         return tensors.values().stream().map(location -> location.stored().spec()).toList();
     }
 
     /**
-     * Returns whether a tensor exists.
+     * {@return whether a tensor exists}
      *
      * @param name its name
-     * @return whether it exists
      */
     public boolean contains(String name) {
         return tensors.containsKey(name);
     }
 
     /**
-     * Returns the type and shape of a tensor.
+     * {@return the type and shape of a tensor}
      *
      * @param name its name
-     * @return its description
      * @throws IllegalArgumentException if there is none of this name
      */
     public TensorSpec spec(String name) {
@@ -265,21 +264,16 @@ public final class Safetensors implements AutoCloseable {
     }
 
     /**
-     * Returns the file that a tensor is in.
+     * {@return the file that a tensor is in}
      *
      * @param name its name
-     * @return the file
      * @throws IllegalArgumentException if there is none of this name
      */
     public Path file(String name) {
         return location(name).path();
     }
 
-    /**
-     * Returns the files' metadata.
-     *
-     * @return an unmodifiable map of texts by name
-     */
+    /** {@return the files' metadata, an unmodifiable map of texts by name} */
     public Map<String, String> metadata() {
         return Collections.unmodifiableMap(metadata);
     }

@@ -208,18 +208,15 @@ public record SafetensorsHeader(Map<String, Stored> stored, Map<String, String> 
         if (entry.end > dataBytes) {
             throw new IOException(
                     String.format(
-                            "it is cut off: %s ends at byte %d of the data, of which there are %d",
+                            "it is cut off: %s ends at byte %d, but the data has %d bytes",
                             spec, entry.end, dataBytes));
         }
         if (entry.begin != position) {
             throw new IOException(
                     String.format(
-                            "%s starts at byte %d of the data, %s %d, where the tensor before it"
-                                    + " ends",
-                            spec,
-                            entry.begin,
-                            entry.begin < position ? "before" : "behind",
-                            position));
+                            "%s starts at byte %d of the data, not at %d, where the tensor before"
+                                    + " it ends",
+                            spec, entry.begin, position));
         }
         if (spec.knownType().isPresent()) {
             long needed;

@@ -62,7 +62,6 @@ final class StagedCopy implements AutoCloseable {
          * Copies a part.
          *
          * @param source the address of its first byte
-         * @param rows the number of rows
          * @param rowBytes the size of a row in bytes
          * @param offset its offset in the destination, in bytes
          */
@@ -70,9 +69,8 @@ final class StagedCopy implements AutoCloseable {
     }
 
     /**
-     * Divides a copy into parts that fit a buffer: several rows, or parts of a row that is larger.
-     *
-     * @param stride the distance between rows in bytes
+     * Divides a copy of rows, {@code stride} bytes apart, into parts that fit a buffer: several
+     * rows, or parts of a row that is larger.
      */
     static void divide(long source, long rows, long rowBytes, long stride, long most, Part part) {
         if (rowBytes == stride && rows > 1) {
@@ -116,7 +114,6 @@ final class StagedCopy implements AutoCloseable {
      *
      * @param destination the address on the GPU
      * @param source the first row's address on the host
-     * @param rows the number of rows
      * @param rowBytes the size of a row in bytes, at least 1
      * @param stride the distance between rows in bytes
      */

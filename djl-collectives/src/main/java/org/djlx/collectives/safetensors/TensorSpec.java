@@ -91,9 +91,8 @@ public record TensorSpec(String name, String dtype, Shape shape) {
     }
 
     /**
-     * Returns the element type.
+     * {@return the element type}
      *
-     * @return the type
      * @throws IllegalArgumentException if libtorch does not have the type, such as types of less
      *     than a byte
      */
@@ -110,9 +109,8 @@ public record TensorSpec(String name, String dtype, Shape shape) {
     }
 
     /**
-     * Returns the tensor's size in the file.
+     * {@return the tensor's size in the file in bytes}
      *
-     * @return the size in bytes
      * @throws IllegalArgumentException if the type is not known, or the size is 2^63 bytes or more
      */
     public long byteSize() {

@@ -35,25 +35,16 @@ public abstract class Backend implements AutoCloseable {
     /** Constructor for subclasses. */
     protected Backend() {}
 
-    /**
-     * Returns the backend's name.
-     *
-     * @return the name
-     */
+    /** {@return the backend's name} */
     public abstract String name();
 
     /**
-     * Returns the operations, element types and reductions that the backend supports.
-     *
-     * @return the value of {@link BackendFactory#support}
+     * {@return the operations, element types and reductions that the backend supports: {@link
+     * BackendFactory#support}}
      */
     public abstract Support support();
 
-    /**
-     * Returns the device on which tensors must be.
-     *
-     * @return the device
-     */
+    /** {@return the device on which tensors must be} */
     public abstract Device device();
 
     /**
@@ -330,11 +321,10 @@ public abstract class Backend implements AutoCloseable {
     public void endBatch() {}
 
     /**
-     * Returns whether a coalesced call becomes a batch with one operation per tensor, such as
-     * {@link #allReduce}. Otherwise it becomes one call of {@link #allReduceCoalesced}, {@link
-     * #allGatherCoalesced} or {@link #reduceScatterCoalesced} per element type.
-     *
-     * @return true unless the backend overrides the coalesced operations; the same on all ranks
+     * {@return whether a coalesced call becomes a batch with one operation per tensor, such as
+     * {@link #allReduce}; true unless the backend overrides the coalesced operations} Otherwise it
+     * becomes one call of {@link #allReduceCoalesced}, {@link #allGatherCoalesced} or {@link
+     * #reduceScatterCoalesced} per element type. The same on all ranks.
      */
     public boolean batchesCollectives() {
         return true;
@@ -375,11 +365,7 @@ public abstract class Backend implements AutoCloseable {
         throw unsupported(operation.type());
     }
 
-    /**
-     * Returns the group's symmetric memory.
-     *
-     * @return the buffers; empty on all ranks if the group has none
-     */
+    /** {@return the group's symmetric memory; empty on all ranks if the group has none} */
     public Optional<P2pBuffers> p2pBuffers() {
         return Optional.empty();
     }

@@ -12,18 +12,12 @@ import org.djlx.collectives.CollectiveException;
  */
 public interface BackendFactory {
 
-    /**
-     * Returns the backend's name.
-     *
-     * @return the name, such as {@code shm}
-     */
+    /** {@return the backend's name, such as {@code shm}} */
     String name();
 
     /**
-     * Returns the operations, element types and reductions that the backend supports; the same on
-     * every rank.
-     *
-     * @return the supported combinations
+     * {@return the operations, element types and reductions that the backend supports; the same on
+     * every rank}
      */
     Support support();
 

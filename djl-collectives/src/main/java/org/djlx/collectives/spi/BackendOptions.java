@@ -66,21 +66,15 @@ public class BackendOptions {
         return timeout.compareTo(LONGEST_TIMEOUT) < 0 ? timeout : LONGEST_TIMEOUT;
     }
 
-    /**
-     * Returns how long an operation waits for the other ranks.
-     *
-     * @return the timeout
-     */
+    /** {@return how long an operation waits for the other ranks} */
     public Duration timeout() {
         return timeout;
     }
 
     /**
-     * Returns after how long the log warns of an operation that still waits for other ranks. The
+     * {@return after how long the log warns of an operation that still waits for other ranks} The
      * warning appears once per operation and names the missing ranks if they are known. Creating a
      * group counts as an operation. A time longer than the timeout disables the warning.
-     *
-     * @return the time
      */
     public Duration warnAfter() {
         return warnAfter;

@@ -36,10 +36,9 @@ public final class Backends {
     }
 
     /**
-     * Returns a backend's factory.
+     * {@return a backend's factory}
      *
      * @param name the backend's name
-     * @return the factory
      * @throws IllegalArgumentException if there is no such backend
      */
     public static BackendFactory get(String name) {
@@ -60,11 +59,7 @@ public final class Backends {
                 "there is no backend '" + name + "'; available backends: " + names());
     }
 
-    /**
-     * Returns the names of all backends.
-     *
-     * @return the names, sorted
-     */
+    /** {@return the names of all backends, sorted} */
     public static Set<String> names() {
         Set<String> names = new TreeSet<>(REGISTERED.keySet());
         for (BackendFactory factory : ServiceLoader.load(BackendFactory.class)) {

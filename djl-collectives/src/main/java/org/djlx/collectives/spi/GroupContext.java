@@ -96,7 +96,7 @@ public final class GroupContext {
      * @param partStore the store in which the members meet
      * @param partOptions the sub-group's options
      * @param partDevice the device of this rank; null if the backend chooses
-     * @param obstacle returns a failure that makes waiting for other members hopeless, or empty
+     * @param obstacle returns why waiting for other members cannot succeed, or empty
      * @return the context
      */
     public GroupContext part(
@@ -147,55 +147,34 @@ public final class GroupContext {
         }
     }
 
-    /**
-     * Returns the group's name.
-     *
-     * @return the name, the same on all ranks
-     */
+    /** {@return the name, the same on all ranks} */
     public String name() {
         return name;
     }
 
-    /**
-     * Returns this rank.
-     *
-     * @return the rank within the group
-     */
+    /** {@return the rank within the group} */
     public int rank() {
         return rank;
     }
 
-    /**
-     * Returns the number of ranks.
-     *
-     * @return the world size
-     */
+    /** {@return the number of ranks} */
     public int worldSize() {
         return worldSize;
     }
 
-    /**
-     * Returns the store in which the ranks meet.
-     *
-     * @return the store; no other group uses its keys
-     */
+    /** {@return the store in which the ranks meet; no other group uses its keys} */
     public Store store() {
         return store;
     }
 
-    /**
-     * Returns the options.
-     *
-     * @return the options, the same on all ranks
-     */
+    /** {@return the options, the same on all ranks} */
     public BackendOptions options() {
         return options;
     }
 
     /**
-     * Returns the device that a sub-group takes over from its parent.
-     *
-     * @return the device; null for an initial group, where the backend chooses
+     * {@return the device that a sub-group takes over from its parent; null for an initial group,
+     * where the backend chooses}
      */
     public Device device() {
         return device;
@@ -232,10 +211,8 @@ public final class GroupContext {
     }
 
     /**
-     * Returns the operation that represents the creation of the group. A backend may use it to
-     * synchronise the ranks once by its own means.
-     *
-     * @return the operation, with sequence number 0
+     * {@return the operation that represents the creation of the group, with sequence number 0} A
+     * backend may use it to synchronise the ranks once by its own means.
      */
     public Operation joining() {
         Operation.Agreed nothing = new Operation.Agreed(null, new long[0], null, 0);

@@ -126,19 +126,16 @@ public final class OpType {
     }
 
     /**
-     * Returns the operations of {@link ProcessGroup} that backends implement.
-     *
-     * @return the kinds, in the order of the documentation
+     * {@return the operations of {@link ProcessGroup} that backends implement, in the order of the
+     * documentation}
      */
     public static List<OpType> builtIn() {
         return BUILT_IN;
     }
 
     /**
-     * Returns whether this is a message between two ranks: {@link #SEND}, {@link #RECV} or {@link
-     * #RECV_ANY_SOURCE}. Messages have their own sequence numbers.
-     *
-     * @return true for messages
+     * {@return whether this is a message between two ranks: {@link #SEND}, {@link #RECV} or {@link
+     * #RECV_ANY_SOURCE}} Messages have their own sequence numbers.
      */
     public boolean isPointToPoint() {
         return this == SEND || this == RECV || this == RECV_ANY_SOURCE;
@@ -155,11 +152,7 @@ public final class OpType {
         return new String(bytes.array(), StandardCharsets.US_ASCII).trim();
     }
 
-    /**
-     * Returns the name.
-     *
-     * @return the name, such as {@code allReduce}
-     */
+    /** {@return the name, such as {@code allReduce}} */
     @Override
     public String toString() {
         return name;

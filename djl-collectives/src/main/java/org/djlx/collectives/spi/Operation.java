@@ -173,64 +173,42 @@ public final class Operation {
         return size;
     }
 
-    /**
-     * Returns the kind of operation.
-     *
-     * @return the kind
-     */
+    /** {@return the kind of operation} */
     public OpType type() {
         return type;
     }
 
-    /**
-     * Returns the operation's sequence number within its group.
-     *
-     * @return the number, from 1
-     */
+    /** {@return the operation's sequence number within its group, from 1} */
     public long sequence() {
         return sequence;
     }
 
-    /**
-     * Returns the name of the operation's group.
-     *
-     * @return the name
-     */
+    /** {@return the name of the operation's group} */
     public String group() {
         return group;
     }
 
-    /**
-     * Returns how long the operation may wait for the other ranks.
-     *
-     * @return the timeout
-     */
+    /** {@return how long the operation may wait for the other ranks} */
     public Duration timeout() {
         return timeout;
     }
 
-    /**
-     * Returns the arguments on which all ranks must agree.
-     *
-     * @return the arguments; do not modify the shape
-     */
+    /** {@return the arguments on which all ranks must agree; do not modify the shape} */
     public Agreed agreed() {
         return agreed;
     }
 
     /**
-     * Returns the kind and the agreed arguments as words, for the comparison between ranks.
-     *
-     * @return {@value #SIGNATURE_WORDS} words; do not modify
+     * {@return the kind and the agreed arguments as {@value #SIGNATURE_WORDS} words, for the
+     * comparison between ranks; do not modify}
      */
     public long[] signature() {
         return signature;
     }
 
     /**
-     * Returns the size of the tensor that must have the same shape on all ranks.
-     *
-     * @return the size in bytes; 0 if the operation has no tensor
+     * {@return the size in bytes of the tensor that must have the same shape on all ranks; 0 if the
+     * operation has no tensor}
      */
     public long byteSize() {
         return byteSize;
@@ -265,11 +243,7 @@ public final class Operation {
         algorithm = name;
     }
 
-    /**
-     * Returns the algorithm that runs the operation.
-     *
-     * @return the name; null if it is not set
-     */
+    /** {@return the algorithm that runs the operation; null if it is not set} */
     public String algorithm() {
         return algorithm;
     }
@@ -289,11 +263,9 @@ public final class Operation {
     }
 
     /**
-     * Returns the mismatch of an earlier operation of the same coalesced call. Ranks with such a
-     * mismatch must not run this operation. Backends call it after the operations before have
-     * ended, and before this one starts.
-     *
-     * @return the mismatch; null if there is none
+     * {@return the mismatch of an earlier operation of the same coalesced call; null if there is
+     * none} Ranks with such a mismatch must not run this operation. Backends call it after the
+     * operations before have ended, and before this one starts.
      */
     public CollectiveMismatchException mismatchBefore() {
         Throwable failure = before == null ? null : before.exception().orElse(null);
@@ -439,9 +411,8 @@ public final class Operation {
     }
 
     /**
-     * Returns the operation as text.
-     *
-     * @return a text such as {@code allReduce(float32, (2, 3), SUM) #17 of group 'default'}
+     * {@return the operation as text, such as {@code allReduce(float32, (2, 3), SUM) #17 of group
+     * 'default'}}
      */
     @Override
     public String toString() {

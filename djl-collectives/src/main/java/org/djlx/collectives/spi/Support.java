@@ -30,20 +30,15 @@ public final class Support {
         reductions = Map.copyOf(builder.reductions);
     }
 
-    /**
-     * Returns a builder without any supported operation.
-     *
-     * @return the builder
-     */
+    /** {@return a builder without any supported operation} */
     public static Builder builder() {
         return new Builder();
     }
 
     /**
-     * Returns whether an operation is supported with at least one element type.
+     * {@return whether an operation is supported with at least one element type}
      *
      * @param operation the operation
-     * @return true if it is supported
      */
     public boolean supports(OpType operation) {
         Required.argument("supports: operation", operation);
@@ -51,12 +46,11 @@ public final class Support {
     }
 
     /**
-     * Returns whether an operation is supported with an element type.
+     * {@return whether an operation is supported with an element type}
      *
      * @param operation the operation
      * @param type the element type
      * @param op the reduction; null if the operation does not reduce
-     * @return true if it is supported
      */
     public boolean supports(OpType operation, ScalarType type, ReduceOp op) {
         Required.argument("supports: type", type);
@@ -64,11 +58,11 @@ public final class Support {
     }
 
     /**
-     * Returns the element types with which an operation is supported.
+     * {@return the element types with which an operation is supported; empty if the operation is
+     * not supported or has no tensor}
      *
      * @param operation the operation
      * @param op the kind of reduction; null if the operation does not reduce
-     * @return the types; empty if the operation is not supported or has no tensor
      */
     public Set<ScalarType> types(OpType operation, ReduceOp.Kind op) {
         Required.argument("types: operation", operation);
@@ -78,10 +72,9 @@ public final class Support {
     }
 
     /**
-     * Returns whether an operation is a supported reduction.
+     * {@return whether an operation is supported and takes a {@link ReduceOp}}
      *
      * @param operation the operation
-     * @return true if it takes a {@link ReduceOp}
      */
     public boolean reduces(OpType operation) {
         return reductions.containsKey(Required.argument("reduces: operation", operation));
@@ -146,11 +139,7 @@ public final class Support {
             return this;
         }
 
-        /**
-         * Builds the set of supported combinations.
-         *
-         * @return the set
-         */
+        /** {@return the set of supported combinations} */
         public Support build() {
             return new Support(this);
         }

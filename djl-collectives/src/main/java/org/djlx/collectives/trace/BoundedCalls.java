@@ -45,8 +45,6 @@ final class BoundedCalls {
     /**
      * Makes a call.
      *
-     * @param call the call
-     * @return its result
      * @throws ExecutionException if the call throws
      * @throws TimeoutException if the call, or an earlier one, has not returned in time
      */

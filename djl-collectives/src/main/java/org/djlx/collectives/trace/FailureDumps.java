@@ -31,7 +31,6 @@ final class FailureDumps {
     /**
      * An operation that failed.
      *
-     * @param cause the exception
      * @param message its description
      * @param isMessage whether the operation was a send or a receive
      */

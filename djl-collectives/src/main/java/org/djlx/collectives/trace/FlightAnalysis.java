@@ -107,38 +107,22 @@ public final class FlightAnalysis {
                                         .put(dump.rank(), entry));
     }
 
-    /**
-     * Returns the group's name.
-     *
-     * @return the name
-     */
+    /** {@return the group's name} */
     public String group() {
         return group;
     }
 
-    /**
-     * Returns the number of ranks in the group.
-     *
-     * @return the world size
-     */
+    /** {@return the number of ranks in the group} */
     public int worldSize() {
         return worldSize;
     }
 
-    /**
-     * Returns the dumps.
-     *
-     * @return the dumps by rank
-     */
+    /** {@return the dumps by rank} */
     public List<FlightDump> dumps() {
         return List.copyOf(dumps.values());
     }
 
-    /**
-     * Returns the findings.
-     *
-     * @return the findings, likely causes first; empty if all ranks agree
-     */
+    /** {@return the findings, likely causes first; empty if all ranks agree} */
     public List<FlightFinding> findings() {
         return List.copyOf(findings);
     }

@@ -76,28 +76,19 @@ public record FlightDump(
                 .isPresent();
     }
 
-    /**
-     * Returns the number of the first operation that is still on record.
-     *
-     * @return the number, or 0 if there is none
-     */
+    /** {@return the number of the first operation that is still on record; 0 if there is none} */
     public long firstRecorded() {
         return collectives().mapToLong(FlightEntry::collectiveSeqId).min().orElse(0);
     }
 
-    /**
-     * Returns the number of the last operation that was issued.
-     *
-     * @return the number, or 0 if there was none
-     */
+    /** {@return the number of the last operation that was issued; 0 if there was none} */
     public long lastScheduled() {
         return collectives().mapToLong(FlightEntry::collectiveSeqId).max().orElse(0);
     }
 
     /**
-     * Returns the number of the last operation on record whose execution began.
-     *
-     * @return the number, or 0 if there is none
+     * {@return the number of the last operation on record whose execution began; 0 if there is
+     * none}
      */
     public long lastStarted() {
         return collectives()
@@ -108,9 +99,8 @@ public record FlightDump(
     }
 
     /**
-     * Returns the number of the last operation on record that completed without a failure.
-     *
-     * @return the number, or 0 if there is none
+     * {@return the number of the last operation on record that completed without a failure; 0 if
+     * there is none}
      */
     public long lastCompleted() {
         return collectives()

@@ -32,11 +32,7 @@ final class FlightRecorderBean implements FlightRecorderMXBean {
         this.recorder = recorder;
     }
 
-    /**
-     * Registers a recorder.
-     *
-     * @return a handle that unregisters it
-     */
+    /** Registers a recorder. Returns a handle that unregisters it. */
     static Runnable register(FlightRecorder recorder) {
         try {
             return CALLS.call(

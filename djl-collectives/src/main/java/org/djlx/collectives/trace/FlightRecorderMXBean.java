@@ -11,59 +11,33 @@ package org.djlx.collectives.trace;
  */
 public interface FlightRecorderMXBean {
 
-    /**
-     * Returns the group's name.
-     *
-     * @return the name
-     */
+    /** {@return the group's name} */
     String getGroup();
 
-    /**
-     * Returns the rank.
-     *
-     * @return the rank within the group
-     */
+    /** {@return the rank within the group} */
     int getRank();
 
-    /**
-     * Returns the number of ranks.
-     *
-     * @return the world size
-     */
+    /** {@return the number of ranks} */
     int getWorldSize();
 
-    /**
-     * Returns the group's backend.
-     *
-     * @return its name
-     */
+    /** {@return the group's backend} */
     String getBackend();
 
-    /**
-     * Returns the number of operations on record.
-     *
-     * @return the number, at most the size of the ring buffer
-     */
+    /** {@return the number of operations on record, at most the size of the ring buffer} */
     int getOperations();
 
-    /**
-     * Returns the number of the last operation that was issued.
-     *
-     * @return the number within the group, or 0
-     */
+    /** {@return the number within the group of the last operation that was issued, or 0} */
     long getLastScheduled();
 
     /**
-     * Returns the number of the last operation on record whose execution began.
-     *
-     * @return the number within the group, or 0
+     * {@return the number within the group of the last operation on record whose execution began,
+     * or 0}
      */
     long getLastStarted();
 
     /**
-     * Returns the number of the last operation on record that completed without a failure.
-     *
-     * @return the number within the group, or 0
+     * {@return the number within the group of the last operation on record that completed without a
+     * failure, or 0}
      */
     long getLastCompleted();
 

@@ -79,20 +79,12 @@ public final class GroupTrace {
         return size;
     }
 
-    /**
-     * Returns the recorder.
-     *
-     * @return the recorder
-     */
+    /** {@return the recorder} */
     public FlightRecorder recorder() {
         return recorder;
     }
 
-    /**
-     * Returns the id of the job.
-     *
-     * @return the job's id
-     */
+    /** {@return the id of the job} */
     public String job() {
         return recorder.job();
     }
@@ -110,9 +102,8 @@ public final class GroupTrace {
     }
 
     /**
-     * Schedules writing the record after an operation failed.
-     *
-     * @return the file; null if nothing is written
+     * Schedules writing the record after an operation failed. Returns the file; null if nothing is
+     * written.
      */
     String failed(Operation operation, Throwable failure, String message) {
         if (closed) {

@@ -261,44 +261,30 @@ public final class DataParallelTrainer extends Trainer {
         if (!usual.isDirect(devices.length, false)) {
             return usual;
         }
-        // All-reduces run beside the backward pass: few thread blocks, at high priority.
+        // All-reduces overlap the backward pass: few thread blocks, at high priority.
         return options.optOneShotBytes(Math.min(KERNEL_BYTES, usual.oneShotBytes(devices.length)))
                 .optTwoShotBytes(KERNEL_BYTES)
                 .build();
     }
 
-    /**
-     * Returns this process's rank in the data-parallel group.
-     *
-     * @return the rank; 0 if there is only one process
-     */
+    /** {@return this process's rank in the data-parallel group; 0 if there is only one process} */
     public int process() {
         return processes ? replicas.get(0).group().rank() : 0;
     }
 
     /**
-     * Returns the group of the processes.
-     *
-     * @return this rank's handle; null if there is only one process
+     * {@return this rank's handle on the group of the processes; null if there is only one process}
      */
     public ProcessGroup group() {
         return processes ? replicas.get(0).group() : null;
     }
 
-    /**
-     * Returns the replicas of this JVM's ranks.
-     *
-     * @return the replicas, in rank order
-     */
+    /** {@return the replicas of this JVM's ranks, in rank order} */
     public List<Replica> replicas() {
         return replicas;
     }
 
-    /**
-     * Returns the optimizer, which all ranks of this JVM share.
-     *
-     * @return the optimizer
-     */
+    /** {@return the optimizer, which all ranks of this JVM share} */
     public Optimizer optimizer() {
         return optimizer;
     }

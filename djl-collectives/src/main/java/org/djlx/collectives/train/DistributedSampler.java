@@ -121,11 +121,7 @@ public final class DistributedSampler implements Sampler {
         return batchSize;
     }
 
-    /**
-     * Creates a builder.
-     *
-     * @return the builder
-     */
+    /** {@return a new builder} */
     public static Builder builder() {
         return new Builder();
     }
@@ -215,9 +211,8 @@ public final class DistributedSampler implements Sampler {
         }
 
         /**
-         * Builds the sampler.
+         * {@return the sampler}
          *
-         * @return the sampler
          * @throws IllegalArgumentException if the batch size is not set, or a number is wrong
          */
         public DistributedSampler build() {

@@ -16,11 +16,7 @@ import org.djlx.collectives.ProcessGroup;
  */
 public interface DividedBlock extends Block {
 
-    /**
-     * Returns the ranks that share the parameters.
-     *
-     * @return this rank's handle
-     */
+    /** {@return the ranks that share the parameters} */
     ProcessGroup group();
 
     /**

@@ -161,9 +161,7 @@ final class FusedUpdates implements AutoCloseable {
      * gradient to zero.
      *
      * @param optimizer one that this {@linkplain #knows knows}
-     * @param id the parameter's id in the optimizer
      * @param parameter on this GPU; the same array each time
-     * @param gradient the parameter's gradient
      */
     void update(Optimizer optimizer, String id, NDArray parameter, NDArray gradient) {
         NDArray proxy = proxies.get(parameter);

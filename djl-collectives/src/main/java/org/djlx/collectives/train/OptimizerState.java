@@ -126,31 +126,25 @@ public final class OptimizerState {
         return (Map<String, Integer>) value(counts);
     }
 
-    /**
-     * Returns the greatest number of updates of a parameter; learning rates depend on it.
-     *
-     * @return the number
-     */
+    /** {@return the greatest number of updates of a parameter; learning rates depend on it} */
     public int updates() {
         return (int) value(updates);
     }
 
     /**
-     * Returns the number of updates of a parameter.
+     * {@return the number of updates of a parameter; null if it was never updated}
      *
      * @param id the parameter's id
-     * @return the number; null if it was never updated
      */
     public Integer count(String id) {
         return counts().get(id);
     }
 
     /**
-     * Returns the arrays of a parameter, which the optimizer owns.
+     * {@return the arrays of a parameter by the name of their field; the optimizer owns them}
      *
      * @param id the parameter's id
      * @param device the device of the arrays
-     * @return the arrays by the name of their field
      */
     public Map<String, NDArray> arrays(String id, Device device) {
         Map<String, NDArray> arrays = new LinkedHashMap<>();
@@ -165,10 +159,9 @@ public final class OptimizerState {
     }
 
     /**
-     * Returns whether the optimizer has a field of this name for arrays.
+     * {@return whether the optimizer has a field of this name for arrays}
      *
      * @param name the field's name
-     * @return whether it has
      */
     public boolean hasSlot(String name) {
         return slots.containsKey(name);

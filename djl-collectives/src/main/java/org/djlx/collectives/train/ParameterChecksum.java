@@ -16,11 +16,7 @@ final class ParameterChecksum {
 
     private final CRC32C crc = new CRC32C();
 
-    /**
-     * Adds an array's bytes.
-     *
-     * @param temporary a manager on the array's device
-     */
+    /** Adds an array's bytes. The temporary manager is on the array's device. */
     void add(NDManager temporary, NDArray array) {
         try {
             ArrayBytes.read(temporary, array, crc::update);

@@ -24,10 +24,8 @@ final class RankWorkers implements AutoCloseable {
     private final Consumer<Throwable> onFailure;
 
     /**
-     * Starts the threads.
-     *
-     * @param ranks the number of ranks
-     * @param onFailure called once with the first failure; aborts what other ranks wait for
+     * Starts the threads. The first failure is passed on once, and aborts what other ranks wait
+     * for.
      */
     RankWorkers(int ranks, Consumer<Throwable> onFailure) {
         this.onFailure = onFailure;

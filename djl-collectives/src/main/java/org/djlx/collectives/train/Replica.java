@@ -107,11 +107,7 @@ public final class Replica implements AutoCloseable {
         }
     }
 
-    /**
-     * Returns this rank's device.
-     *
-     * @return the device
-     */
+    /** {@return this rank's device} */
     public Device device() {
         return device;
     }
@@ -120,11 +116,7 @@ public final class Replica implements AutoCloseable {
         return group;
     }
 
-    /**
-     * Returns the manager of this rank's arrays.
-     *
-     * @return the manager
-     */
+    /** {@return the manager of this rank's arrays} */
     public NDManager manager() {
         return manager;
     }
@@ -176,11 +168,7 @@ public final class Replica implements AutoCloseable {
         }
     }
 
-    /**
-     * Returns the parameters.
-     *
-     * @return the parameters in the block's order
-     */
+    /** {@return the parameters in the block's order} */
     public List<Own> parameters() {
         return parameters;
     }

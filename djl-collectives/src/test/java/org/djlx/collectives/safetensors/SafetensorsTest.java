@@ -259,10 +259,10 @@ class SafetensorsTest {
                         "{\"w\":{\"dtype\":\"F32\",\"dtype\":\"F32\",\"shape\":[2],"
                                 + "\"data_offsets\":[0,8]}}",
                         "'dtype' occurs twice"),
-                new Bad("{" + ok + "," + other + "}", "starts at byte 0 of the data, before 8"),
+                new Bad("{" + ok + "," + other + "}", "starts at byte 0 of the data, not at 8"),
                 new Bad(
                         "{" + tensor("\"F32\"", "[1]", "[4,8]") + "}",
-                        "at byte 4 of the data, behi"),
+                        "starts at byte 4 of the data, not at 0"),
                 new Bad("{" + tensor("\"F32\"", "[1]", "[0,4]") + "}", "take 4 bytes, but 8"),
                 new Bad("{" + tensor("\"F32\"", "[3]", "[0,12]") + "}", "cut off"),
                 new Bad("{" + tensor("\"F32\"", "[3]", "[0,8]") + "}", "needs 12 bytes, but has 8"),

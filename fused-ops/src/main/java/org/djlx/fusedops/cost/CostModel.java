@@ -80,10 +80,9 @@ public final class CostModel {
     }
 
     /**
-     * Returns the time of the matmul alone, by a library.
+     * {@return the time of the matmul alone, by a library, in microseconds}
      *
      * @param work the operator
-     * @return the time in microseconds
      */
     public double matmul(Workload work) {
         requireNotNull("the operator", work);
@@ -105,11 +104,10 @@ public final class CostModel {
     }
 
     /**
-     * Returns a lower bound of the time of an operator: the time of the matmul alone, or of its
-     * bytes into each GPU at the best rate, whichever is longer.
+     * {@return a lower bound of the time of an operator in microseconds: the time of the matmul
+     * alone, or of its bytes into each GPU at the best rate, whichever is longer}
      *
      * @param work the operator
-     * @return the time in microseconds
      */
     public double limit(Workload work) {
         return Math.max(matmul(work), work.bytesIn() / bestRate(work.ranks()) / 1e3);
@@ -122,11 +120,10 @@ public final class CostModel {
     }
 
     /**
-     * Returns the time of NCCL's all-gather or reduce-scatter alone. For ranks on several hosts
-     * this is an extrapolation: NCCL is limited by the network.
+     * {@return the time in microseconds of NCCL's all-gather or reduce-scatter alone} For ranks on
+     * several hosts this is an extrapolation: NCCL is limited by the network.
      *
      * @param work the operator
-     * @return the time in microseconds
      */
     public double collective(Workload work) {
         requireNotNull("the operator", work);
@@ -206,11 +203,10 @@ public final class CostModel {
     }
 
     /**
-     * Returns the paths that are possible for an operator along the first dimension, on Hopper GPUs
-     * with large enough P2P buffers.
+     * {@return the paths that are possible for an operator along the first dimension, on Hopper
+     * GPUs with large enough P2P buffers; only NCCL for more ranks than a host has GPUs}
      *
      * @param work the operator
-     * @return the paths; only NCCL for more ranks than a host has GPUs
      */
     public Set<Path> possible(Workload work) {
         requireNotNull("the operator", work);
@@ -229,10 +225,10 @@ public final class CostModel {
     }
 
     /**
-     * Returns the size of P2P buffers that paths other than NCCL need.
+     * {@return the size of P2P buffers that paths other than NCCL need, in bytes: two halves, each
+     * with a slot for every rank}
      *
      * @param work the operator
-     * @return the size of a rank's buffer, in bytes: two halves, each with a slot for every rank
      */
     public static long bufferSize(Workload work) {
         requireNotNull("the operator", work);

@@ -107,10 +107,9 @@ public final class FusedMatmulModel {
     }
 
     /**
-     * Returns the number of tiles of one rank's rows.
+     * {@return the number of tiles of one rank's rows}
      *
      * @param tile the index into {@link #TILE_COLUMNS}
-     * @return the number
      */
     public long tilesOfPart(int tile) {
         long across = 0;
@@ -121,10 +120,8 @@ public final class FusedMatmulModel {
     }
 
     /**
-     * Returns the fastest division by {@link Machine.Fused#tiles}, with the time of the fastest
-     * division by {@link Machine.Fused#steps}.
-     *
-     * @return the division
+     * {@return the fastest division by {@link Machine.Fused#tiles}, with the time of the fastest
+     * division by {@link Machine.Fused#steps}}
      */
     public Tiling fastest() {
         Machine.Fused fused = machine.fused();

@@ -205,22 +205,17 @@ public record Machine(
         return StrictMath.log(ranks) / StrictMath.log(2);
     }
 
-    /**
-     * Returns the largest number of GPUs of a host.
-     *
-     * @return 8, the largest number that was measured
-     */
+    /** {@return the largest number of GPUs of a host: 8, the largest number that was measured} */
     public int hostRanks() {
         return MEASURED;
     }
 
     /**
-     * Returns a machine that multiplies at another rate, with the same links and host. Used for
+     * {@return a machine that multiplies at another rate, with the same links and host} Used for
      * GPUs that were not measured, and for ranks that share a GPU.
      *
      * @param count the number of SMs
      * @param megahertz the highest clock of the SMs; 1980 for an H200
-     * @return the machine
      * @throws IllegalArgumentException unless both are greater than 0
      */
     public Machine scaled(int count, double megahertz) {
@@ -252,10 +247,9 @@ public record Machine(
     }
 
     /**
-     * Returns this machine with another number of SMs, at the clock of an H200.
+     * {@return this machine with another number of SMs, at the clock of an H200}
      *
      * @param count the number of SMs
-     * @return the machine
      * @throws IllegalArgumentException if it is less than 1
      */
     public Machine withMultiprocessors(int count) {

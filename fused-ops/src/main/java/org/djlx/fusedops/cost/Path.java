@@ -15,7 +15,7 @@ public enum Path {
     GATHERED,
     /** One kernel pushes, waits and multiplies. Only some GPUs and shapes allow it. */
     FUSED,
-    /** Matmuls of parts, with copies to and from other ranks beside them. */
+    /** Matmuls of parts, overlapped with copies to and from other ranks. */
     PIPELINED,
     /** The fallback: a collective of the group (on GPUs by NCCL) before or after one matmul. */
     NCCL;

@@ -14,10 +14,10 @@ package org.djlx.fusedops.cost;
 public record Prediction(Path path, double device, double host) {
 
     /**
-     * Returns the time of one call in a series of calls.
+     * {@return the time of one call in a series of calls, in microseconds: the GPU's time or the
+     * host's, whichever is longer}
      *
      * @param recorded whether the calls are recorded into a graph, whose replays need no host time
-     * @return the GPU's time or the host's, whichever is longer, in microseconds
      */
     public double micros(boolean recorded) {
         return recorded ? device : Math.max(device, host);

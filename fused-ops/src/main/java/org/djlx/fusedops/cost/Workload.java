@@ -117,19 +117,14 @@ public record Workload(
     }
 
     /**
-     * Returns the number of bytes that a rank sends to one peer.
-     *
-     * @return the size of a shard of A, or of a part of the product, in bytes
+     * {@return the number of bytes that a rank sends to one peer: a shard of A, or a part of the
+     * product}
      */
     public long partBytes() {
         return rows * (isGather() ? inner : allColumns()) * type.itemSize();
     }
 
-    /**
-     * Returns the number of bytes that each GPU receives.
-     *
-     * @return the bytes from all peers together
-     */
+    /** {@return the number of bytes that each GPU receives from all peers together} */
     public long bytesIn() {
         return (ranks - 1) * partBytes();
     }

@@ -9,7 +9,6 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.types.Shape;
 import java.util.ArrayList;
 import java.util.Arrays;
-import java.util.EnumMap;
 import java.util.List;
 import java.util.Map;
 import java.util.stream.LongStream;
@@ -59,27 +58,22 @@ public final class BlockKernels implements AutoCloseable {
     private static final int PASS_BLOCKS = 8; // per SM
     private static final int MAX_SHARED = 47 << 10; // a thread block has 48 KiB on any GPU
 
-    /** The kernels of one type. */
-    private record Kernels(
-            CudaKernel norm,
-            CudaKernel normGradient,
-            CudaKernel weightGradient,
-            CudaKernel rotate,
-            CudaKernel gate,
-            CudaKernel gateGradient,
-            CudaKernel place) {} // null for float32
-
     private final CudaDevice device;
     private final CurrentStreams streams;
     private final CudaModule module;
     private final int multiprocessors;
-    private final Map<ScalarType, Kernels> kernels = new EnumMap<>(ScalarType.class);
+    private final Map<ScalarType, CudaKernel> norm;
+    private final Map<ScalarType, CudaKernel> normGradient;
+    private final Map<ScalarType, CudaKernel> weightGradient;
+    private final Map<ScalarType, CudaKernel> rotate;
+    private final Map<ScalarType, CudaKernel> gate;
+    private final Map<ScalarType, CudaKernel> gateGradient;
+    private final Map<ScalarType, CudaKernel> convertColumns; // to 16-bit types
     private final KernelArguments arguments = new KernelArguments();
 
     /**
      * Compiles the kernels, or takes them from the cache.
      *
-     * @param gpu the GPU
      * @throws org.djlx.nativeops.cuda.CudaException if they cannot be compiled
      */
     public BlockKernels(Device gpu) {
@@ -88,9 +82,13 @@ public final class BlockKernels implements AutoCloseable {
         try {
             multiprocessors = device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
             module = new KernelCompiler(KernelCache.user()).load(device, SOURCE);
-            addKernels(ScalarType.FLOAT32, "float32");
-            addKernels(ScalarType.FLOAT16, "float16");
-            addKernels(ScalarType.BFLOAT16, "bfloat16");
+            norm = module.kernels("rms_norm");
+            normGradient = module.kernels("rms_norm_gradient");
+            weightGradient = module.kernels("rms_norm_weight_gradient");
+            rotate = module.kernels("rotate");
+            gate = module.kernels("gate");
+            gateGradient = module.kernels("gate_gradient");
+            convertColumns = module.kernels("convert_columns");
             streams = new CurrentStreams(device);
             done = true;
         } finally {
@@ -100,39 +98,13 @@ public final class BlockKernels implements AutoCloseable {
         }
     }
 
-    /** Adds the kernels of a type. GPUs older than Ampere have none for bfloat16. */
-    private void addKernels(ScalarType type, String name) {
-        if (module.findKernel("gate_" + name).isPresent()) {
-            kernels.put(
-                    type,
-                    new Kernels(
-                            module.kernel("rms_norm_" + name),
-                            module.kernel("rms_norm_gradient_" + name),
-                            module.kernel("rms_norm_weight_gradient_" + name),
-                            module.kernel("rotate_" + name),
-                            module.kernel("gate_" + name),
-                            module.kernel("gate_gradient_" + name),
-                            module.findKernel("convert_columns_" + name).orElse(null)));
-        }
-    }
-
-    /**
-     * Returns whether an array is on this GPU and there are kernels for its type.
-     *
-     * @param array the array
-     * @return true if so
-     */
+    /** Returns whether an array is on this GPU and there are kernels for its type. */
     public boolean isSupported(NDArray array) {
-        return kernels.containsKey(Torch.scalarType(array))
+        return gate.containsKey(Torch.scalarType(array))
                 && Torch.device(array).equals(device.device());
     }
 
-    /**
-     * Returns whether rows are short enough to be normalised.
-     *
-     * @param size the elements of a row
-     * @return true if so
-     */
+    /** Returns whether rows are short enough to be normalised. */
     public boolean isNormalizable(long size) {
         return size + PACK <= MAX_SHARED / Float.BYTES; // The last pack may be partly filled.
     }
@@ -172,8 +144,9 @@ public final class BlockKernels implements AutoCloseable {
             return array;
         }
 
-        void launch(CudaKernel kernel, LaunchSize size) {
-            kernel.launch(stream, size, arguments);
+        /** Launches the kernel for an array's type. */
+        void launch(Map<ScalarType, CudaKernel> kernels, NDArray array, LaunchSize size) {
+            kernels.get(Torch.scalarType(array)).launch(stream, size, arguments);
         }
 
         /** Closes temporary arrays. If a graph is recorded, it keeps all arrays for replays. */
@@ -194,10 +167,6 @@ public final class BlockKernels implements AutoCloseable {
     /** Returns so many threads, in whole warps. */
     private static int threads(long wanted, int most) {
         return (int) Math.min(most, (wanted + WARP - 1) / WARP * WARP);
-    }
-
-    private Kernels of(NDArray array) {
-        return kernels.get(Torch.scalarType(array));
     }
 
     /**
@@ -251,7 +220,7 @@ public final class BlockKernels implements AutoCloseable {
                             size)
                     .add(epsilon);
             int blocks = (int) Math.min(rows, (long) NORM_BLOCKS * multiprocessors);
-            call.launch(of(x).norm, LaunchSize.of(blocks, normThreads(x, size)));
+            call.launch(norm, x, LaunchSize.of(blocks, normThreads(x, size)));
         }
     }
 
@@ -263,7 +232,6 @@ public final class BlockKernels implements AutoCloseable {
      * Computes the gradients of RMSNorm.
      *
      * @param x the rows, at least one
-     * @param weight the weight
      * @param gradient the gradient of the norm
      * @param ofRows a gradient of the rows to be added; null for none
      * @param epsilon the number added to the mean of squares
@@ -295,14 +263,16 @@ public final class BlockKernels implements AutoCloseable {
                     .add(epsilon);
             long whole = packs(x, size) * PACK / Torch.scalarType(x).itemSize();
             call.launch(
-                    of(x).normGradient,
+                    normGradient,
+                    x,
                     LaunchSize.of(blocks, normThreads(x, size))
                             .withShared((int) whole * Float.BYTES));
             arguments
                     .clear()
                     .addStruct(Torch.dataPointer(ofWeight), Torch.dataPointer(parts), blocks, size);
             call.launch(
-                    of(x).weightGradient,
+                    weightGradient,
+                    x,
                     LaunchSize.of((int) ((size + WARP - 1) / WARP), SUM_THREADS));
             return List.of(ofX, ofWeight);
         }
@@ -364,7 +334,8 @@ public final class BlockKernels implements AutoCloseable {
         members.add(shape.get(shape.dimension() - 3)).add(half);
         arguments.clear().addStruct(members.build().toArray()).add(back ? -1f : 1f);
         call.launch(
-                of(tokens).rotate,
+                rotate,
+                tokens,
                 LaunchSize.of(
                         Math.toIntExact(tokens.size() / (heads(tokens) * 2 * half)),
                         threads(heads(tokens) * packs(tokens, half), ROTATION_THREADS)));
@@ -374,9 +345,7 @@ public final class BlockKernels implements AutoCloseable {
      * Splits the heads of tokens into queries, keys and values, and rotates queries and keys.
      *
      * @param x of shape (…, positions, heads, head size), the heads of queries first
-     * @param counts the number of heads of queries, keys and values
      * @param cosines the cosines, as for {@link #rotated}
-     * @param sines the sines
      * @return three arrays, of the shape of {@code x} apart from the number of heads
      */
     public List<NDArray> divided(NDArray x, List<Long> counts, NDArray cosines, NDArray sines) {
@@ -404,7 +373,6 @@ public final class BlockKernels implements AutoCloseable {
      *
      * @param gradients the gradients of queries, keys and values
      * @param cosines the cosines, as in {@link #divided}
-     * @param sines the sines
      * @return the gradient of all heads, in one array
      */
     public NDArray dividedGradient(List<NDArray> gradients, NDArray cosines, NDArray sines) {
@@ -468,7 +436,7 @@ public final class BlockKernels implements AutoCloseable {
                                 gates.rows,
                                 gates.size,
                                 gates.distance);
-                call.launch(of(y).gate, passSize(y, gates.rows, gates.size));
+                call.launch(gate, y, passSize(y, gates.rows, gates.size));
             }
             return y;
         }
@@ -485,7 +453,6 @@ public final class BlockKernels implements AutoCloseable {
      * Computes the gradients of {@link #gated}.
      *
      * @param in the gate and the value, not empty, in two arrays or one
-     * @param gradient the gradient of the product
      * @return the gradients of gate and value, in arrays of the same number and shapes
      */
     public List<NDArray> gatedGradients(List<NDArray> in, NDArray gradient) {
@@ -508,21 +475,17 @@ public final class BlockKernels implements AutoCloseable {
                             gates.rows,
                             gates.size,
                             gates.distance);
-            call.launch(of(gradient).gateGradient, passSize(gradient, gates.rows, gates.size));
+            call.launch(gateGradient, gradient, passSize(gradient, gates.rows, gates.size));
             return results;
         }
     }
 
     /**
-     * Returns whether a kernel can convert and join matrices.
-     *
-     * @param matrices the matrices
-     * @param type the element type of the result
-     * @return whether the matrices are float32 and the result has a 16-bit type
+     * Returns whether a kernel can convert and join matrices: they are float32 and the result has a
+     * 16-bit type.
      */
     public boolean isJoinable(List<NDArray> matrices, ScalarType type) {
-        return type != ScalarType.FLOAT32
-                && kernels.containsKey(type)
+        return convertColumns.containsKey(type)
                 && matrices.stream()
                         .allMatch(
                                 matrix ->
@@ -535,7 +498,6 @@ public final class BlockKernels implements AutoCloseable {
      *
      * @param matrices the matrices, of {@linkplain #isJoinable float32} and with the same number of
      *     rows
-     * @param type the element type of the result
      * @return one matrix with the columns of all
      */
     public NDArray joined(List<NDArray> matrices, ScalarType type) {
@@ -549,7 +511,7 @@ public final class BlockKernels implements AutoCloseable {
                 long size = matrix.getShape().get(1);
                 if (matrix.size() > 0) {
                     arguments.clear().addStruct(address, call.operand(matrix), rows, size, columns);
-                    call.launch(kernels.get(type).place, passSize(y, rows, size));
+                    call.launch(convertColumns, y, passSize(y, rows, size));
                 }
                 address += size * type.itemSize();
             }

@@ -49,7 +49,6 @@ public final class BlockMath {
     /**
      * Computes {@code silu(gate) * value}.
      *
-     * @param gate the gates
      * @param value the values, of the same shape and type
      * @return the product, in the manager of the gates
      */

@@ -36,13 +36,7 @@ public final class Compute implements AutoCloseable {
     private final Gpu gpu; // null on the CPU
     private final int worldSize;
 
-    /**
-     * Opens the device.
-     *
-     * @param device the group's device
-     * @param worldSize the number of ranks of the group
-     * @param manager the manager of temporary arrays for libtorch, on that device
-     */
+    /** Opens the device, on which the manager of libtorch's temporary arrays must be. */
     public Compute(Device device, int worldSize, NDManager manager) {
         this.worldSize = worldSize;
         libtorch = new Libtorch(device, manager);
@@ -97,28 +91,18 @@ public final class Compute implements AutoCloseable {
     }
 
     /**
-     * Returns the number of SMs of the device.
-     *
-     * @return the number, including SMs that other ranks use; 0 on the CPU
+     * Returns the number of SMs of the device, including SMs that other ranks use; 0 on the CPU.
      */
     public int multiprocessors() {
         return gpu == null ? 0 : gpu.cuda.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
     }
 
-    /**
-     * Returns the kernels of the path FUSED.
-     *
-     * @return the kernels; empty if the device has none
-     */
+    /** Returns the kernels of the path FUSED; empty if the device has none. */
     public Optional<FusedMatmul> fusedMatmul() {
         return Optional.ofNullable(gpu == null ? null : gpu.fusedMatmul);
     }
 
-    /**
-     * Returns the kernels of all-reduce + RMSNorm.
-     *
-     * @return the kernels; empty on the CPU
-     */
+    /** Returns the kernels of all-reduce + RMSNorm; empty on the CPU. */
     public synchronized Optional<RmsNormKernels> rmsNorm() {
         if (gpu == null) {
             return Optional.empty();
@@ -131,12 +115,8 @@ public final class Compute implements AutoCloseable {
     }
 
     /**
-     * Returns whether the kernels of the path GATHERED are possible, without compiling them.
-     *
-     * @param buffers the group's
-     * @param type the element type
-     * @param byteSize the size of a shard or a part
-     * @return true if so; the same on all ranks
+     * Returns whether the kernels of the path GATHERED are possible for shards or parts of a size,
+     * without compiling them; the same on all ranks.
      */
     public boolean canExchange(P2pBuffers buffers, ScalarType type, long byteSize) {
         return gpu != null && GatheredExchange.isPossible(gpu.cuda, buffers, type, byteSize);
@@ -144,8 +124,6 @@ public final class Compute implements AutoCloseable {
 
     /**
      * Returns the kernels of the path GATHERED. They must be {@linkplain #canExchange possible}.
-     *
-     * @return the kernels
      */
     public synchronized GatheredExchange gatheredExchange() {
         if (gpu.exchange == null) {
@@ -156,9 +134,8 @@ public final class Compute implements AutoCloseable {
     }
 
     /**
-     * Returns whether the calling thread's current stream is recorded into a graph.
-     *
-     * @return true if so; false on the CPU
+     * Returns whether the calling thread's current stream is recorded into a graph; false on the
+     * CPU.
      */
     public boolean isRecorded() {
         return gpu != null && gpu.streams.get().isCapturing();
@@ -174,7 +151,6 @@ public final class Compute implements AutoCloseable {
     /**
      * Prepares a product.
      *
-     * @param type the element type
      * @param out the layout of the product, row-major
      * @param a the layout of the left operand
      * @param b the layout of the right operand
@@ -182,22 +158,13 @@ public final class Compute implements AutoCloseable {
      */
     public Product product(ScalarType type, MatrixLayout out, MatrixLayout a, MatrixLayout b) {
         if (out.rows() == 0 || out.columns() == 0 || a.columns() == 0) {
-            return new Zeros(out.rows() * out.columns() * type.itemSize());
+            return new Zeros(gpu, libtorch, out.rows() * out.columns() * type.itemSize());
         }
-        return gpu == null || gpu.cublas == null
-                ? new ByLibtorch(type, out, a, b)
-                : new ByCublas(type, out, a, b);
+        ByLibtorch product = new ByLibtorch(libtorch, type, out, a, b);
+        return gpu == null || gpu.cublas == null ? product : new ByCublas(gpu, product);
     }
 
-    /**
-     * Prepares the reduction of parts.
-     *
-     * @param type the element type
-     * @param count the elements of a part
-     * @param parts the number of parts
-     * @param op SUM, or AVG to divide the sum by the number of parts
-     * @return the reduction
-     */
+    /** Prepares the reduction of parts: SUM, or AVG to divide the sum by their number. */
     public synchronized Reduction reduction(ScalarType type, long count, int parts, ReduceOp op) {
         if (gpu != null && RankOrderReducer.isSupported(gpu.cuda, type)) {
             if (gpu.reducer == null) {
@@ -226,13 +193,7 @@ public final class Compute implements AutoCloseable {
     }
 
     /** A product with an inner dimension of 0, or without elements. Its layout is contiguous. */
-    private final class Zeros implements Product {
-
-        private final long byteSize;
-
-        Zeros(long byteSize) {
-            this.byteSize = byteSize;
-        }
+    private record Zeros(Gpu gpu, Libtorch libtorch, long byteSize) implements Product {
 
         @Override
         public void run(long out, long a, long b) {
@@ -247,19 +208,9 @@ public final class Compute implements AutoCloseable {
         public void close() {}
     }
 
-    private final class ByLibtorch implements Product {
-
-        private final ScalarType type;
-        private final MatrixLayout out;
-        private final MatrixLayout a;
-        private final MatrixLayout b;
-
-        ByLibtorch(ScalarType type, MatrixLayout out, MatrixLayout a, MatrixLayout b) {
-            this.type = type;
-            this.out = out;
-            this.a = a;
-            this.b = b;
-        }
+    private record ByLibtorch(
+            Libtorch libtorch, ScalarType type, MatrixLayout out, MatrixLayout a, MatrixLayout b)
+            implements Product {
 
         @Override
         public void run(long outAddress, long aAddress, long bAddress) {
@@ -274,41 +225,36 @@ public final class Compute implements AutoCloseable {
      * Matmuls by cuBLASLt. Keeps a plan for each alignment of the addresses, because algorithms
      * depend on it.
      */
-    private final class ByCublas implements Product {
+    private static final class ByCublas implements Product {
 
         private static final int MAX_ALIGNMENT = 16;
 
-        private final ScalarType type;
-        private final MatrixLayout out;
-        private final MatrixLayout a;
-        private final MatrixLayout b;
+        private final Gpu gpu;
+        private final ByLibtorch fallback;
         private final CublasLtMatmul[] plans =
                 new CublasLtMatmul[5]; // by the exponent of the alignment
-        private Product fallback; // null unless cuBLASLt has no algorithm
+        private boolean fallsBack; // because cuBLASLt has no algorithm
 
-        ByCublas(ScalarType type, MatrixLayout out, MatrixLayout a, MatrixLayout b) {
-            this.type = type;
-            this.out = out;
-            this.a = a;
-            this.b = b;
+        ByCublas(Gpu gpu, ByLibtorch fallback) {
+            this.gpu = gpu;
+            this.fallback = fallback;
         }
 
         @Override
-        public void run(long outAddress, long aAddress, long bAddress) {
-            int power =
-                    Long.numberOfTrailingZeros(outAddress | aAddress | bAddress | MAX_ALIGNMENT);
-            if (plans[power] == null && fallback == null) {
-                Optional<CublasLtMatmul> plan = gpu.cublas.plan(type, type, out, a, b, 1 << power);
-                if (plan.isPresent()) {
-                    plans[power] = plan.get();
-                } else {
-                    fallback = new ByLibtorch(type, out, a, b);
-                }
+        public void run(long out, long a, long b) {
+            int power = Long.numberOfTrailingZeros(out | a | b | MAX_ALIGNMENT);
+            if (plans[power] == null && !fallsBack) {
+                ScalarType type = fallback.type;
+                plans[power] =
+                        gpu.cublas
+                                .plan(type, type, fallback.out, fallback.a, fallback.b, 1 << power)
+                                .orElse(null);
+                fallsBack = plans[power] == null;
             }
-            if (fallback == null) {
-                plans[power].run(gpu.stream, outAddress, aAddress, bAddress);
+            if (fallsBack) {
+                fallback.run(out, a, b);
             } else {
-                fallback.run(outAddress, aAddress, bAddress);
+                plans[power].run(gpu.stream, out, a, b);
             }
         }
 

@@ -91,26 +91,11 @@ public final class FusedMatmul implements AutoCloseable {
     private static final int RIGHT = LAUNCH.offset("right");
     private static final int OUT = LAUNCH.offset("out");
     private static final int COLUMNS = LAUNCH.offset("columns");
-    private static final int RIGHTS = LAUNCH.offset("rights");
-    private static final int GROUPED = LAUNCH.offset("grouped");
-    private static final int ROWS = LAUNCH.offset("rows");
-    private static final int INNER = LAUNCH.offset("inner");
-    private static final int LEFT_BYTES = LAUNCH.offset("left_bytes");
-    private static final int RANK = LAUNCH.offset("rank");
-    private static final int RANKS = LAUNCH.offset("ranks");
     private static final int FACTOR = LAUNCH.offset("factor");
-    private static final int OWN_DELAY = LAUNCH.offset("own_delay");
-    private static final int PULL = LAUNCH.offset("pull");
-    private static final int PUSHERS = LAUNCH.offset("pushers");
-    private static final int STATUS = LAUNCH.offset("status");
     private static final int TIMEOUT = LAUNCH.offset("timeout");
-    private static final int COUNTERS = LAUNCH.offset("counters");
     private static final int ENTERED = LAUNCH.offset("entered");
-    private static final int ENTERED_DISTANCE = LAUNCH.offset("entered_distance");
     private static final int SIGNALS = LAUNCH.offset("signals");
-    private static final int RANK_DISTANCE = LAUNCH.offset("rank_distance");
     private static final int SHARD = LAUNCH.offset("shard");
-    private static final int SLOT_BYTES = LAUNCH.offset("slot_bytes");
     private static final int SLOTS = LAUNCH.offset("slots");
     private static final int GATHERED = LAUNCH.offset("gathered");
 
@@ -219,7 +204,6 @@ public final class FusedMatmul implements AutoCloseable {
     /**
      * The Bs that the kernel can load without a copy. The others must be copied row by row.
      *
-     * @param bs the layouts of the Bs
      * @param addresses their addresses
      * @return for each B, true if the kernel can load it
      */
@@ -236,35 +220,17 @@ public final class FusedMatmul implements AutoCloseable {
         return usable;
     }
 
-    /**
-     * Returns whether the kernel can load a single B without a copy.
-     *
-     * @param b the layout of B
-     * @param address its address
-     * @return true if so
-     */
+    /** Returns whether the kernel can load a single B at an address without a copy. */
     public static boolean isUsableB(MatrixLayout b, long address) {
         return isUsable(b, address) || isUsable(b.transposed(), address);
     }
 
-    /**
-     * Returns whether the kernel can load A without a copy.
-     *
-     * @param a the layout of A
-     * @param address its address
-     * @return true if so
-     */
+    /** Returns whether the kernel can load A at an address without a copy. */
     public static boolean isUsable(MatrixLayout a, long address) {
         return isRowMajor(a) && address % TensorMap.ALIGNMENT == 0;
     }
 
-    /**
-     * Returns the layout of a copy of A: rows of whole units.
-     *
-     * @param rows the rows of A
-     * @param inner the columns of A
-     * @return the layout
-     */
+    /** Returns the layout of a copy of A with {@code inner} columns: rows of whole units. */
     public static MatrixLayout layout(long rows, long inner) {
         return new MatrixLayout(
                 rows,
@@ -274,10 +240,8 @@ public final class FusedMatmul implements AutoCloseable {
     }
 
     /**
-     * Returns the shape of a copy of A with that {@link #layout}.
-     *
-     * @param a A's shape, of two dimensions
-     * @return the shape, whose rows may be longer than A's
+     * Returns the shape of a copy of A, of two dimensions, with that {@link #layout}; its rows may
+     * be longer than A's.
      */
     public static Shape copyShape(Shape a) {
         return new Shape(a.get(0), layout(a.get(0), a.get(1)).rowStride());
@@ -319,13 +283,7 @@ public final class FusedMatmul implements AutoCloseable {
         return buffers.kernelSignals().map(signals -> new Sizes(known, signals));
     }
 
-    /**
-     * Returns whether the kernel can compute an all-gather + matmul.
-     *
-     * @param buffers the group's
-     * @param work the operator
-     * @return true if so
-     */
+    /** Returns whether the kernel can compute an all-gather + matmul. */
     public boolean gathers(P2pBuffers buffers, Workload work) {
         return sizes(buffers, work).filter(Sizes::isPossible).isPresent();
     }
@@ -333,10 +291,8 @@ public final class FusedMatmul implements AutoCloseable {
     /**
      * Returns whether the kernel can compute a matmul + reduce-scatter. The same on all ranks.
      *
-     * @param buffers the group's
      * @param work the operator
      * @param op the reduction
-     * @return true if so
      */
     public boolean scatters(P2pBuffers buffers, Workload work, ReduceOp op) {
         // An average over a number that is no power of two would be rounded twice.
@@ -347,11 +303,9 @@ public final class FusedMatmul implements AutoCloseable {
     /**
      * Returns whether the kernel can multiply values by the activation of their gates.
      *
-     * @param buffers the group's
      * @param work the operator, {@linkplain #gathers possible} for the kernel
      * @param b the layout of B: the columns of the gates, then as many of the values
      * @param address its address
-     * @return true if so
      */
     public boolean gates(P2pBuffers buffers, Workload work, MatrixLayout b, long address) {
         Sizes sizes = sizes(buffers, work).orElseThrow();
@@ -380,7 +334,6 @@ public final class FusedMatmul implements AutoCloseable {
      *
      * @param slots slots of a shard's size
      * @param work the operator
-     * @param b the layout of B
      * @return the launch
      */
     public Gather gatherGated(Slots slots, Workload work, MatrixLayout b) {
@@ -458,28 +411,31 @@ public final class FusedMatmul implements AutoCloseable {
             KernelSignals signals = sizes.signals();
             long[] words = variant.kind() == Kind.SCATTER ? signals.flags() : signals.words();
             long flagsOfRank = (long) signals.flagCount() * Integer.BYTES;
-            struct.put(RIGHTS, sizes.columns().length)
-                    .put(ROWS, sizes.rows())
-                    .put(INNER, inner)
-                    .put(LEFT_BYTES, (long) sizes.boxRows() * BOX * Short.BYTES)
-                    .put(RANK, rank)
-                    .put(RANKS, sizes.ranks())
-                    .put(FACTOR, 1f)
-                    .put(OWN_DELAY, lag)
-                    .put(PUSHERS, pushers)
-                    .put(STATUS, signals.status())
-                    .put(COUNTERS, signals.counters())
-                    .put(ENTERED_DISTANCE, signals.rankDistance())
-                    .put(
-                            RANK_DISTANCE,
-                            variant.kind() == Kind.SCATTER ? flagsOfRank : signals.rankDistance())
-                    .put(SLOT_BYTES, slots.distance());
+            put("rights", sizes.columns().length);
+            put("rows", sizes.rows());
+            put("inner", inner);
+            put("left_bytes", (long) sizes.boxRows() * BOX * Short.BYTES);
+            put("rank", rank);
+            put("ranks", sizes.ranks());
+            put("own_delay", lag);
+            put("pushers", pushers);
+            put("status", signals.status());
+            put("counters", signals.counters());
+            put("entered_distance", signals.rankDistance());
+            boolean scatters = variant.kind() == Kind.SCATTER;
+            put("rank_distance", scatters ? flagsOfRank : signals.rankDistance());
+            put("slot_bytes", slots.distance());
+            struct.put(FACTOR, 1f);
             for (int peer = 0; peer < sizes.ranks(); peer++) {
                 int place = peer * Long.BYTES;
                 struct.put(ENTERED + place, signals.entered()[peer])
                         .put(SIGNALS + place, words[peer])
                         .put(SLOTS + place, slot(peer, 0));
             }
+        }
+
+        final void put(String member, long value) {
+            struct.put(LAUNCH.offset(member), value);
         }
 
         final TensorMap map(int offset, long[] dimensions, long[] strides, int... box) {
@@ -502,7 +458,7 @@ public final class FusedMatmul implements AutoCloseable {
             boolean grouped =
                     !variant.transposed()
                             && Arrays.stream(bs).allMatch(b -> b.columns() % BOX == 0);
-            struct.put(GROUPED, grouped ? 1 : 0);
+            put("grouped", grouped ? 1 : 0);
             TensorMap[] maps = new TensorMap[bs.length];
             for (int i = 0; i < bs.length; i++) {
                 MatrixLayout b = variant.transposed() ? bs[i].transposed() : bs[i];
@@ -594,7 +550,6 @@ public final class FusedMatmul implements AutoCloseable {
         /**
          * Enqueues the operator on the current stream, within the operation.
          *
-         * @param operation the running operation
          * @param shard the address of this rank's contiguous shard. All addresses are multiples of
          *     {@link TensorMap#ALIGNMENT}
          * @param bs the addresses of the Bs
@@ -647,9 +602,8 @@ public final class FusedMatmul implements AutoCloseable {
             long item = sizes.type().itemSize();
             long inner = a.columns();
             long rowBytes = Math.max(a.rowStride(), inner) * item;
-            struct.put(FACTOR, factor)
-                    .put(PULL, sizes.ranks() == PULLING_RANKS ? 1 : 0)
-                    .put(COLUMNS, columns);
+            put("pull", sizes.ranks() == PULLING_RANKS ? 1 : 0);
+            struct.put(FACTOR, factor).put(COLUMNS, columns);
             left =
                     map(
                             LEFT,
@@ -686,7 +640,6 @@ public final class FusedMatmul implements AutoCloseable {
         /**
          * Enqueues the operator on the current stream, within the operation.
          *
-         * @param operation the running operation
          * @param a the address of A. All addresses are multiples of {@link TensorMap#ALIGNMENT}
          * @param b the address of B
          * @param result the address of this rank's part of the sum

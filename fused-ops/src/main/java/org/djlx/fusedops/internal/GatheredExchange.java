@@ -6,7 +6,6 @@ package org.djlx.fusedops.internal;
 
 import ai.djl.ndarray.NDArray;
 import java.util.Collection;
-import java.util.EnumMap;
 import java.util.Map;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.p2p.OneShotSlots;
@@ -40,16 +39,11 @@ public final class GatheredExchange implements AutoCloseable {
     private static final int THREADS = new KernelConstants(SOURCE).value("GATHERED_THREADS");
     private static final int PACK = 16; // bytes
     private static final int MAX_LAUNCHES = 8; // per operation; options may make slots small
-    private static final Map<ScalarType, String> TYPES =
-            Map.of(
-                    ScalarType.FLOAT32, "float32",
-                    ScalarType.FLOAT16, "float16",
-                    ScalarType.BFLOAT16, "bfloat16");
 
     private final CurrentStreams streams;
     private final CudaModule module;
     private final CudaKernel gather;
-    private final Map<ScalarType, CudaKernel> scatters = new EnumMap<>(ScalarType.class);
+    private final Map<ScalarType, CudaKernel> scatters;
     private final KernelArguments arguments = new KernelArguments();
     private final OneShotLaunch launch = new OneShotLaunch();
     private final int processors;
@@ -60,18 +54,9 @@ public final class GatheredExchange implements AutoCloseable {
         this.streams = streams;
         module = compiler.load(device, SOURCE, "-DRANKS=" + worldSize);
         gather = module.kernel("all_gather");
-        TYPES.forEach(
-                (type, name) -> {
-                    if (isSupported(device, type)) {
-                        scatters.put(type, module.kernel("reduce_scatter_" + name));
-                    }
-                });
+        scatters = module.kernels("reduce_scatter");
         processors = device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
         perProcessor = Math.min(blocks(gather), blocks(scatters.values()));
-    }
-
-    private static boolean isSupported(CudaDevice device, ScalarType type) {
-        return TYPES.containsKey(type) && (type != ScalarType.BFLOAT16 || device.hasBfloat16());
     }
 
     private static int blocks(Collection<CudaKernel> kernels) {
@@ -83,30 +68,22 @@ public final class GatheredExchange implements AutoCloseable {
     }
 
     /**
-     * Returns whether the kernels can exchange an array. Any element arrives with its bits, except
-     * for the NaN of all ones, which arrives as another NaN.
+     * Returns whether the kernels can exchange an array; the same on all ranks. Any element arrives
+     * with its bits, except for the NaN of all ones, which arrives as another NaN.
      *
      * @param device this rank's GPU; GPUs with one-shot slots have the same architecture
-     * @param buffers the group's
-     * @param type the type
      * @param byteSize the size of a shard or a part
-     * @return true if so; the same on all ranks
      */
     static boolean isPossible(
             CudaDevice device, P2pBuffers buffers, ScalarType type, long byteSize) {
         long slot = buffers.oneShotSlots().map(OneShotSlots::slot).orElse(0L);
         return slot > 0
-                && isSupported(device, type)
+                && RankOrderReducer.isSupported(device, type)
                 && byteSize % PACK == 0
                 && byteSize <= MAX_LAUNCHES * slot;
     }
 
-    /**
-     * Returns whether a shard is aligned for the kernel.
-     *
-     * @param address the address
-     * @return true if so
-     */
+    /** Returns whether a shard's address is aligned for the kernel. */
     public static boolean isUsable(long address) {
         return address % PACK == 0;
     }
@@ -114,8 +91,6 @@ public final class GatheredExchange implements AutoCloseable {
     /**
      * Enqueues an all-gather on the current stream, within the operation.
      *
-     * @param operation the running operation
-     * @param buffers the group's
      * @param shard the address of this rank's shard, {@linkplain #isUsable aligned}
      * @param byteSize its size, {@linkplain #isPossible possible} for the kernels
      * @param gathered the address of the output: all shards, contiguous in rank order
@@ -144,9 +119,6 @@ public final class GatheredExchange implements AutoCloseable {
     /**
      * Enqueues a reduce-scatter on the current stream, within the operation.
      *
-     * @param operation the running operation
-     * @param buffers the group's
-     * @param type the element type
      * @param parts the address of the parts, one for each rank, contiguous in rank order
      * @param byteSize the size of a part, {@linkplain #isPossible possible} for the kernels
      * @param sum the address of the reduced part of this rank

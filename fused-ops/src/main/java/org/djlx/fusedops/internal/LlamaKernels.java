@@ -39,32 +39,32 @@ public final class LlamaKernels implements AutoCloseable {
     /** The floats that a chunk writes in addition to the elements of a head. */
     public static final int CHUNK_EXTRA = 2;
 
-    /** The floats that {@link #best} and {@link #choose} write for each row. */
-    public static final int BEST_FLOATS = 4;
+    /** The floats that {@link #top} and {@link #sample} write for each row. */
+    public static final int TOP_FLOATS = 4;
 
-    /** The bytes of the sampling parameters of a row for {@link #choose}, a multiple of 8. */
+    /** The bytes of the sampling parameters of a row for {@link #sample}, a multiple of 8. */
     public static final int SAMPLING_BYTES = 32;
 
-    /** Stands for the token that {@link #choose} chose last for the sequence. */
+    /** Stands for the token that {@link #sample} returned last for the sequence. */
     public static final int LAST_SAMPLED = -2;
 
     /** The largest vocabulary: token ids are stored as floats. */
     public static final int MAX_TOKENS = 1 << 24;
 
     /** The thread blocks that search the logits of a row, each with a result of its own. */
-    public static final int BEST_BLOCKS = 16;
+    public static final int TOP_BLOCKS = 16;
 
     private static final KernelSource SOURCE =
             KernelSource.ofResource(NativeLibrary.class, "llama/llama.cu");
     private static final KernelConstants CONSTANTS = new KernelConstants(SOURCE);
     private static final int WARP = CONSTANTS.value("WARP");
-    private static final int BEST_THREADS = CONSTANTS.value("TOP_THREADS");
-    private static final int CHOICE_THREADS = CONSTANTS.value("SAMPLE_THREADS");
+    private static final int TOP_THREADS = CONSTANTS.value("TOP_THREADS");
+    private static final int SAMPLE_THREADS = CONSTANTS.value("SAMPLE_THREADS");
     private static final int EMBED_THREADS = 256;
-    private static final int PRODUCT_THREADS = CONSTANTS.value("MATMUL_WARPS") * WARP;
-    private static final int PROMPT_THREADS = 256;
+    private static final int MATMUL_THREADS = CONSTANTS.value("MATMUL_WARPS") * WARP;
+    private static final int PREFILL_THREADS = 256;
     private static final int ATTENTION_THREADS = CONSTANTS.value("ATTENTION_WARPS") * WARP;
-    private static final int STRIPE = 16; // rows of weights of one tensor core instruction
+    private static final int TILE = 16; // rows of weights of one tensor core instruction
     private static final int MIN_STAGES = 2;
     private static final int NORM_SUMS = CONSTANTS.value("NORM_THREADS") / WARP * Float.BYTES;
 
@@ -72,16 +72,16 @@ public final class LlamaKernels implements AutoCloseable {
      * The variants of the matmul kernel: largest number of rows, weight tiles of a group, largest
      * number of stages.
      */
-    private static final List<int[]> PRODUCTS = CONSTANTS.calls("MATMUL");
+    private static final List<int[]> MATMULS = CONSTANTS.calls("MATMUL");
 
     /**
      * The variants of the matmul kernel that normalises its row: weight tiles of a group, largest
      * number of stages.
      */
-    private static final List<int[]> NORM_PRODUCTS = CONSTANTS.calls("NORM_MATMUL");
+    private static final List<int[]> NORM_MATMULS = CONSTANTS.calls("NORM_MATMUL");
 
     private static final int MAX_HEAD = 128;
-    private static final int MAX_SHARING = 8;
+    private static final int MAX_GROUP_SIZE = 8;
     private static final int PACK = 8; // elements of 16 bytes
     private static final int PACK_BYTES = 16;
     private static final int FIRST_CAPABILITY = 8; // with bfloat16, as a major number
@@ -92,29 +92,25 @@ public final class LlamaKernels implements AutoCloseable {
     private static final Norm NO_NORM = new Norm(0, 0, 0, 0);
 
     private final int multiprocessors;
-    private final int room; // shared memory of a thread block, in bytes
+    private final int maxSharedBytes; // of a thread block
     private final int headSize;
     private final CudaModule module;
     private final CudaKernel embed;
-    private final List<Product> products = new ArrayList<>();
+    private final List<Matmul> matmuls = new ArrayList<>();
     private final CudaKernel attention;
     private final CudaKernel attentionLate;
-    private final CudaKernel attentionPlaced;
-    private final CudaKernel place;
-    private final CudaKernel best;
-    private final CudaKernel choose;
-    private final CudaKernel rotate;
+    private final CudaKernel attentionCached;
+    private final CudaKernel rotateAndCache;
+    private final CudaKernel top;
+    private final CudaKernel sample;
+    private final CudaKernel prefillRotateAndCache;
     private final CudaKernel activate;
     private final KernelArguments arguments = new KernelArguments();
 
     /**
      * Compiles the kernels, or takes them from the cache.
      *
-     * @param device the GPU
-     * @param compiler compiles them
-     * @param type the element type
-     * @param headSize the size of a head
-     * @param sharing the heads of queries that share a head of keys and values
+     * @param groupSize the heads of queries that share a head of keys and values
      * @param blockTokens the tokens of a block of the KV cache
      */
     public LlamaKernels(
@@ -122,39 +118,35 @@ public final class LlamaKernels implements AutoCloseable {
             KernelCompiler compiler,
             ScalarType type,
             int headSize,
-            int sharing,
+            int groupSize,
             int blockTokens) {
         multiprocessors = device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
         this.headSize = headSize;
-        room = room(device);
+        maxSharedBytes = maxSharedBytes(device);
         module =
                 compiler.load(
-                        device, SOURCE, options(device, type, headSize, sharing, blockTokens));
+                        device, SOURCE, options(device, type, headSize, groupSize, blockTokens));
         embed = module.kernel("decode_embed");
-        for (int[] product : PRODUCTS) {
-            addProduct(product[0], product[1], product[2], false);
+        for (int[] matmul : MATMULS) {
+            addMatmul(matmul[0], matmul[1], matmul[2], false);
         }
-        for (int[] product : NORM_PRODUCTS) {
-            addProduct(PACK, product[0], product[1], true);
+        for (int[] matmul : NORM_MATMULS) {
+            addMatmul(PACK, matmul[0], matmul[1], true);
         }
         attention = module.kernel("decode_attention");
         attentionLate = module.kernel("decode_attention_late");
-        attentionPlaced = module.kernel("decode_attention_cached");
-        place = module.kernel("decode_rotate_and_cache");
-        best = module.kernel("decode_top");
-        choose = module.kernel("decode_sample");
-        rotate = module.kernel("prefill_rotate_and_cache");
+        attentionCached = module.kernel("decode_attention_cached");
+        rotateAndCache = module.kernel("decode_rotate_and_cache");
+        top = module.kernel("decode_top");
+        sample = module.kernel("decode_sample");
+        prefillRotateAndCache = module.kernel("prefill_rotate_and_cache");
         activate = module.kernel("prefill_activate");
     }
 
     /**
      * Starts compiling the kernels on another thread.
      *
-     * @param device the GPU
-     * @param compiler compiles them
-     * @param type the element type
-     * @param headSize the size of a head
-     * @param sharing the heads of queries that share a head of keys and values
+     * @param groupSize the heads of queries that share a head of keys and values
      * @param blockTokens the tokens of a block of the KV cache
      * @return a future that completes when compilation has ended; the constructor reports a failure
      */
@@ -163,41 +155,40 @@ public final class LlamaKernels implements AutoCloseable {
             KernelCompiler compiler,
             ScalarType type,
             int headSize,
-            int sharing,
+            int groupSize,
             int blockTokens) {
         return compiler.prepare(
-                device, SOURCE, options(device, type, headSize, sharing, blockTokens));
+                device, SOURCE, options(device, type, headSize, groupSize, blockTokens));
     }
 
     private static String[] options(
-            CudaDevice device, ScalarType type, int headSize, int sharing, int blockTokens) {
+            CudaDevice device, ScalarType type, int headSize, int groupSize, int blockTokens) {
         return new String[] {
             "-DTYPE=" + TYPES.get(type),
             "-DHEAD_SIZE=" + headSize,
-            "-DGROUP_SIZE=" + sharing,
+            "-DGROUP_SIZE=" + groupSize,
             "-DBLOCK_TOKENS=" + blockTokens,
-            "-DSHARED_BYTES=" + room(device)
+            "-DSHARED_BYTES=" + maxSharedBytes(device)
         };
     }
 
-    private static int room(CudaDevice device) {
+    private static int maxSharedBytes(CudaDevice device) {
         return device.attribute(CudaAttribute.MAX_SHARED_MEMORY_PER_BLOCK);
     }
 
     /**
-     * A variant of the matmul kernel. A thread block computes a group of stripes, or several
-     * groups.
+     * A variant of the matmul kernel. A thread block computes a group of tiles, or several groups.
      */
-    private record Product(
+    private record Matmul(
             CudaKernel kernel,
             int rows,
-            int stripes,
+            int tiles,
             int sharedBytes,
             boolean isNorming,
             boolean isForGroups) {
 
         long groups(long all) {
-            return ceilDiv(all, stripes);
+            return ceilDiv(all, tiles);
         }
 
         int blocks(long all, int multiprocessors) {
@@ -206,27 +197,27 @@ public final class LlamaKernels implements AutoCloseable {
         }
 
         /**
-         * Returns the cost in rows that an SM reads: rows of weights, and for each group of stripes
+         * Returns the cost in rows that an SM reads: rows of weights, and for each group of tiles
          * the rows of x. Those come from L2 and count half. An SM runs one thread block at a time.
          */
         long cost(long all, int multiprocessors) {
-            return ceilDiv(groups(all), multiprocessors) * (STRIPE * stripes + rows / 2);
+            return ceilDiv(groups(all), multiprocessors) * (TILE * tiles + rows / 2);
         }
     }
 
-    private void addProduct(int rows, int stripes, int mostStages, boolean isNorming) {
-        int pack = PRODUCT_THREADS * PACK_BYTES; // of all threads
-        int tiles = rows / PACK;
-        boolean forGroups = tiles == 1;
-        int sums = forGroups ? stripes : 0;
-        int stage = 2 * stripes + (isNorming ? 0 : tiles);
-        int stages = Math.min(mostStages, (room / pack - sums) / stage);
+    private void addMatmul(int rows, int tiles, int maxStages, boolean isNorming) {
+        int pack = MATMUL_THREADS * PACK_BYTES; // of all threads
+        int xTiles = rows / PACK;
+        boolean forGroups = xTiles == 1;
+        int sums = forGroups ? tiles : 0;
+        int stage = 2 * tiles + (isNorming ? 0 : xTiles);
+        int stages = Math.min(maxStages, (maxSharedBytes / pack - sums) / stage);
         if (stages >= MIN_STAGES) {
             String name = isNorming ? "norm_matmul" : "matmul_" + rows;
-            CudaKernel kernel = module.kernel("decode_" + name + "_" + stripes);
-            kernel.allowSharedMemory(room);
+            CudaKernel kernel = module.kernel("decode_" + name + "_" + tiles);
+            kernel.allowSharedMemory(maxSharedBytes);
             int sharedBytes = (stages * stage + sums) * pack;
-            products.add(new Product(kernel, rows, stripes, sharedBytes, isNorming, forGroups));
+            matmuls.add(new Matmul(kernel, rows, tiles, sharedBytes, isNorming, forGroups));
         }
     }
 
@@ -237,15 +228,11 @@ public final class LlamaKernels implements AutoCloseable {
     /**
      * Returns whether there are kernels for a GPU and a model.
      *
-     * @param device the GPU
-     * @param type the element type
-     * @param headSize the size of a head
-     * @param sharing the heads of queries that share a head of keys and values
+     * @param groupSize the heads of queries that share a head of keys and values
      * @param depths the inner dimensions of the matmuls
-     * @return true if so
      */
     public static boolean isSupported(
-            CudaDevice device, ScalarType type, int headSize, int sharing, int... depths) {
+            CudaDevice device, ScalarType type, int headSize, int groupSize, int... depths) {
         boolean packs = true;
         for (int depth : depths) {
             packs &= depth % PACK == 0;
@@ -254,7 +241,7 @@ public final class LlamaKernels implements AutoCloseable {
                 && TYPES.containsKey(type)
                 && headSize % (2 * PACK) == 0
                 && headSize <= MAX_HEAD
-                && sharing <= MAX_SHARING
+                && groupSize <= MAX_GROUP_SIZE
                 && device.attribute(CudaAttribute.COMPUTE_CAPABILITY_MAJOR) >= FIRST_CAPABILITY
                 && NativeLibrary.NVRTC.isAvailable();
     }
@@ -262,13 +249,11 @@ public final class LlamaKernels implements AutoCloseable {
     /**
      * Looks up the embeddings of tokens.
      *
-     * @param stream the stream
-     * @param rows the number of rows
      * @param output the output, of shape (rows, hidden)
      * @param tokens an int for each row: the token, -1 for none, or {@value #LAST_SAMPLED} for the
-     *     token that was chosen
-     * @param places an int for each row: the index of its sequence in {@code chosen}
-     * @param chosen the tokens that {@link #choose} chose
+     *     last sampled token
+     * @param slots an int for each row: the index of its sequence in {@code sampled}
+     * @param sampled the tokens of {@link #sample}
      * @param embedding the embedding, of shape (count, hidden)
      * @param first the first token of this rank's part of the embedding
      * @param count the number of tokens of this rank's part
@@ -279,15 +264,15 @@ public final class LlamaKernels implements AutoCloseable {
             int rows,
             long output,
             long tokens,
-            long places,
-            long chosen,
+            long slots,
+            long sampled,
             long embedding,
             long first,
             long count,
             long hidden) {
         arguments
                 .clear()
-                .addStruct(output, tokens, places, chosen, embedding, first, count, hidden);
+                .addStruct(output, tokens, slots, sampled, embedding, first, count, hidden);
         embed.launch(stream, LaunchSize.of(rows, EMBED_THREADS), arguments);
     }
 
@@ -295,18 +280,16 @@ public final class LlamaKernels implements AutoCloseable {
      * Multiplies rows with a weight: {@code output = x weightᵀ}, or {@code silu(x gatesᵀ) * (x
      * valuesᵀ)}.
      *
-     * @param stream the stream
      * @param gated whether the weight holds the rows of the gates and then those of the values
      * @param rows the number of rows, at most {@value #MAX_ROWS}
      * @param output the output: rows of {@code width}, {@code stride} apart
      * @param x the rows, of shape (rows, depth)
      * @param weight the weight, of shape (width, depth), or (2 width, depth) if gated
-     * @param width the elements of a row of the output
      * @param depth the inner dimension
      * @param stride the distance between rows of the output, in elements
      * @param norm how to normalise x first, allowed if {@link #canNorm}; null for none
      */
-    public void product(
+    public void matmul(
             CudaStream stream,
             boolean gated,
             int rows,
@@ -317,12 +300,12 @@ public final class LlamaKernels implements AutoCloseable {
             long depth,
             long stride,
             Norm norm) {
-        int most = Math.max(PACK, Integer.highestOneBit(2 * rows - 1));
-        long stripes = ceilDiv(width, gated ? STRIPE / 2 : STRIPE);
-        Product product =
-                products.stream()
-                        .filter(p -> p.rows == most && p.isNorming == (norm != null))
-                        .min(Comparator.comparingLong(p -> p.cost(stripes, multiprocessors)))
+        int maxRows = Math.max(PACK, Integer.highestOneBit(2 * rows - 1));
+        long tiles = ceilDiv(width, gated ? TILE / 2 : TILE);
+        Matmul matmul =
+                matmuls.stream()
+                        .filter(m -> m.rows == maxRows && m.isNorming == (norm != null))
+                        .min(Comparator.comparingLong(m -> m.cost(tiles, multiprocessors)))
                         .orElseThrow();
         Norm normed = norm == null ? NO_NORM : norm;
         arguments
@@ -341,9 +324,9 @@ public final class LlamaKernels implements AutoCloseable {
                         normed.newResidual,
                         Float.floatToRawIntBits(normed.epsilon));
         LaunchSize size =
-                LaunchSize.of(product.blocks(stripes, multiprocessors), PRODUCT_THREADS)
-                        .withShared(product.sharedBytes + (norm == null ? 0 : normBytes(depth)));
-        product.kernel.launch(stream, size.asDependent(), arguments);
+                LaunchSize.of(matmul.blocks(tiles, multiprocessors), MATMUL_THREADS)
+                        .withShared(matmul.sharedBytes + (norm == null ? 0 : normBytes(depth)));
+        matmul.kernel.launch(stream, size.asDependent(), arguments);
     }
 
     /**
@@ -351,26 +334,21 @@ public final class LlamaKernels implements AutoCloseable {
      * multiplies the norm of the sum. It has the same bits as from {@link RmsNormKernels#add}. All
      * arrays are as long as x.
      *
-     * @param weight the weight of the norm
-     * @param residual the residual
      * @param newResidual receives the sum; neither x nor the residual
      * @param epsilon the number added to the mean of squares
      */
     public record Norm(long weight, long residual, long newResidual, float epsilon) {}
 
     /**
-     * Returns whether matmuls normalise x themselves: if it is one row that fits into shared
-     * memory. For two rows a separate kernel is faster.
-     *
-     * @param rows the number of rows
-     * @param depth their length
-     * @return true if so
+     * Returns whether matmuls normalise x themselves: if it is one row, of a length that fits into
+     * shared memory. For two rows a separate kernel is faster.
      */
     public boolean canNorm(int rows, int depth) {
         return rows == 1
-                && products.stream()
-                        .filter(Product::isNorming)
-                        .allMatch(product -> product.sharedBytes <= room - normBytes(depth));
+                && matmuls.stream()
+                        .filter(Matmul::isNorming)
+                        .allMatch(
+                                matmul -> matmul.sharedBytes <= maxSharedBytes - normBytes(depth));
     }
 
     /** Returns the shared memory for a row, the weight of its norm, and sums. */
@@ -392,9 +370,9 @@ public final class LlamaKernels implements AutoCloseable {
      * @param cosines the cosines, of shape (positions, half of the head size), in float32
      * @param sines the sines, likewise
      * @param firstChunks an int for each row: the number of chunks of the rows before it
-     * @param chunks temporary memory for (chunks of all rows, heads of keys, sharing, head size +
-     *     {@value #CHUNK_EXTRA}) floats
-     * @param ended (rows, heads of keys) ints, initially 0
+     * @param chunks temporary memory for (chunks of all rows, heads of keys, group size, head size
+     *     + {@value #CHUNK_EXTRA}) floats
+     * @param chunksEnded (rows, heads of keys) ints, initially 0
      */
     public record Attention(
             long output,
@@ -407,25 +385,21 @@ public final class LlamaKernels implements AutoCloseable {
             long sines,
             long firstChunks,
             long chunks,
-            long ended) {}
+            long chunksEnded) {}
 
     /**
      * Writes the keys and values of new tokens, one for each row, to the KV cache, and computes the
      * attention of their queries.
      *
-     * @param stream the stream
-     * @param of the arrays
-     * @param several whether several rows may belong to one sequence. All keys are then written
-     *     before attention starts. The bits are the same
-     * @param rows the number of rows
-     * @param heads the heads of keys
+     * @param sharesSequences whether several rows may belong to one sequence. All keys are then
+     *     written before attention starts. The bits are the same
      * @param chunks the largest number of chunks of {@value #CHUNK} tokens of a row
      * @param tableStride the ints of a row of the block table
      */
     public void attend(
             CudaStream stream,
             Attention of,
-            boolean several,
+            boolean sharesSequences,
             int rows,
             int heads,
             int chunks,
@@ -443,63 +417,62 @@ public final class LlamaKernels implements AutoCloseable {
                         of.sines,
                         of.firstChunks,
                         of.chunks,
-                        of.ended,
+                        of.chunksEnded,
                         tableStride,
                         heads);
-        if (several) {
-            place.launch(stream, LaunchSize.of(rows, PROMPT_THREADS).asDependent(), arguments);
+        if (sharesSequences) {
+            rotateAndCache.launch(
+                    stream, LaunchSize.of(rows, PREFILL_THREADS).asDependent(), arguments);
         }
         arguments.add((float) (LOG2_E / Math.sqrt(headSize)));
         // An SM runs two thread blocks of the one kernel at once, or four of the other.
         boolean many = (long) rows * heads * chunks > 2L * multiprocessors;
-        CudaKernel kernel = several ? attentionPlaced : many ? attentionLate : attention;
+        CudaKernel kernel = sharesSequences ? attentionCached : many ? attentionLate : attention;
         LaunchSize size = LaunchSize.of(heads, ATTENTION_THREADS).withGrid(rows, chunks);
         kernel.launch(stream, size.asDependent(), arguments);
     }
 
     /**
      * Finds for each row: the highest logit, the sum of the exponentials relative to it, and the
-     * first token with that logit. The last of the {@value #BEST_FLOATS} floats is unused.
+     * first token with that logit. The last of the {@value #TOP_FLOATS} floats is unused.
      *
-     * @param stream the stream
-     * @param rows the number of rows
-     * @param best the output, of shape (ranks, rows, {@value #BEST_FLOATS}): zeros for other ranks
-     * @param scores the logits: rows of {@code width}, {@code stride} apart
-     * @param parts temporary memory for {@value #BEST_BLOCKS} such results for each row
-     * @param ended an int for each row, initially 0
-     * @param first the token of the first logit
-     * @param width the elements of a row
+     * @param top the output, of shape (ranks, rows, {@value #TOP_FLOATS}): zeros for other ranks
+     * @param logits the logits: rows of {@code width}, {@code stride} apart
+     * @param parts temporary memory for {@value #TOP_BLOCKS} such results for each row
+     * @param blocksEnded an int for each row, initially 0
      * @param stride the distance between rows, in elements
-     * @param rank this rank
      * @param ranks the number of ranks, at most 32
      */
-    public void best(
+    public void top(
             CudaStream stream,
             int rows,
-            long best,
-            long scores,
+            long top,
+            long logits,
             long parts,
-            long ended,
+            long blocksEnded,
             long first,
             long width,
             long stride,
             int rank,
             int ranks) {
-        arguments.clear().addStruct(best, scores, parts, ended, first, width, stride, rank, ranks);
-        LaunchSize size = LaunchSize.of(BEST_BLOCKS, BEST_THREADS).withGrid(rows, 1);
-        this.best.launch(stream, size.asDependent(), arguments);
+        arguments
+                .clear()
+                .addStruct(top, logits, parts, blocksEnded, first, width, stride, rank, ranks);
+        LaunchSize size = LaunchSize.of(TOP_BLOCKS, TOP_THREADS).withGrid(rows, 1);
+        this.top.launch(stream, size.asDependent(), arguments);
     }
 
     /**
      * The arrays of sampling, by address.
      *
-     * @param best the output, {@value #BEST_FLOATS} floats for each row: the highest logit, the sum
-     *     of the exponentials relative to it, the chosen token, and its logit; may be pinned memory
-     * @param parts the results of {@link #best} of all ranks, of shape (ranks, rows, {@value
-     *     #BEST_FLOATS})
-     * @param chosen receives the chosen tokens, as ints
-     * @param places an int for each row: its index in {@code chosen}; -1 for none
-     * @param sampling {@value #SAMPLING_BYTES} bytes of sampling parameters for each row:
+     * @param top the output, {@value #TOP_FLOATS} floats for each row: the highest logit, the sum
+     *     of the exponentials relative to it, the sampled token, and its logit; may be pinned
+     *     memory
+     * @param parts the results of {@link #top} of all ranks, of shape (ranks, rows, {@value
+     *     #TOP_FLOATS})
+     * @param sampled receives the sampled tokens, as ints
+     * @param slots an int for each row: its index in {@code sampled}; -1 for none
+     * @param parameters {@value #SAMPLING_BYTES} bytes of sampling parameters for each row:
      *     <ol>
      *       <li>a double, the {@code scale}: the weight of a token is {@code 2^(scale * (logit -
      *           highest logit))}; 0 for greedy sampling
@@ -508,69 +481,57 @@ public final class LlamaKernels implements AutoCloseable {
      *       <li>a long, top-k; 0 for all tokens
      *     </ol>
      *
-     * @param scores the logits of all ranks, used by rows that sample: rows of {@code width},
+     * @param logits the logits of all ranks, used by rows that sample: rows of {@code width},
      *     {@code stride} apart
-     * @param width the elements of a row
      * @param stride the distance between rows, in elements
      */
-    public record Choice(
-            long best,
+    public record Sampling(
+            long top,
             long parts,
-            long chosen,
-            long places,
-            long sampling,
-            long scores,
+            long sampled,
+            long slots,
+            long parameters,
+            long logits,
             long width,
             long stride) {}
 
-    /**
-     * Chooses a token for each row, greedily or by sampling. Keeps it for the next {@link #embed}.
-     *
-     * @param stream the stream
-     * @param of the arrays
-     * @param ranks the number of ranks
-     * @param rows the number of rows
-     */
-    public void choose(CudaStream stream, Choice of, int ranks, int rows) {
+    /** Samples a token for each row, or takes the argmax. Keeps it for the next {@link #embed}. */
+    public void sample(CudaStream stream, Sampling of, int ranks, int rows) {
         arguments
                 .clear()
                 .addStruct(
-                        of.best,
+                        of.top,
                         of.parts,
-                        of.chosen,
-                        of.places,
-                        of.sampling,
-                        of.scores,
+                        of.sampled,
+                        of.slots,
+                        of.parameters,
+                        of.logits,
                         of.width,
                         of.stride,
                         ranks,
                         rows);
-        choose.launch(stream, LaunchSize.of(rows, CHOICE_THREADS), arguments);
+        sample.launch(stream, LaunchSize.of(rows, SAMPLE_THREADS), arguments);
     }
 
     /**
      * Applies the rotary embedding to queries and keys of a prompt's tokens, in place, and writes
      * keys and values to the KV cache.
      *
-     * @param stream the stream
-     * @param rows the number of tokens
      * @param qkv queries, keys and values, of shape (rows, heads of all three, head size)
      * @param keys the keys of the KV cache, of shape (rows of the cache, heads of keys, head size)
      * @param values the values of the KV cache, likewise
-     * @param places an int for each token: its row in the cache
      * @param start the position of the first token in its sequence
      * @param cosines the cosines, of shape (positions, half of the head size), in float32
      * @param sines the sines, likewise
      * @param queries the heads of queries; 0 if there are only keys and values
-     * @param heads the heads of keys
      */
-    public void rotate(
+    public void rotateAndCache(
             CudaStream stream,
             int rows,
             long qkv,
             long keys,
             long values,
-            long places,
+            long slots,
             long start,
             long cosines,
             long sines,
@@ -578,24 +539,22 @@ public final class LlamaKernels implements AutoCloseable {
             int heads) {
         arguments
                 .clear()
-                .addStruct(qkv, keys, values, places, start, cosines, sines, queries, heads);
-        rotate.launch(stream, LaunchSize.of(rows, PROMPT_THREADS), arguments);
+                .addStruct(qkv, keys, values, slots, start, cosines, sines, queries, heads);
+        prefillRotateAndCache.launch(stream, LaunchSize.of(rows, PREFILL_THREADS), arguments);
     }
 
     /**
      * Computes {@code silu(gates) * values}.
      *
-     * @param stream the stream
      * @param output the output, of shape (rows, width)
      * @param both the gates and then the values of each row, of shape (rows, 2 width)
-     * @param rows the number of rows
-     * @param width the elements of a row of the output
      */
     public void activate(CudaStream stream, long output, long both, long rows, long width) {
         arguments.clear().addStruct(output, both, rows, width);
         long packs = Math.max(1, rows * width / PACK);
-        long blocks = Math.min(8L * multiprocessors, (packs + PROMPT_THREADS - 1) / PROMPT_THREADS);
-        activate.launch(stream, LaunchSize.of((int) blocks, PROMPT_THREADS), arguments);
+        long blocks =
+                Math.min(8L * multiprocessors, (packs + PREFILL_THREADS - 1) / PREFILL_THREADS);
+        activate.launch(stream, LaunchSize.of((int) blocks, PREFILL_THREADS), arguments);
     }
 
     @Override

@@ -39,11 +39,7 @@ public final class Pipeline {
     private final int rank;
     private final int worldSize;
 
-    /**
-     * Creates the pipeline of a group.
-     *
-     * @param group the group, which has P2P buffers
-     */
+    /** Creates the pipeline of a group, which has P2P buffers. */
     public Pipeline(ProcessGroup group) {
         this.buffers = group.p2pBuffers().orElseThrow();
         this.rank = group.rank();
@@ -69,7 +65,6 @@ public final class Pipeline {
         /**
          * Enqueues work on the current stream.
          *
-         * @param stream the current stream
          * @param rank the rank that sent the shard
          * @param shard the shard's address
          */
@@ -79,8 +74,6 @@ public final class Pipeline {
     /**
      * Pipelined all-gather: calls the consumer with the shard of each rank, after it has arrived.
      *
-     * @param operation the running operation
-     * @param slots slots of the shard's size
      * @param shard the address of this rank's shard
      * @param byteSize its size, the same on all ranks
      * @param consumer called once for each rank, this rank first
@@ -137,32 +130,21 @@ public final class Pipeline {
     @FunctionalInterface
     public interface WholeConsumer {
 
-        /**
-         * Enqueues work on the current stream.
-         *
-         * @param stream the current stream
-         * @param shards the address of the shards, contiguous in rank order
-         */
+        /** Enqueues work on the current stream; the shards are contiguous in rank order. */
         void consume(P2pStream stream, long shards);
     }
 
     /**
      * Returns whether parts are so small that on the CPU one matmul before or after all
      * communication is faster than a pipeline.
-     *
-     * @param byteSize the size of a part
-     * @return true if so
      */
     public static boolean isSmall(long byteSize) {
         return byteSize <= SMALL;
     }
 
     /**
-     * Returns whether slots of a size are adjacent without gaps. A matmul can then read them as one
-     * matrix.
-     *
-     * @param byteSize the number of bytes that a rank sends to another
-     * @return true if so
+     * Returns whether slots for that many bytes are adjacent without gaps. A matmul can then read
+     * them as one matrix.
      */
     public static boolean isWithoutGaps(long byteSize) {
         return byteSize % Slots.ALIGNMENT == 0;
@@ -172,8 +154,6 @@ public final class Pipeline {
      * All-gather into the slots, then one computation. The shards must {@linkplain #isWithoutGaps
      * leave no gaps}.
      *
-     * @param operation the running operation
-     * @param slots slots of the shard's size
      * @param shard the address of this rank's shard
      * @param byteSize its size, the same on all ranks
      * @param consumer called once, after all shards have arrived
@@ -213,7 +193,6 @@ public final class Pipeline {
      * All-gather into an array in the P2P heap: each rank pushes its shard to the final place on
      * every rank.
      *
-     * @param operation the running operation
      * @param offset the offset of the output in the P2P memory of every rank, in bytes
      * @param shard the address of this rank's shard; may be this rank's part of the output
      * @param byteSize its size, the same on all ranks
@@ -255,8 +234,6 @@ public final class Pipeline {
      * Reduce-scatter of existing parts: each rank pushes its parts to their ranks, and reduces the
      * parts that it received.
      *
-     * @param operation the running operation
-     * @param slots slots of a part's size
      * @param parts the address of the parts, one for each rank, contiguous in rank order
      * @param byteSize the size of a part, the same on all ranks
      * @param reducer called after all parts for this rank have arrived
@@ -308,8 +285,6 @@ public final class Pipeline {
      * Pipelined reduce-scatter: each rank computes a part for every rank and pushes it, and reduces
      * the parts that it received.
      *
-     * @param operation the running operation
-     * @param slots slots of a part's size
      * @param staging the addresses of staging buffers for parts: one for 2 ranks, otherwise two:
      *     one part is computed while the other is pushed
      * @param byteSize the size of a part, the same on all ranks
@@ -331,16 +306,16 @@ public final class Pipeline {
             P2pStream.Event[] pushed = new P2pStream.Event[2];
             for (int step = 1; step < worldSize; step++) {
                 int peer = (rank + step) % worldSize;
-                int turn = (step - 1) & 1;
-                if (pushed[turn] != null) {
-                    current.waitEvent(pushed[turn]);
+                int buffer = (step - 1) & 1;
+                if (pushed[buffer] != null) {
+                    current.waitEvent(pushed[buffer]);
                 }
-                producer.produce(peer, staging[turn]);
+                producer.produce(peer, staging[buffer]);
                 side.waitEvent(current.record());
-                side.put(peer, slots.offset(epoch, rank), staging[turn], byteSize);
+                side.put(peer, slots.offset(epoch, rank), staging[buffer], byteSize);
                 side.signal(peer, CHANNEL, epoch);
                 if (step + 2 < worldSize) {
-                    pushed[turn] = side.record();
+                    pushed[buffer] = side.record();
                 }
             }
             producer.produce(rank, slot(slots, epoch, rank));

@@ -82,10 +82,8 @@ public final class ProductSums implements AutoCloseable {
     }
 
     /**
-     * Returns the instance of a group, which is closed with the group.
-     *
-     * @param group the group
-     * @return the instance; empty on the CPU and without cuBLASLt
+     * Returns the instance of a group, which is closed with the group; empty on the CPU and without
+     * cuBLASLt.
      */
     public static Optional<ProductSums> of(ProcessGroup group) {
         Device device = group.device();

@@ -4,7 +4,6 @@
  */
 package org.djlx.fusedops.internal;
 
-import java.util.EnumMap;
 import java.util.Map;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.nativeops.NativeLibrary;
@@ -28,42 +27,34 @@ final class RankOrderReducer implements AutoCloseable {
     private static final KernelSource SOURCE =
             KernelSource.ofResource(NativeLibrary.class, "reduce/reduce.cu");
     private static final int THREADS = new KernelConstants(SOURCE).value("REDUCE_THREADS");
-    private static final int MAX_BLOCKS = 528; // four for each multiprocessor of an H200
-    private static final Map<ScalarType, String> KERNELS =
-            Map.of(
-                    ScalarType.FLOAT32, "reduce_float32",
-                    ScalarType.FLOAT16, "reduce_float16",
-                    ScalarType.BFLOAT16, "reduce_bfloat16");
+    private static final int MAX_BLOCKS = 528; // four for each SM of an H200
 
     private final CudaModule module;
-    private final Map<ScalarType, CudaKernel> kernels = new EnumMap<>(ScalarType.class);
+    private final Map<ScalarType, CudaKernel> kernels;
     private final KernelArguments arguments = new KernelArguments();
 
     RankOrderReducer(CudaDevice device, KernelCompiler compiler) {
         module = compiler.load(device, SOURCE);
-        KERNELS.forEach(
-                (type, name) -> {
-                    if (isSupported(device, type)) {
-                        kernels.put(type, module.kernel(name));
-                    }
-                });
+        kernels = module.kernels("reduce");
     }
 
-    /** Returns whether a GPU has a kernel for a type, without compiling it. */
+    /** Returns whether a GPU has kernels that reduce a type, without compiling them. */
     static boolean isSupported(CudaDevice device, ScalarType type) {
-        return KERNELS.containsKey(type) && (type != ScalarType.BFLOAT16 || device.hasBfloat16());
+        return switch (type) {
+            case FLOAT32, FLOAT16 -> true;
+            case BFLOAT16 -> device.hasBfloat16();
+            default -> false;
+        };
     }
 
     /**
      * Enqueues a reduction.
      *
-     * @param stream the stream
      * @param type the element type, {@linkplain #isSupported supported} by the GPU
      * @param out the address of the result
      * @param first the address of the first part
      * @param distance from one part to the next, in bytes
      * @param count the elements of a part
-     * @param parts the number of parts
      * @param op SUM, or AVG to divide the sum by the number of parts
      */
     void reduce(

@@ -28,9 +28,7 @@ public final class RequestJson {
     /**
      * Parses a text that holds one JSON value.
      *
-     * @param text the text
      * @param deepest the allowed nesting of arrays and objects
-     * @return the value
      * @throws IllegalArgumentException if the text is not such JSON; its message may be shown to
      *     the client
      */

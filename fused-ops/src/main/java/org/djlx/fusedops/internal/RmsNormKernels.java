@@ -5,7 +5,6 @@
 package org.djlx.fusedops.internal;
 
 import ai.djl.ndarray.NDArray;
-import java.util.EnumMap;
 import java.util.Map;
 import java.util.concurrent.CompletableFuture;
 import org.djlx.collectives.p2p.OneShotSlots;
@@ -45,46 +44,26 @@ public final class RmsNormKernels implements AutoCloseable {
     private static final int WARP = CONSTANTS.value("WARP");
     private static final int PACK = 16; // bytes
     private static final int MAX_ROW = 47 << 10; // a block has 48 KiB of shared memory on any GPU
-    private static final Map<ScalarType, String> TYPES =
-            Map.of(
-                    ScalarType.FLOAT32, "float32",
-                    ScalarType.FLOAT16, "float16",
-                    ScalarType.BFLOAT16, "bfloat16");
 
     private final CurrentStreams streams;
     private final CudaModule module;
-    private final Map<ScalarType, CudaKernel> exchanging = new EnumMap<>(ScalarType.class);
-    private final Map<ScalarType, CudaKernel> adding = new EnumMap<>(ScalarType.class);
+    private final Map<ScalarType, CudaKernel> exchanging;
+    private final Map<ScalarType, CudaKernel> adding;
     private final KernelArguments arguments = new KernelArguments();
     private final OneShotLaunch launch = new OneShotLaunch();
 
-    /**
-     * Compiles the kernels, or takes them from the cache.
-     *
-     * @param device the GPU
-     * @param streams its current streams
-     * @param compiler compiles them
-     * @param worldSize the number of ranks of the group
-     */
+    /** Compiles the kernels, or takes them from the cache. */
     public RmsNormKernels(
             CudaDevice device, CurrentStreams streams, KernelCompiler compiler, int worldSize) {
         this.streams = streams;
         module = compiler.load(device, SOURCE, ranks(worldSize));
-        // GPUs older than Ampere have no bfloat16 kernels.
-        TYPES.forEach(
-                (type, name) -> {
-                    find("all_reduce_rms_norm_" + name, type, exchanging);
-                    find("add_rms_norm_" + name, type, adding);
-                });
+        exchanging = module.kernels("all_reduce_rms_norm");
+        adding = module.kernels("add_rms_norm");
     }
 
     /**
-     * Starts compiling the kernels on another thread.
-     *
-     * @param device the GPU
-     * @param compiler compiles them
-     * @param worldSize the number of ranks of the group
-     * @return a future that completes when compilation has ended; the constructor reports a failure
+     * Starts compiling the kernels on another thread. The future completes when that has ended; the
+     * constructor reports a failure.
      */
     public static CompletableFuture<Void> prepare(
             CudaDevice device, KernelCompiler compiler, int worldSize) {
@@ -95,20 +74,12 @@ public final class RmsNormKernels implements AutoCloseable {
         return "-DRANKS=" + worldSize;
     }
 
-    private void find(String name, ScalarType type, Map<ScalarType, CudaKernel> kernels) {
-        module.findKernel(name).ifPresent(kernel -> kernels.put(type, kernel));
-    }
-
     /**
      * The arrays of a call, by address. All are contiguous and have the same rows; the weight has
      * one row.
      *
      * @param newResidual the new residual; may be the partial
-     * @param norm the norm
      * @param partial this rank's partial sum
-     * @param residual the residual
-     * @param weight the weight
-     * @param type the element type of all
      * @param rows the number of rows, at least 1
      * @param hidden the elements of a row, at least 1
      */
@@ -132,24 +103,16 @@ public final class RmsNormKernels implements AutoCloseable {
     }
 
     /**
-     * Returns whether there is a kernel for a type and a length of rows.
-     *
-     * @param type their type
-     * @param hidden their length
-     * @return true if so; the same on GPUs of the same architecture
+     * Returns whether there is a kernel for a type and a length of rows; the same on GPUs of the
+     * same architecture.
      */
     public boolean isSupported(ScalarType type, long hidden) {
         return adding.containsKey(type) && hidden <= MAX_ROW / type.itemSize();
     }
 
     /**
-     * Returns whether the one-shot kernel takes rows that are {@linkplain #isSupported supported}.
-     *
-     * @param buffers the group's
-     * @param type the type of the rows
-     * @param rows the number of rows
-     * @param hidden their length
-     * @return true if so; the same on all ranks
+     * Returns whether the one-shot kernel takes {@linkplain #isSupported supported} rows of a
+     * length; the same on all ranks.
      */
     public boolean exchanges(P2pBuffers buffers, ScalarType type, long rows, long hidden) {
         long most = buffers.oneShotSlots().map(OneShotSlots::slot).orElse(0L);
@@ -159,9 +122,7 @@ public final class RmsNormKernels implements AutoCloseable {
     /**
      * Enqueues all-reduce, residual and RMSNorm on the current stream, within the operation.
      *
-     * @param operation the running operation
      * @param buffers the group's buffers; the kernel {@linkplain #exchanges takes} the rows
-     * @param of the arrays
      * @param epsilon the number added to the mean of squares
      * @param used all arrays, kept for graph replays
      */
@@ -186,7 +147,6 @@ public final class RmsNormKernels implements AutoCloseable {
     /**
      * Enqueues residual and RMSNorm on the current stream. The partial is the all-reduced sum.
      *
-     * @param of the arrays
      * @param epsilon the number added to the mean of squares
      * @param used all arrays, kept for graph replays
      */

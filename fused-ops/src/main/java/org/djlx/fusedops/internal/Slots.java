@@ -47,22 +47,14 @@ public final class Slots {
     }
 
     /**
-     * Returns whether buffers are large enough for one slot for each rank.
-     *
-     * @param buffers the buffers
-     * @param worldSize the number of ranks
-     * @param byteSize the number of bytes that a rank sends to another
-     * @return true if so
+     * Returns whether buffers are large enough for one slot for each rank, of the bytes that a rank
+     * sends to another.
      */
     public static boolean fit(P2pBuffers buffers, int worldSize, long byteSize) {
         return align(byteSize) <= halfSize(buffers.bufferSize()) / worldSize;
     }
 
-    /**
-     * Returns the buffers.
-     *
-     * @return the buffers
-     */
+    /** Returns the buffers. */
     public P2pBuffers buffers() {
         return buffers;
     }

@@ -57,32 +57,16 @@ public interface Generation {
      */
     void cancel();
 
-    /**
-     * Returns why the generation has ended.
-     *
-     * @return the reason; empty while the generation runs
-     */
+    /** {@return why the generation has ended; empty while the generation runs} */
     Optional<FinishReason> finishReason();
 
-    /**
-     * Returns why the generation failed.
-     *
-     * @return the cause, if the reason is {@link FinishReason#ERROR}
-     */
+    /** {@return why the generation failed, if the reason is {@link FinishReason#ERROR}} */
     Optional<Throwable> failure();
 
-    /**
-     * Returns the number of prompt tokens.
-     *
-     * @return the number
-     */
+    /** {@return the number of prompt tokens} */
     int promptTokens();
 
-    /**
-     * Returns the number of tokens generated so far, taken or not.
-     *
-     * @return the number, including a stop token
-     */
+    /** {@return the number of tokens generated so far, taken or not, including a stop token} */
     int generatedTokens();
 
     /**

@@ -41,110 +41,67 @@ public final class GenerationRequest {
         ignoreEndOfText = builder.ignoreEndOfText;
     }
 
-    /**
-     * Creates a builder.
-     *
-     * @return the builder
-     */
+    /** {@return a new builder} */
     public static Builder builder() {
         return new Builder();
     }
 
-    /**
-     * Returns the text of the prompt.
-     *
-     * @return the text; empty if the prompt was set by its tokens
-     */
+    /** {@return the prompt's text; empty if the prompt was set by its tokens} */
     public Optional<String> prompt() {
         return Optional.ofNullable(prompt);
     }
 
-    /**
-     * Returns the tokens of the prompt.
-     *
-     * @return a copy of the tokens; empty if the prompt was set as text
-     */
+    /** {@return a copy of the prompt's tokens; empty if the prompt was set as text} */
     public Optional<int[]> promptTokens() {
         return Optional.ofNullable(promptTokens).map(int[]::clone);
     }
 
-    /**
-     * Returns the maximum number of tokens to generate.
-     *
-     * @return the number
-     */
+    /** {@return the maximum number of tokens to generate} */
     public int maxNewTokens() {
         return maxNewTokens;
     }
 
-    /**
-     * Returns the temperature.
-     *
-     * @return the temperature; 0 for greedy sampling
-     */
+    /** {@return the temperature; 0 for greedy sampling} */
     public double temperature() {
         return temperature;
     }
 
-    /**
-     * Returns top-k: the number of most probable tokens to sample from.
-     *
-     * @return the number; 0 for all
-     */
+    /** {@return top-k: the number of most probable tokens to sample from; 0 for all} */
     public int topK() {
         return topK;
     }
 
     /**
-     * Returns top-p: the cumulative probability of the tokens to sample from.
-     *
-     * @return the probability; 1 for all tokens
+     * {@return top-p: the cumulative probability of the tokens to sample from; 1 for all tokens}
      */
     public double topP() {
         return topP;
     }
 
-    /**
-     * Returns the repetition penalty.
-     *
-     * @return the penalty; 1 for none
-     */
+    /** {@return the repetition penalty; 1 for none} */
     public double repetitionPenalty() {
         return repetitionPenalty;
     }
 
-    /**
-     * Returns the seed.
-     *
-     * @return the seed, if one was set
-     */
+    /** {@return the seed, if one was set} */
     public OptionalLong seed() {
         return seed == null ? OptionalLong.empty() : OptionalLong.of(seed);
     }
 
     /**
-     * Returns the stop tokens, in addition to the model's end-of-text tokens.
-     *
-     * @return a copy of the tokens
+     * {@return a copy of the stop tokens, which end generation in addition to the model's
+     * end-of-text tokens}
      */
     public int[] stopTokens() {
         return stopTokens.clone();
     }
 
-    /**
-     * Returns the stop strings.
-     *
-     * @return the strings
-     */
+    /** {@return the stop strings} */
     public List<String> stopStrings() {
         return stopStrings;
     }
 
-    /**
-     * Returns whether generation continues after the model's end-of-text tokens.
-     *
-     * @return whether end-of-text tokens are ignored
-     */
+    /** {@return whether generation continues after the model's end-of-text tokens} */
     public boolean ignoresEndOfText() {
         return ignoreEndOfText;
     }
@@ -300,9 +257,8 @@ public final class GenerationRequest {
         }
 
         /**
-         * Builds the request.
+         * {@return the request}
          *
-         * @return the request
          * @throws IllegalArgumentException if a value is out of range; the message names it
          */
         public GenerationRequest build() {

@@ -51,32 +51,21 @@ public interface TextGenerator extends AutoCloseable {
      */
     List<Generation> submitAll(List<GenerationRequest> requests);
 
-    /**
-     * Returns the maximum length of a sequence: the tokens of the prompt and the new tokens.
-     *
-     * @return the number of tokens
-     */
+    /** {@return the maximum length of a sequence: the tokens of the prompt and the new tokens} */
     int maxLength();
 
     /**
-     * Returns the model's tokenizer. It is closed with the generator.
-     *
-     * @return the tokenizer; empty if the model has none, and requests must have token prompts
+     * {@return the model's tokenizer; empty if the model has none, and requests must have token
+     * prompts} It is closed with the generator.
      */
     Optional<TextTokenizer> tokenizer();
 
-    /**
-     * Returns counters.
-     *
-     * @return the counters at one moment
-     */
+    /** {@return the counters at one moment} */
     GeneratorStatistics statistics();
 
     /**
-     * Returns why requests are not accepted.
-     *
-     * @return the reason; empty if requests are accepted, also while the model is loaded again
-     *     after a rank has failed
+     * {@return why requests are not accepted; empty if requests are accepted, also while the model
+     * is loaded again after a rank has failed}
      */
     Optional<String> unavailabilityCause();
 

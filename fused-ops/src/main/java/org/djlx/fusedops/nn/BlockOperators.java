@@ -154,7 +154,6 @@ final class BlockOperators implements AutoCloseable {
      *
      * @param x as for {@link #normalized}
      * @param addend the rows to add to {@code x} first, of the same shape; null for none
-     * @param weight the weight
      * @param epsilon the number added to the mean of squares
      * @return the rows and their norm. Without an addend, the rows share the memory of {@code x}
      */
@@ -220,9 +219,8 @@ final class BlockOperators implements AutoCloseable {
     }
 
     /**
-     * Applies a rotary embedding, like {@link RotaryEmbedding#rotate}.
-     *
-     * @param x the heads, of shape (…, positions, heads, head size)
+     * Applies a rotary embedding, like {@link RotaryEmbedding#rotate}, to heads of shape (…,
+     * positions, heads, head size).
      */
     NDArray rotated(RotaryEmbedding rotary, NDArray x, RotaryEmbedding.Table table) {
         if (!isFused(x, table.cosines(), table.sines())) {
@@ -238,10 +236,8 @@ final class BlockOperators implements AutoCloseable {
     }
 
     /**
-     * Splits the heads of tokens into queries, keys and values, and rotates queries and keys.
-     *
-     * @param x the heads, of shape (…, positions, heads, head size), queries first
-     * @param counts the number of heads of queries, keys and values
+     * Splits heads of shape (…, positions, heads, head size), queries first, into queries, keys and
+     * values, and rotates queries and keys.
      */
     List<NDArray> divided(
             RotaryEmbedding rotary, NDArray x, List<Long> counts, RotaryEmbedding.Table table) {
@@ -292,7 +288,6 @@ final class BlockOperators implements AutoCloseable {
      * Converts matrices and joins them side by side. A scope does not record this.
      *
      * @param matrices the matrices, with the same number of rows
-     * @param type the element type of the result
      * @return one matrix with the columns of all
      */
     NDArray joined(List<NDArray> matrices, ScalarType type) {

@@ -57,11 +57,7 @@ public final class ColumnParallelLinear extends ShardedBlock {
                         : null;
     }
 
-    /**
-     * Creates a builder.
-     *
-     * @return the builder
-     */
+    /** {@return a new builder} */
     public static Builder builder() {
         return new Builder();
     }
@@ -156,17 +152,16 @@ public final class ColumnParallelLinear extends ShardedBlock {
         }
 
         /**
-         * Builds the block.
+         * {@return the block}
          *
-         * @return the block
          * @throws IllegalArgumentException if the group or the units are missing or wrong
          */
         public ColumnParallelLinear build() {
             if (embedding != null && units != 0 && units != embedding.vocabulary()) {
                 throw new IllegalArgumentException(
                         String.format(
-                                "ColumnParallelLinear: the units are the %d of the vocabulary of"
-                                        + " the embedding whose weight it has, not %d",
+                                "ColumnParallelLinear: the units must be %d, the vocabulary of the"
+                                        + " tied embedding, not %d",
                                 embedding.vocabulary(), units));
             }
             if (units < 1 && embedding == null) {

@@ -45,11 +45,7 @@ public final class ParallelEmbedding extends ShardedBlock {
         weight = add("weight", Parameter.Type.WEIGHT, Division.ROWS.withPadding(true));
     }
 
-    /**
-     * Creates a builder.
-     *
-     * @return the builder
-     */
+    /** {@return a new builder} */
     public static Builder builder() {
         return new Builder();
     }
@@ -191,9 +187,8 @@ public final class ParallelEmbedding extends ShardedBlock {
         }
 
         /**
-         * Builds the block.
+         * {@return the block}
          *
-         * @return the block
          * @throws IllegalArgumentException if the group, the vocabulary or the size are missing or
          *     wrong
          */

@@ -39,11 +39,7 @@ public final class ParallelMlp extends ShardedBlock {
         down = add("down", Parameter.Type.WEIGHT, Division.COLUMNS_TRANSPOSED);
     }
 
-    /**
-     * Creates a builder.
-     *
-     * @return the builder
-     */
+    /** {@return a new builder} */
     public static Builder builder() {
         return new Builder();
     }
@@ -92,9 +88,8 @@ public final class ParallelMlp extends ShardedBlock {
         }
 
         /**
-         * Builds the block.
+         * {@return the block}
          *
-         * @return the block
          * @throws IllegalArgumentException if the group or the hidden values are missing or wrong
          */
         public ParallelMlp build() {

@@ -67,11 +67,7 @@ public final class ParallelSelfAttention extends ShardedBlock {
         output = add("output", Parameter.Type.WEIGHT, Division.COLUMNS_TRANSPOSED);
     }
 
-    /**
-     * Creates a builder.
-     *
-     * @return the builder
-     */
+    /** {@return a new builder} */
     public static Builder builder() {
         return new Builder();
     }
@@ -253,9 +249,8 @@ public final class ParallelSelfAttention extends ShardedBlock {
         }
 
         /**
-         * Builds the block.
+         * {@return the block}
          *
-         * @return the block
          * @throws IllegalArgumentException if the group, the heads or their size are missing or
          *     wrong
          */

@@ -61,11 +61,7 @@ public final class ParallelTransformerBlock extends AbstractBlock {
         mlp = addChildBlock("mlp", builder.shared(builder.mlp).build());
     }
 
-    /**
-     * Creates a builder.
-     *
-     * @return the builder
-     */
+    /** {@return a new builder} */
     public static Builder builder() {
         return new Builder();
     }
@@ -226,9 +222,8 @@ public final class ParallelTransformerBlock extends AbstractBlock {
         }
 
         /**
-         * Builds the block.
+         * {@return the block}
          *
-         * @return the block
          * @throws IllegalArgumentException if the group, the heads, their size or the hidden values
          *     are missing or wrong
          */

@@ -31,11 +31,7 @@ public final class RmsNorm extends ShardedBlock {
         weight = add("weight", Parameter.Type.GAMMA, Division.NONE);
     }
 
-    /**
-     * Creates a builder.
-     *
-     * @return the builder
-     */
+    /** {@return a new builder} */
     public static Builder builder() {
         return new Builder();
     }
@@ -89,9 +85,8 @@ public final class RmsNorm extends ShardedBlock {
         }
 
         /**
-         * Builds the block.
+         * {@return the block}
          *
-         * @return the block
          * @throws IllegalArgumentException if the group is missing
          */
         public RmsNorm build() {

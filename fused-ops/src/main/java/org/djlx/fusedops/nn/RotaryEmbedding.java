@@ -33,29 +33,17 @@ public final class RotaryEmbedding {
         }
     }
 
-    /**
-     * Creates a builder.
-     *
-     * @return the builder
-     */
+    /** {@return a new builder} */
     public static Builder builder() {
         return new Builder();
     }
 
-    /**
-     * Returns the angle between neighbouring positions, for each pair.
-     *
-     * @return the angles in radians, one for each pair
-     */
+    /** {@return the angle in radians between neighbouring positions, for each pair} */
     public double[] frequencies() {
         return frequencies.clone();
     }
 
-    /**
-     * Returns the size of the heads.
-     *
-     * @return the number of a head's values
-     */
+    /** {@return the number of a head's values} */
     public int headSize() {
         return 2 * frequencies.length;
     }
@@ -220,9 +208,8 @@ public final class RotaryEmbedding {
         }
 
         /**
-         * Builds the embedding.
+         * {@return the embedding}
          *
-         * @return the embedding
          * @throws IllegalArgumentException if the head size or the base are missing or wrong
          */
         public RotaryEmbedding build() {

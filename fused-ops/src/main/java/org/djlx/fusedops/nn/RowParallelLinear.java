@@ -32,11 +32,7 @@ public final class RowParallelLinear extends ShardedBlock {
         bias = builder.bias ? add("bias", Parameter.Type.BIAS, Division.NONE) : null;
     }
 
-    /**
-     * Creates a builder.
-     *
-     * @return the builder
-     */
+    /** {@return a new builder} */
     public static Builder builder() {
         return new Builder();
     }
@@ -96,9 +92,8 @@ public final class RowParallelLinear extends ShardedBlock {
         }
 
         /**
-         * Builds the block.
+         * {@return the block}
          *
-         * @return the block
          * @throws IllegalArgumentException if the group or the units are missing or wrong
          */
         public RowParallelLinear build() {

@@ -54,11 +54,7 @@ public final class VocabularyParallelCrossEntropy extends Loss {
         ignored = builder.ignored;
     }
 
-    /**
-     * Creates a builder.
-     *
-     * @return the builder
-     */
+    /** {@return a new builder} */
     public static Builder builder() {
         return new Builder();
     }
@@ -256,9 +252,8 @@ public final class VocabularyParallelCrossEntropy extends Loss {
         }
 
         /**
-         * Builds the loss.
+         * {@return the loss}
          *
-         * @return the loss
          * @throws IllegalArgumentException if the group or the vocabulary are missing or wrong
          */
         public VocabularyParallelCrossEntropy build() {

@@ -55,9 +55,8 @@ final class VocabularyPart {
     }
 
     /**
-     * Checks that all token ids are in the vocabulary.
-     *
-     * @param others a mask of other ids that are allowed; null for none
+     * Checks that all token ids are in the vocabulary, or allowed by a mask of other ids, if it is
+     * not null.
      */
     void check(String operator, String what, NDArray ids, NDArray others) {
         NDArray allowed = isAny(ids);

@@ -24,10 +24,10 @@ class KernelLayoutTest {
     void llama() {
         KernelConstants llama = constants("llama/llama.cu", "-DHEAD_SIZE=128");
         assertEquals(llama.value("CHUNK"), LlamaKernels.CHUNK);
-        assertEquals(llama.value("TOP_BLOCKS"), LlamaKernels.BEST_BLOCKS);
+        assertEquals(llama.value("TOP_BLOCKS"), LlamaKernels.TOP_BLOCKS);
         assertEquals(llama.value("SAMPLED"), LlamaKernels.LAST_SAMPLED);
         assertEquals(llama.struct("SamplingParameters").byteSize(), LlamaKernels.SAMPLING_BYTES);
-        assertEquals(llama.struct("Top").byteSize(), LlamaKernels.BEST_FLOATS * Float.BYTES);
+        assertEquals(llama.struct("Top").byteSize(), LlamaKernels.TOP_FLOATS * Float.BYTES);
         assertEquals(
                 LlamaKernels.MAX_ROWS,
                 llama.calls("MATMUL").stream().mapToInt(call -> call[0]).max().orElseThrow());

@@ -198,7 +198,7 @@ class LlamaKernelsGpuTest {
         Shape shape = new Shape(LlamaKernels.MAX_ROWS, width + GAP);
         try (NDArray floats = manager.full(shape, UNTOUCHED);
                 NDArray output = Torch.cast(floats, Torch.scalarType(x))) {
-            kernels.product(
+            kernels.matmul(
                     streams.get(),
                     gated,
                     rows,

@@ -420,7 +420,7 @@ class LanguageModelTest {
                             .setSize(12)
                             .build();
             assertRefused(
-                    "5 of the vocabulary",
+                    "5, the vocabulary of the tied embedding",
                     () ->
                             ColumnParallelLinear.builder()
                                     .setGroup(group)

@@ -8,7 +8,7 @@ import org.bytedeco.cuda.global.cudart;
 
 /** The attributes of {@link CudaDevice#attribute}. */
 public enum CudaAttribute {
-    /** The number of multiprocessors. */
+    /** The number of SMs. */
     MULTIPROCESSOR_COUNT(cudart.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT),
     /** The major version of the compute capability. */
     COMPUTE_CAPABILITY_MAJOR(cudart.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),

@@ -65,28 +65,19 @@ public final class CudaDevice implements AutoCloseable {
     }
 
     /**
-     * Returns how many GPUs this process can use.
-     *
-     * @return the number of GPUs; 0 if {@link NativeLibrary#CUDA} is not available
+     * {@return how many GPUs this process can use; 0 if {@link NativeLibrary#CUDA} is not
+     * available}
      */
     public static int count() {
         return NativeLibrary.CUDA.isAvailable() ? CudaProbe.deviceCount() : 0;
     }
 
-    /**
-     * Returns the GPU as a DJL device.
-     *
-     * @return the device
-     */
+    /** {@return the GPU as a DJL device} */
     public Device device() {
         return Device.gpu(ordinal);
     }
 
-    /**
-     * Returns the product's name.
-     *
-     * @return the name, for example {@code NVIDIA H200}
-     */
+    /** {@return the name, for example {@code NVIDIA H200}} */
     public String name() {
         byte[] name = new byte[NAME_BYTES];
         CudaDriver.check(cudart.cuDeviceGetName(name, name.length, ordinal), "cuDeviceGetName");
@@ -94,9 +85,8 @@ public final class CudaDevice implements AutoCloseable {
     }
 
     /**
-     * Returns the PCI bus id, which is the same in all processes of the host.
-     *
-     * @return the id as domain:bus:device.function, for example {@code 0000:1b:00.0}
+     * {@return the PCI bus id as domain:bus:device.function, for example {@code 0000:1b:00.0}; the
+     * same in all processes of the host}
      */
     public String pciBusId() {
         byte[] id = new byte[NAME_BYTES];
@@ -113,10 +103,9 @@ public final class CudaDevice implements AutoCloseable {
     }
 
     /**
-     * Returns an attribute of the GPU.
+     * {@return the value of an attribute of the GPU}
      *
      * @param attribute the attribute
-     * @return its value
      */
     public int attribute(CudaAttribute attribute) {
         int[] value = new int[1];
@@ -127,10 +116,8 @@ public final class CudaDevice implements AutoCloseable {
     }
 
     /**
-     * Returns the architecture for which kernels are compiled, from compute capability 9.0 on with
-     * architecture-specific features.
-     *
-     * @return the architecture, for example {@code sm_80} or {@code sm_90a}
+     * {@return the architecture for which kernels are compiled, for example {@code sm_80} or {@code
+     * sm_90a}; from compute capability 9.0 on with architecture-specific features}
      */
     public String architecture() {
         int major = attribute(CudaAttribute.COMPUTE_CAPABILITY_MAJOR);
@@ -149,9 +136,8 @@ public final class CudaDevice implements AutoCloseable {
     }
 
     /**
-     * Returns the highest stream priority.
-     *
-     * @return the priority: a lower number is a higher priority, and 0 is the default
+     * {@return the highest stream priority: a lower number is a higher priority, and 0 is the
+     * default}
      */
     public int highestStreamPriority() {
         requireOpen();
@@ -164,11 +150,10 @@ public final class CudaDevice implements AutoCloseable {
     }
 
     /**
-     * Returns whether this GPU can access a peer's memory. The answer may differ for the other
-     * direction.
+     * {@return whether this GPU can access a peer's memory; false for the GPU itself} The answer
+     * may differ for the other direction.
      *
      * @param peer the peer
-     * @return true if so; false for the GPU itself
      */
     public boolean canAccessPeer(CudaDevice peer) {
         int[] can = new int[1];

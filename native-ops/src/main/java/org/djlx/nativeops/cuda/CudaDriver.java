@@ -52,11 +52,9 @@ public final class CudaDriver {
     }
 
     /**
-     * Makes a context current for one call; {@link #leave} must follow it. Does the same as {@link
-     * #inContext} without a lambda, for calls on hot paths: until C2 has compiled it, a capturing
-     * lambda costs more than the driver's call.
-     *
-     * @return whether the context was switched
+     * Makes a context current for one call, and returns whether it was switched; {@link #leave}
+     * must follow. Does the same as {@link #inContext} without a lambda, for calls on hot paths:
+     * until C2 has compiled it, a capturing lambda costs more than the driver's call.
      */
     static boolean enter(CallingThread thread, CUctx_st context) {
         if (thread.context == context.address() || isCurrent(thread, context)) {

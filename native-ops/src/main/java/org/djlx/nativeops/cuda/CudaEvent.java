@@ -59,9 +59,7 @@ public final class CudaEvent extends CudaResource {
     }
 
     /**
-     * Returns whether the event is complete. Does not block.
-     *
-     * @return whether the GPU has passed it; true if it was never recorded
+     * {@return whether the GPU has passed the event; true if it was never recorded} Does not block.
      */
     public boolean query() {
         requireOpen();
@@ -89,10 +87,9 @@ public final class CudaEvent extends CudaResource {
     }
 
     /**
-     * Returns the time between two events.
+     * {@return the time between two events in milliseconds, as the GPU measured it}
      *
      * @param start the earlier event; both must have timing and be complete
-     * @return the time in milliseconds, as the GPU measured it
      * @throws CudaException with {@code CUDA_ERROR_INVALID_HANDLE} if one has no timing or was not
      *     recorded, {@code CUDA_ERROR_NOT_READY} if one is not complete
      */

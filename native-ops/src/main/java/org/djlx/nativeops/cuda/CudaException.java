@@ -36,29 +36,17 @@ public class CudaException extends EngineException {
         this.code = code;
     }
 
-    /**
-     * Returns the function that failed.
-     *
-     * @return its name, for example {@code cuMemAlloc}
-     */
+    /** {@return the function that failed, for example {@code cuMemAlloc}} */
     public String call() {
         return call;
     }
 
-    /**
-     * Returns the library's name for the error.
-     *
-     * @return the name, for example {@code CUDA_ERROR_OUT_OF_MEMORY}
-     */
+    /** {@return the library's name for the error, for example {@code CUDA_ERROR_OUT_OF_MEMORY}} */
     public String errorName() {
         return errorName;
     }
 
-    /**
-     * Returns the library's error code.
-     *
-     * @return the code
-     */
+    /** {@return the library's error code} */
     public int code() {
         return code;
     }

@@ -10,7 +10,7 @@ import java.util.List;
 import org.bytedeco.cuda.cudart.CUgraphExec_st;
 import org.bytedeco.cuda.cudart.CUgraph_st;
 import org.bytedeco.cuda.global.cudart;
-import org.djlx.nativeops.torch.HeldArrays;
+import org.djlx.nativeops.torch.TensorHold;
 
 /**
  * A CUDA graph: work that is captured once and launched any number of times, with one call a
@@ -20,15 +20,15 @@ import org.djlx.nativeops.torch.HeldArrays;
  */
 public final class CudaGraph extends CudaResource {
 
-    private static final ThreadLocal<List<HeldArrays>> CAPTURE = new ThreadLocal<>();
+    private static final ThreadLocal<List<TensorHold>> CAPTURE = new ThreadLocal<>();
 
     private final CUgraphExec_st graph = new CUgraphExec_st();
-    private final List<HeldArrays> held;
+    private final List<TensorHold> held;
 
     /** Recorded after the last launch; null if no arrays are held. */
     private final CudaEvent launched;
 
-    private CudaGraph(CudaDevice device, CUgraph_st recorded, List<HeldArrays> held) {
+    private CudaGraph(CudaDevice device, CUgraph_st recorded, List<TensorHold> held) {
         super(device);
         this.held = held;
         create("cuGraphInstantiate", () -> cudart.cuGraphInstantiate(graph, recorded, 0));
@@ -57,7 +57,7 @@ public final class CudaGraph extends CudaResource {
                 () ->
                         cudart.cuStreamBeginCapture(
                                 stream.stream(), cudart.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
-        List<HeldArrays> held = new ArrayList<>();
+        List<TensorHold> held = new ArrayList<>();
         CUgraph_st recorded = new CUgraph_st();
         CudaGraph result = null;
         try {
@@ -70,13 +70,13 @@ public final class CudaGraph extends CudaResource {
                 stream.device().in(() -> cudart.cuGraphDestroy(recorded));
             }
             if (result == null) {
-                held.forEach(HeldArrays::close);
+                held.forEach(TensorHold::close);
             }
         }
     }
 
     private static void record(
-            CudaStream stream, Runnable work, CUgraph_st recorded, List<HeldArrays> held) {
+            CudaStream stream, Runnable work, CUgraph_st recorded, List<TensorHold> held) {
         CAPTURE.set(held);
         boolean complete = false;
         int result;
@@ -99,13 +99,13 @@ public final class CudaGraph extends CudaResource {
 
     /** Keeps arrays until the graph that the calling thread captures is closed. */
     static void holdForCapture(NDArray... arrays) {
-        List<HeldArrays> held = CAPTURE.get();
+        List<TensorHold> held = CAPTURE.get();
         if (held == null) {
             throw new IllegalStateException(
                     "keepAlive during capture requires CudaGraph.capture on the same thread, which"
                             + " keeps the arrays with the graph");
         }
-        held.add(new HeldArrays(arrays));
+        held.addAll(TensorHold.all(arrays));
     }
 
     /** Uploads the graph, because the first launch would do so and could block. */
@@ -141,7 +141,7 @@ public final class CudaGraph extends CudaResource {
             }
             device().call("cuGraphExecDestroy", () -> cudart.cuGraphExecDestroy(graph));
         } finally {
-            held.forEach(HeldArrays::close);
+            held.forEach(TensorHold::close);
         }
     }
 }

@@ -73,20 +73,12 @@ public final class CudaKernel {
         return sizes;
     }
 
-    /**
-     * Returns the kernel's name.
-     *
-     * @return the name in the module
-     */
+    /** {@return the name in the module} */
     public String name() {
         return name;
     }
 
-    /**
-     * Returns the most threads of a block, which the kernel's registers limit.
-     *
-     * @return the number of threads
-     */
+    /** {@return the most threads of a block, which the kernel's registers limit} */
     public int maxThreadsPerBlock() {
         int[] threads = new int[1];
         module.call(
@@ -98,13 +90,12 @@ public final class CudaKernel {
     }
 
     /**
-     * Returns how many blocks one SM runs at once (occupancy). Blocks that wait for each other must
-     * all be resident: at most this times {@link CudaAttribute#MULTIPROCESSOR_COUNT}, if nothing
-     * else runs.
+     * {@return how many blocks one SM runs at once (occupancy)} Blocks that wait for each other
+     * must all be resident: at most this times {@link CudaAttribute#MULTIPROCESSOR_COUNT}, if
+     * nothing else runs.
      *
      * @param threads the threads of a block
      * @param sharedBytes the dynamic shared memory of a block, in bytes
-     * @return the number of blocks
      */
     public int maxBlocksPerMultiprocessor(int threads, int sharedBytes) {
         int[] blocks = new int[1];

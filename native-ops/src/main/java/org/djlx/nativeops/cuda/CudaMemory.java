@@ -75,12 +75,11 @@ public final class CudaMemory {
     }
 
     /**
-     * Returns whether peer access is enough to access memory. True for memory of {@code
+     * {@return whether peer access is enough to access memory} True for memory of {@code
      * cudaMalloc}; false for virtual memory, which is mapped for named GPUs only.
      *
      * @param device the GPU that owns the memory
      * @param address an address in the memory
-     * @return whether peers with access can use it
      * @see CudaDevice#enablePeerAccess
      */
     public static boolean isPeerAccessible(CudaDevice device, long address) {

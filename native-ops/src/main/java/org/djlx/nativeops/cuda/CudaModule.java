@@ -4,15 +4,23 @@
  */
 package org.djlx.nativeops.cuda;
 
+import static org.djlx.nativeops.torch.ScalarType.BFLOAT16;
+import static org.djlx.nativeops.torch.ScalarType.FLOAT16;
+import static org.djlx.nativeops.torch.ScalarType.FLOAT32;
+
 import java.nio.ByteBuffer;
 import java.util.Arrays;
+import java.util.EnumMap;
 import java.util.HashMap;
+import java.util.List;
+import java.util.Locale;
 import java.util.Map;
 import java.util.Optional;
 import org.bytedeco.cuda.cudart.CUmod_st;
 import org.bytedeco.cuda.global.cudart;
 import org.bytedeco.javacpp.Pointer;
 import org.djlx.nativeops.NativeLibrary;
+import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
@@ -113,10 +121,10 @@ public final class CudaModule extends CudaResource {
     }
 
     /**
-     * Returns a kernel of this module. It is loaded eagerly, so launches do not block.
+     * {@return a kernel of this module, valid as long as the module is open} It is loaded eagerly,
+     * so launches do not block.
      *
      * @param name the name: that of the source if it is {@code extern "C"}
-     * @return the kernel, valid as long as the module is open
      * @throws CudaException with {@code CUDA_ERROR_NOT_FOUND} if the module has no such kernel
      */
     public CudaKernel kernel(String name) {
@@ -124,10 +132,10 @@ public final class CudaModule extends CudaResource {
     }
 
     /**
-     * Returns a kernel that the source may lack for some GPUs.
+     * {@return a kernel that the source may lack for some GPUs; empty if the module has no such
+     * kernel}
      *
      * @param name the name
-     * @return the kernel; empty if the module has no such kernel
      */
     public Optional<CudaKernel> findKernel(String name) {
         try {
@@ -138,6 +146,21 @@ public final class CudaModule extends CudaResource {
             }
             throw e;
         }
+    }
+
+    /**
+     * {@return the kernels of an operator by element type: those named {@code operator_float32},
+     * {@code operator_float16} and {@code operator_bfloat16} that the module has}
+     *
+     * @param operator the beginning of their names
+     */
+    public Map<ScalarType, CudaKernel> kernels(String operator) {
+        Map<ScalarType, CudaKernel> kernels = new EnumMap<>(ScalarType.class);
+        for (ScalarType type : List.of(FLOAT32, FLOAT16, BFLOAT16)) {
+            findKernel(operator + "_" + type.name().toLowerCase(Locale.ROOT))
+                    .ifPresent(kernel -> kernels.put(type, kernel));
+        }
+        return kernels;
     }
 
     CUmod_st module() {

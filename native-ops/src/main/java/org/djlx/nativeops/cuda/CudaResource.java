@@ -38,11 +38,7 @@ abstract class CudaResource implements AutoCloseable {
     /** Destroys the native object. Runs once. */
     abstract void destroy();
 
-    /**
-     * Returns the GPU.
-     *
-     * @return the GPU of this object
-     */
+    /** {@return the GPU of this object} */
     public final CudaDevice device() {
         return device;
     }
@@ -57,10 +53,6 @@ abstract class CudaResource implements AutoCloseable {
         if (closed) {
             throw new IllegalStateException(this + " is closed");
         }
-    }
-
-    final boolean isClosed() {
-        return closed;
     }
 
     /** Destroys the native object and releases the context. Idempotent. */

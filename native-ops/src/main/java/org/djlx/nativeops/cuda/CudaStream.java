@@ -78,11 +78,7 @@ public final class CudaStream extends CudaResource {
         return new CudaStream(device, new CUstream_st(CudaDriver.pointer(handle)));
     }
 
-    /**
-     * Returns the handle for other libraries.
-     *
-     * @return the {@code cudaStream_t}; 0 is the default stream
-     */
+    /** {@return the {@code cudaStream_t} for other libraries; 0 is the default stream} */
     public long handle() {
         return stream().address();
     }
@@ -211,11 +207,7 @@ public final class CudaStream extends CudaResource {
         kept.releasePassed();
     }
 
-    /**
-     * Returns whether work queued now is captured instead of executed.
-     *
-     * @return whether the stream is being captured
-     */
+    /** {@return whether work queued now is captured instead of executed} */
     public boolean isCapturing() {
         requireOpen();
         int[] status = new int[1];
@@ -229,11 +221,7 @@ public final class CudaStream extends CudaResource {
         return status[0] != cudart.CU_STREAM_CAPTURE_STATUS_NONE;
     }
 
-    /**
-     * Returns whether all work is complete. Does not block.
-     *
-     * @return whether it is complete
-     */
+    /** {@return whether all work is complete} Does not block. */
     public boolean query() {
         requireOpen();
         int result = device().in(() -> cudart.cuStreamQuery(stream));

@@ -54,11 +54,10 @@ public final class CudaVirtualMemory implements AutoCloseable {
     }
 
     /**
-     * Returns whether a GPU and its driver support virtual memory and can share it by file
-     * descriptors.
+     * {@return whether a GPU and its driver support virtual memory and can share it by file
+     * descriptors}
      *
      * @param device the GPU
-     * @return whether it is supported
      */
     public static boolean isSupported(CudaDevice device) {
         return device.attribute(CudaAttribute.VIRTUAL_MEMORY_MANAGEMENT) != 0
@@ -152,19 +151,17 @@ public final class CudaVirtualMemory implements AutoCloseable {
     }
 
     /**
-     * Returns the mapped memory.
-     *
-     * @return the memory; unmapped after {@link #close()} and after its last view is closed
+     * {@return the mapped memory; unmapped after {@link #close()} and after its last view is
+     * closed}
      */
     public NativeMemory memory() {
         return memory;
     }
 
     /**
-     * Returns a descriptor with which other processes can map the memory. The descriptor keeps the
-     * physical memory, but not this mapping.
+     * {@return a descriptor with which other processes can map the memory; the caller closes it}
+     * The descriptor keeps the physical memory, but not this mapping.
      *
-     * @return a new descriptor; the caller closes it
      * @throws IllegalStateException if this is closed
      */
     public Descriptor export() {

@@ -30,11 +30,7 @@ public final class CurrentStreams implements AutoCloseable {
         this.ordinal = cuda.device().getDeviceId();
     }
 
-    /**
-     * Returns the calling thread's current stream.
-     *
-     * @return the stream; the caller must not close it
-     */
+    /** {@return the calling thread's current stream; the caller must not close it} */
     public CudaStream get() {
         // As Torch.currentCudaStream, without checking the device again.
         Scratch scratch = Scratch.get();

@@ -94,10 +94,8 @@ public final class KernelCache {
     }
 
     /**
-     * Returns the cache of this process, in the folder named by {@value #DIRECTORY_PROPERTY} or
-     * {@value #DIRECTORY_VARIABLE}, by default {@code ~/.cache/djlx/kernels}.
-     *
-     * @return the cache
+     * {@return the cache of this process, in the folder named by {@value #DIRECTORY_PROPERTY} or
+     * {@value #DIRECTORY_VARIABLE}, by default {@code ~/.cache/djlx/kernels}}
      */
     public static KernelCache user() {
         return User.CACHE;

@@ -63,10 +63,9 @@ public final class KernelConstants {
     }
 
     /**
-     * Returns the value of a {@code const int}.
+     * {@return the value of a {@code const int}}
      *
      * @param constant its name
-     * @return the value
      * @throws IllegalArgumentException if the source does not have exactly one definition, or needs
      *     a macro that no option defines
      */
@@ -82,10 +81,10 @@ public final class KernelConstants {
     }
 
     /**
-     * Returns the arguments of all calls of a macro, each at the beginning of a line.
+     * {@return the arguments of all calls of a macro, each at the beginning of a line, in the order
+     * of the source}
      *
      * @param macro its name
-     * @return the arguments of each call, in the order of the source
      */
     public List<int[]> calls(String macro) {
         return Pattern.compile("^" + macro + "\\(([\\d, ]+)\\)", Pattern.MULTILINE)
@@ -97,10 +96,9 @@ public final class KernelConstants {
     }
 
     /**
-     * Returns the layout of a struct.
+     * {@return the layout of a struct}
      *
      * @param struct its name
-     * @return the layout
      * @throws IllegalArgumentException if the source does not have exactly one such struct, or a
      *     member is of an unknown type
      */
@@ -162,10 +160,9 @@ public final class KernelConstants {
     public record Layout(String name, int byteSize, int alignment, Map<String, Integer> offsets) {
 
         /**
-         * Returns the offset of a member.
+         * {@return the offset of a member in bytes}
          *
          * @param member its name
-         * @return the offset in bytes
          * @throws IllegalArgumentException if there is no such member
          */
         public int offset(String member) {

@@ -37,11 +37,7 @@ public final class KernelStruct {
         address = Pointer.nativeValue(Native.getDirectBufferPointer(buffer));
     }
 
-    /**
-     * Returns the size.
-     *
-     * @return the size in bytes
-     */
+    /** {@return the size in bytes} */
     public int byteSize() {
         return buffer.capacity();
     }

@@ -56,42 +56,35 @@ public record LaunchSize(
     }
 
     /**
-     * Returns a one-dimensional size.
+     * {@return a one-dimensional size, without dynamic shared memory}
      *
      * @param blocks the number of blocks
      * @param threads the threads of a block
-     * @return the size, without dynamic shared memory
      */
     public static LaunchSize of(int blocks, int threads) {
         return new LaunchSize(blocks, 1, 1, threads, 1, 1, 0, false);
     }
 
     /**
-     * Returns this size with other blocks along y and z.
+     * {@return this size with other blocks along y and z}
      *
      * @param y the blocks along y
      * @param z the blocks along z
-     * @return the size
      */
     public LaunchSize withGrid(int y, int z) {
         return new LaunchSize(gridX, y, z, blockX, blockY, blockZ, sharedBytes, dependent);
     }
 
     /**
-     * Returns this size with dynamic shared memory.
+     * {@return this size with dynamic shared memory}
      *
      * @param byteSize the dynamic shared memory of a block, in bytes
-     * @return the size
      */
     public LaunchSize withShared(int byteSize) {
         return new LaunchSize(gridX, gridY, gridZ, blockX, blockY, blockZ, byteSize, dependent);
     }
 
-    /**
-     * Returns this size for a programmatic dependent launch.
-     *
-     * @return the size
-     */
+    /** {@return this size for a programmatic dependent launch} */
     public LaunchSize asDependent() {
         return new LaunchSize(gridX, gridY, gridZ, blockX, blockY, blockZ, sharedBytes, true);
     }

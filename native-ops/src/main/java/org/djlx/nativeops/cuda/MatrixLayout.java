@@ -15,30 +15,21 @@ package org.djlx.nativeops.cuda;
 public record MatrixLayout(long rows, long columns, long rowStride, long columnStride) {
 
     /**
-     * Returns the layout of a contiguous row-major matrix.
+     * {@return the layout of a contiguous row-major matrix}
      *
      * @param rows the number of rows
      * @param columns the number of columns
-     * @return the layout
      */
     public static MatrixLayout contiguous(long rows, long columns) {
         return new MatrixLayout(rows, columns, Math.max(columns, 1), 1);
     }
 
-    /**
-     * Returns whether rows are contiguous and do not overlap.
-     *
-     * @return true if so
-     */
+    /** {@return whether rows are contiguous and do not overlap} */
     public boolean isRowMajor() {
         return (columnStride == 1 || columns <= 1) && (rows <= 1 || rowStride >= columns);
     }
 
-    /**
-     * Returns the layout of the transposed matrix.
-     *
-     * @return the layout of the same memory
-     */
+    /** {@return the layout of the transposed matrix in the same memory} */
     public MatrixLayout transposed() {
         return new MatrixLayout(columns, rows, columnStride, rowStride);
     }

@@ -7,9 +7,10 @@ package org.djlx.nativeops.cuda;
 import ai.djl.ndarray.NDArray;
 import java.util.ArrayDeque;
 import java.util.Deque;
+import java.util.List;
 import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
-import org.djlx.nativeops.torch.HeldArrays;
+import org.djlx.nativeops.torch.TensorHold;
 
 /**
  * Keeps arrays until their stream has executed the work that uses them; see {@link
@@ -35,16 +36,16 @@ final class StreamOrderedRelease implements AutoCloseable {
             return;
         }
         releasePassed();
-        HeldArrays held = new HeldArrays(arrays);
+        List<TensorHold> held = TensorHold.all(arrays);
         try {
             holdUntilPassed(held);
         } catch (CudaException e) {
-            held.close();
+            held.forEach(TensorHold::close);
             throw e;
         }
     }
 
-    private synchronized void holdUntilPassed(HeldArrays held) {
+    private synchronized void holdUntilPassed(List<TensorHold> held) {
         CudaEvent event = idle.isEmpty() ? CudaEvent.create(stream.device()) : idle.pop();
         try {
             event.record(stream);
@@ -67,7 +68,7 @@ final class StreamOrderedRelease implements AutoCloseable {
         while (!pending.isEmpty() && pending.peek().passed.query()) {
             Held done = pending.remove();
             idle.push(done.passed);
-            done.arrays.close();
+            done.arrays.forEach(TensorHold::close);
         }
     }
 
@@ -86,5 +87,5 @@ final class StreamOrderedRelease implements AutoCloseable {
         }
     }
 
-    private record Held(CudaEvent passed, HeldArrays arrays) {}
+    private record Held(CudaEvent passed, List<TensorHold> arrays) {}
 }

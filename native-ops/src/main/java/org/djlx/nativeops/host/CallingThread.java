@@ -39,11 +39,7 @@ public final class CallingThread {
 
     private CallingThread() {}
 
-    /**
-     * Returns the state of the calling thread.
-     *
-     * @return the state
-     */
+    /** {@return the state of the calling thread} */
     public static CallingThread get() {
         Thread current = Thread.currentThread();
         int slot = (int) current.getId() & RECENT.length - 1;

@@ -25,9 +25,8 @@ public final class Descriptor implements AutoCloseable {
     }
 
     /**
-     * Returns the descriptor's number, for system calls.
+     * {@return the descriptor's number, for system calls}
      *
-     * @return the number
      * @throws IllegalStateException if it is closed
      */
     public synchronized int number() {

@@ -84,11 +84,7 @@ public final class DescriptorChannel implements AutoCloseable {
         }
     }
 
-    /**
-     * Returns the name for {@link #send}.
-     *
-     * @return the name
-     */
+    /** {@return the name for {@link #send}} */
     public String name() {
         return name;
     }

@@ -17,10 +17,10 @@ public final class Durations {
     private Durations() {}
 
     /**
-     * Returns a duration with a unit that suits its size.
+     * {@return a duration with a unit that suits its size, for example {@code 30 ms}, {@code 1.5
+     * s}, {@code 30 min} or {@code 1 h 3 min}}
      *
      * @param duration the duration, not negative
-     * @return for example {@code 30 ms}, {@code 1.5 s}, {@code 30 min} or {@code 1 h 3 min}
      */
     public static String text(Duration duration) {
         long seconds = duration.toSeconds();

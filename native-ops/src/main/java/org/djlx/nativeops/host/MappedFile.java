@@ -67,10 +67,8 @@ public final class MappedFile implements AutoCloseable {
     }
 
     /**
-     * Returns the mapped memory.
-     *
-     * @return the memory, which must not be written; unmapped after {@link #close()} and after its
-     *     last view is closed
+     * {@return the mapped memory, which must not be written; unmapped after {@link #close()} and
+     * after its last view is closed}
      */
     public NativeMemory memory() {
         return memory;

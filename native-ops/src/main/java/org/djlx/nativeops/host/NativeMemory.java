@@ -62,38 +62,26 @@ public final class NativeMemory implements AutoCloseable {
     }
 
     /**
-     * Returns the address of the first byte, as the device sees it. It is valid until the memory is
-     * freed.
-     *
-     * @return the address
+     * {@return the address of the first byte, as the device sees it} It is valid until the memory
+     * is freed.
      */
     public long address() {
         return address;
     }
 
-    /**
-     * Returns the size.
-     *
-     * @return the size in bytes
-     */
+    /** {@return the size in bytes} */
     public long byteSize() {
         return byteSize;
     }
 
-    /**
-     * Returns the device of the memory.
-     *
-     * @return the device
-     */
+    /** {@return the device of the memory} */
     public Device device() {
         return device;
     }
 
     /**
-     * Returns whether {@link #close()} was called. Existing views still hold the memory, but new
+     * {@return whether {@link #close()} was called} Existing views still hold the memory, but new
      * ones cannot be created.
-     *
-     * @return whether this object is closed
      */
     public synchronized boolean isClosed() {
         return closed;
@@ -157,10 +145,9 @@ public final class NativeMemory implements AutoCloseable {
     }
 
     /**
-     * Returns libtorch's code of a device's type.
+     * {@return libtorch's code of a device's type}
      *
      * @param device the device: the CPU or a single GPU
-     * @return the code
      * @throws IllegalArgumentException if the device is null or another one
      */
     public static int deviceType(Device device) {

@@ -95,11 +95,7 @@ public final class ProcessLock implements AutoCloseable {
         }
     }
 
-    /**
-     * Returns whether the lock is held.
-     *
-     * @return whether the file is locked
-     */
+    /** {@return whether the lock is held} */
     public boolean isHeld() {
         return channel != null;
     }

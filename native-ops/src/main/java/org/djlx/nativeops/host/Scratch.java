@@ -42,10 +42,8 @@ public final class Scratch {
     Scratch() {}
 
     /**
-     * Returns the scratch memory of the calling thread. Slot 0 is zeroed: a missing result reads as
-     * null.
-     *
-     * @return the scratch memory
+     * {@return the scratch memory of the calling thread} Slot 0 is zeroed: a missing result reads
+     * as null.
      */
     public static Scratch get() {
         Scratch scratch = CallingThread.get().scratch();
@@ -54,10 +52,9 @@ public final class Scratch {
     }
 
     /**
-     * Returns the address of a slot.
+     * {@return the address of a slot}
      *
      * @param index the slot
-     * @return its address
      */
     public long slot(int index) {
         return address + (long) index * Long.BYTES;

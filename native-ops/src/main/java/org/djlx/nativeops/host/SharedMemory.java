@@ -145,11 +145,7 @@ public final class SharedMemory implements AutoCloseable {
                         + " another version of this library");
     }
 
-    /**
-     * Returns the path for {@link #open}.
-     *
-     * @return the path
-     */
+    /** {@return the path for {@link #open}} */
     public String path() {
         if (fd < 0) {
             throw new IllegalStateException(
@@ -165,9 +161,8 @@ public final class SharedMemory implements AutoCloseable {
     }
 
     /**
-     * Returns the mapped memory.
-     *
-     * @return the memory; unmapped after {@link #close()} and after its last view is closed
+     * {@return the mapped memory; unmapped after {@link #close()} and after its last view is
+     * closed}
      */
     public NativeMemory memory() {
         return memory;

@@ -71,9 +71,8 @@ public final class NcclCommunicator implements AutoCloseable {
     }
 
     /**
-     * Returns a unique id, which all ranks of a new communicator must be given.
-     *
-     * @return {@link #UNIQUE_ID_BYTES} bytes
+     * {@return a unique id of {@link #UNIQUE_ID_BYTES} bytes, which all ranks of a new communicator
+     * must be given}
      */
     public static byte[] uniqueId() {
         NativeLibrary.NCCL.ensureAvailability();
@@ -158,9 +157,8 @@ public final class NcclCommunicator implements AutoCloseable {
     }
 
     /**
-     * Returns the element types that NCCL reduces. Others can be moved as {@link ScalarType#UINT8}.
-     *
-     * @return the types
+     * {@return the element types that NCCL reduces} Others can be moved as {@link
+     * ScalarType#UINT8}.
      */
     public static Set<ScalarType> reducibleTypes() {
         return Nccl.TYPES.keySet();
@@ -339,11 +337,7 @@ public final class NcclCommunicator implements AutoCloseable {
         call("ncclRedOpDestroy", handle -> Nccl.ncclRedOpDestroy(op, handle));
     }
 
-    /**
-     * Returns an asynchronous error, for example a dead peer.
-     *
-     * @return the error, or empty
-     */
+    /** {@return an asynchronous error, for example a dead peer; empty if there is none} */
     public Optional<String> asyncError() {
         long handle;
         synchronized (this) {

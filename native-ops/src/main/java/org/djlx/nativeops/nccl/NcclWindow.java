@@ -35,11 +35,7 @@ public final class NcclWindow implements AutoCloseable {
         this.handle = handle;
     }
 
-    /**
-     * Returns why windows are not available.
-     *
-     * @return the cause; empty if they are, which requires NCCL 2.27
-     */
+    /** {@return why windows are not available; empty if they are, which requires NCCL 2.27} */
     public static Optional<String> unavailabilityCause() {
         Throwable cause = NativeLibrary.NCCL.unavailabilityCause();
         if (cause != null) {
@@ -116,11 +112,7 @@ public final class NcclWindow implements AutoCloseable {
                 });
     }
 
-    /**
-     * Returns the memory.
-     *
-     * @return the memory; freed after this and all its views are closed
-     */
+    /** {@return the memory; freed after this and all its views are closed} */
     public NativeMemory memory() {
         return memory;
     }

@@ -80,12 +80,7 @@ final class GradientSlot {
         return scratch.getLong(0);
     }
 
-    /**
-     * Replaces a leaf's gradient.
-     *
-     * @param leaf the leaf
-     * @param gradient the gradient; 0 for none
-     */
+    /** Replaces a leaf's gradient; 0 for none. */
     static void set(long leaf, long gradient) {
         check();
         long handle = handle(gradient);

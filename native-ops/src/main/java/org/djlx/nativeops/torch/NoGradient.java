@@ -49,11 +49,10 @@ public final class NoGradient {
     }
 
     /**
-     * Returns whether autograd records operators on an array: the calling thread's gradient mode is
-     * on, and the array requires a gradient, as a leaf or because it was computed from one.
+     * {@return whether autograd records operators on an array: the calling thread's gradient mode
+     * is on, and the array requires a gradient, as a leaf or because it was computed from one}
      *
      * @param array an array
-     * @return whether operators are recorded
      */
     public static boolean isRecorded(NDArray array) {
         return JniUtils.isGradMode() && Torch.requiresGradient(array);

@@ -79,47 +79,34 @@ public enum ScalarType {
         this.category = category;
     }
 
-    /**
-     * Returns the value of {@code c10::ScalarType}.
-     *
-     * @return the code, the same in every version of libtorch
-     */
+    /** {@return the value of {@code c10::ScalarType}, the same in every version of libtorch} */
     public int code() {
         return code;
     }
 
-    /**
-     * Returns the size of an element.
-     *
-     * @return the size in bytes
-     */
+    /** {@return the size of an element in bytes} */
     public int itemSize() {
         return itemSize;
     }
 
     /**
-     * Returns whether this is a real floating-point type, of any width.
-     *
-     * @return true for float8, float16, bfloat16, float32 and float64
+     * {@return whether this is a real floating-point type: float8, float16, bfloat16, float32 or
+     * float64}
      */
     public boolean isFloatingPoint() {
         return category == Category.FLOATING;
     }
 
     /**
-     * Returns whether this is a signed or unsigned integer type. Booleans are not integers.
-     *
-     * @return true for int8 to int64 and uint8 to uint64
+     * {@return whether this is an integer type: int8 to int64 or uint8 to uint64} Booleans are not
+     * integers.
      */
     public boolean isInteger() {
         return category == Category.INTEGER;
     }
 
     /**
-     * Returns whether this is a 16-bit floating-point type, whose sums should be accumulated in
-     * float32.
-     *
-     * @return true for float16 and bfloat16
+     * {@return whether this is float16 or bfloat16, whose sums should be accumulated in float32}
      */
     public boolean isReducedFloatingPoint() {
         return this == FLOAT16 || this == BFLOAT16;
@@ -134,10 +121,9 @@ public enum ScalarType {
     }
 
     /**
-     * Returns the type with a given code.
+     * {@return the type with a given code}
      *
      * @param code the value of {@code c10::ScalarType}
-     * @return the type
      * @throws IllegalArgumentException if no type has the code
      */
     public static ScalarType fromCode(int code) {

@@ -7,6 +7,8 @@ package org.djlx.nativeops.torch;
 import ai.djl.ndarray.NDArray;
 import ai.djl.pytorch.engine.PtNDArray;
 import java.nio.ByteBuffer;
+import java.util.ArrayList;
+import java.util.List;
 import org.djlx.nativeops.host.NativeMemory;
 import org.djlx.nativeops.host.Scratch;
 
@@ -38,6 +40,26 @@ public final class TensorHold implements AutoCloseable {
         PtNDArray original = (PtNDArray) array;
         memory = original instanceof MemoryView view ? view.retainMemory() : null;
         buffer = BufferOfArray.get(original);
+    }
+
+    /**
+     * Takes references to several arrays.
+     *
+     * @param arrays the arrays
+     * @return a reference for each array; the caller closes them
+     * @throws IllegalArgumentException as for one array; no reference is taken
+     */
+    public static List<TensorHold> all(NDArray... arrays) {
+        List<TensorHold> holds = new ArrayList<>(arrays.length);
+        try {
+            for (NDArray array : arrays) {
+                holds.add(new TensorHold(array));
+            }
+        } catch (RuntimeException e) {
+            holds.forEach(TensorHold::close);
+            throw e;
+        }
+        return holds;
     }
 
     /** Releases the reference. Idempotent. */

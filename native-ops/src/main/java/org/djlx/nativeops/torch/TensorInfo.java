@@ -15,11 +15,7 @@ package org.djlx.nativeops.torch;
  */
 public record TensorInfo(ScalarType type, long[] sizes, long[] strides, long address) {
 
-    /**
-     * Returns the number of elements.
-     *
-     * @return the number
-     */
+    /** {@return the number of elements} */
     public long count() {
         long count = 1;
         for (long size : sizes) {
@@ -28,19 +24,14 @@ public record TensorInfo(ScalarType type, long[] sizes, long[] strides, long add
         return count;
     }
 
-    /**
-     * Returns the size of all elements.
-     *
-     * @return the size in bytes
-     */
+    /** {@return the size of all elements in bytes} */
     public long byteSize() {
         return count() * type.itemSize();
     }
 
     /**
-     * Returns whether the elements are contiguous in row-major order.
-     *
-     * @return see {@link Torch#isContiguous}
+     * {@return whether the elements are contiguous in row-major order, as {@link
+     * Torch#isContiguous}}
      */
     public boolean isContiguous() {
         // libtorch conjugates lazily, so memory may hold the conjugates.
@@ -49,10 +40,10 @@ public record TensorInfo(ScalarType type, long[] sizes, long[] strides, long add
     }
 
     /**
-     * Returns whether the memory ranges from first to last element of two arrays overlap.
+     * {@return whether the memory ranges from first to last element of two arrays overlap; false if
+     * one of the arrays has no elements}
      *
      * @param other the other array
-     * @return whether they overlap; false if one of the arrays has no elements
      */
     public boolean overlaps(TensorInfo other) {
         long span = Extents.byteSpan(sizes, strides, type.itemSize());

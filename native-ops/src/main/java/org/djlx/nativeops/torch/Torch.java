@@ -46,11 +46,10 @@ public final class Torch {
     private Torch() {}
 
     /**
-     * Returns the address of an array's first element, on the array's device. It is valid until the
-     * array and all arrays that share its storage are closed.
+     * {@return the address of an array's first element, on the array's device; 0 if the array has
+     * no elements} It is valid until the array and all arrays that share its storage are closed.
      *
      * @param array the array
-     * @return the address; 0 if the array has no elements
      */
     public static long dataPointer(NDArray array) {
         long tensor = TorchChecks.tensor(array, "the array");
@@ -61,20 +60,18 @@ public final class Torch {
     }
 
     /**
-     * Returns the size of every dimension.
+     * {@return the size of every dimension, in elements; empty for a scalar}
      *
      * @param array the array
-     * @return the sizes, in elements; empty for a scalar
      */
     public static long[] sizes(NDArray array) {
         return Tensors.sizes(TorchChecks.tensor(array, "the array"));
     }
 
     /**
-     * Returns the element type, including types that {@link NDArray#getDataType()} does not have.
+     * {@return the element type, including types that {@link NDArray#getDataType()} does not have}
      *
      * @param array the array
-     * @return the element type
      * @throws IllegalArgumentException also if the array is quantized
      */
     public static ScalarType scalarType(NDArray array) {
@@ -82,10 +79,9 @@ public final class Torch {
     }
 
     /**
-     * Returns an array's element type, sizes, strides and address at once.
+     * {@return an array's element type, sizes, strides and address at once}
      *
      * @param array the array
-     * @return the type, sizes, strides and address
      * @throws IllegalArgumentException also if the array is quantized
      */
     public static TensorInfo info(NDArray array) {
@@ -93,22 +89,21 @@ public final class Torch {
     }
 
     /**
-     * Returns the device of an array.
+     * {@return the device of an array}
      *
      * @param array the array
-     * @return the device
      */
     public static Device device(NDArray array) {
         return Tensors.device(TorchChecks.tensor(array, "the array"));
     }
 
     /**
-     * Returns whether an array's elements are contiguous in row-major order. They can then be
-     * copied as one block from {@link #dataPointer}. Complex arrays count as not contiguous:
-     * libtorch conjugates lazily, so memory may hold the conjugates.
+     * {@return whether an array's elements are contiguous in row-major order; true for an array
+     * without elements that is not complex} They can then be copied as one block from {@link
+     * #dataPointer}. Complex arrays count as not contiguous: libtorch conjugates lazily, so memory
+     * may hold the conjugates.
      *
      * @param array the array
-     * @return whether it is contiguous; true for an array without elements that is not complex
      */
     public static boolean isContiguous(NDArray array) {
         long tensor = TorchChecks.tensor(array, "the array");
@@ -116,7 +111,7 @@ public final class Torch {
     }
 
     /**
-     * Returns a contiguous array over a range of memory, without a copy.
+     * {@return a contiguous array over a range of memory, without a copy, on the memory's device}
      *
      * <p>The array holds a reference to the memory until it is closed, by itself or by its manager.
      * Arrays that DJL derives from it without a copy (slices, transposes, reshapes) share the
@@ -129,7 +124,6 @@ public final class Torch {
      *     must be a multiple of the element size
      * @param shape the shape, with all sizes known; sizes may be 0
      * @param type the element type
-     * @return the array, on the memory's device
      * @throws IllegalArgumentException also if the memory is closed or too small, or the offset is
      *     negative or not aligned
      */
@@ -140,8 +134,8 @@ public final class Torch {
     }
 
     /**
-     * Returns an array with given strides over memory, without a copy. Otherwise as {@link
-     * #view(NDManager, NativeMemory, long, Shape, ScalarType)}.
+     * {@return an array with given strides over memory, without a copy, on the memory's device}
+     * Otherwise as {@link #view(NDManager, NativeMemory, long, Shape, ScalarType)}.
      *
      * @param manager the manager of the array
      * @param memory the memory
@@ -149,7 +143,6 @@ public final class Torch {
      * @param sizes the size of every dimension, at most 64 of them
      * @param strides the stride of every dimension, in elements, not negative; elements may overlap
      * @param type the element type
-     * @return the array, on the memory's device
      */
     public static NDArray view(
             NDManager manager,
@@ -234,18 +227,21 @@ public final class Torch {
     }
 
     /**
-     * Returns whether an array requires a gradient, as {@code torch.Tensor.requires_grad}: it is a
-     * leaf that does, or was computed from one with the gradient mode on. {@link
+     * {@return whether an array requires a gradient, as {@code torch.Tensor.requires_grad}: it is a
+     * leaf that does, or was computed from one with the gradient mode on} {@link
      * NDArray#hasGradient()} is true for leaves only.
      *
      * @param array the array
-     * @return whether it requires a gradient
      */
     public static boolean requiresGradient(NDArray array) {
         long tensor = TorchChecks.tensor(array, "the array");
         return array.hasGradient()
-                || !TorchDispatcher.bool(
-                        TorchDispatcher.Operator.IS_LEAF, "Torch.requiresGradient", tensor);
+                || (byte)
+                                TorchDispatcher.call(
+                                        TorchDispatcher.Operator.IS_LEAF,
+                                        "Torch.requiresGradient",
+                                        tensor)
+                        == 0;
     }
 
     /**
@@ -303,11 +299,10 @@ public final class Torch {
     }
 
     /**
-     * Returns the number of open arrays that {@link NDArray#getGradient()} has returned for an
-     * array's gradient.
+     * {@return the number of open arrays that {@link NDArray#getGradient()} has returned for an
+     * array's gradient; 0 if it has no gradient}
      *
      * @param array the array
-     * @return the number; 0 if it has no gradient
      * @throws EngineException if this version of libtorch has an unexpected layout of gradients
      */
     public static int gradientHolders(NDArray array) {
@@ -315,28 +310,27 @@ public final class Torch {
     }
 
     /**
-     * Returns the version counter: how often libtorch's operators have written to an array in
-     * place, directly or through views. Kernels and copies that use its address are not counted.
+     * {@return the version counter: how often libtorch's operators have written to an array in
+     * place, directly or through views} Kernels and copies that use its address are not counted.
      *
      * @param array the array
-     * @return the counter
      * @throws EngineException if the array has no counter, as in libtorch's inference mode
      */
     public static long version(NDArray array) {
         long tensor = TorchChecks.tensor(array, "the array");
-        return TorchDispatcher.number(TorchDispatcher.Operator.VERSION, "Torch.version", tensor);
+        return TorchDispatcher.call(TorchDispatcher.Operator.VERSION, "Torch.version", tensor);
     }
 
     /**
-     * Returns a second array on the storage of an array. The storage lives until both are closed,
-     * so an asynchronous operation can keep an array that its owner may close.
+     * {@return a second array on the storage of an array, of the same device, shape, strides and
+     * element type} The storage lives until both are closed, so an asynchronous operation can keep
+     * an array that its owner may close.
      *
      * <p>This does not extend the life of the array that an array was derived from: slices,
      * transposes and reshapes, and aliases of them, are valid only as long as their original.
      *
      * @param manager the manager of the new array
      * @param array the array
-     * @return the new array, of the same device, shape, strides and element type
      */
     public static NDArray alias(NDManager manager, NDArray array) {
         PtNDManager owner = TorchChecks.manager(manager);
@@ -402,19 +396,18 @@ public final class Torch {
      * @param array the array
      */
     public static void makeEmpty(NDArray array) {
-        TorchDispatcher.call(
+        TorchDispatcher.inPlace(
                 TorchDispatcher.Operator.SET_,
                 "Torch.makeEmpty",
                 TorchChecks.tensor(array, "the array"));
     }
 
     /**
-     * Returns a new contiguous array with uninitialised elements.
+     * {@return a new contiguous array with uninitialised elements}
      *
      * @param manager the manager of the array, on whose device it is allocated
      * @param shape the shape, with all sizes known; sizes may be 0
      * @param type the element type
-     * @return the array
      * @throws EngineException also if memory runs out
      */
     public static NDArray empty(NDManager manager, Shape shape, ScalarType type) {
@@ -476,12 +469,12 @@ public final class Torch {
     }
 
     /**
-     * Returns a contiguous copy of an array with another element type, including types that {@link
-     * NDArray#toType} does not have. Elements are converted as by {@link #copy}.
+     * {@return a contiguous copy of an array with another element type, including types that {@link
+     * NDArray#toType} does not have, in the array's manager and on its device} Elements are
+     * converted as by {@link #copy}.
      *
      * @param array the array
      * @param type the element type of the result; may be the array's own
-     * @return a new array, in the array's manager and on its device
      */
     public static NDArray cast(NDArray array, ScalarType type) {
         PtNDArray source = TorchChecks.array(array, "the array");
@@ -677,15 +670,15 @@ public final class Torch {
         if (!type.isFloatingPoint() || type.isFloat8()) {
             throw new IllegalArgumentException("silu does not support the element type " + type);
         }
-        long result = TorchDispatcher.tensor(TorchDispatcher.Operator.SILU, "Torch.silu", tensor);
+        long result = TorchDispatcher.call(TorchDispatcher.Operator.SILU, "Torch.silu", tensor);
         return adopt(result, handle -> new PtNDArray(array.getManager(), handle));
     }
 
     /**
-     * Returns libtorch's current stream of the calling thread.
+     * {@return libtorch's current stream of the calling thread, a {@code cudaStream_t}; 0 is the
+     * default stream}
      *
      * @param device the GPU
-     * @return the {@code cudaStream_t}; 0 is the default stream
      * @throws IllegalArgumentException if the device is not a GPU that libtorch can use
      */
     public static long currentCudaStream(Device device) {

@@ -53,11 +53,10 @@ public final class TorchArguments implements AutoCloseable {
     }
 
     /**
-     * Returns a tensor.
+     * {@return a tensor argument, the same array for each call of this method; its manager, on its
+     * device, is closed after the operator's call}
      *
      * @param index the index of the argument, from 0
-     * @return the array, the same one for each call of this method; its manager, on its device, is
-     *     closed after the operator's call
      */
     public NDArray tensor(int index) {
         long handle = value(index, TorchSchema.Type.TENSOR);
@@ -71,30 +70,27 @@ public final class TorchArguments implements AutoCloseable {
     }
 
     /**
-     * Returns an argument of the schema's type {@code int}.
+     * {@return an argument of the schema's type {@code int}}
      *
      * @param index the index of the argument, from 0
-     * @return the number
      */
     public long integer(int index) {
         return value(index, TorchSchema.Type.INT);
     }
 
     /**
-     * Returns an argument of the schema's type {@code float}.
+     * {@return an argument of the schema's type {@code float}}
      *
      * @param index the index of the argument, from 0
-     * @return the number
      */
     public double floating(int index) {
         return Double.longBitsToDouble(value(index, TorchSchema.Type.FLOAT));
     }
 
     /**
-     * Returns an argument of the schema's type {@code bool}.
+     * {@return an argument of the schema's type {@code bool}}
      *
      * @param index the index of the argument, from 0
-     * @return the value
      */
     public boolean bool(int index) {
         return (byte) value(index, TorchSchema.Type.BOOL) != 0; // The other bytes are undefined.

@@ -49,24 +49,9 @@ final class TorchDispatcher {
     private TorchDispatcher() {}
 
     /** Calls an in-place operator. */
-    static void call(Operator operator, String operation, long... tensors) {
-        long result = result(operator, operation, tensors);
+    static void inPlace(Operator operator, String operation, long... tensors) {
+        long result = call(operator, operation, tensors);
         AotiTorch.check(AotiTorch.aoti_torch_delete_tensor_object(result), operation);
-    }
-
-    /** Calls an operator that returns a tensor. The caller deletes the handle. */
-    static long tensor(Operator operator, String operation, long... tensors) {
-        return result(operator, operation, tensors);
-    }
-
-    /** Calls an operator that returns a bool. */
-    static boolean bool(Operator operator, String operation, long... tensors) {
-        return (byte) result(operator, operation, tensors) != 0;
-    }
-
-    /** Calls an operator that returns an int. */
-    static long number(Operator operator, String operation, long... tensors) {
-        return result(operator, operation, tensors);
     }
 
     /**
@@ -86,7 +71,7 @@ final class TorchDispatcher {
         for (int i = 0; i < others.length; i++) {
             scratch.putLong(3 + i, others[i]);
         }
-        return result(Operator.SCALED_DOT_PRODUCT_ATTENTION, operation, query, key, value);
+        return call(Operator.SCALED_DOT_PRODUCT_ATTENTION, operation, query, key, value);
     }
 
     /**
@@ -112,7 +97,7 @@ final class TorchDispatcher {
             // The remaining arguments are optional, and 0 means none.
             scratch.putLong(i, i - 3 < others.length ? others[i - 3] : 0);
         }
-        long output = result(Operator.FLASH_ATTENTION, operation, query, key, value);
+        long output = call(Operator.FLASH_ATTENTION, operation, query, key, value);
         for (int i = 1; i < 5; i++) {
             AotiTorch.check(
                     AotiTorch.aoti_torch_delete_tensor_object(scratch.getLong(i)), operation);
@@ -120,7 +105,11 @@ final class TorchDispatcher {
         return output;
     }
 
-    private static long result(Operator operator, String operation, long... tensors) {
+    /**
+     * Calls an operator. Returns its result: an int, a bool in the lowest byte, or the handle of a
+     * tensor, which the caller deletes.
+     */
+    static long call(Operator operator, String operation, long... tensors) {
         Scratch scratch = Scratch.get();
         for (int i = 0; i < tensors.length; i++) {
             AotiTorch.check(

@@ -68,7 +68,7 @@ public final class TorchInPlace {
      * @throws IllegalArgumentException also as {@link #add}, or if a type is complex
      */
     public static void min(NDArray acc, NDArray other) {
-        extreme(TorchDispatcher.Operator.MINIMUM_OUT, "TorchInPlace.min", acc, other);
+        call(TorchDispatcher.Operator.MINIMUM_OUT, "TorchInPlace.min", acc, other, true);
     }
 
     /**
@@ -79,18 +79,7 @@ public final class TorchInPlace {
      * @throws IllegalArgumentException also as {@link #add}, or if a type is complex
      */
     public static void max(NDArray acc, NDArray other) {
-        extreme(TorchDispatcher.Operator.MAXIMUM_OUT, "TorchInPlace.max", acc, other);
-    }
-
-    private static void extreme(
-            TorchDispatcher.Operator operator, String operation, NDArray acc, NDArray other) {
-        long self = TorchChecks.tensor(acc, "acc");
-        long operand = TorchChecks.tensor(other, "other");
-        Tensors.requireArithmetic(self, operand);
-        if (Tensors.scalarType(self).category() == ScalarType.Category.COMPLEX) {
-            throw new IllegalArgumentException("complex numbers have no order");
-        }
-        TorchDispatcher.call(operator, operation, self, operand, self);
+        call(TorchDispatcher.Operator.MAXIMUM_OUT, "TorchInPlace.max", acc, other, true);
     }
 
     /**
@@ -102,7 +91,7 @@ public final class TorchInPlace {
      *     complex
      */
     public static void bitAnd(NDArray acc, NDArray other) {
-        bits(TorchDispatcher.Operator.BITWISE_AND_, "TorchInPlace.bitAnd", acc, other);
+        call(TorchDispatcher.Operator.BITWISE_AND_, "TorchInPlace.bitAnd", acc, other, false);
     }
 
     /**
@@ -113,7 +102,7 @@ public final class TorchInPlace {
      * @throws IllegalArgumentException also as {@link #bitAnd}
      */
     public static void bitOr(NDArray acc, NDArray other) {
-        bits(TorchDispatcher.Operator.BITWISE_OR_, "TorchInPlace.bitOr", acc, other);
+        call(TorchDispatcher.Operator.BITWISE_OR_, "TorchInPlace.bitOr", acc, other, false);
     }
 
     /**
@@ -124,20 +113,28 @@ public final class TorchInPlace {
      * @throws IllegalArgumentException also as {@link #bitAnd}
      */
     public static void bitXor(NDArray acc, NDArray other) {
-        bits(TorchDispatcher.Operator.BITWISE_XOR_, "TorchInPlace.bitXor", acc, other);
+        call(TorchDispatcher.Operator.BITWISE_XOR_, "TorchInPlace.bitXor", acc, other, false);
     }
 
-    private static void bits(
-            TorchDispatcher.Operator operator, String operation, NDArray acc, NDArray other) {
+    /** Calls an operator for real numbers with an output argument, or one for integers. */
+    private static void call(
+            TorchDispatcher.Operator operator,
+            String operation,
+            NDArray acc,
+            NDArray other,
+            boolean hasOutput) {
         long self = TorchChecks.tensor(acc, "acc");
         long operand = TorchChecks.tensor(other, "other");
         Tensors.requireArithmetic(self, operand);
         ScalarType type = Tensors.scalarType(self);
-        if (type.category().compareTo(ScalarType.Category.INTEGER) > 0) {
+        ScalarType.Category last =
+                hasOutput ? ScalarType.Category.FLOATING : ScalarType.Category.INTEGER;
+        if (type.category().compareTo(last) > 0) {
             throw new IllegalArgumentException(
-                    "bitwise operators do not support the element type " + type);
+                    operation + " does not support the element type " + type);
         }
-        TorchDispatcher.call(operator, operation, self, operand);
+        long[] tensors = hasOutput ? new long[] {self, operand, self} : new long[] {self, operand};
+        TorchDispatcher.inPlace(operator, operation, tensors);
     }
 
     /**
@@ -180,7 +177,7 @@ public final class TorchInPlace {
                 AotiTorch.aoti_torch_scalar_to_tensor_float64(number, scratch.slot(0)), operation);
         long scalar = scratch.getLong(0);
         try {
-            TorchDispatcher.call(operator, operation, self, scalar);
+            TorchDispatcher.inPlace(operator, operation, self, scalar);
         } finally {
             AotiTorch.check(AotiTorch.aoti_torch_delete_tensor_object(scalar), operation);
         }

@@ -14,8 +14,6 @@ import java.util.regex.Pattern;
  * c=0) -> Tensor}. libtorch checks the rest.
  *
  * @param namespace the namespace, before the colons
- * @param name the operator's name
- * @param arguments the types of the arguments
  */
 record TorchSchema(String namespace, String name, List<Type> arguments) {
 

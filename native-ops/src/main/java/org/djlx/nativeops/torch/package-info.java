@@ -23,7 +23,6 @@
  *   <li>{@link org.djlx.nativeops.torch.AotiTorchCuda} - binds the ABI's CUDA functions
  *   <li>{@link org.djlx.nativeops.torch.CudaStreamGuard} - makes a stream libtorch's current one
  *   <li>{@link org.djlx.nativeops.torch.HalfBits} - rounds float32 to 16-bit types
- *   <li>{@link org.djlx.nativeops.torch.HeldArrays} - references to the storage of several arrays
  *   <li>{@link org.djlx.nativeops.torch.NoGradient} - runs code without recording gradients
  *   <li>{@link org.djlx.nativeops.torch.ScalarType} - the element types
  *   <li>{@link org.djlx.nativeops.torch.TensorHold} - a reference to the storage of an array

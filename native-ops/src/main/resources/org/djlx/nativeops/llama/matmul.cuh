@@ -272,7 +272,7 @@ __device__ __forceinline__ void matmul(const Matmul& args) {
     matmul<1, weight_tiles, stages(1, weight_tiles, 0, max_stages), true>(args);            \
   }
 
-// Rows of x, weight tiles of a group, most stages; measured in docs/design/experiments. LlamaKernels.PRODUCTS of Java reads these
+// Rows of x, weight tiles of a group, most stages; measured in docs/design/experiments. LlamaKernels.MATMULS of Java reads these
 // lines, and picks a kernel by the number of weight tiles. For 64 rows the sums of 7 weight tiles do not fit.
 MATMUL(8, 7, 3)
 MATMUL(8, 3, 7)

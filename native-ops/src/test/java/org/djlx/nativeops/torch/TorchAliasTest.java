@@ -57,8 +57,7 @@ class TorchAliasTest {
     private static Stream<Named<Function<NDArray, AutoCloseable>>> holds() {
         return Stream.of(
                 Named.of("alias", array -> Torch.alias(array.getManager(), array)),
-                Named.of("hold", TensorHold::new),
-                Named.of("held arrays", HeldArrays::new));
+                Named.of("hold", TensorHold::new));
     }
 
     @ParameterizedTest

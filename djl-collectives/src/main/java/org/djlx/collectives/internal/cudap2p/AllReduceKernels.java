@@ -65,11 +65,6 @@ final class AllReduceKernels implements AutoCloseable {
     // SMs left to NCCL's kernels: messages must be able to run while an all-reduce waits for peers.
     // On 2 H200s, the first message between two ranks ran with 32 SMs left, but not with 8.
     private static final int RESERVED_SMS = 32;
-    private static final Map<ScalarType, String> TYPES =
-            Map.of(
-                    ScalarType.FLOAT32, "float32",
-                    ScalarType.FLOAT16, "float16",
-                    ScalarType.BFLOAT16, "bfloat16");
 
     private static final KernelConstants.Layout LAUNCH = CONSTANTS.struct("Launch");
     private static final int PEERS = LAUNCH.offset("peers");
@@ -105,16 +100,10 @@ final class AllReduceKernels implements AutoCloseable {
         maxThreads = new KernelConstants(SOURCE, ranks).value("MAX_THREADS");
         module = compiler.load(device, SOURCE, ranks);
         for (Algorithm algorithm : Algorithm.values()) {
-            Map<ScalarType, CudaKernel> ofType = new EnumMap<>(ScalarType.class);
-            kernels.put(algorithm, ofType);
-            if (algorithm == Algorithm.DIRECT && !region.isDirect()) {
-                continue;
-            }
-            // GPUs older than Ampere have no kernels for bfloat16.
-            TYPES.forEach(
-                    (type, name) ->
-                            module.findKernel(algorithm.kernel + "_" + name)
-                                    .ifPresent(kernel -> ofType.put(type, kernel)));
+            boolean used = algorithm != Algorithm.DIRECT || region.isDirect();
+            kernels.put(
+                    algorithm,
+                    used ? module.kernels(algorithm.kernel) : new EnumMap<>(ScalarType.class));
         }
         launch = launch(Algorithm.ONE_SHOT); // Two-shot uses the same slots, direct none.
         meshLaunch = launch(Algorithm.MESH);
@@ -163,9 +152,8 @@ final class AllReduceKernels implements AutoCloseable {
     }
 
     /**
-     * Limits the blocks of a launch because ranks share a GPU; see {@link P2p#waitingBlocks}.
-     *
-     * @param most the most blocks of a launch, the same on all ranks
+     * Limits the blocks of a launch, to the same number on all ranks, because ranks share a GPU;
+     * see {@link P2p#waitingBlocks}.
      */
     synchronized void shareGpu(int most) {
         maxBlocks = Math.min(maxBlocks, most);
@@ -175,11 +163,7 @@ final class AllReduceKernels implements AutoCloseable {
     /**
      * Enqueues an all-reduce in place: several launches if the tensor is larger than a slot.
      *
-     * @param stream the stream
-     * @param algorithm the algorithm
      * @param address the address of the tensor, aligned to its elements
-     * @param count the number of elements
-     * @param type the type of the elements
      * @param divisor divides the sum
      * @param timeout how long the kernel waits for other ranks
      */

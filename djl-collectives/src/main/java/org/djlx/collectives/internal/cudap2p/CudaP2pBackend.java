@@ -58,13 +58,7 @@ final class CudaP2pBackend extends Backend {
         }
     }
 
-    /**
-     * Creates the backend.
-     *
-     * @param context the group and the rank
-     * @param options the options
-     * @param topology finds the links of GPUs from their PCI bus ids
-     */
+    /** Creates the backend. The topology finds the links of GPUs from their PCI bus ids. */
     static CudaP2pBackend create(
             GroupContext context,
             CudaP2pOptions options,

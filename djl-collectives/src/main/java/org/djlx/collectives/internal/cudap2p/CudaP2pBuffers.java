@@ -205,23 +205,12 @@ final class CudaP2pBuffers extends P2pBuffers {
         signals.awaitEntered(stream, underWay.timeout());
     }
 
-    /**
-     * Returns whether the running operation is captured into a CUDA graph.
-     *
-     * @return true if so
-     */
+    /** Returns whether the running operation is captured into a CUDA graph. */
     boolean isCapturing() {
         return captured;
     }
 
-    /**
-     * Enqueues an operation, or captures it into a graph.
-     *
-     * @param operation the operation
-     * @param stream the current stream
-     * @param captured whether the stream is being captured
-     * @param body enqueues it
-     */
+    /** Enqueues an operation, or captures it into a graph if the stream is being captured. */
     void enqueue(Operation operation, CudaStream stream, boolean captured, Runnable body) {
         underWay = operation;
         running = stream;

@@ -97,9 +97,6 @@ final class P2p {
     /**
      * Maps the memory of all ranks, if their GPUs can access it.
      *
-     * @param context the group and the rank
-     * @param options the options
-     * @param device the rank's GPU
      * @param topology finds the links of GPUs from their PCI bus ids
      * @param group has the group's stream and watchdog
      * @return the P2P part; empty on all ranks if one of them cannot have it
@@ -152,7 +149,6 @@ final class P2p {
      * and a cluster starts only when eight SMs of one GPC are free. With half of the SMs free, some
      * GPC of a Hopper GPU has eight free SMs, wherever the waiting blocks are.
      *
-     * @param processors the SMs of the GPU
      * @param sharing the ranks that share it, 1 if each rank has its own
      */
     static int waitingBlocks(int processors, int sharing) {

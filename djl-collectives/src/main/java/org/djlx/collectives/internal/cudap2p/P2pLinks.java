@@ -13,7 +13,6 @@ import org.djlx.nativeops.cuda.GpuTopology;
  * a GPU is linked to four others and mostly cannot access the rest, so only linked pairs map and
  * write each other's memory.
  *
- * @param kind how the GPUs are linked
  * @param masks for each rank, a bit mask of the ranks that it is linked to, including itself
  */
 record P2pLinks(GpuTopology.Kind kind, List<Integer> masks) {

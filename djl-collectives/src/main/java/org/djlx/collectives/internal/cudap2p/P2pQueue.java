@@ -79,10 +79,7 @@ final class P2pQueue implements GroupExtension {
     /**
      * Creates the queue.
      *
-     * @param context the group and the rank
-     * @param device the rank's GPU
      * @param verify whether the ranks agree on a call before it is enqueued
-     * @param hosts the hosts of the group
      * @param currentStreams the callers' streams, closed with the queue
      * @param waits ends the waits of kernels
      * @param group has the group's stream and watchdog
@@ -114,10 +111,8 @@ final class P2pQueue implements GroupExtension {
     interface Body {
 
         /**
-         * Enqueues the operation. The GPU's context is current.
-         *
-         * @param stream the stream
-         * @param captured whether the stream is being captured into a graph
+         * Enqueues the operation. The GPU's context is current. {@code captured}: the stream is
+         * being captured into a graph.
          */
         void enqueue(CudaStream stream, boolean captured);
     }
@@ -156,14 +151,8 @@ final class P2pQueue implements GroupExtension {
     }
 
     /**
-     * Runs an operation on the caller's current stream, or captures it if the stream is being
-     * captured. The GPU's context must be current.
-     *
-     * @param operation the operation
-     * @param current the stream
-     * @param body enqueues it
-     * @param result its outputs
-     * @return the work
+     * Runs an operation, which the body enqueues, on the caller's current stream, or captures it if
+     * the stream is being captured. The GPU's context must be current.
      */
     Work run(Operation operation, CudaStream current, Body body, List<NDArray> result) {
         if (current.isCapturing()) {

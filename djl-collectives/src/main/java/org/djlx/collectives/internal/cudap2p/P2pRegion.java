@@ -28,9 +28,7 @@ final class P2pRegion implements AutoCloseable {
     /**
      * Wraps mapped memory.
      *
-     * @param layout the layout of each region
      * @param links the pairs of ranks that share memory
-     * @param rank this rank
      * @param direct whether this rank's kernels can access the tensors of all ranks
      * @param own frees this rank's memory
      * @param memory the memory of each rank, null if not linked; {@link #closePeers} closes that of

@@ -29,7 +29,6 @@ final class RetiredRegions {
     /**
      * Retires a region after its peers' memory has been unmapped, and leaves the group.
      *
-     * @param region this rank's region
      * @param hosts the hosts of the group; closed with the region
      * @param others frees other memory that peers may write to; runs before the region is freed
      */

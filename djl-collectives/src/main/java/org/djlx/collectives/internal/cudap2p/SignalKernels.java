@@ -83,11 +83,7 @@ final class SignalKernels implements AutoCloseable {
         return status.address();
     }
 
-    /**
-     * Enters an operation on a stream, and signals that to the peers.
-     *
-     * @param stream the stream
-     */
+    /** Enters an operation on a stream, and signals that to the peers. */
     void enter(CudaStream stream) {
         enter.launch(stream, THREAD_PER_RANK, arguments.clear().add(entered));
     }
@@ -95,32 +91,18 @@ final class SignalKernels implements AutoCloseable {
     /**
      * Lets a stream wait until all peers have entered the operation that this rank has entered.
      * Earlier work on their streams has ended then.
-     *
-     * @param stream the stream
-     * @param timeout how long to wait
      */
     void awaitEntered(CudaStream stream, Duration timeout) {
         await(stream, RegionLayout.ENTERED, peers, count(RegionLayout.ENTERED), timeout);
     }
 
-    /**
-     * Enqueues a barrier of all ranks within an operation, without using its channels.
-     *
-     * @param stream the stream
-     * @param timeout how long to wait
-     */
+    /** Enqueues a barrier of all ranks within an operation, without using its channels. */
     void meet(CudaStream stream, Duration timeout) {
         enter.launch(stream, THREAD_PER_RANK, arguments.clear().add(met));
         await(stream, RegionLayout.MET, peers, count(RegionLayout.MET), timeout);
     }
 
-    /**
-     * Signals a peer from a stream.
-     *
-     * @param stream the stream
-     * @param peer the peer
-     * @param channel the channel
-     */
+    /** Signals a peer from a stream. */
     void signal(CudaStream stream, int peer, int channel) {
         long word = address(peer, channel, rank);
         arguments.clear().add(word).add(count(RegionLayout.ENTERED));
@@ -130,8 +112,6 @@ final class SignalKernels implements AutoCloseable {
     /**
      * Lets a stream wait for signals.
      *
-     * @param stream the stream
-     * @param channel the channel of the signals
      * @param ranks bit mask of the ranks to wait for
      * @param timeout how long to wait
      */

@@ -20,14 +20,7 @@ final class StreamWork extends GpuWork {
     private final CudaStream stream;
     private final List<TensorHold> holds = new ArrayList<>(1);
 
-    /**
-     * Creates the work.
-     *
-     * @param queue the queue
-     * @param stream the caller's current stream
-     * @param operation the operation
-     * @param result its outputs
-     */
+    /** Creates the work. */
     StreamWork(P2pQueue queue, CudaStream stream, Operation operation, List<NDArray> result) {
         super(operation, result, queue.events(), queue.currentStreams(), queue.isBlockingWait());
         this.queue = queue;

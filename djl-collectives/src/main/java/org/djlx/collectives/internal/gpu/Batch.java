@@ -70,11 +70,7 @@ public final class Batch {
         }
     }
 
-    /**
-     * Returns whether any thread has a batch whose operations are not launched yet.
-     *
-     * @return whether one has
-     */
+    /** Returns whether any thread has a batch whose operations are not launched yet. */
     public static boolean isAnyOpen() {
         return OPEN.get() > 0;
     }

@@ -32,8 +32,6 @@ public final class BoundedCall {
      * @param name the call in progress, such as "splitting group 'g'"
      * @param timeout how long to wait; after it, the thread is interrupted and abandoned
      * @param obstacle returns the reason why the call cannot succeed, if one is known
-     * @param call the call
-     * @return its result
      * @throws CollectiveTimeoutException if the call has not returned in time
      * @throws CollectiveException if the call failed, or cannot succeed
      */

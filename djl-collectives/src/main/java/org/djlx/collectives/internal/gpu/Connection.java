@@ -17,62 +17,41 @@ public interface Connection {
 
     /**
      * Connects with the other ranks, which all do the same, unless this has happened before. Waits
-     * for them.
-     *
-     * @return whether this call has connected
+     * for them. Returns whether this call has connected.
      */
     boolean connect();
 
     /**
      * Returns whether operations can be launched together without waiting for other ranks. Counts
      * them as launched. The queue calls this under its lock.
-     *
-     * @param unit the operations
-     * @return true if so
      */
     boolean isReady(List<QueuedWork> unit);
 
     /**
-     * Returns whether {@link #verify} must be called before an operation is launched.
-     *
-     * @param work the operation, which uses this connection
-     * @return whether it must
+     * Returns whether {@link #verify} must be called before an operation of this connection is
+     * launched.
      */
     boolean isToBeVerified(QueuedWork work);
 
     /**
      * Waits for the other ranks and compares their calls with an operation.
      *
-     * @param work the operation
      * @throws CollectiveMismatchException on all ranks, if the calls do not match
      */
     void verify(QueuedWork work);
 
-    /**
-     * Launches operations of one or more queues together; their order within a queue is open.
-     *
-     * @param launches launches the operations
-     */
+    /** Launches operations of one or more queues together; their order within a queue is open. */
     void launchTogether(Runnable launches);
 
-    /**
-     * Returns the error that the connection reports, if any.
-     *
-     * @return the error, or empty
-     */
+    /** Returns the error that the connection reports, if any. */
     Optional<String> error();
 
-    /**
-     * Returns advice for the message of an operation that timed out.
-     *
-     * @return the end of a sentence
-     */
+    /** Returns advice for the message of an operation that timed out: the end of a sentence. */
     String hint();
 
     /**
-     * Prepares for {@link #abort}: the works of the queue have failed, and are about to be aborted.
-     *
-     * @param reason why they have failed
+     * Prepares for {@link #abort}: the works of the queue have failed for a reason, and are about
+     * to be aborted.
      */
     void aborting(CollectiveException reason);
 

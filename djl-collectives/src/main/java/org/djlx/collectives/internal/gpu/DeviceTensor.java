@@ -76,60 +76,32 @@ public final class DeviceTensor implements AutoCloseable {
         return new DeviceTensor(manager, tensor, true, true);
     }
 
-    /**
-     * Wraps a tensor that is read, or read and written.
-     *
-     * @param manager owns a copy
-     * @param tensor the tensor
-     * @return the elements
-     */
+    /** Wraps a tensor that is read, or read and written. The manager owns a copy. */
     public static DeviceTensor input(NDManager manager, NDArray tensor) {
         return new DeviceTensor(manager, tensor, true, false);
     }
 
-    /**
-     * Wraps a tensor all of whose elements are written.
-     *
-     * @param manager owns a copy
-     * @param tensor the tensor
-     * @return the elements
-     */
+    /** Wraps a tensor all of whose elements are written. The manager owns a copy. */
     public static DeviceTensor output(NDManager manager, NDArray tensor) {
         return new DeviceTensor(manager, tensor, false, false);
     }
 
-    /**
-     * Returns the address of the first element.
-     *
-     * @return the address
-     */
+    /** Returns the address of the first element. */
     public long address() {
         return address;
     }
 
-    /**
-     * Returns the number of elements.
-     *
-     * @return the number
-     */
+    /** Returns the number of elements. */
     public long count() {
         return info.count();
     }
 
-    /**
-     * Returns the type of the elements.
-     *
-     * @return the type
-     */
+    /** Returns the type of the elements. */
     public ScalarType type() {
         return info.type();
     }
 
-    /**
-     * Returns the size of the elements in bytes.
-     *
-     * @return the size
-     */
+    /** Returns the size of the elements in bytes. */
     public long byteSize() {
         return info.byteSize();
     }

@@ -26,10 +26,7 @@ public final class Disposal {
 
     /**
      * Frees resources on a thread of {@link LongCalls}. Returns when they are free, at the latest
-     * after 200 ms.
-     *
-     * @param what the resources, for messages
-     * @param free frees them
+     * after 200 ms. Messages name the resources.
      */
     public static void run(String what, Runnable free) {
         Thread thread =
@@ -49,12 +46,7 @@ public final class Disposal {
         }
     }
 
-    /**
-     * Waits until all resources given to {@link #run} are free.
-     *
-     * @param patience the longest wait
-     * @return true if so
-     */
+    /** Waits at most for a time until all resources given to {@link #run} are free; true if so. */
     public static boolean await(Duration patience) {
         return LongCalls.join(RUNNING, patience);
     }

@@ -16,20 +16,12 @@ public final class EventPool implements AutoCloseable {
     private final Deque<CudaEvent> idle = new ArrayDeque<>();
     private boolean closed;
 
-    /**
-     * Creates an empty pool.
-     *
-     * @param device the GPU
-     */
+    /** Creates an empty pool. */
     public EventPool(CudaDevice device) {
         this.device = device;
     }
 
-    /**
-     * Takes an idle event, or creates one.
-     *
-     * @return the event, to be given back
-     */
+    /** Takes an idle event, or creates one; the caller gives it back. */
     public CudaEvent take() {
         synchronized (this) {
             if (!idle.isEmpty()) {
@@ -39,11 +31,7 @@ public final class EventPool implements AutoCloseable {
         return CudaEvent.create(device);
     }
 
-    /**
-     * Gives an event back.
-     *
-     * @param event the event
-     */
+    /** Gives an event back. */
     public void give(CudaEvent event) {
         synchronized (this) {
             if (!closed) {

@@ -10,7 +10,6 @@ import org.djlx.nativeops.cuda.CudaStream;
 /**
  * The GPU part of an operation: what to enqueue, and the tensors it uses.
  *
- * @param body enqueues the operation
  * @param in the tensors that are only read; kept until the operation has ended
  * @param out the tensors that are written; kept until the operation has ended
  * @param detail values that must match those of other ranks, besides the operation's signature
@@ -31,8 +30,6 @@ public record GpuCall(
         /**
          * Enqueues the operation; does not wait. Called on any thread, while no other operation of
          * the queue is being enqueued.
-         *
-         * @param stream the queue's stream
          */
         void enqueue(CudaStream stream);
 

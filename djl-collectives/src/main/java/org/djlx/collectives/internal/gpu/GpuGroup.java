@@ -92,9 +92,7 @@ public final class GpuGroup {
     /**
      * Creates the group's queue of collectives, and starts the watchdog.
      *
-     * @param name the group's name
      * @param backend what the backend that connects the ranks is called, such as "NCCL"
-     * @param thread the name of the watchdog's thread
      * @param resources the GPU; closed with the group
      * @param connection connects the collectives of all ranks
      * @param deadPeer names a peer whose process has ended, if there is one
@@ -114,11 +112,7 @@ public final class GpuGroup {
         collectives = new StreamQueue("group '" + name + "'", this, connection);
     }
 
-    /**
-     * Sets the extension.
-     *
-     * @param added the extension, before it runs any operation
-     */
+    /** Sets the extension, before it runs any operation. */
     public void extend(GroupExtension added) {
         extension = added;
     }
@@ -129,7 +123,6 @@ public final class GpuGroup {
      * @param key orders the queues, in the same way on all ranks
      * @param queue the queue's name, in threads and messages
      * @param connection connects the two ranks
-     * @return the queue
      */
     public StreamQueue addMessages(String key, String queue, Connection connection) {
         StreamQueue added = new StreamQueue(queue, this, connection);
@@ -139,38 +132,24 @@ public final class GpuGroup {
         return added;
     }
 
-    /**
-     * Returns the GPU.
-     *
-     * @return the resources, not to be closed
-     */
+    /** Returns the resources, not to be closed. */
     public GpuResources resources() {
         return resources;
     }
 
-    /**
-     * Returns the queue of collectives.
-     *
-     * @return the queue
-     */
+    /** Returns the queue of collectives. */
     public StreamQueue collectives() {
         return collectives;
     }
 
-    /**
-     * Returns the watchdog of all works of the group.
-     *
-     * @return the watchdog, not to be closed
-     */
+    /** Returns the watchdog, not to be closed. */
     public Watchdog watchdog() {
         return watchdog;
     }
 
     /**
-     * Returns whether the extension compares the signatures of collectives.
-     *
-     * @return true if so
-     * @see GroupExtension#comparesSignatures
+     * Returns whether the extension {@linkplain GroupExtension#comparesSignatures compares} the
+     * signatures of collectives.
      */
     public boolean comparesSignatures() {
         return extension.comparesSignatures();
@@ -185,7 +164,6 @@ public final class GpuGroup {
      * @param current the caller's current stream, which is not being captured
      * @param kernel makes the launch of the kernel, from the address of the tensor's elements,
      *     which are contiguous
-     * @return the work
      */
     public Work run(
             Operation operation,
@@ -202,14 +180,7 @@ public final class GpuGroup {
         return issue(collectives, current, operation, call, List.of(tensor), -1);
     }
 
-    /**
-     * Issues a collective.
-     *
-     * @param operation the operation
-     * @param call its part on the GPU
-     * @param result its outputs
-     * @return the work
-     */
+    /** Issues a collective. */
     public Work issue(Operation operation, GpuCall call, List<NDArray> result) {
         return issue(collectives, operation, call, result, -1);
     }
@@ -217,12 +188,8 @@ public final class GpuGroup {
     /**
      * Issues an operation, after all that the caller has enqueued on its current stream.
      *
-     * @param queue the queue on which it runs
-     * @param operation the operation
      * @param call its part on the GPU
-     * @param result its outputs
      * @param peer the other rank of a message; -1 for a collective
-     * @return the work
      */
     public Work issue(
             StreamQueue queue, Operation operation, GpuCall call, List<NDArray> result, int peer) {
@@ -295,11 +262,7 @@ public final class GpuGroup {
         }
     }
 
-    /**
-     * Breaks the group: running works fail, and so do later calls.
-     *
-     * @param reason the reason
-     */
+    /** Breaks the group: running works fail, and so do later calls. */
     public void breakWith(CollectiveException reason) {
         watchdog.fail(queues(), reason);
     }

@@ -28,7 +28,6 @@ public final class GpuResources implements AutoCloseable {
     /**
      * Opens the device.
      *
-     * @param device the GPU
      * @param highPriority whether {@link #createStream} creates streams of the highest priority
      * @param blocking whether waiting for a work blocks the host
      * @param name the name of the memory manager
@@ -44,20 +43,12 @@ public final class GpuResources implements AutoCloseable {
         this.blocking = blocking;
     }
 
-    /**
-     * Returns the device as DJL names it.
-     *
-     * @return the device
-     */
+    /** Returns the device as DJL names it. */
     public Device device() {
         return device;
     }
 
-    /**
-     * Returns the device as CUDA knows it.
-     *
-     * @return the device
-     */
+    /** Returns the device as CUDA knows it. */
     public CudaDevice cuda() {
         return cuda;
     }
@@ -70,20 +61,12 @@ public final class GpuResources implements AutoCloseable {
         return current;
     }
 
-    /**
-     * Returns the manager of the tensors that operations hold.
-     *
-     * @return the manager
-     */
+    /** Returns the manager of the tensors that operations hold. */
     public NDManager manager() {
         return manager;
     }
 
-    /**
-     * Returns whether {@link org.djlx.collectives.Work#await()} blocks the host.
-     *
-     * @return true if so
-     */
+    /** Returns whether {@link org.djlx.collectives.Work#await()} blocks the host. */
     public boolean blocking() {
         return blocking;
     }

@@ -48,9 +48,6 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
     /**
      * Creates the work.
      *
-     * @param operation the operation
-     * @param result its outputs
-     * @param events the pool of its events
      * @param currentStreams finds the callers' current streams
      * @param blockingWait whether {@link #await()} blocks the host
      */
@@ -71,9 +68,7 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
     protected abstract void release();
 
     /**
-     * Returns the failure of an operation whose enqueued work has ended.
-     *
-     * @return the reason; null if it did not fail
+     * Returns the failure of an operation whose enqueued work has ended; null if it did not fail.
      */
     protected CollectiveException failureAtEnd() {
         return null;
@@ -85,9 +80,6 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
     /**
      * Returns whether the work was enqueued on a stream. Later work on that stream then need not
      * wait for an event.
-     *
-     * @param stream the stream
-     * @return true if so
      */
     protected boolean isOn(CudaStream stream) {
         return false;
@@ -102,29 +94,17 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
         }
     }
 
-    /**
-     * Returns whether the whole work is enqueued, or has ended.
-     *
-     * @return whether a thread can wait for it
-     */
+    /** Returns whether the whole work is enqueued, or has ended. */
     protected final synchronized boolean isEnqueued() {
         return end != null || ended;
     }
 
-    /**
-     * Returns whether the work has ended, even if it has not been completed yet.
-     *
-     * @return true if so
-     */
+    /** Returns whether the work has ended, even if it has not been completed yet. */
     protected final synchronized boolean hasEnded() {
         return ended;
     }
 
-    /**
-     * Returns whether the operation has failed. Valid in {@link #release}.
-     *
-     * @return true if so
-     */
+    /** Returns whether the operation has failed. Valid in {@link #release}. */
     protected final boolean hasFailed() {
         return failure != null;
     }
@@ -134,11 +114,7 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
         startNanos = System.nanoTime();
     }
 
-    /**
-     * Records the end of the operation.
-     *
-     * @param stream the stream on which it was enqueued
-     */
+    /** Records the end of the operation on the stream on which it was enqueued. */
     public final void recordEnd(CudaStream stream) {
         CudaEvent event = events.take();
         event.record(stream); // May block if the GPU is stuck: not under the lock.
@@ -216,11 +192,7 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
         }
     }
 
-    /**
-     * Fails a work, unless it has ended. Nothing of it may run on the GPU.
-     *
-     * @param reason the reason
-     */
+    /** Fails a work, unless it has ended. Nothing of it may run on the GPU. */
     public final void fail(CollectiveException reason) {
         if (seal(reason)) {
             complete(true);
@@ -294,11 +266,7 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
         }
     }
 
-    /**
-     * Lets a stream wait for the work, whether it succeeds or fails.
-     *
-     * @param stream the stream
-     */
+    /** Lets a stream wait for the work, whether it succeeds or fails. */
     public final void order(CudaStream stream) {
         CudaEvent event = isOn(stream) ? null : awaitEnqueued();
         if (event != null) {

@@ -20,8 +20,6 @@ public interface GroupExtension extends Watchdog.Queue {
     /**
      * Returns whether the extension compares the signatures of collectives with other ranks' before
      * they are launched.
-     *
-     * @return true if so
      */
     default boolean comparesSignatures() {
         return false;
@@ -31,7 +29,6 @@ public interface GroupExtension extends Watchdog.Queue {
      * Returns the reason why operations cannot succeed, if one is known.
      *
      * @param first the running collective that was called first; null if there is none
-     * @return the reason, or empty
      */
     default Optional<CollectiveException> problem(Operation first) {
         return Optional.empty();
@@ -40,7 +37,6 @@ public interface GroupExtension extends Watchdog.Queue {
     /**
      * Announces a collective to the other ranks, before it is launched.
      *
-     * @param operation the operation
      * @param captured whether the caller's stream is being captured into a graph
      * @return the reason why the operation must not be launched, or null
      * @throws CollectiveException if the group is broken
@@ -53,10 +49,7 @@ public interface GroupExtension extends Watchdog.Queue {
     default void join() {}
 
     /**
-     * Returns the reason why an operation failed whose kernel has ended.
-     *
-     * @param operation the operation
-     * @return the reason; null if it did not fail
+     * Returns the reason why an operation failed whose kernel has ended; null if it did not fail.
      */
     default CollectiveException failureOf(Operation operation) {
         return null;

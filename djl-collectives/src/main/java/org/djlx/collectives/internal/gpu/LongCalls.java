@@ -35,7 +35,6 @@ public final class LongCalls {
     /**
      * Starts a thread.
      *
-     * @param name its name
      * @param calls makes the calls
      * @return the thread, a daemon
      */
@@ -57,11 +56,8 @@ public final class LongCalls {
     }
 
     /**
-     * Waits for threads to end. An interrupt does not end the wait; the interrupt flag is kept.
-     *
-     * @param threads the threads
-     * @param patience the longest wait
-     * @return whether all have ended
+     * Waits for threads to end, at most for a time, and returns whether all have ended. An
+     * interrupt does not end the wait; the interrupt flag is kept.
      */
     public static boolean join(Iterable<Thread> threads, Duration patience) {
         long end = System.nanoTime() + patience.toNanos();

@@ -27,11 +27,7 @@ public final class QueuedWork extends GpuWork {
     /**
      * Creates the work, which runs after all that is enqueued on the caller's current stream.
      *
-     * @param queue the queue on which it runs
-     * @param current the caller's current stream
-     * @param operation the operation
      * @param call its part on the GPU
-     * @param result its outputs
      * @param peer the other rank of a message, or -1
      */
     QueuedWork(
@@ -59,11 +55,7 @@ public final class QueuedWork extends GpuWork {
         return queue;
     }
 
-    /**
-     * Returns the other rank of a message.
-     *
-     * @return the rank; -1 for a collective
-     */
+    /** Returns the other rank of a message; -1 for a collective. */
     public int peer() {
         return peer;
     }
@@ -72,11 +64,7 @@ public final class QueuedWork extends GpuWork {
         return peer >= 0;
     }
 
-    /**
-     * Returns the GPU part of the operation.
-     *
-     * @return the call
-     */
+    /** Returns the GPU part of the operation. */
     public GpuCall call() {
         return call;
     }

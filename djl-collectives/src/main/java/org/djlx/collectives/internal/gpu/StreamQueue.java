@@ -57,8 +57,6 @@ public final class StreamQueue implements Watchdog.Queue {
      * Creates a queue with its own stream.
      *
      * @param name the name in thread names and error messages
-     * @param group handles failures
-     * @param connection the connection to other ranks
      */
     StreamQueue(String name, GpuGroup group, Connection connection) {
         this.name = name;
@@ -208,19 +206,14 @@ public final class StreamQueue implements Watchdog.Queue {
     }
 
     /**
-     * Returns whether all issued operations are enqueued on the stream.
-     *
-     * @return whether {@link #awaitLaunched} would return at once
+     * Returns whether all issued operations are enqueued on the stream, so that {@link
+     * #awaitLaunched} returns at once.
      */
     public synchronized boolean isLaunched() {
         return helper == null && owner == null;
     }
 
-    /**
-     * Returns the stream.
-     *
-     * @return the stream, not to be closed
-     */
+    /** Returns the stream, not to be closed. */
     public CudaStream stream() {
         return stream;
     }
@@ -310,9 +303,7 @@ public final class StreamQueue implements Watchdog.Queue {
      * @param call the call, such as "a split"
      * @param name the call in progress, such as "splitting"
      * @param timeout how long to wait for the other ranks
-     * @param obstacle returns why waiting for the other ranks is hopeless, or empty
-     * @param body makes the call
-     * @return its result
+     * @param obstacle returns why waiting for the other ranks cannot succeed, or empty
      * @throws CollectiveException if the call fails, which breaks the group
      */
     public <T> T callAlone(

@@ -41,53 +41,32 @@ public final class Watchdog implements AutoCloseable {
     /** A work that the watchdog completes. */
     public interface Watched {
 
-        /**
-         * Checks whether the work has ended, and completes it if so.
-         *
-         * @return true if it has ended
-         */
+        /** Checks whether the work has ended, and completes it if so. */
         boolean poll();
 
-        /**
-         * Returns whether the work has been completed; does not query the GPU or wait.
-         *
-         * @return true if so
-         */
+        /** Returns whether the work has been completed; does not query the GPU or wait. */
         boolean isDone();
 
         /**
-         * Returns the time that counts towards the operation's timeout.
-         *
-         * @return the time in nanoseconds; 0 while the timeout is enforced elsewhere
+         * Returns the time in ns that counts towards the operation's timeout; 0 while the timeout
+         * is enforced elsewhere.
          */
         long elapsedNanos();
 
-        /**
-         * Returns the operation.
-         *
-         * @return the operation
-         */
+        /** Returns the operation. */
         Operation operation();
 
-        /**
-         * Returns the queue on which the work runs.
-         *
-         * @return the queue
-         */
+        /** Returns the queue on which the work runs. */
         Queue queue();
 
         /**
-         * Marks the work as failed, unless it has ended. {@link #complete} must follow.
-         *
-         * @param reason the failure
-         * @return false if it has ended
+         * Marks the work as failed, or returns false if it has ended. {@link #complete} must
+         * follow.
          */
         boolean seal(CollectiveException reason);
 
         /**
-         * Completes a work that has ended.
-         *
-         * @param quiet whether the GPU no longer uses the work's memory
+         * Completes a work that has ended. {@code quiet}: the GPU no longer uses the work's memory.
          */
         void complete(boolean quiet);
     }
@@ -95,37 +74,25 @@ public final class Watchdog implements AutoCloseable {
     /** A queue on which works run; they fail with it. */
     public interface Queue {
 
-        /**
-         * Returns the error of the queue, if any.
-         *
-         * @return the error, or empty
-         */
+        /** Returns the error of the queue, if any. */
         Optional<String> error();
 
         /**
-         * Returns advice for the message of an operation that has timed out.
-         *
-         * @return the end of a sentence; may be empty
+         * Returns advice for the message of an operation that has timed out: the end of a sentence,
+         * which may be empty.
          */
         default String hint() {
             return "";
         }
 
         /**
-         * Returns the ranks that have not called the first operation on this queue.
-         *
-         * @return the missing ranks that are known
+         * Returns the ranks that are known not to have called the first operation on this queue.
          */
         default List<Integer> missing() {
             return List.of();
         }
 
-        /**
-         * Breaks the queue: all later calls fail.
-         *
-         * @param reason the reason
-         * @return false if the queue is broken already
-         */
+        /** Breaks the queue: all later calls fail. Returns false if the queue is broken already. */
         boolean breakWith(CollectiveException reason);
 
         /** Aborts the running operations, and returns when the GPU has stopped. */
@@ -138,17 +105,10 @@ public final class Watchdog implements AutoCloseable {
         /**
          * Returns the queues that fail if a queue fails: the queue itself, and the queues that need
          * it.
-         *
-         * @param queue the queue
-         * @return the queues
          */
         Collection<? extends Queue> failingWith(Queue queue);
 
-        /**
-         * Returns all queues.
-         *
-         * @return the queues
-         */
+        /** Returns all queues. */
         Collection<? extends Queue> queues();
 
         /**
@@ -180,12 +140,7 @@ public final class Watchdog implements AutoCloseable {
     private final Thread thread;
     private volatile boolean closed; // set under this
 
-    /**
-     * Creates a watchdog.
-     *
-     * @param name the thread's name
-     * @param group the group
-     */
+    /** Creates a watchdog, and its thread. */
     public Watchdog(String name, Group group) {
         this.group = group;
         thread = new Thread(this::watch, name);
@@ -196,8 +151,6 @@ public final class Watchdog implements AutoCloseable {
     /**
      * Watches a work until it has ended. The works of a queue end in the order in which they are
      * added: the watchdog polls the first one only.
-     *
-     * @param work the work
      */
     public synchronized void add(Watched work) {
         works.computeIfAbsent(work.queue(), queue -> new ArrayDeque<>()).add(work);
@@ -210,20 +163,13 @@ public final class Watchdog implements AutoCloseable {
     /**
      * Watches a queue also while it has no works, every 100 ms: operations that graphs replay on it
      * have none.
-     *
-     * @param queue the queue
      */
     public synchronized void watchAlways(Queue queue) {
         alwaysWatched = queue;
         notifyAll();
     }
 
-    /**
-     * Stops watching a work.
-     *
-     * @param work the work
-     * @return false if it was not watched any more
-     */
+    /** Stops watching a work. Returns false if it was not watched any more. */
     public synchronized boolean remove(Watched work) {
         Deque<Watched> queue = works.get(work.queue());
         boolean found = queue != null && queue.removeLastOccurrence(work);
@@ -231,20 +177,14 @@ public final class Watchdog implements AutoCloseable {
         return found;
     }
 
-    /**
-     * Polls all works, and returns whether they have ended.
-     *
-     * @return true if they have
-     */
+    /** Polls all works, and returns whether they have ended. */
     public boolean isIdle() {
         return running().stream().allMatch(this::poll);
     }
 
     /**
-     * Returns whether all works have been completed. Makes no call of the driver, so it may be
-     * called while the process exits.
-     *
-     * @return false if some may be under way
+     * Returns whether all works have been completed; false if some may be under way. Makes no call
+     * of the driver, so it may be called while the process exits.
      */
     public boolean isDone() {
         return running().stream().allMatch(Watched::isDone);
@@ -426,9 +366,6 @@ public final class Watchdog implements AutoCloseable {
     /**
      * Breaks queues, fails their works that have not ended, and aborts the queues. Queues that are
      * broken already are left alone.
-     *
-     * @param failing the queues
-     * @param reason the reason
      */
     public void fail(Collection<? extends Queue> failing, CollectiveException reason) {
         List<Queue> broken = new ArrayList<>(failing);

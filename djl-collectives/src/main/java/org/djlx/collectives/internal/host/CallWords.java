@@ -34,12 +34,7 @@ public final class CallWords {
         return words[0] != 0;
     }
 
-    /**
-     * Formats a call.
-     *
-     * @param words the words of a call
-     * @return a text such as {@code allReduce(float32, (2, 3), SUM) into a graph}
-     */
+    /** Formats a call, such as {@code allReduce(float32, (2, 3), SUM) into a graph}. */
     public static String describe(long[] words) {
         String called = Operation.describe(Arrays.copyOfRange(words, 1, COUNT));
         return isCaptured(words) ? called + " into a graph" : called;

@@ -67,76 +67,41 @@ public final class ControlBlock {
     private final AtomicBuffer words;
     private final int worldSize;
 
-    /**
-     * Creates a view of shared memory.
-     *
-     * @param memory the memory, with the block at its start; initially zero
-     * @param worldSize the number of ranks
-     */
+    /** Creates a view of shared memory, initially zero, with the block at its start. */
     public ControlBlock(NativeMemory memory, int worldSize) {
         this.worldSize = worldSize;
         this.words = new AtomicBuffer(memory, 0, byteSize(worldSize));
     }
 
-    /**
-     * Returns the size of a block.
-     *
-     * @param worldSize the number of ranks
-     * @return the size in bytes
-     */
+    /** Returns the size of a block in bytes. */
     public static int byteSize(int worldSize) {
         return reasonOffset(worldSize, worldSize);
     }
 
-    /**
-     * Returns the last epoch that a rank has reached.
-     *
-     * @param rank the rank
-     * @return the epoch, which wraps around
-     */
+    /** Returns the last epoch that a rank has reached, which wraps around. */
     public int arrived(int rank) {
         return words.getIntVolatile(rank * RECORD);
     }
 
     /**
-     * Sets the epoch that this rank has reached. Release: a rank that reads the epoch sees earlier
-     * writes of this rank.
-     *
-     * @param rank this rank
-     * @param epoch its last epoch
+     * Sets the last epoch that this rank has reached. Release: a rank that reads the epoch sees
+     * earlier writes of this rank.
      */
     public void setArrived(int rank, int epoch) {
         words.putIntVolatile(rank * RECORD, epoch);
     }
 
-    /**
-     * Returns the epoch at which a rank has stopped waiting.
-     *
-     * @param rank the rank
-     * @return the epoch; 0 if there is none
-     */
+    /** Returns the epoch at which a rank has stopped waiting; 0 if there is none. */
     public int abandoned(int rank) {
         return words.getIntVolatile(rank * RECORD + ABANDONED);
     }
 
-    /**
-     * Announces that this rank has stopped waiting at an epoch.
-     *
-     * @param rank this rank
-     * @param epoch the epoch, or 0 to revoke it
-     */
+    /** Announces that this rank has stopped waiting at an epoch, or revokes it with 0. */
     public void setAbandoned(int rank, int epoch) {
         words.putIntVolatile(rank * RECORD + ABANDONED, epoch);
     }
 
-    /**
-     * Returns the value of a signal.
-     *
-     * @param rank the destination rank
-     * @param channel the channel
-     * @param source the source rank
-     * @return the value
-     */
+    /** Returns the value of a signal to a rank. */
     public int signal(int rank, int channel, int source) {
         return words.getIntVolatile(signalOffset(rank, channel, source));
     }
@@ -145,8 +110,6 @@ public final class ControlBlock {
      * Sets a signal. Release: a rank that reads it sees earlier writes of this rank.
      *
      * @param rank the destination rank
-     * @param channel the channel
-     * @param source this rank
      * @param epoch the value
      */
     public void setSignal(int rank, int channel, int source, int epoch) {
@@ -161,11 +124,7 @@ public final class ControlBlock {
         return worldSize * RECORD + worldSize * CHANNELS * worldSize * LINE + rank * MAX_REASON;
     }
 
-    /**
-     * Wakes a rank if it sleeps. Called after a change for which it may wait.
-     *
-     * @param rank the rank
-     */
+    /** Wakes a rank if it sleeps. Called after a change for which it may wait. */
     public void ring(int rank) {
         // The change and the sleeper count are both sequentially consistent: either the sleeper's
         // last check sees the change, or this check sees the sleeper.
@@ -177,10 +136,7 @@ public final class ControlBlock {
 
     /**
      * Announces that this thread is about to sleep; later changes wake it. The caller must check
-     * its condition once more before it sleeps.
-     *
-     * @param rank this rank
-     * @return the value to pass to {@link #sleep}
+     * its condition once more before it passes the result to {@link #sleep}.
      */
     public int prepareSleep(int rank) {
         words.getAndAddInt(rank * RECORD + SLEEPERS, 1);
@@ -190,7 +146,6 @@ public final class ControlBlock {
     /**
      * Sleeps until another rank rings. Returns at once if one has rung since {@link #prepareSleep}.
      *
-     * @param rank this rank
      * @param doorbell the result of {@link #prepareSleep}
      * @param nanos the maximum time in ns
      */
@@ -198,21 +153,12 @@ public final class ControlBlock {
         words.sleepWhile(rank * RECORD + DOORBELL, doorbell, nanos);
     }
 
-    /**
-     * Undoes {@link #prepareSleep}; must follow it in a finally block.
-     *
-     * @param rank this rank
-     */
+    /** Undoes {@link #prepareSleep}; must follow it in a finally block. */
     public void endSleep(int rank) {
         words.getAndAddInt(rank * RECORD + SLEEPERS, -1);
     }
 
-    /**
-     * Returns the state of a rank.
-     *
-     * @param rank the rank
-     * @return its state
-     */
+    /** Returns the state of a rank. */
     public State state(int rank) {
         return State.values()[words.getIntVolatile(rank * RECORD + STATE)];
     }
@@ -220,7 +166,6 @@ public final class ControlBlock {
     /**
      * Marks this rank as ACTIVE.
      *
-     * @param rank this rank
      * @param pid its process id
      * @param startTime the start time of its process, see {@link Liveness}
      */
@@ -230,21 +175,12 @@ public final class ControlBlock {
         words.putIntVolatile(rank * RECORD + STATE, State.ACTIVE.ordinal());
     }
 
-    /**
-     * Marks this rank as LEFT.
-     *
-     * @param rank this rank
-     */
+    /** Marks this rank as LEFT. */
     public void setLeft(int rank) {
         words.putIntVolatile(rank * RECORD + STATE, State.LEFT.ordinal());
     }
 
-    /**
-     * Marks this rank as FAILED.
-     *
-     * @param rank this rank
-     * @param reason the reason, {@linkplain #encoded encoded}
-     */
+    /** Marks this rank as FAILED, for an {@linkplain #encoded encoded} reason. */
     public void setFailed(int rank, byte[] reason) {
         words.putBytes(reasonOffset(rank, worldSize), reason, reason.length);
         words.putIntVolatile(rank * RECORD + REASON_LENGTH, reason.length);
@@ -252,11 +188,9 @@ public final class ControlBlock {
     }
 
     /**
-     * Encodes a failure reason. If the text is too long, its middle is cut out, because messages
-     * have the call at the start and the ranks at the end.
-     *
-     * @param reason the reason
-     * @return UTF-8, of at most {@value #MAX_REASON} bytes
+     * Encodes a failure reason in UTF-8, of at most {@value #MAX_REASON} bytes. If the text is too
+     * long, its middle is cut out, because messages have the call at the start and the ranks at the
+     * end.
      */
     public static byte[] encoded(String reason) {
         byte[] utf8 = reason.getBytes(StandardCharsets.UTF_8);
@@ -283,68 +217,34 @@ public final class ControlBlock {
         return (utf8 & 0xc0) == 0x80;
     }
 
-    /**
-     * Returns the failure reason of a rank.
-     *
-     * @param rank a rank in state FAILED
-     * @return the reason
-     */
+    /** Returns the failure reason of a rank in state FAILED. */
     public String reason(int rank) {
         byte[] utf8 = new byte[words.getIntVolatile(rank * RECORD + REASON_LENGTH)];
         words.getBytes(reasonOffset(rank, worldSize), utf8);
         return new String(utf8, StandardCharsets.UTF_8);
     }
 
-    /**
-     * Returns the process id of a rank.
-     *
-     * @param rank a rank that has joined
-     * @return the process id
-     */
+    /** Returns the process id of a rank that has joined. */
     public long pid(int rank) {
         return words.getLong(rank * RECORD + PID);
     }
 
-    /**
-     * Returns the start time of a rank's process.
-     *
-     * @param rank a rank that has joined
-     * @return the time, see {@link Liveness}
-     */
+    /** Returns the start time of the process of a rank that has joined, see {@link Liveness}. */
     public long startTime(int rank) {
         return words.getLong(rank * RECORD + START_TIME);
     }
 
-    /**
-     * Publishes this rank's call.
-     *
-     * @param rank this rank
-     * @param sequence the call's number
-     * @param call the call's words
-     */
+    /** Publishes this rank's call. */
     void putCall(int rank, long sequence, long[] call) {
         words.putLongs(callOffset(rank, sequence), call);
     }
 
-    /**
-     * Compares a rank's call.
-     *
-     * @param rank the rank
-     * @param sequence the call's number: the current or the previous one
-     * @param call the words to compare with
-     * @return true if they are equal
-     */
+    /** Compares a rank's current or previous call. */
     boolean callEquals(int rank, long sequence, long[] call) {
         return Arrays.equals(call(rank, sequence), call);
     }
 
-    /**
-     * Returns a rank's call.
-     *
-     * @param rank the rank
-     * @param sequence the call's number: the current or the previous one
-     * @return the call's words
-     */
+    /** Returns a rank's current or previous call. */
     long[] call(int rank, long sequence) {
         long[] call = new long[CallWords.COUNT];
         words.getLongs(callOffset(rank, sequence), call);

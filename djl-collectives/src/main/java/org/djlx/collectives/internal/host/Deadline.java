@@ -20,48 +20,30 @@ public final class Deadline {
         end = System.nanoTime() + (timeout.compareTo(MAX) < 0 ? timeout : MAX).toNanos();
     }
 
-    /**
-     * Creates a deadline.
-     *
-     * @param timeout the time until the deadline
-     * @return the deadline
-     */
+    /** Creates a deadline after a time. */
     public static Deadline after(Duration timeout) {
         return new Deadline(Required.argument("the timeout", timeout));
     }
 
-    /**
-     * Returns the time left.
-     *
-     * @return nanoseconds, at least 0
-     */
+    /** Returns the time left in ns, at least 0. */
     public long remainingNanos() {
         return Math.max(0, end - System.nanoTime());
     }
 
     /**
-     * Returns the time left in milliseconds, for socket timeouts, where 0 would mean no timeout.
-     *
-     * @return milliseconds, at least 1
+     * Returns the time left in milliseconds, at least 1: for socket timeouts, where 0 means no
+     * timeout.
      */
     public int remainingMillis() {
         return (int) Math.min(Integer.MAX_VALUE, remainingNanos() / 1_000_000 + 1);
     }
 
-    /**
-     * Returns whether the deadline has passed.
-     *
-     * @return true if no time is left
-     */
+    /** Returns whether the deadline has passed. */
     public boolean isOver() {
         return remainingNanos() == 0;
     }
 
-    /**
-     * Returns the timeout this deadline was created with.
-     *
-     * @return the timeout
-     */
+    /** Returns the timeout this deadline was created with. */
     public Duration timeout() {
         return timeout;
     }

@@ -47,11 +47,8 @@ public final class GroupErrors {
     }
 
     /**
-     * A call failed on this rank. If memory has run out, frees the reserve. Never throws.
-     *
-     * @param call the failed call
-     * @param cause the failure
-     * @return the cause if it is a CollectiveException, otherwise an exception that names the call
+     * A call failed on this rank. Returns the cause if it is a CollectiveException, otherwise an
+     * exception that names the call. If memory has run out, frees the reserve. Never throws.
      */
     public static CollectiveException failed(Object call, Throwable cause) {
         if (cause instanceof CollectiveException collective) {
@@ -68,11 +65,8 @@ public final class GroupErrors {
     }
 
     /**
-     * A call cannot run because an earlier operation has broken the group.
-     *
-     * @param call the call
-     * @param reason the failure of the earlier operation
-     * @return the exception, with the reason as its cause
+     * A call cannot run because an earlier operation has broken the group; the reason becomes the
+     * cause.
      */
     public static CollectiveException broken(Object call, CollectiveException reason) {
         return broken(call, "the group", reason);
@@ -81,9 +75,7 @@ public final class GroupErrors {
     /**
      * A call cannot run because an earlier operation has broken the group or a part of it.
      *
-     * @param call the call
      * @param part the broken part, such as {@code the group}
-     * @param reason the failure of the earlier operation
      * @return the exception, with the reason as its cause
      */
     public static CollectiveException broken(Object call, String part, CollectiveException reason) {
@@ -97,12 +89,7 @@ public final class GroupErrors {
                 reason);
     }
 
-    /**
-     * The end of another rank breaks the group.
-     *
-     * @param end the description of its end, such as {@link #died}
-     * @return the exception
-     */
+    /** The end of another rank, such as {@link #died}, breaks the group. */
     public static CollectiveException brokenBy(String end) {
         return new CollectiveException(end + "; the group is broken");
     }
@@ -110,10 +97,6 @@ public final class GroupErrors {
     /**
      * Describes that a rank's process has ended. Only its parent process knows whether it was
      * killed or exited.
-     *
-     * @param rank the rank
-     * @param pid the process id
-     * @return the text
      */
     public static String died(int rank, long pid) {
         return died("rank " + rank, pid);
@@ -124,57 +107,32 @@ public final class GroupErrors {
      *
      * @param rank the description of the rank
      * @param pid the process id
-     * @return the text
      */
     public static String died(String rank, long pid) {
         return "the process of " + rank + " (pid " + pid + ") has ended";
     }
 
-    /**
-     * Describes that a rank has destroyed the group.
-     *
-     * @param rank the rank
-     * @return the text
-     */
+    /** Describes that a rank has destroyed the group. */
     public static String left(int rank) {
         return "rank " + rank + " has destroyed the group";
     }
 
-    /**
-     * This rank destroyed the group while a call was running.
-     *
-     * @param call the call
-     * @return the exception
-     */
+    /** This rank destroyed the group while a call was running. */
     public static CollectiveException destroyed(Object call) {
         return new CollectiveException(call + " was cancelled: this rank destroyed the group");
     }
 
-    /**
-     * This rank destroyed the group; the reason with which all its running operations fail.
-     *
-     * @param group the group's name
-     * @return the exception
-     */
+    /** This rank destroyed the group; the reason with which all its running operations fail. */
     public static CollectiveException groupDestroyed(String group) {
         return new CollectiveException("this rank destroyed the group '" + group + "'");
     }
 
-    /**
-     * A method was called on a destroyed group.
-     *
-     * @param group the group's name
-     * @return the exception
-     */
+    /** A method was called on a destroyed group. */
     public static IllegalStateException usedAfterDestroy(String group) {
         return new IllegalStateException("the group '" + group + "' has been destroyed");
     }
 
-    /**
-     * P2P buffers were used after their group was destroyed.
-     *
-     * @return the exception
-     */
+    /** P2P buffers were used after their group was destroyed. */
     public static IllegalStateException buffersDestroyed() {
         return new IllegalStateException(
                 "the group of these P2P buffers has been destroyed; use the buffers of another"
@@ -186,7 +144,6 @@ public final class GroupErrors {
      *
      * @param call the awaited call
      * @param cause the InterruptedException, or null
-     * @return the exception
      */
     public static CollectiveException interrupted(Object call, InterruptedException cause) {
         Thread.currentThread().interrupt();
@@ -194,25 +151,16 @@ public final class GroupErrors {
     }
 
     /**
-     * A call cannot complete because a peer has left, failed or died.
-     *
-     * @param call the call
-     * @param rank this rank
-     * @param end the peer's end, such as {@code rank 1 has destroyed the group}
-     * @return the exception
+     * A call cannot complete because of a peer's end, such as {@code rank 1 has destroyed the
+     * group}.
      */
     public static CollectiveException gone(Object call, int rank, String end) {
         return new CollectiveException(call + " cannot complete on rank " + rank + ": " + end);
     }
 
     /**
-     * An operation timed out because of other ranks.
-     *
-     * @param operation the operation
-     * @param rank this rank
-     * @param missing the missing ranks
-     * @param omission what they did not do, such as {@code did not arrive}
-     * @return the exception
+     * An operation timed out because of other ranks and what they omitted, such as {@code did not
+     * arrive}.
      */
     public static CollectiveTimeoutException timedOut(
             Operation operation, int rank, List<Integer> missing, String omission) {
@@ -222,12 +170,8 @@ public final class GroupErrors {
     /**
      * An operation timed out because of other ranks.
      *
-     * @param operation the operation
-     * @param rank this rank
-     * @param missing the missing ranks
      * @param omission what they did not do, such as {@code did not arrive}
      * @param cause the underlying timeout, or null
-     * @return the exception
      */
     public static CollectiveTimeoutException timedOut(
             Operation operation,
@@ -252,10 +196,8 @@ public final class GroupErrors {
     /**
      * An operation timed out.
      *
-     * @param operation the operation
      * @param missing the ranks that have not called it; empty if unknown
      * @param hint text to append if they are unknown
-     * @return the exception
      */
     public static CollectiveTimeoutException timedOut(
             Operation operation, List<Integer> missing, String hint) {
@@ -267,13 +209,7 @@ public final class GroupErrors {
                 missing);
     }
 
-    /**
-     * The caller's wait timed out; the call itself keeps running.
-     *
-     * @param call the awaited call
-     * @param timeout the timeout of the wait
-     * @return the exception
-     */
+    /** The caller's wait for a call timed out; the call itself keeps running. */
     public static CollectiveTimeoutException stillUnderWay(Object call, Duration timeout) {
         return new CollectiveTimeoutException(
                 call + " is still running after " + Durations.text(timeout), List.of());
@@ -282,10 +218,7 @@ public final class GroupErrors {
     /**
      * The calls of the ranks do not match; found before they ran.
      *
-     * @param operation this rank's operation
-     * @param group the group's name
      * @param calls the words of each rank's call, in rank order
-     * @return the exception
      * @see CallWords
      */
     public static CollectiveMismatchException disagreement(
@@ -299,53 +232,48 @@ public final class GroupErrors {
     }
 
     /**
-     * The calls of the ranks do not match; found after some may have run, so the group is broken.
+     * Checks that each rank expects as many bytes of an all-to-all as its peer sends.
      *
-     * @param call the number of the call, as text
-     * @param group the group's name
-     * @param calls the words of each rank's call, by rank, as far as known
-     * @return the exception
-     * @see CallWords
+     * @param sent the bytes from one rank to another
+     * @param expected what the second rank expects from the first
+     * @throws CollectiveMismatchException that names all pairs that differ
      */
-    public static CollectiveMismatchException outOfStep(
-            String call, String group, Map<Integer, long[]> calls) {
-        return new CollectiveMismatchException(differences(call, group, calls), true);
-    }
-
-    /**
-     * Checks that each rank of an all-to-all expects the bytes that its peers send.
-     *
-     * @param operation this rank's operation
-     * @param worldSize the number of ranks
-     * @param sent the bytes that the first rank sends to the second
-     * @param expected the bytes that the second rank expects from the first
-     * @throws CollectiveMismatchException if a pair of ranks differs; it names all such pairs
-     */
-    public static void checkSizes(
-            Operation operation,
+    public static void requireSizes(
+            Object operation,
             int worldSize,
             ToLongBiFunction<Integer, Integer> sent,
             ToLongBiFunction<Integer, Integer> expected) {
         List<String> mismatches = new ArrayList<>();
         for (int from = 0; from < worldSize; from++) {
             for (int to = 0; to < worldSize; to++) {
-                long sends = sent.applyAsLong(from, to);
-                long expects = expected.applyAsLong(from, to);
-                if (sends != expects) {
+                long bytes = sent.applyAsLong(from, to);
+                long wanted = expected.applyAsLong(from, to);
+                if (bytes != wanted) {
                     mismatches.add(
                             String.format(
                                     "rank %d sends %d bytes to rank %d, which expects %d",
-                                    from, sends, to, expects));
+                                    from, bytes, to, wanted));
                 }
             }
         }
         if (!mismatches.isEmpty()) {
             throw new CollectiveMismatchException(
-                    String.format(
-                            "%s: the sizes do not match: %s; a rank must send as many bytes as the"
-                                    + " other expects",
-                            operation, String.join("; ", mismatches)));
+                    operation
+                            + ": the sizes do not match: "
+                            + String.join("; ", mismatches)
+                            + "; a rank must send as many bytes as the other expects");
         }
+    }
+
+    /**
+     * The calls of the ranks do not match; found after some may have run, so the group is broken.
+     *
+     * @param calls the words of each rank's call, by rank, as far as known
+     * @see CallWords
+     */
+    public static CollectiveMismatchException outOfStep(
+            String call, String group, Map<Integer, long[]> calls) {
+        return new CollectiveMismatchException(differences(call, group, calls), true);
     }
 
     private static String differences(String call, String group, Map<Integer, long[]> calls) {
@@ -374,12 +302,7 @@ public final class GroupErrors {
                 + (byGraphs ? ", all into a graph or none" : "");
     }
 
-    /**
-     * Formats ranks.
-     *
-     * @param ranks the ranks
-     * @return a text such as {@code rank 1} or {@code ranks 1, 3}
-     */
+    /** Formats ranks as {@code rank 1} or {@code ranks 1, 3}. */
     public static String ranks(List<Integer> ranks) {
         return (ranks.size() == 1 ? "rank " : "ranks ")
                 + ranks.toString().replaceAll("[\\[\\]]", "");

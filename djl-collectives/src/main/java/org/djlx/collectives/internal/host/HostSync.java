@@ -41,8 +41,6 @@ public final class HostSync implements AutoCloseable {
     /**
      * Joins the group; returns when all ranks have joined.
      *
-     * @param context the group and the rank
-     * @return this rank's handle
      * @throws CollectiveException on all ranks, if they are not on one host
      */
     public static HostSync join(GroupContext context) {
@@ -65,7 +63,6 @@ public final class HostSync implements AutoCloseable {
     /**
      * Waits until all ranks have called an operation, and compares the calls.
      *
-     * @param operation the operation
      * @param captured whether it is captured into a graph; compared as well
      * @throws CollectiveMismatchException on all ranks, if the calls do not match
      * @throws CollectiveException if a rank has left, failed or died, or does not arrive in time
@@ -79,7 +76,6 @@ public final class HostSync implements AutoCloseable {
      * Publishes this rank's call, and compares it with the calls of other ranks as they arrive.
      * Does not wait for them, unless one is {@value CallLog#SLOTS} calls behind.
      *
-     * @param operation the operation
      * @param captured whether it is captured into a graph
      * @throws CollectiveMismatchException if this call or an earlier one does not match another
      *     rank's
@@ -111,9 +107,7 @@ public final class HostSync implements AutoCloseable {
     }
 
     /**
-     * Compares the published calls of all ranks.
-     *
-     * @return the mismatch, with each rank's call; null if there is none
+     * Returns the mismatch of the published calls, with each rank's call; null if there is none.
      */
     public CollectiveMismatchException difference() {
         synchronized (log) {
@@ -122,9 +116,8 @@ public final class HostSync implements AutoCloseable {
     }
 
     /**
-     * Returns the ranks that have {@linkplain #publish published} the fewest calls.
-     *
-     * @return the ranks; empty if this rank has not published more than they have
+     * Returns the ranks that have {@linkplain #publish published} the fewest calls; empty if this
+     * rank has not published more than they have.
      */
     public List<Integer> slowestRanks() {
         synchronized (log) {
@@ -134,37 +127,23 @@ public final class HostSync implements AutoCloseable {
 
     /**
      * Describes the first other rank that has failed or died, and so never completes its
-     * operations. A rank that has left has completed them.
-     *
-     * @return the text; null if there is none
+     * operations; null if there is none. A rank that has left has completed them.
      */
     public String brokenRank() {
         return rendezvous.brokenRank();
     }
 
-    /**
-     * Describes the first other rank that has announced a failure.
-     *
-     * @return the text; null if there is none
-     */
+    /** Describes the first other rank that has announced a failure; null if there is none. */
     public String failedRank() {
         return rendezvous.failedRank();
     }
 
-    /**
-     * Announces that this rank has failed.
-     *
-     * @param reason the reason
-     */
+    /** Announces that this rank has failed. */
     public void fail(String reason) {
         rendezvous.fail(new CollectiveException(reason));
     }
 
-    /**
-     * Announces that this rank makes no more calls.
-     *
-     * @param last the number of its last operation, or 0
-     */
+    /** Announces that this rank makes no more calls after an operation's number, or 0. */
     public void endCalls(long last) {
         for (int peer = 0; peer < worldSize; peer++) {
             rendezvous.signal(peer, LAST_CALL, (int) (last + 1));
@@ -175,7 +154,6 @@ public final class HostSync implements AutoCloseable {
      * Describes the first other rank that makes no more calls and has not called an operation,
      * which therefore never completes.
      *
-     * @param operation an operation of this rank
      * @return the text; null if there is none
      */
     public String departedBefore(Operation operation) {
@@ -203,11 +181,7 @@ public final class HostSync implements AutoCloseable {
         }
     }
 
-    /**
-     * Returns whether all other ranks have left or died.
-     *
-     * @return true if no other rank uses memory of this rank
-     */
+    /** Returns whether all other ranks have left or died: no rank uses memory of this rank. */
     public boolean isAlone() {
         for (int peer = 0; peer < worldSize; peer++) {
             if (peer != rank

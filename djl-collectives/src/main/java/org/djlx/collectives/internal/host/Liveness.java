@@ -29,11 +29,9 @@ public final class Liveness {
     }
 
     /**
-     * Returns when a process started, in clock ticks since boot. Together with the process id this
-     * identifies a process, even if the id is reused.
+     * Returns when a process started, in clock ticks since boot; -1 if the process has ended or is
+     * a zombie. Together with the process id this identifies a process, even if the id is reused.
      *
-     * @param pid the process id
-     * @return the time; -1 if the process has ended or is a zombie
      * @throws UncheckedIOException if it cannot be read, for example for lack of file descriptors
      */
     public static long startTime(long pid) {
@@ -67,7 +65,6 @@ public final class Liveness {
      *
      * @param pid the process id
      * @param startTime its start time, from {@link #startTime}
-     * @return true if it is alive
      */
     public static boolean isAlive(long pid, long startTime) {
         try {

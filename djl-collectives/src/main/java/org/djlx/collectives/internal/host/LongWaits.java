@@ -21,7 +21,6 @@ public final class LongWaits {
      *
      * @param call the waiting operation or call
      * @param peers the missing ranks, such as {@code rank 1}
-     * @param waitedNanos how long it has waited
      * @param timeout when it times out
      */
     public static void warn(Object call, String peers, long waitedNanos, Duration timeout) {
@@ -33,7 +32,6 @@ public final class LongWaits {
      *
      * @param call the waiting operation or call
      * @param peers the missing ranks, such as {@code rank 1}
-     * @param waitedNanos how long it has waited
      * @param timeout when it times out
      * @param hint a remedy to append, or an empty text
      */

@@ -115,14 +115,7 @@ public final class Rendezvous {
     private volatile boolean closing;
     private volatile CollectiveException broken;
 
-    /**
-     * Creates the rendezvous of one rank.
-     *
-     * @param control the shared memory
-     * @param group the group's name
-     * @param rank this rank
-     * @param worldSize the number of ranks
-     */
+    /** Creates the rendezvous of one rank in shared memory. */
     public Rendezvous(ControlBlock control, String group, int rank, int worldSize) {
         GroupErrors.prepare();
         this.control = control;
@@ -133,32 +126,18 @@ public final class Rendezvous {
         this.yieldNanos = YIELD_NANOS * ranksPerCore(worldSize);
     }
 
-    /**
-     * Returns how many of a group's ranks share a core, if all are on this host.
-     *
-     * @param worldSize the number of ranks
-     * @return the number, at least 1
-     */
+    /** Returns how many of a group's ranks share a core, at least 1, if all are on this host. */
     public static int ranksPerCore(int worldSize) {
         int cores = Runtime.getRuntime().availableProcessors();
         return (worldSize + cores - 1) / cores;
     }
 
-    /**
-     * Publishes this rank's next operation, and arrives at it.
-     *
-     * @param operation the operation
-     */
+    /** Publishes this rank's next operation, and arrives at it. */
     public void begin(Operation operation) {
         begin(operation, false);
     }
 
-    /**
-     * As {@link #begin(Operation)}, for operations that may be captured into a graph.
-     *
-     * @param operation the operation
-     * @param captured whether it is captured
-     */
+    /** As {@link #begin(Operation)}, for operations that may be captured into a graph. */
     void begin(Operation operation, boolean captured) {
         begun++;
         CallWords.put(call, operation.signature(), captured);
@@ -169,7 +148,6 @@ public final class Rendezvous {
     /**
      * Waits until all ranks have begun the operation, and compares their calls.
      *
-     * @param operation the operation
      * @throws CollectiveException as {@link #awaitArrivals}
      * @throws org.djlx.collectives.CollectiveMismatchException on all ranks, if the calls do not
      *     match
@@ -207,7 +185,6 @@ public final class Rendezvous {
      * arrived, the announcement is revoked, because another rank may have seen all arrivals before
      * it was made.
      *
-     * @param operation the operation
      * @throws CollectiveException if a rank has left, failed or died, or does not arrive in time
      */
     public void awaitArrivals(Operation operation) {
@@ -237,7 +214,6 @@ public final class Rendezvous {
     /**
      * Arrives at the next synchronisation and waits for all ranks.
      *
-     * @param operation the operation
      * @throws CollectiveException as {@link #awaitArrivals}
      */
     public void synchronize(Operation operation) {
@@ -246,21 +222,13 @@ public final class Rendezvous {
     }
 
     /**
-     * Returns the number of synchronisations at which this rank has arrived.
-     *
-     * @return the number, which wraps around
+     * Returns the number of synchronisations at which this rank has arrived, which wraps around.
      */
     public int epoch() {
         return epoch;
     }
 
-    /**
-     * Signals a rank. A rank that sees the signal also sees earlier writes of this rank.
-     *
-     * @param peer the destination rank
-     * @param channel the channel
-     * @param value the value
-     */
+    /** Signals a peer. A rank that sees the signal also sees earlier writes of this rank. */
     public void signal(int peer, int channel, int value) {
         control.setSignal(peer, channel, rank, value);
         control.ring(peer);
@@ -269,9 +237,7 @@ public final class Rendezvous {
     /**
      * Waits for a signal from a rank.
      *
-     * @param operation the operation
      * @param peer the source rank
-     * @param channel the channel
      * @param value the minimum value
      * @throws CollectiveException if the rank has left, failed or died, or does not signal in time
      */
@@ -280,12 +246,10 @@ public final class Rendezvous {
     }
 
     /**
-     * Returns whether a rank has sent a signal.
+     * Returns whether a rank has sent a signal of at least a value.
      *
      * @param peer the source rank
-     * @param channel the channel
      * @param value the minimum value
-     * @return true if the signal has at least this value
      */
     public boolean isSignalled(int peer, int channel, int value) {
         return control.signal(rank, channel, peer) - value >= 0;
@@ -312,8 +276,6 @@ public final class Rendezvous {
     /**
      * Breaks the group: announces that this rank has failed, and makes its current and later waits
      * fail. Only the first call has an effect. Any thread may call it.
-     *
-     * @param reason the reason
      */
     public synchronized void fail(CollectiveException reason) {
         if (broken != null) {
@@ -344,11 +306,7 @@ public final class Rendezvous {
         }
     }
 
-    /**
-     * Returns how often to check a condition before sleeping.
-     *
-     * @return the number of checks; 0 if ranks share cores
-     */
+    /** Returns how often to check a condition before sleeping; 0 if ranks share cores. */
     public int spins() {
         return spins;
     }
@@ -459,10 +417,7 @@ public final class Rendezvous {
 
     /**
      * Returns the exception with which a call must fail because the group is broken or being
-     * destroyed.
-     *
-     * @param call the call
-     * @return the exception; null if the call can run
+     * destroyed; null if the call can run.
      */
     public CollectiveException obstacle(Object call) {
         // First: a failure may be followed by close(), but is the cause.
@@ -474,10 +429,8 @@ public final class Rendezvous {
     }
 
     /**
-     * Describes why a rank no longer participates, if it has announced that.
-     *
-     * @param peer the rank
-     * @return the text; null if it participates or has not joined yet
+     * Describes why a rank no longer participates, if it has announced that; null if it
+     * participates or has not joined yet.
      */
     public String announcedEndOf(int peer) {
         switch (control.state(peer)) {
@@ -496,9 +449,6 @@ public final class Rendezvous {
      * Adds the likely cause to the description of a rank's end, if another rank has died: the first
      * rank that notices a death may destroy the group before this rank has checked the processes.
      * Takes a system call per rank.
-     *
-     * @param end the description of a rank's end
-     * @return the text for the user
      */
     public String causeOf(String end) {
         for (int peer = 0; peer < worldSize; peer++) {
@@ -512,9 +462,7 @@ public final class Rendezvous {
 
     /**
      * Describes the first other rank that has failed or died, and so never completes its
-     * operations.
-     *
-     * @return the text; null if there is none
+     * operations; null if there is none.
      */
     public String brokenRank() {
         for (int peer = 0; peer < worldSize; peer++) {
@@ -531,9 +479,8 @@ public final class Rendezvous {
     }
 
     /**
-     * Describes the first other rank that has announced a failure.
-     *
-     * @return the text, with its reason; null if there is none
+     * Describes the first other rank that has announced a failure, with its reason; null if there
+     * is none.
      */
     public String failedRank() {
         for (int peer = 0; peer < worldSize; peer++) {
@@ -545,10 +492,8 @@ public final class Rendezvous {
     }
 
     /**
-     * Describes the end of a rank's process. Takes a system call.
-     *
-     * @param peer the rank
-     * @return the text; null if the process is alive or the rank has not joined yet
+     * Describes the end of a rank's process; null if it is alive or the rank has not joined yet.
+     * Takes a system call.
      */
     public String deathOf(int peer) {
         if (control.state(peer) == State.ABSENT) {

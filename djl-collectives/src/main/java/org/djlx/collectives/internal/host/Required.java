@@ -13,9 +13,7 @@ public final class Required {
      * Checks an argument.
      *
      * @param what the method and the argument's name, such as {@code reduce: parts}
-     * @param argument the argument
      * @param <T> its type
-     * @return the argument
      * @throws IllegalArgumentException if it is null
      */
     public static <T> T argument(String what, T argument) {

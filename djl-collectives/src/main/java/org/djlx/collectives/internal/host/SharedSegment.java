@@ -40,10 +40,8 @@ public final class SharedSegment implements AutoCloseable {
      * it and are {@linkplain ControlBlock.State#ACTIVE active}; from then on a waiting rank notices
      * if another dies or closes the segment.
      *
-     * @param context the group and the rank
      * @param byteSize the size in bytes, at least the size of a control block
      * @param configuration settings that must be the same on all ranks, one per line
-     * @return the segment
      * @throws CollectiveException on all ranks, if it fails on any rank
      */
     public static SharedSegment map(
@@ -164,20 +162,12 @@ public final class SharedSegment implements AutoCloseable {
         }
     }
 
-    /**
-     * Returns the memory.
-     *
-     * @return the memory, initially zero; valid until this segment is closed
-     */
+    /** Returns the memory, initially zero; valid until this segment is closed. */
     public NativeMemory memory() {
         return shared.memory();
     }
 
-    /**
-     * Returns the control block at the start of the memory.
-     *
-     * @return the block; valid until this segment is closed
-     */
+    /** Returns the control block at the start of the memory; valid until this segment is closed. */
     public ControlBlock control() {
         return control;
     }

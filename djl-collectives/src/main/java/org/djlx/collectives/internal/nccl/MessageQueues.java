@@ -45,9 +45,7 @@ final class MessageQueues {
     /**
      * Creates no queue yet.
      *
-     * @param context the group and the rank
      * @param group holds the queues
-     * @param options the options
      * @param met takes a peer's rank and its {@link Peers#own}, once connected
      */
     MessageQueues(

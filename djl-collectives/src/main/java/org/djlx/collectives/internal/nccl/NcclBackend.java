@@ -114,15 +114,15 @@ public final class NcclBackend extends Backend {
     private final Calls calls; // of collectives
     private final GpuGroup group;
     private final MessageQueues messageQueues;
-    private final Set<NcclBackend> family; // backends that NCCL aborts together with this one
+    private final Set<NcclBackend> sharing; // of NCCL resources, this backend included
     private volatile Peers peers = Peers.none();
     private NDArray barrierWord; // guarded by this
 
     private NcclBackend(
-            GroupContext context, NcclOptions options, Device device, Set<NcclBackend> family) {
+            GroupContext context, NcclOptions options, Device device, Set<NcclBackend> sharing) {
         this.context = context;
         this.options = options;
-        this.family = family;
+        this.sharing = sharing;
         String name = NAME + "-" + context.name() + "-rank-" + context.rank();
         resources =
                 new GpuResources(
@@ -134,7 +134,7 @@ public final class NcclBackend extends Backend {
                                 ? new NcclConnection.Verifier(
                                         this::isToBeVerified, new Verification(context)::collective)
                                 : null,
-                        this::breakFamily);
+                        this::breakSharing);
         calls = new Calls(connection);
         group = new GpuGroup(context.name(), "NCCL", name, resources, connection, this::deadPeer);
         messageQueues = new MessageQueues(context, group, options, this::met);
@@ -145,11 +145,7 @@ public final class NcclBackend extends Backend {
         return !group.comparesSignatures() || work.call().detail().length > 0;
     }
 
-    /**
-     * Returns the streams, watchdog and failure handling of this rank.
-     *
-     * @return the group, not to be closed
-     */
+    /** Returns the streams, watchdog and failure handling of this rank, not to be closed. */
     public GpuGroup group() {
         return group;
     }
@@ -165,9 +161,6 @@ public final class NcclBackend extends Backend {
     /**
      * Creates the backend.
      *
-     * @param context the group and the rank
-     * @param options the options
-     * @return the backend
      * @throws CollectiveException if NCCL cannot be used here, with the cause
      */
     public static NcclBackend create(GroupContext context, NcclOptions options) {
@@ -177,9 +170,9 @@ public final class NcclBackend extends Backend {
         Disposal.await(DISPOSAL_PATIENCE);
         Optional<Device> given = DeviceChoice.given(context, options);
         Device device = given.orElseGet(() -> DeviceChoice.choose(context, System.getenv()));
-        Set<NcclBackend> family = ConcurrentHashMap.newKeySet();
-        NcclBackend backend = new NcclBackend(context, options, device, family);
-        family.add(backend);
+        Set<NcclBackend> sharing = ConcurrentHashMap.newKeySet();
+        NcclBackend backend = new NcclBackend(context, options, device, sharing);
+        sharing.add(backend);
         return given.isPresent() ? backend.connected() : backend;
     }
 
@@ -244,12 +237,12 @@ public final class NcclBackend extends Backend {
         if (child == null) {
             return Optional.empty();
         }
-        Set<NcclBackend> relatives =
+        Set<NcclBackend> sharers =
                 Boolean.TRUE.equals(options.config().splitShare())
-                        ? family
+                        ? sharing
                         : ConcurrentHashMap.newKeySet();
-        NcclBackend backend = new NcclBackend(child, options, resources.device(), relatives);
-        relatives.add(backend);
+        NcclBackend backend = new NcclBackend(child, options, resources.device(), sharers);
+        sharers.add(backend);
         backend.connection.adopt(part);
         backend.peers = peers.subset(members);
         return Optional.of(backend);
@@ -397,14 +390,14 @@ public final class NcclBackend extends Backend {
      * kernels of all of them, and an aborted kernel looks like a completed one. So all their works
      * must have failed before the abort.
      */
-    private void breakFamily(CollectiveException reason) {
-        for (NcclBackend relative : family) {
-            if (relative != this) {
-                relative.group.breakWith(
+    private void breakSharing(CollectiveException reason) {
+        for (NcclBackend other : sharing) {
+            if (other != this) {
+                other.group.breakWith(
                         new CollectiveException(
                                 "group '"
                                         + context.name()
-                                        + "', with which it shares resources of NCCL, failed: "
+                                        + "', which shares NCCL resources with it, failed: "
                                         + reason.getMessage(),
                                 reason));
             }
@@ -419,7 +412,7 @@ public final class NcclBackend extends Backend {
     /** Fails all running works. Optional: {@link #close} calls this, too. */
     public void stop() {
         group.stop();
-        family.remove(this);
+        sharing.remove(this);
     }
 
     @Override

@@ -44,28 +44,17 @@ final class Verification {
             throw GroupErrors.disagreement(operation, context.name(), calls);
         }
         if (work.call().detail().length > 0) {
-            compareSizes(operation, calls);
+            // Of an all-to-all: the bytes for each rank, then those expected from each.
+            int sent = CallWords.COUNT;
+            GroupErrors.requireSizes(
+                    operation,
+                    n,
+                    (from, to) -> calls.get(from)[sent + to],
+                    (from, to) -> calls.get(to)[sent + n + from]);
         }
     }
 
-    /**
-     * Compares all-to-alls. Their detail: the bytes for each rank, then those expected from each.
-     */
-    private static void compareSizes(Operation operation, List<long[]> calls) {
-        int n = calls.size();
-        GroupErrors.checkSizes(
-                operation,
-                n,
-                (from, to) -> calls.get(from)[CallWords.COUNT + to],
-                (from, to) -> calls.get(to)[CallWords.COUNT + n + from]);
-    }
-
-    /**
-     * Compares a message with the peer's call.
-     *
-     * @param work the message
-     * @param number its position among the messages of its queue
-     */
+    /** Compares a message, by its number among the messages of its queue, with the peer's call. */
     void message(QueuedWork work, long number) {
         boolean sends = work.operation().type() == OpType.SEND;
         int sender = sends ? context.rank() : work.peer();

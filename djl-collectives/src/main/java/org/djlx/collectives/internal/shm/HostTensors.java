@@ -30,35 +30,30 @@ final class HostTensors implements AutoCloseable {
     }
 
     List<HostTensor> inputs(List<NDArray> tensors) {
-        List<HostTensor> inputs = new ArrayList<>(tensors.size());
-        for (NDArray tensor : tensors) {
-            inputs.add(input(tensor, Torch.info(tensor)));
-        }
-        return inputs;
+        return open(tensors, null, true);
     }
 
     List<HostTensor> outputs(List<NDArray> tensors) {
-        List<HostTensor> outputs = new ArrayList<>(tensors.size());
-        for (NDArray tensor : tensors) {
-            outputs.add(output(tensor, Torch.info(tensor)));
-        }
-        return outputs;
+        return open(tensors, null, false);
     }
 
     List<HostTensor> inputs(List<NDArray> tensors, List<TensorInfo> infos) {
-        List<HostTensor> inputs = new ArrayList<>(tensors.size());
-        for (int i = 0; i < tensors.size(); i++) {
-            inputs.add(input(tensors.get(i), infos.get(i)));
-        }
-        return inputs;
+        return open(tensors, infos, true);
     }
 
     List<HostTensor> outputs(List<NDArray> tensors, List<TensorInfo> infos) {
-        List<HostTensor> outputs = new ArrayList<>(tensors.size());
+        return open(tensors, infos, false);
+    }
+
+    /** Opens tensors; queries their properties if {@code infos} is null. */
+    private List<HostTensor> open(List<NDArray> tensors, List<TensorInfo> infos, boolean input) {
+        List<HostTensor> hosts = new ArrayList<>(tensors.size());
         for (int i = 0; i < tensors.size(); i++) {
-            outputs.add(output(tensors.get(i), infos.get(i)));
+            NDArray tensor = tensors.get(i);
+            TensorInfo info = infos == null ? Torch.info(tensor) : infos.get(i);
+            hosts.add(input ? input(tensor, info) : output(tensor, info));
         }
-        return outputs;
+        return hosts;
     }
 
     /** See {@link HostTensor#load}. */

@@ -37,8 +37,6 @@ final class JavaSums {
      *
      * @param result the address of the result, which may be a part
      * @param parts the addresses of the contributions, in rank order; not modified otherwise
-     * @param count the number of elements of each
-     * @param type the element type
      */
     void add(long result, long[] parts, long count, ScalarType type) {
         long byteSize = count * type.itemSize();

@@ -69,10 +69,8 @@ final class MessageDriver {
     }
 
     /**
-     * Drives messages until a work has ended, unless another thread drives them or the queue is
-     * closing.
-     *
-     * @return false if this thread did not drive
+     * Drives messages until a work has ended; returns false if another thread drives them or the
+     * queue is closing.
      */
     boolean driveUntil(PendingWork work) {
         if (closing || !driving.tryLock()) {

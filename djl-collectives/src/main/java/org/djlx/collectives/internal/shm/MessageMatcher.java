@@ -19,13 +19,13 @@ final class MessageMatcher {
     record Offer(int source, Letter letter) {}
 
     /** An offer without a receive, and its position in the order of arrival. */
-    private record Waiting(long turn, Offer offer) {}
+    private record Waiting(long arrival, Offer offer) {}
 
     private final int worldSize;
     private final List<TagQueues<Transfer>> wanted = new ArrayList<>(); // by source
     private final TagQueues<Transfer> wantedOfAny = new TagQueues<>();
     private final List<TagQueues<Waiting>> offers = new ArrayList<>(); // by source
-    private long lastTurn; // position of the last offer or receive that waits here
+    private long lastArrival; // position of the last offer or receive that waits here
 
     MessageMatcher(int worldSize) {
         this.worldSize = worldSize;
@@ -43,7 +43,7 @@ final class MessageMatcher {
         if (waiting != null) {
             return waiting.offer();
         }
-        receive.setTurn(++lastTurn);
+        receive.setArrival(++lastArrival);
         wantedOf(receive.peer()).add(tag, receive);
         return null;
     }
@@ -51,12 +51,12 @@ final class MessageMatcher {
     /** Returns the rank with the oldest offer for a tag; {@link Transfer#ANY} if there is none. */
     private int firstToOffer(int tag) {
         int first = Transfer.ANY;
-        long turn = Long.MAX_VALUE;
+        long arrival = Long.MAX_VALUE;
         for (int peer = 0; peer < worldSize; peer++) {
             Waiting waiting = offers.get(peer).peek(tag);
-            if (waiting != null && waiting.turn() < turn) {
+            if (waiting != null && waiting.arrival() < arrival) {
                 first = peer;
-                turn = waiting.turn();
+                arrival = waiting.arrival();
             }
         }
         return first;
@@ -69,10 +69,11 @@ final class MessageMatcher {
         Transfer firstNamed = named.peek(tag);
         Transfer firstOfAny = wantedOfAny.peek(tag);
         boolean takesAny =
-                firstNamed == null || firstOfAny != null && firstOfAny.turn() < firstNamed.turn();
+                firstNamed == null
+                        || firstOfAny != null && firstOfAny.arrival() < firstNamed.arrival();
         Transfer receive = (takesAny ? wantedOfAny : named).poll(tag);
         if (receive == null) {
-            offers.get(offer.source()).add(tag, new Waiting(++lastTurn, offer));
+            offers.get(offer.source()).add(tag, new Waiting(++lastArrival, offer));
         }
         return receive;
     }

@@ -51,9 +51,6 @@ final class MessagePump {
     /**
      * Creates a pump.
      *
-     * @param peer the peer
-     * @param in the mailbox from the peer
-     * @param out the mailbox to the peer
      * @param matcher matches offers with receives
      * @param failures creates the exceptions of failed messages
      * @param onEnd called for each message that has ended, with the failure or null

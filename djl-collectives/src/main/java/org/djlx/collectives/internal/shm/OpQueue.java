@@ -44,7 +44,6 @@ final class OpQueue {
     /**
      * Creates a queue, and its thread.
      *
-     * @param name the thread's name
      * @param rendezvous returns the exception if operations can no longer run
      * @param ranksPerCore the number of ranks that share a core
      */
@@ -72,10 +71,9 @@ final class OpQueue {
     }
 
     /**
-     * Runs operations until one has ended, unless another thread is running operations. If that
-     * thread stops before this operation, the queue's thread continues.
+     * Runs operations until one has ended; returns false if another thread is running operations.
+     * If that thread stops before this operation, the queue's thread continues.
      *
-     * @return false if another thread is running operations
      * @throws IllegalStateException if this thread is running an operation, which would wait for
      *     itself or a later one
      */

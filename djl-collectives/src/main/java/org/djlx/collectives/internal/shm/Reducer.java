@@ -48,8 +48,6 @@ final class Reducer implements AutoCloseable {
      * @param result the address of the result. It may be a part; if it is not the first part, the
      *     first part may be overwritten as well
      * @param parts the addresses of the contributions, in rank order
-     * @param count the number of elements of each
-     * @param type the element type
      * @param op the reduction
      */
     void reduce(long result, long[] parts, long count, ScalarType type, ReduceOp op) {

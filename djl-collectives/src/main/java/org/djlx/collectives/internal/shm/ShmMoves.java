@@ -50,19 +50,14 @@ final class ShmMoves {
         } while (offset < byteSize);
     }
 
-    /**
-     * All-gather.
-     *
-     * @param outputs by rank, the address for its tensor
-     */
+    /** All-gather. The outputs are, by rank, the address for its tensor. */
     void allGather(Operation operation, long[] outputs, HostTensor input) {
         gather(operation, outputs, input, true);
     }
 
     /**
-     * All-gather of several tensors.
-     *
-     * @param outputs for each input: by rank, the address for its tensor
+     * All-gather of several tensors. The outputs are, for each input and by rank, the address for
+     * its tensor.
      */
     void allGather(Operation operation, List<long[]> outputs, List<HostTensor> inputs) {
         int next = 0;
@@ -101,11 +96,7 @@ final class ShmMoves {
         }
     }
 
-    /**
-     * Gather.
-     *
-     * @param outputs on the root: by rank, the address for its tensor; null on other ranks
-     */
+    /** Gather. The outputs are, by rank, the address for its tensor; null except on the root. */
     void gather(Operation operation, long[] outputs, HostTensor input, int root) {
         gather(operation, outputs, input, rank != root);
     }
@@ -131,11 +122,7 @@ final class ShmMoves {
         } while (offset < byteSize);
     }
 
-    /**
-     * Scatter.
-     *
-     * @param inputs on the root: by rank, the address of its tensor; null on other ranks
-     */
+    /** Scatter. The inputs are, by rank, the address of its tensor; null except on the root. */
     void scatter(Operation operation, HostTensor output, long[] inputs, int root) {
         steps.begin(operation);
         long slot = steps.slotSize(0);
@@ -235,12 +222,17 @@ final class ShmMoves {
 
         /** Returns the largest size between two different ranks; throws if any pair differs. */
         long checkAll(Operation operation) {
-            GroupErrors.checkSizes(operation, worldSize, this::sent, this::expected);
             long longest = 0;
+            boolean match = true;
             for (int from = 0; from < worldSize; from++) {
                 for (int to = 0; to < worldSize; to++) {
-                    longest = from == to ? longest : Math.max(longest, sent(from, to));
+                    long sent = sent(from, to);
+                    longest = from == to ? longest : Math.max(longest, sent);
+                    match &= sent == expected(from, to);
                 }
+            }
+            if (!match) {
+                GroupErrors.requireSizes(operation, worldSize, this::sent, this::expected);
             }
             return longest;
         }

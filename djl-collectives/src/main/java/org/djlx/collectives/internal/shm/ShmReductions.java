@@ -39,9 +39,7 @@ final class ShmReductions {
     }
 
     /**
-     * Reduce-scatter.
-     *
-     * @param inputs by rank, the address of its part of this rank's contribution
+     * Reduce-scatter. The inputs are, by rank, the address of its part of this rank's contribution.
      */
     void reduceScatter(Operation operation, HostTensor output, long[] inputs, ReduceOp op) {
         steps.begin(operation);
@@ -73,9 +71,8 @@ final class ShmReductions {
     }
 
     /**
-     * Reduce-scatter of several tensors.
-     *
-     * @param inputs for each output: by rank, the address of its part of this rank's contribution
+     * Reduce-scatter of several tensors. The inputs are, for each output and by rank, the address
+     * of its part of this rank's contribution.
      */
     void reduceScatter(
             Operation operation, List<HostTensor> outputs, List<long[]> inputs, ReduceOp op) {

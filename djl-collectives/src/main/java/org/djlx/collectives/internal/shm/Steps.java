@@ -113,7 +113,6 @@ final class Steps {
      * each aligned. The result is the same on all ranks, because it depends on sizes only.
      *
      * @param tensors tensors whose sizes are the same on all ranks
-     * @param first the index of the first tensor of the step
      * @param room the space in bytes
      * @return the index after the last tensor; {@code first + 1} if the first has its own steps
      */

@@ -25,7 +25,7 @@ final class Transfer extends PendingWork {
     private final long begin = System.nanoTime();
     private volatile int peer;
     private long message = -1; // the sender's number; -1 until known
-    private long turn; // of a waiting receive: position in the order of arrival
+    private long arrival; // of a waiting receive: position in the order of arrival
     private long moved; // bytes
     private boolean ended;
     private CollectiveException reason; // the failure after the end; null on success
@@ -62,12 +62,12 @@ final class Transfer extends PendingWork {
         return message;
     }
 
-    long turn() {
-        return turn;
+    long arrival() {
+        return arrival;
     }
 
-    void setTurn(long turn) {
-        this.turn = turn;
+    void setArrival(long arrival) {
+        this.arrival = arrival;
     }
 
     /** Returns whether the message's number is known. */

@@ -34,22 +34,12 @@ final class ViewCache {
     private final long[] lastUses = new long[SETS * WAYS];
     private long uses;
 
-    /**
-     * Creates an empty cache.
-     *
-     * @param manager the owner of the arrays
-     */
+    /** Creates an empty cache, whose arrays the manager owns. */
     ViewCache(NDManager manager) {
         this.manager = manager;
     }
 
-    /**
-     * Returns an array over an address. It is valid until the next call; do not close it.
-     *
-     * @param address its address
-     * @param count the number of elements
-     * @param type the element type
-     */
+    /** Returns an array over an address. It is valid until the next call; do not close it. */
     NDArray get(long address, long count, ScalarType type) {
         int place = place(address, count, type);
         if (!matches(place, address, count, type)) {

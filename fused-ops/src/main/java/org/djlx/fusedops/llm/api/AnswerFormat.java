@@ -20,25 +20,13 @@ import org.djlx.fusedops.llm.Generation;
  */
 public interface AnswerFormat {
 
-    /**
-     * Returns whether the client has asked for a streamed answer.
-     *
-     * @return whether the answer is streamed
-     */
+    /** {@return whether the client has asked for a streamed answer} */
     boolean isStreamed();
 
-    /**
-     * Returns the content type of the answer.
-     *
-     * @return the MIME type
-     */
+    /** {@return the MIME type of the answer} */
     String contentType();
 
-    /**
-     * Begins a streamed answer.
-     *
-     * @return the text to send; may be empty, as for the methods below
-     */
+    /** {@return the text that begins a streamed answer; may be empty, as for the methods below} */
     String begin();
 
     /**

@@ -49,11 +49,7 @@ public final class ApiException extends RuntimeException {
         this.ofInvocation = ofInvocation;
     }
 
-    /**
-     * Returns this error in DJL Serving's schema.
-     *
-     * @return the error; this is its cause
-     */
+    /** {@return this error in DJL Serving's schema; this is its cause} */
     public ApiException forInvocation() {
         return new ApiException(status, type, option, getMessage(), true, this);
     }
@@ -69,20 +65,14 @@ public final class ApiException extends RuntimeException {
         return new ApiException(400, "invalid_request_error", option, message);
     }
 
-    /**
-     * Returns the HTTP status.
-     *
-     * @return the status, 400 or more
-     */
+    /** {@return the HTTP status, 400 or more} */
     public int status() {
         return status;
     }
 
     /**
-     * Returns the error for the client.
-     *
-     * @return a JSON object on one line: in OpenAI's schema, or {@code {"error": message, "code":
-     *     status}} in {@linkplain #forInvocation DJL Serving's}
+     * {@return the error for the client, a JSON object on one line: in OpenAI's schema, or {@code
+     * {"error": message, "code": status}} in {@linkplain #forInvocation DJL Serving's}}
      */
     public String toJson() {
         JsonObject json = new JsonObject();

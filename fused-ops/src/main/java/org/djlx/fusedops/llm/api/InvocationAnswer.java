@@ -26,7 +26,6 @@ final class InvocationAnswer implements AnswerFormat {
     /**
      * Creates the format of an answer.
      *
-     * @param streamed whether the answer is streamed
      * @param details whether an answer that is not streamed has details
      * @param echoes whether the generated text begins with the prompt
      * @param prompts the prompts; exactly one if the answer is streamed

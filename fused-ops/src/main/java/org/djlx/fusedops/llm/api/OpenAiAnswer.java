@@ -30,10 +30,8 @@ final class OpenAiAnswer implements AnswerFormat {
      * Creates the format of an answer.
      *
      * @param chat whether this is a chat completion
-     * @param streamed whether the answer is streamed
      * @param includesUsage whether a streamed answer ends with the numbers of tokens
      * @param echoes the text before the generated text of each choice
-     * @param model the model's name
      */
     OpenAiAnswer(
             boolean chat,

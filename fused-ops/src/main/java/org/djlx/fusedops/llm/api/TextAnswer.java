@@ -55,11 +55,7 @@ public final class TextAnswer {
         return Optional.empty();
     }
 
-    /**
-     * Returns whether {@link #poll} has returned the complete answer.
-     *
-     * @return whether all generations have ended and all text was returned
-     */
+    /** {@return whether {@link #poll} has returned the complete answer} */
     public boolean isComplete() {
         return open.isEmpty();
     }

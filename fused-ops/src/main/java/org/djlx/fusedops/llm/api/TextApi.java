@@ -53,11 +53,7 @@ public final class TextApi {
                                                 "the model " + model + " has no tokenizer"));
     }
 
-    /**
-     * Returns the model's name.
-     *
-     * @return the name
-     */
+    /** {@return the model's name} */
     public String model() {
         return model;
     }

@@ -182,7 +182,6 @@ final class EngineCore {
     /**
      * A step.
      *
-     * @param request the request to the ranks
      * @param sampled the sequences that get a token each, in the order of the batch
      * @param sampledOnDevice whether the device samples all these tokens: the next step can then
      *     launch before they reach the host
@@ -236,9 +235,8 @@ final class EngineCore {
     }
 
     /**
-     * Schedules the next step. Returns null if there is nothing to compute.
-     *
-     * @param async whether the step before is still in flight
+     * Schedules the next step, while the step before may still be in flight. Returns null if there
+     * is nothing to compute.
      */
     private Step nextStep(boolean async) {
         List<Sequence> sampled = new ArrayList<>();

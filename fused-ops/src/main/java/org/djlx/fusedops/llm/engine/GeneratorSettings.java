@@ -21,7 +21,6 @@ import org.djlx.fusedops.llm.model.LlamaConfig;
  *
  * @param group the group in which this process is a rank; null if ranks are threads
  * @param devices the GPUs of ranks that are threads; empty for CPU ranks
- * @param cpuRanks the number of CPU ranks
  * @param maxLength the most tokens of a sequence
  * @param maxRunning the most running sequences
  * @param maxQueued the most waiting sequences

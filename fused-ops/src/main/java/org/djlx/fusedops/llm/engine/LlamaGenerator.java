@@ -94,11 +94,7 @@ public final class LlamaGenerator implements TextGenerator {
         }
     }
 
-    /**
-     * Creates a builder.
-     *
-     * @return the builder
-     */
+    /** {@return a new builder} */
     public static Builder builder() {
         return new Builder();
     }
@@ -129,20 +125,14 @@ public final class LlamaGenerator implements TextGenerator {
         return Optional.ofNullable(tokenizer);
     }
 
-    /**
-     * Returns the model's configuration.
-     *
-     * @return the configuration
-     */
+    /** {@return the model's configuration} */
     public LlamaConfig config() {
         return config;
     }
 
     /**
-     * Returns whether this process is a rank other than 0. Only the generator of rank 0 takes
-     * requests; followers run its steps.
-     *
-     * @return whether this is a follower; false if ranks are threads
+     * {@return whether this process is a rank other than 0; false if ranks are threads} Only the
+     * generator of rank 0 takes requests; followers run its steps.
      */
     public boolean isFollower() {
         return settings.isFollower();

@@ -28,7 +28,6 @@ import org.slf4j.LoggerFactory;
 /**
  * The ranks of a generator, with a loaded model.
  *
- * @param pool the ranks
  * @param samplesOnDevice whether ranks sample on the GPU: step n+1 can then launch before the host
  *     knows the tokens of step n. If ranks are processes, valid on rank 0 only
  */
@@ -40,7 +39,6 @@ record ModelRanks(RankPool<StepRequest, List<Sampler.SampledToken>> pool, boolea
      * Starts the ranks and loads the model. Checks the files before anything is allocated.
      *
      * @param name the name of the ranks' threads
-     * @param directory the model directory
      * @return the ranks; the caller closes the pool
      */
     static ModelRanks load(

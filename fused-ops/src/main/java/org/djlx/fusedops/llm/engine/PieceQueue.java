@@ -45,9 +45,8 @@ final class PieceQueue implements Generation {
     }
 
     /**
-     * Adds a piece. No-op if the generation has ended.
-     *
-     * @param end the reason if this is the last piece, otherwise null
+     * Adds a piece, with the reason if it is the last one, otherwise null. No-op if the generation
+     * has ended.
      */
     void add(GeneratedPiece piece, FinishReason end) {
         synchronized (this) {

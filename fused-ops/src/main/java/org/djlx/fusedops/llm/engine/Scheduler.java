@@ -123,7 +123,6 @@ final class Scheduler {
      * within the prefill budget (chunked prefill).
      *
      * @param sampled receives the sequences that get a token, in the order of the batch
-     * @param onDevice whether the device samples tokens
      */
     TokenBatch schedule(List<Sequence> sampled, boolean onDevice) {
         List<TokenBatch.Chunk> decodes = new ArrayList<>(); // chunks of one token

@@ -41,10 +41,8 @@ final class Attention {
     private final NDArray sines;
 
     /**
-     * Computes the tables of the rotary embedding.
-     *
-     * @param gpu the kernels; null if libtorch applies the rotary embedding
-     * @param manager the manager of the tables
+     * Computes the tables of the rotary embedding. Without kernels, {@code gpu} is null and
+     * libtorch applies it.
      */
     Attention(
             LlamaConfig config,
@@ -106,9 +104,6 @@ final class Attention {
     /**
      * Query tokens that are computed in one call.
      *
-     * @param first the index of the first token
-     * @param tokens the tokens of each sequence
-     * @param sequences the number of sequences
      * @param slots the cache slots that each sequence attends to, (sequences · length); shorter
      *     sequences are padded. Null for the first chunk of a prompt, which attends to itself only
      * @param mask the mask added to the scores, of shape (sequences, 1, 1, tokens, length): 0, or
@@ -176,10 +171,9 @@ final class Attention {
     }
 
     /**
-     * Returns the cache slots that the tokens of a chunk attend to. Padding tokens get any slot of
-     * the sequence: they come last, so causal attention hides them from all others.
-     *
-     * @param tokens the tokens of the chunk, including padding
+     * Returns the cache slots that the tokens of a chunk, padding included, attend to. Padding
+     * tokens get any slot of the sequence: they come last, so causal attention hides them from all
+     * others.
      */
     private static long[] slots(TokenBatch.Chunk chunk, int tokens) {
         long[] slots = new long[chunk.start() + tokens];

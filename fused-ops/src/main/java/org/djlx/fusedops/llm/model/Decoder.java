@@ -59,7 +59,7 @@ final class Decoder implements AutoCloseable {
 
     // Attention of a sequence is split into parts of this many blocks, as in flash decoding.
     private static final int SPLIT_BLOCKS = LlamaKernels.CHUNK / KvCache.BLOCK_TOKENS;
-    private static final int BEST_BYTES = LlamaKernels.BEST_FLOATS * Float.BYTES;
+    private static final int TOP_BYTES = LlamaKernels.TOP_FLOATS * Float.BYTES;
 
     private final LlamaConfig config;
     private final ProcessGroup group;
@@ -178,7 +178,7 @@ final class Decoder implements AutoCloseable {
 
         HostBuffers(CudaDevice device, int inputBytes) {
             inputs = keep(CudaMemory.allocatePinned(device, inputBytes));
-            results = keep(CudaMemory.allocatePinned(device, LlamaKernels.MAX_ROWS * BEST_BYTES));
+            results = keep(CudaMemory.allocatePinned(device, LlamaKernels.MAX_ROWS * TOP_BYTES));
             done = keep(CudaEvent.create(device));
         }
 
@@ -241,8 +241,8 @@ final class Decoder implements AutoCloseable {
             inputs = manager.zeros(new Shape(largest.inputBytes()), DataType.UINT8);
             argMaxParts =
                     manager.zeros(
-                            new Shape(maxRows, LlamaKernels.BEST_BLOCKS, LlamaKernels.BEST_FLOATS));
-            argMaxes = manager.zeros(new Shape(ranks * maxRows, LlamaKernels.BEST_FLOATS));
+                            new Shape(maxRows, LlamaKernels.TOP_BLOCKS, LlamaKernels.TOP_FLOATS));
+            argMaxes = manager.zeros(new Shape(ranks * maxRows, LlamaKernels.TOP_FLOATS));
             sampled =
                     manager.zeros(new Shape(cache.slots() / KvCache.BLOCK_TOKENS), DataType.INT32);
             clear(zeros);
@@ -288,7 +288,6 @@ final class Decoder implements AutoCloseable {
      * Computes chunks of a few tokens each, and writes their keys and values to the cache. All
      * ranks call this at the same time. The GPU may still be computing when this returns.
      *
-     * @param chunks the chunks
      * @param fullLogits whether full logits are needed, not only the sampled tokens
      * @param manager the manager of copied logits
      * @return the logits of the chunks that need them; {@link Logits#toArray} is valid until the
@@ -323,13 +322,11 @@ final class Decoder implements AutoCloseable {
      * this at the same time, after {@link #await}. The GPU may still be computing when this
      * returns.
      *
-     * @param chunk the prompt's last chunk
      * @param residual the residual stream before the last layer, of some or all tokens of the
      *     chunk; on the current stream
      * @param row the last token's row, on the rank that has it; -1 on other ranks
      * @param fullLogits whether full logits are needed, not only the sampled token
      * @param manager the manager of copied logits
-     * @return the logits
      */
     Logits finishPrefill(
             TokenBatch.Chunk chunk,
@@ -389,7 +386,7 @@ final class Decoder implements AutoCloseable {
             if (group.worldSize() > 1) {
                 works.add(gather(argMaxes, group.worldSize() * key.rows));
             }
-            kernels.choose(stream, choice(buffers, key), group.worldSize(), key.rows);
+            kernels.sample(stream, sampling(buffers, key), group.worldSize(), key.rows);
             buffers.done.record(stream);
         } finally {
             guard.close();
@@ -448,8 +445,8 @@ final class Decoder implements AutoCloseable {
         nextInputs.putLong(sampling.topK());
     }
 
-    private LlamaKernels.Choice choice(HostBuffers buffers, Key key) {
-        return new LlamaKernels.Choice(
+    private LlamaKernels.Sampling sampling(HostBuffers buffers, Key key) {
+        return new LlamaKernels.Sampling(
                 buffers.results.address(),
                 Torch.dataPointer(argMaxes),
                 Torch.dataPointer(sampled),
@@ -507,7 +504,7 @@ final class Decoder implements AutoCloseable {
         long ownLogits = Torch.dataPointer(logits) + (long) firstToken * config.type().itemSize();
         long allTokens = logits.getShape().get(1);
         residual.multiply(false, ownLogits, weights.norm(), weights.head(), tokens, allTokens);
-        kernels.best(
+        kernels.top(
                 stream,
                 rows,
                 Torch.dataPointer(argMaxes),
@@ -540,7 +537,7 @@ final class Decoder implements AutoCloseable {
     /** Computes this rank's partial sum, which is added to the residual stream next. */
     private void multiplyToPartial(Residual residual, NDArray x, NDArray weight, int depth) {
         int hidden = config.hiddenSize();
-        kernels.product(
+        kernels.matmul(
                 stream,
                 false,
                 residual.rows,
@@ -558,7 +555,7 @@ final class Decoder implements AutoCloseable {
 
         final int rows;
         NDArray partial; // this rank's partial sum
-        private final boolean normsInProduct; // the matmul kernel computes the norm
+        private final boolean normsInMatmul; // the matmul kernel computes the norm
         private NDArray sum; // the residual stream; 0 at first
         private NDArray next; // the buffer of the next result
         private NDArray unused; // the third buffer, until it is used
@@ -566,7 +563,7 @@ final class Decoder implements AutoCloseable {
         Residual(int rows) {
             this.rows = rows;
             // With several ranks, an all-reduce must come before the norm.
-            normsInProduct = group.worldSize() == 1 && kernels.canNorm(rows, config.hiddenSize());
+            normsInMatmul = group.worldSize() == 1 && kernels.canNorm(rows, config.hiddenSize());
             partial = first(residuals[0], rows);
             sum = first(zeros, rows);
             next = first(residuals[1], rows);
@@ -581,7 +578,7 @@ final class Decoder implements AutoCloseable {
             LlamaKernels.Norm normed = null;
             NDArray x = Decoder.this.norm;
             NDArray before = sum;
-            if (normsInProduct) {
+            if (normsInMatmul) {
                 x = partial;
                 normed =
                         new LlamaKernels.Norm(
@@ -603,7 +600,7 @@ final class Decoder implements AutoCloseable {
             }
             next = unused == null ? before : unused; // The first sum, zeros, is not overwritten.
             unused = null;
-            kernels.product(
+            kernels.matmul(
                     stream,
                     gated,
                     rows,
@@ -657,12 +654,12 @@ final class Decoder implements AutoCloseable {
             }
             buffers.done.synchronize();
             works.forEach(work -> work.await(TIMEOUT)); // Also throws failures of the graph.
-            byte[] bytes = new byte[LlamaKernels.MAX_ROWS * BEST_BYTES];
+            byte[] bytes = new byte[LlamaKernels.MAX_ROWS * TOP_BYTES];
             new AtomicBuffer(buffers.results, 0, bytes.length).getBytes(0, bytes);
             ByteBuffer buffer = ByteBuffer.wrap(bytes).order(ByteOrder.nativeOrder());
             tokens = new ArrayList<>();
             for (int i = 0; i < rows.size(); i++) {
-                buffer.position(rows.get(i) * BEST_BYTES);
+                buffer.position(rows.get(i) * TOP_BYTES);
                 double logSumExp = buffer.getFloat() + Math.log(buffer.getFloat());
                 int token = (int) buffer.getFloat();
                 tokens.add(new DeviceToken(token, buffer.getFloat(), randomly.get(i), logSumExp));

@@ -69,12 +69,11 @@ public final class KvCache implements AutoCloseable {
     }
 
     /**
-     * Returns the size of a rank's part.
+     * {@return the size of a rank's part in bytes}
      *
      * @param config the model's configuration
      * @param ranks the number of ranks
      * @param slots the number of slots
-     * @return the size in bytes
      */
     public static long byteSize(LlamaConfig config, int ranks, long slots) {
         return 2L

@@ -74,10 +74,10 @@ public record LlamaConfig(
             int originalLength) {
 
         /**
-         * Returns the rotation of each pair of elements of a head per position.
+         * {@return the rotation of each pair of elements of a head per position: {@code headSize /
+         * 2} angles in radians}
          *
          * @param headSize the head size
-         * @return the angles in radians; {@code headSize / 2} of them
          */
         public double[] frequencies(int headSize) {
             double[] frequencies = new double[headSize / 2];

@@ -185,7 +185,6 @@ public final class LlamaGpu implements AutoCloseable {
      *
      * @param inputs int32: the tokens of all rows, then the KV cache slots of all rows
      * @param rows the number of rows, padding included
-     * @param tokens the number of tokens
      * @param start the position of the first token
      */
     record PrefillInputs(NDArray inputs, int rows, int tokens, int start) {
@@ -196,10 +195,9 @@ public final class LlamaGpu implements AutoCloseable {
     }
 
     /**
-     * Copies the tokens and slots of a chunk to the device. Padding repeats the last token, so that
-     * padding rows compute finite values: tokens attend to them with weight 0.
-     *
-     * @param rows the number of rows to compute; those after the tokens are padding
+     * Copies the tokens and slots of a chunk to the device, padded to {@code rows}. Padding repeats
+     * the last token, so that padding rows compute finite values: tokens attend to them with weight
+     * 0.
      */
     static PrefillInputs inputs(NDManager manager, TokenBatch.Chunk chunk, int rows) {
         int tokens = chunk.tokens().length;
@@ -278,14 +276,12 @@ public final class LlamaGpu implements AutoCloseable {
 
     /**
      * Applies the rotary embedding to queries and keys in place, and writes keys and values to the
-     * cache.
-     *
-     * @param qkv of shape (tokens, (query + 2 · KV heads) · head size), contiguous; may have no
-     *     queries
+     * cache. {@code qkv} is contiguous, of shape (tokens, (query + 2 · KV heads) · head size), and
+     * may have no queries.
      */
     void rotate(int layer, NDArray qkv, KvCache cache, Attention attention, PrefillInputs prompt) {
         int heads = (int) (qkv.getShape().get(1) / config.headSize());
-        kernels.rotate(
+        kernels.rotateAndCache(
                 currentStreams.get(),
                 prompt.tokens,
                 Torch.dataPointer(qkv),

@@ -94,9 +94,7 @@ public final class LlamaModel implements AutoCloseable {
     }
 
     /**
-     * Returns whether the model has kernels, which decode with CUDA graphs and sample on the GPU.
-     *
-     * @return whether there are kernels
+     * {@return whether the model has kernels, which decode with CUDA graphs and sample on the GPU}
      */
     public boolean hasDecoder() {
         return decoder != null;

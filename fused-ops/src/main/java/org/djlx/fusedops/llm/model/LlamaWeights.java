@@ -171,10 +171,9 @@ public final class LlamaWeights implements AutoCloseable {
     }
 
     /**
-     * Returns the tensors of a model.
+     * {@return the shapes of a model's tensors, by name}
      *
      * @param config the model's configuration
-     * @return the shapes by name
      */
     public static Map<String, Shape> shapes(LlamaConfig config) {
         long hidden = config.hiddenSize();
@@ -206,11 +205,10 @@ public final class LlamaWeights implements AutoCloseable {
     }
 
     /**
-     * Returns the size of a rank's part.
+     * {@return the size of a rank's part in bytes}
      *
      * @param config the model's configuration
      * @param ranks the number of ranks
-     * @return the size in bytes
      */
     public static long byteSize(LlamaConfig config, int ranks) {
         long hidden = config.hiddenSize();

@@ -42,31 +42,14 @@ public record TokenBatch(List<Chunk> chunks) {
             boolean needsLogits,
             SamplingParameters sampling) {
 
-        /**
-         * Creates a chunk with greedy sampling.
-         *
-         * @param tokens the tokens
-         * @param start the position of the first token
-         * @param slots the KV cache slots of the sequence by position
-         * @param needsLogits whether the logits after the last token are needed
-         */
-        public Chunk(int[] tokens, int start, int[] slots, boolean needsLogits) {
-            this(tokens, start, slots, needsLogits, SamplingParameters.GREEDY);
-        }
-
-        /**
-         * Returns the length of the sequence up to the end of this chunk.
-         *
-         * @return the number of tokens
-         */
+        /** {@return the length of the sequence up to the end of this chunk} */
         public int length() {
             return start + tokens.length;
         }
 
         /**
-         * Returns whether the chunk is small enough for the decode kernels.
-         *
-         * @return whether it has at most {@link #MAX_DECODE_TOKENS} tokens
+         * {@return whether the chunk is small enough for the decode kernels: at most {@link
+         * #MAX_DECODE_TOKENS} tokens}
          */
         public boolean isDecodable() {
             return tokens.length <= MAX_DECODE_TOKENS;

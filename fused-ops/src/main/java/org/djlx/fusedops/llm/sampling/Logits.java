@@ -36,18 +36,10 @@ public interface Logits {
      */
     default void await() {}
 
-    /**
-     * Returns the number of sequences.
-     *
-     * @return the number
-     */
+    /** {@return the number of sequences} */
     int count();
 
-    /**
-     * Waits for the tokens that the device selects.
-     *
-     * @return a token for each sequence
-     */
+    /** {@return a token for each sequence, which the device samples; waits for them} */
     List<DeviceToken> deviceTokens();
 
     /**
@@ -96,10 +88,9 @@ public interface Logits {
     }
 
     /**
-     * Returns a view of these logits in another order.
+     * {@return a view of these logits in another order}
      *
      * @param order the indices of the sequences
-     * @return the view
      */
     default Logits inOrder(List<Integer> order) {
         return new Logits() {

@@ -54,21 +54,15 @@ public final class Sampler {
         }
     }
 
-    /**
-     * Returns whether the sampled token is always the argmax of the unchanged logits.
-     *
-     * @return whether sampling is greedy and without penalty
-     */
+    /** {@return whether the sampled token is always the argmax of the unchanged logits} */
     public boolean isGreedy() {
         return temperature == 0 && penalty == 1;
     }
 
     /**
-     * Returns the parameters for sampling the next token on the device. They use up the random
-     * number of the next {@link #sample(float[], double)}.
-     *
-     * @return the parameters; {@link SamplingParameters#GREEDY} also if the repetition penalty
-     *     requires sampling on the host
+     * {@return the parameters for sampling the next token on the device; {@link
+     * SamplingParameters#GREEDY} also if the repetition penalty requires sampling on the host} They
+     * use up the random number of the next {@link #sample(float[], double)}.
      */
     public SamplingParameters deviceParameters() {
         return temperature == 0 || penalty != 1

@@ -18,11 +18,7 @@ public record SamplingParameters(double temperature, int topK, double topP, long
     /** Takes the token with the highest logit. */
     public static final SamplingParameters GREEDY = new SamplingParameters(0, 0, 1, 0);
 
-    /**
-     * Returns whether the token with the highest logit is taken.
-     *
-     * @return whether sampling is greedy
-     */
+    /** {@return whether the token with the highest logit is taken} */
     public boolean isGreedy() {
         return temperature == 0;
     }

@@ -87,9 +87,8 @@ public enum ChatTemplate {
     }
 
     /**
-     * Returns whether the tokenizer must add its special tokens to the written chat.
-     *
-     * @return false if the template writes them
+     * {@return whether the tokenizer must add its special tokens to the written chat; false if the
+     * template writes them}
      */
     public boolean addsSpecialTokens() {
         return this == PLAIN;

@@ -55,11 +55,7 @@ public final class TextStream {
         return release();
     }
 
-    /**
-     * Returns whether the text contains a stop string.
-     *
-     * @return whether generation must stop
-     */
+    /** {@return whether the text contains a stop string} */
     public boolean isStopped() {
         return stopped;
     }

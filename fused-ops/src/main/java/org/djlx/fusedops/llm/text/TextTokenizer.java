@@ -27,11 +27,7 @@ public interface TextTokenizer extends AutoCloseable {
      */
     String decode(int[] tokens);
 
-    /**
-     * Returns the special tokens as they are written in a text.
-     *
-     * @return the special tokens
-     */
+    /** {@return the special tokens as they are written in a text} */
     Set<String> specialTokens();
 
     @Override

@@ -140,7 +140,11 @@ class LlamaGpuTest {
         return new TokenBatch(
                 List.of(
                         new TokenBatch.Chunk(
-                                Arrays.copyOfRange(tokens, begin, end), begin, slots, true)));
+                                Arrays.copyOfRange(tokens, begin, end),
+                                begin,
+                                slots,
+                                true,
+                                SamplingParameters.GREEDY)));
     }
 
     private static RankWorker<TokenBatch, float[]> reading(ProcessGroup group, LlamaModel model) {

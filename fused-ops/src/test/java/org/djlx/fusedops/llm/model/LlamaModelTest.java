@@ -31,6 +31,7 @@ import org.djlx.collectives.safetensors.Safetensors;
 import org.djlx.fusedops.FusedOps;
 import org.djlx.fusedops.UsageCounter;
 import org.djlx.fusedops.llm.sampling.Logits;
+import org.djlx.fusedops.llm.sampling.SamplingParameters;
 import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.io.TempDir;
@@ -83,14 +84,20 @@ public class LlamaModelTest {
             int start = done;
             done += count;
             return new TokenBatch.Chunk(
-                    Arrays.copyOfRange(tokens, start, done), start, slots, needsLogits);
+                    Arrays.copyOfRange(tokens, start, done),
+                    start,
+                    slots,
+                    needsLogits,
+                    SamplingParameters.GREEDY);
         }
     }
 
     @Test
     void theLastTokenFillsAPromptUp() {
         int[] slots = {9, 8, 7, 6, 5, 4};
-        TokenBatch.Chunk chunk = new TokenBatch.Chunk(new int[] {3, 1, 2}, 2, slots, true);
+        TokenBatch.Chunk chunk =
+                new TokenBatch.Chunk(
+                        new int[] {3, 1, 2}, 2, slots, true, SamplingParameters.GREEDY);
         try (NDManager manager = NDManager.newBaseManager()) {
             LlamaGpu.PrefillInputs prompt = LlamaGpu.inputs(manager, chunk, 5);
             assertArrayEquals(
@@ -285,7 +292,11 @@ public class LlamaModelTest {
         double[] expected = text.lines().mapToDouble(Double::parseDouble).toArray();
         int[] tokens = of.tokens;
         int[] slots = slots(0, tokens.length);
-        TokenBatch batch = new TokenBatch(List.of(new TokenBatch.Chunk(tokens, 0, slots, true)));
+        TokenBatch batch =
+                new TokenBatch(
+                        List.of(
+                                new TokenBatch.Chunk(
+                                        tokens, 0, slots, true, SamplingParameters.GREEDY)));
         try (Safetensors files = Safetensors.open(directory);
                 RankPool<Reading, Void> pool =
                         RankPool.start(
