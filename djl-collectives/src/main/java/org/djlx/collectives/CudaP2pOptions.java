@@ -449,9 +449,10 @@ public final class CudaP2pOptions extends BackendOptions {
         }
 
         /**
-         * Sets the assumed topology of the GPUs, for tests; NVML is queried unless set. In a hybrid
-         * cube mesh, ranks 0 to 3 are fully linked, ranks 4 to 7 are fully linked, and rank i is
-         * linked to rank i + 4. Other pairs do not use P2P, even if their GPUs could.
+         * Sets the topology of the GPUs, for tests and for machines that do not tell it; NVML and
+         * the driver are queried unless set. In a hybrid cube mesh, ranks 0 to 3 are fully linked,
+         * ranks 4 to 7 are fully linked, and rank i is linked to rank i + 4. Other pairs do not use
+         * P2P, even if their GPUs could.
          *
          * @param kind the topology
          * @return this builder

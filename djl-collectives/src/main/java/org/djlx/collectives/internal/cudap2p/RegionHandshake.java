@@ -438,7 +438,22 @@ final class RegionHandshake {
                     throw new EngineException(
                             "a write of rank " + peer + " to rank " + rank + " did not arrive");
                 }
+                if (readProbe(manager, peer) != pattern(rank, peer)) {
+                    throw new EngineException(
+                            "rank " + rank + " cannot read what it wrote to rank " + peer);
+                }
             }
+        }
+    }
+
+    /** Reads the word that this rank has written to a peer. */
+    private int readProbe(NDManager manager, int peer) {
+        try (CudaStream stream = CudaStream.create(device)) {
+            NDArray word = Torch.empty(manager, new Shape(1), ScalarType.INT32);
+            long probe = memory[peer].address() + layout.probe(rank);
+            stream.copyAsync(Torch.dataPointer(word), probe, Integer.BYTES);
+            stream.synchronize();
+            return word.toIntArray()[0];
         }
     }
 
@@ -457,14 +472,28 @@ final class RegionHandshake {
         }
         P2pLinks links = P2pLinks.of(GpuTopology.Kind.OTHER, ranks);
         if (context.rank() == 0) {
+            String found;
             try {
-                links = P2pLinks.of(topology.apply(buses));
+                GpuTopology seen = topology.apply(buses);
+                links = P2pLinks.of(seen);
+                found = seen.summary();
             } catch (RuntimeException | LinkageError e) {
-                logger.warn("cannot find how the GPUs are linked; all-reduces use NCCL", e);
+                found = "cannot find how the GPUs are linked: " + e;
             }
+            logger.info("group '{}': {}; {}", context.name(), found, meaning(links.kind()));
         }
         List<byte[]> all = context.exchange("p2p-links", bytes(GSON.toJson(links)));
         return GSON.fromJson(text(all.get(0)), P2pLinks.class);
+    }
+
+    private static String meaning(GpuTopology.Kind kind) {
+        return switch (kind) {
+            case FULLY_CONNECTED_NVLINK -> "all-reduces of floats go from GPU to GPU";
+            case HYBRID_CUBE_MESH -> "small all-reduces go from GPU to GPU, other ones use NCCL";
+            case OTHER ->
+                    "all-reduces use NCCL; if NVLink joins all of them, say so by"
+                            + " CudaP2pOptions.optTopology";
+        };
     }
 
     /** Frees what the region does not own; without a region, everything. */
