@@ -348,6 +348,7 @@ public abstract class P2pBuffers {
      * @param epoch the value: the operation's {@linkplain #epoch epoch}
      * @throws IllegalArgumentException if the rank or channel is out of range; on GPUs also for a
      *     value other than the epoch, because larger values belong to later operations
+     * @throws IllegalStateException on GPUs, outside of an operation
      */
     public abstract void putSignal(int rank, int channel, int epoch);
 

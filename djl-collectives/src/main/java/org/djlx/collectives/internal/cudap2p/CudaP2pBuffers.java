@@ -35,6 +35,7 @@ import org.djlx.nativeops.torch.Torch;
  *       peers write to. From then on, peers may write its data.
  *   <li>A stream waits until all peers have entered before it first writes to them. Before that, it
  *       may compute, and write to this rank's own buffer.
+ *   <li>Work on the side stream ends before the next operation enters: its signals read the count.
  *   <li>A single-kernel operation does all this in the kernel, with {@link KernelSignals}.
  * </ol>
  */
@@ -166,7 +167,12 @@ final class CudaP2pBuffers extends P2pBuffers {
 
     /** Enters the running operation on the current stream, unless that has happened. */
     private void enter() {
-        if (underWay != null && !entered) {
+        if (underWay == null) {
+            throw new IllegalStateException(
+                    "signals, waits and P2P streams belong to an operation: use them in"
+                            + " ProcessGroup.execute");
+        }
+        if (!entered) {
             entered = true;
             signals.enter(running);
         }
@@ -174,14 +180,12 @@ final class CudaP2pBuffers extends P2pBuffers {
 
     /** Lets the side stream wait for the entry into the running operation. */
     void orderSideStream() {
-        if (underWay != null) {
-            markEntry();
-            side.waitEvent(entry);
-        }
+        markEntry();
+        side.waitEvent(entry);
     }
 
     private void markEntry() {
-        if (underWay != null && !entryMarked) {
+        if (!entryMarked) {
             entryMarked = true;
             if (entry == null) {
                 entry = CudaEvent.create(side.device());
@@ -194,7 +198,7 @@ final class CudaP2pBuffers extends P2pBuffers {
     private void reach(CudaStream stream) {
         enter();
         boolean isSide = stream == side;
-        if (underWay == null || (isSide ? sideReached : reached)) {
+        if (isSide ? sideReached : reached) {
             return;
         }
         if (isSide) {
@@ -233,6 +237,9 @@ final class CudaP2pBuffers extends P2pBuffers {
         sideReached = false;
         try {
             body.run();
+            // Signals and waits use the device's count of operations. The next operation must not
+            // count before they have run.
+            sideStream.joinInto(running);
         } finally {
             underWay = null;
             running = null;
