@@ -7,7 +7,6 @@ package org.djlx.collectives.internal.cudap2p;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.types.Shape;
 import java.nio.charset.StandardCharsets;
-import java.util.ArrayList;
 import java.util.Collections;
 import java.util.List;
 import java.util.Optional;
@@ -15,7 +14,6 @@ import java.util.Set;
 import java.util.function.BooleanSupplier;
 import java.util.function.Function;
 import java.util.function.LongFunction;
-import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.CudaP2pOptions;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
@@ -28,6 +26,7 @@ import org.djlx.collectives.spi.GroupContext;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.nativeops.cuda.CudaAttribute;
 import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.nativeops.cuda.CudaGraph;
 import org.djlx.nativeops.cuda.CudaStream;
 import org.djlx.nativeops.cuda.CurrentStreams;
 import org.djlx.nativeops.cuda.GpuTopology;
@@ -61,9 +60,7 @@ final class P2p {
     private final CurrentStreams currentStreams;
     private final BooleanSupplier capturing; // whether the current stream is being captured
 
-    // Releases of tensors that late peers may still write to; null once every rank has left.
-    // Guarded by this.
-    private List<Runnable> abandoned = new ArrayList<>();
+    private final LateWriters lateWriters = new LateWriters();
 
     private P2p(
             GroupContext context,
@@ -111,7 +108,7 @@ final class P2p {
             Function<List<String>, GpuTopology> topology,
             GpuGroup group) {
         RegionHandshake.Outcome outcome = RegionHandshake.run(context, options, device, topology);
-        Parts parts = new Parts(outcome.region());
+        Parts parts = new Parts(outcome.region(), outcome.hosts());
         String problem = outcome.problem();
         P2p p2p = null;
         try {
@@ -122,10 +119,6 @@ final class P2p {
             }
             if (problem == null) {
                 parts.agreeOnKernels(context);
-                parts.join(context);
-                problem = RegionHandshake.agree(context, "p2p-hosts", parts::checkHosts);
-            }
-            if (problem == null) {
                 parts.compareGpus(context, device);
                 p2p = new P2p(context, options, device, group, parts);
                 group.extend(p2p.queue);
@@ -163,15 +156,15 @@ final class P2p {
     private static final class Parts {
 
         private final P2pRegion region; // null if there is none
+        private final HostSync hosts; // null if there is no region
         private WaitStatus waits;
         private AllReduceKernels kernels;
         private SignalKernels signals;
-        private HostSync hosts;
-        private RuntimeException noHosts;
         private int kernelBlocks; // most blocks of a waiting kernel; 0 if the GPUs differ
 
-        Parts(P2pRegion region) {
+        Parts(P2pRegion region, HostSync hosts) {
             this.region = region;
+            this.hosts = hosts;
         }
 
         /** Loads all kernels before any runs because a load may wait for running kernels. */
@@ -195,16 +188,6 @@ final class P2p {
                         context.rank(),
                         context.name(),
                         own);
-            }
-        }
-
-        void join(GroupContext context) {
-            try {
-                hosts = HostSync.join(context);
-            } catch (CollectiveTimeoutException e) {
-                throw e; // A rank that did not come will not come to agree, either.
-            } catch (RuntimeException e) {
-                noHosts = e;
             }
         }
 
@@ -239,22 +222,12 @@ final class P2p {
             kernelBlocks = alike && buffers ? blocks : 0;
         }
 
-        void checkHosts() {
-            if (noHosts != null) {
-                throw noHosts;
-            }
-        }
-
         void close() {
-            if (hosts != null) {
-                hosts.close();
-            }
             for (AutoCloseable part : new AutoCloseable[] {signals, kernels, waits}) {
                 closePart(part);
             }
             if (region != null) {
-                region.closePeers();
-                region.close();
+                RetiredRegions.add(region, hosts, () -> {});
             }
         }
 
@@ -348,9 +321,7 @@ final class P2p {
 
                             @Override
                             public void releaseFailed(Runnable release) {
-                                if (!direct || !abandon(release)) {
-                                    release.run();
-                                }
+                                lateWriters.release(release, direct);
                             }
                         };
         return device.within(
@@ -370,32 +341,45 @@ final class P2p {
                                     operation,
                                     current,
                                     (stream, captured) ->
-                                            enqueue(stream, tensor, info, inPlace, kernel),
+                                            enqueue(stream, tensor, info, inPlace, direct, kernel),
                                     List.of(tensor))
                             : group.run(operation, tensor, inPlace, current, kernel);
                 });
     }
 
     /** Enqueues a kernel for the tensor or, in a graph, for a copy. */
-    private static void enqueue(
+    private void enqueue(
             CudaStream stream,
             NDArray tensor,
             TensorInfo info,
             boolean inPlace,
+            boolean direct,
             LongFunction<GpuCall.Body> kernel) {
         if (inPlace) {
+            keepInGraph(tensor, direct);
             kernel.apply(info.address()).enqueue(stream);
             return;
         }
         try (NDArray copy =
                 Torch.empty(tensor.getManager(), new Shape(info.sizes()), info.type())) {
             stream.keepAlive(copy);
+            keepInGraph(copy, direct);
             NoGradient.run(
                     () -> {
                         Torch.copy(copy, tensor);
                         kernel.apply(Torch.dataPointer(copy)).enqueue(stream);
                         Torch.copy(tensor, copy);
                     });
+        }
+    }
+
+    /**
+     * Keeps the tensor of a captured direct all-reduce until the graph is closed; if a replay has
+     * failed, until late peers no longer write to it.
+     */
+    private void keepInGraph(NDArray tensor, boolean direct) {
+        if (direct) {
+            CudaGraph.keepAlive(release -> lateWriters.release(release, waits.hasFailed()), tensor);
         }
     }
 
@@ -436,31 +420,10 @@ final class P2p {
             signals.close();
             waits.close();
             buffers.close();
-            region.closePeers();
         } finally {
             // Also if the driver throws: the other ranks keep their memory until this rank has
             // left.
-            RetiredRegions.add(region, hosts, this::releaseAbandoned);
-        }
-    }
-
-    /** Defers the release of a failed operation's tensor; false if all ranks have left. */
-    private synchronized boolean abandon(Runnable release) {
-        return abandoned != null && abandoned.add(release);
-    }
-
-    private void releaseAbandoned() {
-        List<Runnable> releases;
-        synchronized (this) {
-            releases = abandoned;
-            abandoned = null;
-        }
-        for (Runnable release : releases) {
-            try {
-                release.run();
-            } catch (RuntimeException e) {
-                logger.warn("cannot free the memory of a failed operation", e);
-            }
+            RetiredRegions.add(region, hosts, lateWriters::end);
         }
     }
 }
