@@ -34,6 +34,7 @@
  *       processes
  *   <li>{@link org.djlx.nativeops.cuda.CurrentStreams} - libtorch's current streams
  *   <li>{@link org.djlx.nativeops.cuda.GpuLink} - the connection of two GPUs
+ *   <li>{@link org.djlx.nativeops.cuda.GpuRates} - the measured rates of a kind of GPU
  *   <li>{@link org.djlx.nativeops.cuda.GpuTopology} - the connections of all GPUs of a host
  *   <li>{@link org.djlx.nativeops.cuda.KernelArguments} - the arguments of a launch
  *   <li>{@link org.djlx.nativeops.cuda.KernelCache} - a cache of compiled kernels
