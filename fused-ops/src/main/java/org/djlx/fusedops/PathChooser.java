@@ -20,8 +20,8 @@ import org.djlx.fusedops.internal.Pipeline;
 
 /**
  * Chooses the path of an operator from values that all ranks know: sizes, forced paths, and the
- * number of SMs of each rank. On GPUs the {@link CostModel} predicts the fastest path. A GPU that
- * was not measured counts as an H200 with its number of SMs; GPUs of several kinds count as H200s.
+ * rates and SMs of each rank. On GPUs the {@link CostModel} predicts the fastest path, with the
+ * measured rates of the GPUs. GPUs of several kinds count as H200s.
  */
 final class PathChooser {
 
@@ -77,10 +77,21 @@ final class PathChooser {
         boolean noneForced = Stream.of(Path.values()).noneMatch(FusedOps::isForced);
         // Ranks that share a GPU report a part of its SMs each; NCCL does not run between them.
         boolean mayBeNccl = noneForced && processors == compute.multiprocessors();
-        Machine machine =
-                processors == 0 ? Machine.H200 : Machine.H200.withMultiprocessors(processors);
-        return new CostModel(machine)
+        return new CostModel(machine(processors))
                 .choose(work, each -> paths(possible.apply(each), noneForced, mayBeNccl), recorded);
+    }
+
+    /** Returns the machine of each rank, which may have a part of a GPU's SMs. */
+    private Machine machine(int processors) {
+        if (processors == 0) {
+            return Machine.H200;
+        }
+        return group.p2pBuffers()
+                .orElseThrow()
+                .gpuRates()
+                .map(Machine::of)
+                .orElse(Machine.H200)
+                .withMultiprocessors(processors);
     }
 
     private static Set<Path> paths(Set<Path> possible, boolean mayBeGathered, boolean mayBeNccl) {

@@ -12,6 +12,7 @@ import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.internal.host.Required;
 import org.djlx.collectives.spi.Operation;
+import org.djlx.nativeops.cuda.GpuRates;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
@@ -327,6 +328,17 @@ public abstract class P2pBuffers {
      * @return the signals; empty on all ranks if not supported
      */
     public Optional<KernelSignals> kernelSignals() {
+        return Optional.empty();
+    }
+
+    /**
+     * Returns the rates of the group's GPUs, of the slowest one, to predict which of several ways
+     * is faster.
+     *
+     * @return the rates, the same on all ranks; empty on the CPU, for GPUs of several kinds, and if
+     *     a rank cannot measure them
+     */
+    public Optional<GpuRates> gpuRates() {
         return Optional.empty();
     }
 

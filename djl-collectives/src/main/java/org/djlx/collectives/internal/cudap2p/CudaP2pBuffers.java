@@ -21,6 +21,7 @@ import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.CudaEvent;
 import org.djlx.nativeops.cuda.CudaStream;
 import org.djlx.nativeops.cuda.CurrentStreams;
+import org.djlx.nativeops.cuda.GpuRates;
 import org.djlx.nativeops.cuda.GpuTopology;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
@@ -54,6 +55,7 @@ final class CudaP2pBuffers extends P2pBuffers {
     private final int rank;
     private final KernelSignals kernelSignals; // null if kernels have none
     private final OneShotSlots oneShotSlots; // null if there are none
+    private final GpuRates gpuRates; // null if unknown
     private Operation underWay; // being enqueued, or null
     private CudaStream running; // the current stream of that operation
     private boolean captured; // whether that operation is captured into a graph
@@ -69,7 +71,8 @@ final class CudaP2pBuffers extends P2pBuffers {
             CudaDevice device,
             CurrentStreams currentStreams,
             SignalKernels signals,
-            int kernelBlocks) {
+            int kernelBlocks,
+            GpuRates gpuRates) {
         super(
                 region.rank(),
                 region.ranks(),
@@ -81,6 +84,7 @@ final class CudaP2pBuffers extends P2pBuffers {
         this.rank = region.rank();
         this.side = CudaStream.create(device, device.highestStreamPriority());
         this.signals = signals;
+        this.gpuRates = gpuRates;
         kernelSignals = kernelBlocks == 0 ? null : kernelSignals(kernelBlocks);
         boolean linked = region.links().kind() == GpuTopology.Kind.FULLY_CONNECTED_NVLINK;
         oneShotSlots = kernelBlocks == 0 || !linked ? null : oneShotSlots(kernelBlocks);
@@ -124,6 +128,11 @@ final class CudaP2pBuffers extends P2pBuffers {
     public Optional<OneShotSlots> oneShotSlots() {
         requireUsable();
         return Optional.ofNullable(oneShotSlots);
+    }
+
+    @Override
+    public Optional<GpuRates> gpuRates() {
+        return Optional.ofNullable(gpuRates);
     }
 
     @Override

@@ -6,6 +6,7 @@ package org.djlx.collectives.internal.cudap2p;
 
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.types.Shape;
+import com.google.gson.Gson;
 import java.nio.charset.StandardCharsets;
 import java.util.Collections;
 import java.util.List;
@@ -29,6 +30,7 @@ import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.CudaGraph;
 import org.djlx.nativeops.cuda.CudaStream;
 import org.djlx.nativeops.cuda.CurrentStreams;
+import org.djlx.nativeops.cuda.GpuRates;
 import org.djlx.nativeops.cuda.GpuTopology;
 import org.djlx.nativeops.cuda.KernelCache;
 import org.djlx.nativeops.cuda.KernelCompiler;
@@ -45,6 +47,7 @@ import org.slf4j.LoggerFactory;
 final class P2p {
 
     private static final Logger logger = LoggerFactory.getLogger(P2p.class);
+    private static final Gson GSON = new Gson();
 
     private final GroupContext context;
     private final CudaP2pOptions options;
@@ -79,7 +82,14 @@ final class P2p {
         this.hosts = parts.hosts;
         currentStreams = new CurrentStreams(device);
         capturing = () -> device.within(() -> currentStreams.get().isCapturing());
-        buffers = new CudaP2pBuffers(region, device, currentStreams, signals, parts.kernelBlocks);
+        buffers =
+                new CudaP2pBuffers(
+                        region,
+                        device,
+                        currentStreams,
+                        signals,
+                        parts.kernelBlocks,
+                        parts.gpuRates);
         queue =
                 new P2pQueue(
                         context,
@@ -152,6 +162,42 @@ final class P2p {
         return sharing == 1 ? processors : Math.max(1, processors / (2 * (sharing - 1)));
     }
 
+    /**
+     * The GPU of a rank.
+     *
+     * @param rates its rates; null if unknown
+     */
+    record Gpu(String architecture, int processors, String bus, GpuRates rates) {
+
+        static boolean areAlike(List<Gpu> gpus) {
+            return gpus.stream()
+                            .map(gpu -> gpu.architecture + " " + gpu.processors)
+                            .distinct()
+                            .count()
+                    == 1;
+        }
+
+        /** Returns the lowest rates; null if a GPU has none, or the GPUs are of several kinds. */
+        static GpuRates slowest(List<Gpu> gpus) {
+            if (gpus.stream().anyMatch(gpu -> gpu.rates == null)
+                    || gpus.stream().map(gpu -> gpu.rates.gpu()).distinct().count() > 1) {
+                return null;
+            }
+            return gpus.stream()
+                    .map(Gpu::rates)
+                    .reduce(
+                            (a, b) ->
+                                    new GpuRates(
+                                            a.gpu(),
+                                            Math.min(a.multiprocessors(), b.multiprocessors()),
+                                            Math.min(a.teraflops(), b.teraflops()),
+                                            Math.min(
+                                                    a.gigabytesPerSecond(),
+                                                    b.gigabytesPerSecond())))
+                    .orElseThrow();
+        }
+    }
+
     /** Builder state while a P2p is being set up. */
     private static final class Parts {
 
@@ -161,6 +207,7 @@ final class P2p {
         private AllReduceKernels kernels;
         private SignalKernels signals;
         private int kernelBlocks; // most blocks of a waiting kernel; 0 if the GPUs differ
+        private GpuRates gpuRates; // null if unknown
 
         Parts(P2pRegion region, HostSync hosts) {
             this.region = region;
@@ -191,35 +238,38 @@ final class P2p {
             }
         }
 
-        /** Agrees on the most blocks of a kernel that waits for peers. */
+        /** Agrees on the most blocks of a kernel that waits for peers, and on the GPUs' rates. */
         void compareGpus(GroupContext context, CudaDevice device) {
-            int processors = device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
-            String gpu = device.architecture() + " " + processors + " " + device.pciBusId();
-            List<String> gpus =
-                    context.exchange("p2p-gpus", gpu.getBytes(StandardCharsets.UTF_8)).stream()
-                            .map(bytes -> new String(bytes, StandardCharsets.UTF_8))
+            boolean buffers = region.layout().bufferSize() > 0;
+            Gpu own =
+                    new Gpu(
+                            device.architecture(),
+                            device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT),
+                            device.pciBusId(),
+                            buffers ? GpuRates.of(device).orElse(null) : null);
+            List<Gpu> gpus =
+                    context
+                            .exchange("p2p-gpus", GSON.toJson(own).getBytes(StandardCharsets.UTF_8))
+                            .stream()
+                            .map(json -> new String(json, StandardCharsets.UTF_8))
+                            .map(json -> GSON.fromJson(json, Gpu.class))
                             .toList();
-            boolean alike =
-                    gpus.stream()
-                                    .map(one -> one.substring(0, one.lastIndexOf(' ')))
-                                    .distinct()
-                                    .count()
-                            == 1;
+            List<String> buses = gpus.stream().map(Gpu::bus).toList();
             int sharing =
-                    gpus.stream().mapToInt(one -> Collections.frequency(gpus, one)).max().orElse(1);
+                    buses.stream()
+                            .mapToInt(bus -> Collections.frequency(buses, bus))
+                            .max()
+                            .orElse(1);
             int blocks =
                     gpus.stream()
-                            .mapToInt(
-                                    one ->
-                                            waitingBlocks(
-                                                    Integer.parseInt(one.split(" ")[1]), sharing))
+                            .mapToInt(gpu -> waitingBlocks(gpu.processors, sharing))
                             .min()
                             .orElseThrow();
             if (sharing > 1) {
                 kernels.shareGpu(blocks);
             }
-            boolean buffers = region.layout().bufferSize() > 0;
-            kernelBlocks = alike && buffers ? blocks : 0;
+            kernelBlocks = Gpu.areAlike(gpus) && buffers ? blocks : 0;
+            gpuRates = Gpu.slowest(gpus);
         }
 
         void close() {
