@@ -10,7 +10,6 @@ import java.util.HexFormat;
 import java.util.Optional;
 import java.util.Random;
 import java.util.function.Supplier;
-import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.host.NativeMemory;
 import org.djlx.nativeops.torch.ScalarType;
 import org.slf4j.Logger;
@@ -49,7 +48,6 @@ public record GpuRates(
      */
     public static Optional<GpuRates> of(CudaDevice device) {
         try {
-            NativeLibrary.CUBLASLT.ensureAvailability();
             return Optional.of(
                     cached(
                             KernelCache.user(),

@@ -18,7 +18,9 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Random;
+import java.util.Set;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.CountDownLatch;
 import java.util.function.BiConsumer;
 import java.util.function.Consumer;
@@ -28,6 +30,7 @@ import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.ContractCases;
 import org.djlx.collectives.CudaP2pOptions;
+import org.djlx.collectives.GpuTests;
 import org.djlx.collectives.NcclBatch;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
@@ -41,9 +44,11 @@ import org.djlx.collectives.p2p.P2pStream;
 import org.djlx.collectives.spi.OpType;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.collectives.spi.Reductions;
+import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.CudaGraph;
 import org.djlx.nativeops.cuda.CudaStream;
+import org.djlx.nativeops.cuda.GpuRates;
 import org.djlx.nativeops.torch.CudaStreamGuard;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
@@ -1198,6 +1203,18 @@ class CudaP2pThreadsTest {
         } catch (InterruptedException e) {
             throw new AssertionError(e);
         }
+    }
+
+    /** Ranks choose paths by the rates of the slowest GPU, from the kernel cache. */
+    @Test
+    void ranksAgreeOnTheRatesOfTheirGpus() {
+        GpuTests.require(1, NativeLibrary.CUBLASLT);
+        Set<GpuRates> rates = ConcurrentHashMap.newKeySet();
+        run(
+                P2pRanks.options(),
+                (group, manager) ->
+                        rates.add(group.p2pBuffers().orElseThrow().gpuRates().orElseThrow()));
+        assertEquals(1, rates.size(), rates::toString);
     }
 
     @Test
