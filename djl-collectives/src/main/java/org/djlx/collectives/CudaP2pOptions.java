@@ -437,7 +437,8 @@ public final class CudaP2pOptions extends BackendOptions {
          *
          * <p>After a failed direct all-reduce a late rank may still write to this rank's tensor. Do
          * not use the tensor's values until all ranks have destroyed the group. Its memory is kept
-         * until then; memory used in a graph is kept as long as the graph.
+         * until then. Memory used in a graph is kept as long as the graph; if a replay has failed,
+         * until all ranks have destroyed the group.
          *
          * @param allowed true to allow it; unless set, it is allowed for up to four ranks and in
          *     graphs
