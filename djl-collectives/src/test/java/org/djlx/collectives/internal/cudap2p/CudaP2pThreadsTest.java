@@ -422,30 +422,34 @@ class CudaP2pThreadsTest {
                             CudaStream stream = CudaStream.create(device)) {
                         CudaStreamGuard guard =
                                 Torch.cudaStreamGuard(group.device(), stream.handle());
-                        NDArray whole = manager.ones(shape);
-                        NDArray tensor = strided ? whole.transpose() : whole;
-                        group.allReduce(tensor, ReduceOp.AVG).await(group.timeout());
-                        try (CudaGraph graph =
-                                CudaGraph.capture(
-                                        stream,
-                                        () ->
-                                                hasty.allReduce(tensor, ReduceOp.AVG)
-                                                        .blockCurrentStream())) {
-                            if (group.rank() > 0) {
-                                Replays.await(failed);
+                        try {
+                            NDArray whole = manager.ones(shape);
+                            NDArray tensor = strided ? whole.transpose() : whole;
+                            group.allReduce(tensor, ReduceOp.AVG).await(group.timeout());
+                            manager.zeros(shape).close(); // a block for the copy in the graph
+                            try (CudaGraph graph =
+                                    CudaGraph.capture(
+                                            stream,
+                                            () ->
+                                                    hasty.allReduce(tensor, ReduceOp.AVG)
+                                                            .blockCurrentStream())) {
+                                if (group.rank() > 0) {
+                                    Replays.await(failed);
+                                }
+                                graph.launch(stream);
+                                stream.synchronize();
                             }
-                            graph.launch(stream);
+                            tensor.close();
+                            whole.close();
+                            NDArray next = manager.full(shape, 7f);
                             stream.synchronize();
+                            failed.countDown();
+                            group.destroy();
+                            assertEquals(7, TestArrays.awaited(next.max()).getFloat());
+                            assertEquals(7, TestArrays.awaited(next.min()).getFloat());
+                        } finally {
+                            guard.close();
                         }
-                        tensor.close();
-                        whole.close();
-                        NDArray next = manager.full(shape, 7f);
-                        stream.synchronize();
-                        failed.countDown();
-                        group.destroy();
-                        assertEquals(7, TestArrays.awaited(next.max()).getFloat());
-                        assertEquals(7, TestArrays.awaited(next.min()).getFloat());
-                        guard.close();
                     }
                 });
     }
