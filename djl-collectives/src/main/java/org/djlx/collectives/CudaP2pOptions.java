@@ -407,7 +407,8 @@ public final class CudaP2pOptions extends BackendOptions {
          *
          * <p>After a failed direct all-reduce a late rank may still write to this rank's tensor. Do
          * not use the tensor's values until all ranks have destroyed the group. Its memory is kept
-         * until then; memory used in a graph is kept as long as the graph.
+         * until then. Memory used in a graph is kept as long as the graph; if a replay has failed,
+         * until all ranks have destroyed the group.
          *
          * @param allowed true to allow it; unless set, it is allowed for up to four ranks and in
          *     graphs
@@ -419,9 +420,10 @@ public final class CudaP2pOptions extends BackendOptions {
         }
 
         /**
-         * Sets the assumed topology of the GPUs, for tests; NVML is queried unless set. In a hybrid
-         * cube mesh, ranks 0 to 3 are fully linked, ranks 4 to 7 are fully linked, and rank i is
-         * linked to rank i + 4. Other pairs do not use P2P, even if their GPUs could.
+         * Sets the topology of the GPUs, for tests and for machines that do not tell it; NVML and
+         * the driver are queried unless set. In a hybrid cube mesh, ranks 0 to 3 are fully linked,
+         * ranks 4 to 7 are fully linked, and rank i is linked to rank i + 4. Other pairs do not use
+         * P2P, even if their GPUs could.
          *
          * @param kind the topology
          * @return this builder

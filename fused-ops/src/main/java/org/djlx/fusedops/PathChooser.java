@@ -5,6 +5,7 @@
 package org.djlx.fusedops;
 
 import java.util.EnumSet;
+import java.util.Optional;
 import java.util.Set;
 import java.util.function.Function;
 import java.util.stream.Stream;
@@ -17,11 +18,12 @@ import org.djlx.fusedops.cost.Path;
 import org.djlx.fusedops.cost.Workload;
 import org.djlx.fusedops.internal.Compute;
 import org.djlx.fusedops.internal.Pipeline;
+import org.djlx.nativeops.cuda.GpuRates;
 
 /**
  * Chooses the path of an operator from values that all ranks know: sizes, forced paths, and the
- * number of SMs of each rank. On GPUs the {@link CostModel} predicts the fastest path. A GPU that
- * was not measured counts as an H200 with its number of SMs; GPUs of several kinds count as H200s.
+ * rates and SMs of each rank. On GPUs the {@link CostModel} predicts the fastest path, with the
+ * measured rates of the GPUs. GPUs of several kinds count as H200s.
  */
 final class PathChooser {
 
@@ -73,10 +75,20 @@ final class PathChooser {
         boolean noneForced = Stream.of(Path.values()).noneMatch(FusedOps::isForced);
         // Ranks that share a GPU report a part of its SMs each; NCCL does not run between them.
         boolean mayBeNccl = noneForced && processors == compute.multiprocessors();
-        Machine machine =
-                processors == 0 ? Machine.H200 : Machine.H200.withMultiprocessors(processors);
-        return new CostModel(machine)
+        return new CostModel(machine(group.p2pBuffers().orElseThrow().gpuRates(), processors))
                 .choose(work, each -> paths(possible.apply(each), noneForced, mayBeNccl), recorded);
+    }
+
+    /**
+     * Returns the machine of each rank.
+     *
+     * @param rates the rates of the GPUs, if known
+     * @param processors the SMs of each rank, which may be a part of a GPU's; 0 if GPUs differ
+     */
+    static Machine machine(Optional<GpuRates> rates, int processors) {
+        return processors == 0
+                ? Machine.H200
+                : rates.map(Machine::of).orElse(Machine.H200).withMultiprocessors(processors);
     }
 
     private static Set<Path> paths(Set<Path> possible, boolean mayBeGathered, boolean mayBeNccl) {

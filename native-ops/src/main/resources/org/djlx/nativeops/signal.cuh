@@ -14,6 +14,10 @@
 
 const int MAX_RANKS = 8;
 
+// How far a peer's epoch may be ahead of this rank's. Hosts run at most 512 operations ahead of each other (CallLog); replays of a
+// graph add to that. A larger difference is a word from before a wrap-around.
+const int MAX_AHEAD = 65536;
+
 // Pinned host memory, accessed by both sides while kernels run.
 struct Status {
   volatile u32 stop;     // set by the host to end all waits
@@ -35,9 +39,7 @@ __device__ inline void signal(u32* word, u32 epoch) {
 __device__ inline bool is_signalled(const u32* word, u32 epoch) {
   u32 value;
   asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
-  // A peer is ahead by one or two operations at most. A larger difference is a word from before a wrap-around; 0 means never
-  // signalled.
-  return value != 0 && value - epoch < 16;
+  return value != 0 && value - epoch < MAX_AHEAD;  // 0: never signalled
 }
 
 // The epoch after the last one that a rank has counted. Skips 0.

@@ -4,6 +4,7 @@
  */
 package org.djlx.bench;
 
+import ai.djl.Device;
 import java.io.IOException;
 import java.io.PrintWriter;
 import java.nio.file.Files;
@@ -12,6 +13,7 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
+import java.util.Locale;
 import java.util.Map;
 import java.util.concurrent.Callable;
 import java.util.concurrent.ExecutionException;
@@ -23,6 +25,8 @@ import org.djlx.fusedops.llm.model.LlamaConfig;
 import org.djlx.fusedops.llm.text.ChatTemplate;
 import org.djlx.fusedops.llm.text.TextTokenizer;
 import org.djlx.nativeops.NativeVersions;
+import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.nativeops.cuda.GpuRates;
 import org.djlx.samples.common.Gpus;
 import org.djlx.samples.common.TextTable;
 import org.djlx.samples.llama.ModelOptions;
@@ -49,7 +53,6 @@ public final class DecodeBenchCommand implements Callable<Integer> {
 
     private static final Duration PATIENCE = Duration.ofMinutes(10);
     private static final int FIRST_TOKEN_RUNS = 5;
-    private static final double BYTES_PER_SECOND = 4.8e12;
     private static final long DEFAULT_CACHE_BYTES = 2L << 30; // the generator's own choice at most
 
     @Spec private CommandSpec spec;
@@ -132,6 +135,7 @@ public final class DecodeBenchCommand implements Callable<Integer> {
     @Mixin private ReportOptions reports;
 
     private BenchReport report;
+    private GpuRates rates; // null on the CPU, or if unknown
 
     private DecodeBenchCommand() {}
 
@@ -226,6 +230,7 @@ public final class DecodeBenchCommand implements Callable<Integer> {
             bytes += Files.size(file);
         }
         double readSeconds = FileReads.seconds(files, ranks);
+        rates = model.isGpu() ? rates() : null; // while there is memory
         LlamaConfig config = LlamaConfig.read(directory);
         long cache = cacheBytes(config, ranks);
         List<StepRow> steps;
@@ -248,6 +253,18 @@ public final class DecodeBenchCommand implements Callable<Integer> {
             compare(config, ranks, steps, first);
         }
         return served.stream().allMatch(row -> row.errors().isEmpty()) ? 0 : 1;
+    }
+
+    /** Returns the rates of the first GPU; null if they cannot be measured. */
+    private static GpuRates rates() {
+        try (CudaDevice device = CudaDevice.open(Device.gpu(0))) {
+            return GpuRates.of(device).orElse(null);
+        }
+    }
+
+    /** Returns the time to read the weights of a step; null on the CPU, or if it is unknown. */
+    private Double limit(LlamaConfig config, int ranks) {
+        return rates == null ? null : stepBytes(config, ranks) / rates.gigabytesPerSecond() / 1e3;
     }
 
     /** Returns the bytes of a rank's KV cache for the largest batch. */
@@ -277,10 +294,15 @@ public final class DecodeBenchCommand implements Callable<Integer> {
             report.put("gpus", Gpus.names().subList(0, ranks));
             report.put(
                     "limitMicros",
-                    String.format(
-                            "the %d bytes of the weights that a rank reads in a step, at %.1e"
-                                    + " bytes/s, an H200's memory",
-                            stepBytes(config, ranks), BYTES_PER_SECOND));
+                    rates == null
+                            ? "not known: the GPU's memory could not be measured"
+                            : String.format(
+                                    Locale.ROOT,
+                                    "the %d bytes of the weights that a rank reads in a step, at"
+                                            + " the %.0f GB/s that copies reach on %s",
+                                    stepBytes(config, ranks),
+                                    rates.gigabytesPerSecond(),
+                                    rates.gpu()));
         }
         report.put("config", config);
         report.put("ranks", model.placement());
@@ -307,10 +329,7 @@ public final class DecodeBenchCommand implements Callable<Integer> {
                         "--long-prompt or --prompt-tokens and --tokens need %d tokens, but the"
                                 + " longest sequence of this model is set to %d",
                         longest, generator.maxLength()));
-        Double limit =
-                model.isGpu()
-                        ? stepBytes(generator.config(), ranks) / BYTES_PER_SECOND * 1e6
-                        : null;
+        Double limit = limit(generator.config(), ranks);
         StepBench bench = new StepBench(generator, generator.config().vocabularySize());
         List<StepRow> rows = new ArrayList<>();
         for (int batch : batches) {

@@ -19,7 +19,6 @@ import org.djlx.collectives.store.Store;
 import org.djlx.collectives.store.TcpStore;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.CudaStream;
-import org.djlx.nativeops.cuda.GpuTopology;
 import org.djlx.nativeops.nccl.NcclWindow;
 import org.djlx.nativeops.torch.CudaStreamGuard;
 import org.djlx.nativeops.torch.Torch;
@@ -165,12 +164,10 @@ final class GpuBenchJob {
     }
 
     private static CudaP2pOptions options(boolean shared) {
-        CudaP2pOptions.Builder options =
-                CudaP2pOptions.builder().optBufferSize(2L << 30).optTimeout(TIMEOUT);
-        if (shared) {
-            // NVML reports no link of a GPU to itself.
-            options.optSharedGpus(true).optTopology(GpuTopology.Kind.FULLY_CONNECTED_NVLINK);
-        }
-        return options.build();
+        return CudaP2pOptions.builder()
+                .optBufferSize(2L << 30)
+                .optTimeout(TIMEOUT)
+                .optSharedGpus(shared)
+                .build();
     }
 }

@@ -13,6 +13,7 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.internal.host.Required;
 import org.djlx.collectives.spi.GroupContext;
 import org.djlx.collectives.spi.Operation;
+import org.djlx.nativeops.cuda.GpuRates;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
@@ -298,6 +299,15 @@ public abstract class P2pBuffers {
     }
 
     /**
+     * {@return the rates of the slowest GPU of the group, to predict which of several ways is
+     * faster; the same on all ranks} Empty on the CPU, for GPUs of several kinds, and if a rank
+     * cannot measure them.
+     */
+    public Optional<GpuRates> gpuRates() {
+        return Optional.empty();
+    }
+
+    /**
      * {@return the memory through which custom kernels can exchange data in the same way as
      * one-shot all-reduces; empty on all ranks if there are no one-shot all-reduces} The operation
      * need not call {@link #epoch}: the device counts launches.
@@ -314,6 +324,7 @@ public abstract class P2pBuffers {
      * @param epoch the value: the operation's {@linkplain #epoch epoch}
      * @throws IllegalArgumentException if the rank or channel is out of range; on GPUs also for a
      *     value other than the epoch, because larger values belong to later operations
+     * @throws IllegalStateException on GPUs, outside of an operation
      */
     public abstract void putSignal(int rank, int channel, int epoch);
 

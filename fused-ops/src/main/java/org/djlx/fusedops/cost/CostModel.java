@@ -283,7 +283,8 @@ public final class CostModel {
                 work.isGather()
                         ? work.allColumns() + " columns"
                         : "an inner dimension of " + work.inner();
-        return new Choice(path, "predicted us with " + own + ": " + micros);
+        String reason = "predicted us on " + machine.name() + " with " + own + ": " + micros;
+        return new Choice(path, reason);
     }
 
     private static String text(Prediction prediction, boolean recorded) {

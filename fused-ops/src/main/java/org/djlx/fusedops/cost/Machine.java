@@ -5,6 +5,8 @@
 package org.djlx.fusedops.cost;
 
 import java.util.List;
+import java.util.Locale;
+import org.djlx.nativeops.cuda.GpuRates;
 import org.djlx.nativeops.torch.ScalarType;
 
 /**
@@ -12,8 +14,8 @@ import org.djlx.nativeops.torch.ScalarType;
  * Times are in microseconds, rates in GB/s.
  *
  * <p>The constants of {@link #H200} are fitted to the rows of {@link Measurement#all()}. A test
- * repeats the fit and compares. Constants of other GPUs are {@linkplain #scaled scaled} from these,
- * without measurements.
+ * repeats the fit and compares. For another GPU, {@link #of} takes the measured rates of its
+ * matmuls and memory, and everything else from an H200. {@link #scaled} measures nothing.
  *
  * @param name the name, in lower case
  * @param multiprocessors the number of SMs
@@ -35,6 +37,9 @@ public record Machine(
         Host host) {
 
     private static final double H200_MEGAHERTZ = 1980;
+
+    /** The rate of an H200's memory in a local copy, as {@link GpuRates} measures it. */
+    private static final double H200_MEMORY = 4100;
 
     /** The largest number of ranks that was measured, which is the number of GPUs of a host. */
     private static final int MEASURED = 8;
@@ -61,6 +66,12 @@ public record Machine(
                             List.of(6.32, 7.46, 10.8),
                             List.of(85.2, 112.0, 172.0)),
                     new Host(27.4, 42.5, 43.5, List.of(58.1, 104.0, 289.0)));
+
+    /**
+     * NVIDIA H100 with 80 GB: matmuls and memory as measured on one GPU (672 TFLOP/s in a bfloat16
+     * matmul of 4096 × 8192 by 8192 × 8192, 3,030 GB/s in copies), links, NCCL and host as on H200.
+     */
+    public static final Machine H100 = of(new GpuRates("h100", 132, 672, 3030));
 
     /**
      * Matmuls of a library.
@@ -211,8 +222,8 @@ public record Machine(
     }
 
     /**
-     * {@return a machine that multiplies at another rate, with the same links and host} Used for
-     * GPUs that were not measured, and for ranks that share a GPU.
+     * {@return a machine that multiplies at another rate, with the same memory, links and host}
+     * Used for GPUs that were not measured, and for ranks that share a GPU.
      *
      * @param count the number of SMs
      * @param megahertz the highest clock of the SMs; 1980 for an H200
@@ -224,26 +235,79 @@ public record Machine(
                     "a GPU needs 1 or more SMs and a clock greater than 0, not %d and %s MHz"
                             .formatted(count, megahertz));
         }
-        double faster = megahertz / H200_MEGAHERTZ;
-        double flops = library.teraflops * faster * count / H200.multiprocessors;
-        List<Double> steps = fused.steps.stream().map(step -> step / faster).toList();
-        List<Double> tiles = fused.tiles.stream().map(step -> step / faster).toList();
+        if (count == multiprocessors && megahertz == H200_MEGAHERTZ) {
+            return this;
+        }
+        String scaled =
+                String.format(Locale.ROOT, "%s scaled to %d SMs, %.0f MHz", name, count, megahertz);
+        return with(scaled, count, megahertz / H200_MEGAHERTZ, 1);
+    }
+
+    /**
+     * Returns this machine with other SMs and other memory.
+     *
+     * @param faster the speed of an SM, divided by that of this machine's
+     * @param wider the rate of memory, divided by that of this machine's
+     */
+    private Machine with(String newName, int count, double faster, double wider) {
+        double flops = library.teraflops * faster * count / multiprocessors;
         return new Machine(
-                name,
+                newName,
                 count,
-                new Library(library.start, flops, library.memoryRate),
+                new Library(library.start, flops, library.memoryRate * wider),
                 new Fused(
                         fused.start,
-                        steps,
-                        tiles,
+                        fused.steps.stream().map(step -> step / faster).toList(),
+                        fused.tiles.stream().map(step -> step / faster).toList(),
                         fused.exchange,
                         fused.blockRate,
                         fused.linkRate,
                         fused.crowdedRate),
-                copies,
+                new Copies(
+                        copies.start,
+                        copies.rate,
+                        copies.pipeline,
+                        copies.cut,
+                        copies.reduction * wider),
                 exchange,
                 nccl,
                 host);
+    }
+
+    /**
+     * Returns the machine of a GPU: {@link #H200} for an H200; for others the measured rates of
+     * matmuls and memory, and the links, NCCL and host of an H200.
+     *
+     * @param rates the rates of the GPU
+     * @return the machine, named after the GPU
+     * @throws IllegalArgumentException if the rates are null
+     */
+    public static Machine of(GpuRates rates) {
+        if (rates == null) {
+            throw new IllegalArgumentException("a machine needs the rates of a GPU, not null");
+        }
+        String gpu = rates.gpu().toLowerCase(Locale.ROOT);
+        if (gpu.matches("(.*\\W)?h200(\\W.*)?")) { // not a GH200
+            return H200.withMultiprocessors(rates.multiprocessors());
+        }
+        double ofSm = H200.library.teraflops / H200.multiprocessors;
+        return H200.with(
+                gpu,
+                rates.multiprocessors(),
+                rates.teraflops() / rates.multiprocessors() / ofSm,
+                rates.gigabytesPerSecond() / H200_MEMORY);
+    }
+
+    /** {@return a sentence that says what the constants rest on} */
+    public String basis() {
+        if (name.contains(" scaled to ")) {
+            return "Not measured: " + name + ".";
+        }
+        return name.equals(H200.name)
+                ? "Fitted to measurements on H200s."
+                : "Matmuls and memory as measured on "
+                        + name
+                        + "; links, NCCL and host as on H200s.";
     }
 
     /**

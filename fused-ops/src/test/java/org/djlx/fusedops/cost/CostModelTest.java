@@ -24,6 +24,7 @@ import java.util.function.BinaryOperator;
 import java.util.function.Function;
 import java.util.function.Predicate;
 import java.util.function.ToDoubleFunction;
+import org.djlx.nativeops.cuda.GpuRates;
 import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
@@ -378,6 +379,47 @@ class CostModelTest {
         }
         assertThrows(IllegalArgumentException.class, () -> Machine.H200.withMultiprocessors(0));
         assertThrows(IllegalArgumentException.class, () -> Machine.H200.scaled(1, Double.NaN));
+    }
+
+    @Test
+    void measuredGpusHaveTheirRates() {
+        Machine h100 = Machine.H100;
+        assertEquals(672, h100.library().teraflops(), 1e-9);
+        assertEquals(Machine.H200.nccl(), h100.nccl());
+        assertEquals(132, h100.multiprocessors());
+        double wider = 3030.0 / 4100;
+        double memory = Machine.H200.library().memoryRate() * wider;
+        assertEquals(memory, h100.library().memoryRate(), 1e-9);
+        double step = Machine.H200.fused().steps().get(0) * 688 / 672;
+        assertEquals(step, h100.fused().steps().get(0), 1e-9);
+        // Half of the SMs take twice as long.
+        Machine half = h100.withMultiprocessors(66);
+        assertEquals(336, half.library().teraflops(), 1e-9);
+        assertEquals(h100.fused(), half.fused());
+        // Half as many SMs that are as fast together are twice as fast each.
+        Machine other = Machine.of(new GpuRates("NVIDIA X", 66, 688, 4100));
+        assertEquals("nvidia x", other.name());
+        assertEquals(Machine.H200.library(), other.library());
+        double faster = Machine.H200.fused().steps().get(0) / 2;
+        assertEquals(faster, other.fused().steps().get(0), 1e-9);
+    }
+
+    /** The constants of an H200 are fitted to more than its two rates. */
+    @Test
+    void anH200KeepsItsConstants() {
+        assertEquals(Machine.H200, Machine.of(new GpuRates("NVIDIA H200", 132, 1, 1)));
+        assertNotEquals(
+                Machine.H200.library(),
+                Machine.of(new GpuRates("NVIDIA GH200 480GB", 132, 1, 1)).library());
+    }
+
+    @Test
+    void machinesSayWhatTheyRestOn() {
+        assertEquals("Fitted to measurements on H200s.", Machine.H200.basis());
+        assertTrue(Machine.H100.basis().contains("as measured on h100;"));
+        assertEquals(
+                "Not measured: h200 scaled to 66 SMs, 1980 MHz.",
+                Machine.H200.withMultiprocessors(66).basis());
     }
 
     /**

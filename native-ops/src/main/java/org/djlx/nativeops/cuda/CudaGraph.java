@@ -7,6 +7,7 @@ package org.djlx.nativeops.cuda;
 import ai.djl.ndarray.NDArray;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.function.Consumer;
 import org.bytedeco.cuda.cudart.CUgraphExec_st;
 import org.bytedeco.cuda.cudart.CUgraph_st;
 import org.bytedeco.cuda.global.cudart;
@@ -20,15 +21,15 @@ import org.djlx.nativeops.torch.TensorHold;
  */
 public final class CudaGraph extends CudaResource {
 
-    private static final ThreadLocal<List<TensorHold>> CAPTURE = new ThreadLocal<>();
+    private static final ThreadLocal<List<Runnable>> CAPTURE = new ThreadLocal<>();
 
     private final CUgraphExec_st graph = new CUgraphExec_st();
-    private final List<TensorHold> held;
+    private final List<Runnable> held; // release arrays
 
     /** Recorded after the last launch; null if no arrays are held. */
     private final CudaEvent launched;
 
-    private CudaGraph(CudaDevice device, CUgraph_st recorded, List<TensorHold> held) {
+    private CudaGraph(CudaDevice device, CUgraph_st recorded, List<Runnable> held) {
         super(device);
         this.held = held;
         create("cuGraphInstantiate", () -> cudart.cuGraphInstantiate(graph, recorded, 0));
@@ -57,7 +58,7 @@ public final class CudaGraph extends CudaResource {
                 () ->
                         cudart.cuStreamBeginCapture(
                                 stream.stream(), cudart.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
-        List<TensorHold> held = new ArrayList<>();
+        List<Runnable> held = new ArrayList<>();
         CUgraph_st recorded = new CUgraph_st();
         CudaGraph result = null;
         try {
@@ -70,13 +71,13 @@ public final class CudaGraph extends CudaResource {
                 stream.device().in(() -> cudart.cuGraphDestroy(recorded));
             }
             if (result == null) {
-                held.forEach(TensorHold::close);
+                held.forEach(Runnable::run);
             }
         }
     }
 
     private static void record(
-            CudaStream stream, Runnable work, CUgraph_st recorded, List<TensorHold> held) {
+            CudaStream stream, Runnable work, CUgraph_st recorded, List<Runnable> held) {
         CAPTURE.set(held);
         boolean complete = false;
         int result;
@@ -97,15 +98,23 @@ public final class CudaGraph extends CudaResource {
         return CAPTURE.get() != null;
     }
 
-    /** Keeps arrays until the graph that the calling thread captures is closed. */
-    static void holdForCapture(NDArray... arrays) {
-        List<TensorHold> held = CAPTURE.get();
+    /**
+     * Keeps arrays until the graph that the calling thread captures is closed, and has their
+     * release run by the caller.
+     *
+     * @param releaser runs the release that it is given, at once or later, on any thread
+     * @param arrays the arrays
+     * @throws IllegalStateException unless the calling thread is in {@link #capture}
+     */
+    public static void keepAlive(Consumer<Runnable> releaser, NDArray... arrays) {
+        List<Runnable> held = CAPTURE.get();
         if (held == null) {
             throw new IllegalStateException(
                     "keepAlive during capture requires CudaGraph.capture on the same thread, which"
                             + " keeps the arrays with the graph");
         }
-        held.addAll(TensorHold.all(arrays));
+        List<TensorHold> references = TensorHold.all(arrays);
+        held.add(() -> releaser.accept(() -> references.forEach(TensorHold::close)));
     }
 
     /** Uploads the graph, because the first launch would do so and could block. */
@@ -141,7 +150,7 @@ public final class CudaGraph extends CudaResource {
             }
             device().call("cuGraphExecDestroy", () -> cudart.cuGraphExecDestroy(graph));
         } finally {
-            held.forEach(TensorHold::close);
+            held.forEach(Runnable::run);
         }
     }
 }

@@ -9,13 +9,13 @@ package org.djlx.nativeops.cuda;
  *
  * @param kind the kind of connection
  * @param nvLinks the number of NVLinks; 0 unless the kind is {@link Kind#NVLINK} or {@link
- *     Kind#NVSWITCH}
+ *     Kind#NVSWITCH}, and 0 for these if NVML does not tell the number
  */
 public record GpuLink(Kind kind, int nvLinks) {
 
     /** The kinds of connections, from near to far. */
     public enum Kind {
-        /** The GPU itself. */
+        /** The GPU itself, also if two ranks share it. */
         SELF("X"),
         /** NVLinks from one GPU to the other. */
         NVLINK("NV"),
@@ -32,7 +32,11 @@ public record GpuLink(Kind kind, int nvLinks) {
         /** Through the host bridges of one NUMA node. */
         NUMA_NODE("NODE"),
         /** Through the connection between NUMA nodes. */
-        SYSTEM("SYS");
+        SYSTEM("SYS"),
+        /** The GPUs can access each other's memory, but not through NVLink; NVML tells no more. */
+        PEER("P2P"),
+        /** Neither NVML nor the driver tells. */
+        UNKNOWN("?");
 
         private final String label;
 
@@ -46,18 +50,18 @@ public record GpuLink(Kind kind, int nvLinks) {
      *
      * @param kind the kind of connection
      * @param nvLinks the number of NVLinks
-     * @throws IllegalArgumentException if an NVLink kind has no links, or another kind has some
+     * @throws IllegalArgumentException if the number is negative, or another kind has NVLinks
      */
     public GpuLink {
         boolean nvLink = kind == Kind.NVLINK || kind == Kind.NVSWITCH;
-        if (kind == null || nvLink != nvLinks > 0 || nvLinks < 0) {
+        if (kind == null || !nvLink && nvLinks > 0 || nvLinks < 0) {
             throw new IllegalArgumentException(
                     "a link of kind " + kind + " cannot have " + nvLinks + " NVLinks");
         }
     }
 
     /**
-     * Returns a link without NVLinks.
+     * Returns a link without a number of NVLinks.
      *
      * @param kind the kind of connection
      * @return the link
@@ -72,15 +76,16 @@ public record GpuLink(Kind kind, int nvLinks) {
      * @return true if so
      */
     public boolean isNvLink() {
-        return nvLinks > 0;
+        return kind == Kind.NVLINK || kind == Kind.NVSWITCH;
     }
 
     /**
      * Returns the label that nvidia-smi shows.
      *
-     * @return for example {@code NV18}, {@code PIX} or {@code SYS}
+     * @return for example {@code NV18}, {@code PIX} or {@code SYS}; {@code NV} if the number of
+     *     NVLinks is unknown
      */
     public String label() {
-        return isNvLink() ? kind.label + nvLinks : kind.label;
+        return nvLinks > 0 ? kind.label + nvLinks : kind.label;
     }
 }

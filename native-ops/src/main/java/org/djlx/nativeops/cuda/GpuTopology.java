@@ -7,17 +7,17 @@ package org.djlx.nativeops.cuda;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
-import org.djlx.nativeops.NativeLibrary;
+import java.util.stream.Collectors;
 
 /**
  * The links of GPUs of a host: for every pair the best connection. GPUs are identified by their
- * index in the matrix.
+ * index in the matrix; a GPU may have several, and is then linked to itself.
  */
 public final class GpuTopology {
 
     /** The kinds of topologies that algorithms distinguish. */
     public enum Kind {
-        /** Every pair is linked by NVLink, directly or through NVSwitches. Also a single GPU. */
+        /** Every pair is one GPU, or linked by NVLink, directly or through NVSwitches. */
         FULLY_CONNECTED_NVLINK,
         /**
          * Eight GPUs in two groups of four: in a group every pair is linked by NVLink, and every
@@ -32,6 +32,7 @@ public final class GpuTopology {
     private static final int MESH_NEIGHBOURS = 4;
 
     private final GpuLink[][] links;
+    private final List<String> unanswered;
     private final Kind kind;
 
     /**
@@ -43,6 +44,12 @@ public final class GpuTopology {
      *     another diagonal
      */
     public GpuTopology(GpuLink[][] links) {
+        this(links, List.of());
+    }
+
+    /** Creates a topology with the queries that failed, each with its cause. */
+    GpuTopology(GpuLink[][] links, List<String> unanswered) {
+        this.unanswered = unanswered;
         this.links = Arrays.stream(links).map(GpuLink[]::clone).toArray(GpuLink[][]::new);
         requireMatrix();
         kind = classify();
@@ -68,7 +75,7 @@ public final class GpuTopology {
                                             + " other",
                                     i, j, link, links[j][i]));
                 }
-                if ((i == j) != (link.kind() == GpuLink.Kind.SELF)) {
+                if (i == j && link.kind() != GpuLink.Kind.SELF) {
                     throw new IllegalArgumentException(
                             String.format("%s cannot link GPUs %d and %d", link, i, j));
                 }
@@ -88,12 +95,16 @@ public final class GpuTopology {
     private boolean isClique(int[] gpus) {
         for (int a : gpus) {
             for (int b : gpus) {
-                if (a != b && !links[a][b].isNvLink()) {
+                if (!isSelf(a, b) && !links[a][b].isNvLink()) {
                     return false;
                 }
             }
         }
         return true;
+    }
+
+    private boolean isSelf(int a, int b) {
+        return links[a][b].kind() == GpuLink.Kind.SELF;
     }
 
     /**
@@ -140,29 +151,53 @@ public final class GpuTopology {
     }
 
     /**
-     * Queries the topology of GPUs with NVML.
+     * Queries the topology of GPUs.
      *
-     * @param devices the GPUs, in the order of the matrix
+     * @param devices the GPUs, in the order of the matrix; one may occur repeatedly
      * @return the topology
-     * @throws UnsatisfiedLinkError if {@link NativeLibrary#NVML} is not available
-     * @throws CudaException if NVML fails, or does not know one of the GPUs
+     * @throws IllegalArgumentException if there is no GPU
      */
     public static GpuTopology query(List<CudaDevice> devices) {
         return queryBus(devices.stream().map(CudaDevice::pciBusId).toList());
     }
 
     /**
-     * Queries the topology of GPUs with NVML, including GPUs that this process cannot use.
+     * Queries the topology of GPUs, including GPUs that this process cannot use.
+     *
+     * <p>NVML is asked first. What it does not tell, as in many virtual machines, the driver
+     * answers for GPUs that this process can use. A pair that neither knows has a link of kind
+     * {@link GpuLink.Kind#UNKNOWN}; {@link #summary} names the queries that failed.
      *
      * @param busIds the PCI bus ids of the GPUs, see {@link CudaDevice#pciBusId}, in the order of
-     *     the matrix
+     *     the matrix; one may occur repeatedly
      * @return the topology
-     * @throws UnsatisfiedLinkError if {@link NativeLibrary#NVML} is not available
-     * @throws CudaException if NVML fails, or does not know one of the GPUs
+     * @throws IllegalArgumentException if there is no GPU
      */
     public static GpuTopology queryBus(List<String> busIds) {
-        NativeLibrary.NVML.ensureAvailability();
-        return new GpuTopology(NvmlLinks.query(busIds));
+        return LinkQuery.ofHost().topology(busIds);
+    }
+
+    /**
+     * Describes the topology in one line: how the GPUs are linked, and which queries failed.
+     *
+     * @return the description
+     */
+    public String summary() {
+        String found =
+                switch (kind) {
+                    case FULLY_CONNECTED_NVLINK -> "every two GPUs are one GPU or linked by NVLink";
+                    case HYBRID_CUBE_MESH -> "the GPUs form a hybrid cube mesh of NVLinks";
+                    case OTHER -> "not every two GPUs are linked by NVLink";
+                };
+        String labels =
+                Arrays.stream(links)
+                        .flatMap(Arrays::stream)
+                        .map(GpuLink::label)
+                        .distinct()
+                        .sorted()
+                        .collect(Collectors.joining(" "));
+        String failed = unanswered.isEmpty() ? "" : "; failed: " + String.join(", ", unanswered);
+        return found + " (" + labels + failed + ")";
     }
 
     /**
@@ -223,7 +258,7 @@ public final class GpuTopology {
                 some[i][j] = links[gpus[i]][gpus[j]];
             }
         }
-        return new GpuTopology(some);
+        return new GpuTopology(some, unanswered);
     }
 
     /** Returns the matrix as nvidia-smi shows it, with a line for each GPU. */

@@ -26,6 +26,7 @@ import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.Executor;
 import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.function.Consumer;
+import java.util.function.Function;
 import java.util.function.Supplier;
 import java.util.stream.Collectors;
 import org.djlx.nativeops.host.ProcessLock;
@@ -33,8 +34,8 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * A cache of compiled kernels, in files and in memory: a machine compiles each kernel once, and a
- * process reads each file once. Thread-safe.
+ * A cache of compiled kernels and of {@link GpuRates}, in files and in memory: a machine compiles
+ * each kernel once, and a process reads each file once. Thread-safe.
  *
  * <ul>
  *   <li><b>Shared folder.</b> A file is written under a temporary name and renamed when complete,
@@ -69,7 +70,7 @@ public final class KernelCache {
     private final Path directory;
     private final Duration logDelay;
     private final Consumer<String> log;
-    private final Map<String, Entry> entries = new ConcurrentHashMap<>();
+    private final Map<Path, Entry> entries = new ConcurrentHashMap<>();
     private final AtomicBoolean warned = new AtomicBoolean();
 
     /** A kernel. Its monitor is held while the kernel is read or compiled. */
@@ -121,15 +122,21 @@ public final class KernelCache {
      * @return the compiled kernels; must not be changed
      */
     public byte[] get(Key key, Supplier<byte[]> compiler) {
-        String digest = key.digest();
+        return get(file(key), file -> logged(key, () -> compile(file, compiler)));
+    }
+
+    /** As {@link #get(Key, Supplier)}, for other content that a machine computes once. */
+    byte[] get(String name, Supplier<byte[]> content) {
+        return get(directory.resolve(name), file -> compile(file, content));
+    }
+
+    private byte[] get(Path file, Function<Path, byte[]> compiler) {
         // Not compiled in computeIfAbsent, which would block other keys.
-        Entry entry = entries.computeIfAbsent(digest, absent -> new Entry());
+        Entry entry = entries.computeIfAbsent(file, absent -> new Entry());
         synchronized (entry) {
             if (entry.compiled == null) {
-                Path file = file(digest);
                 byte[] cached = read(file, false);
-                entry.compiled =
-                        cached != null ? cached : logged(key, () -> compile(file, compiler));
+                entry.compiled = cached != null ? cached : compiler.apply(file);
             }
             return entry.compiled;
         }
@@ -140,13 +147,13 @@ public final class KernelCache {
      * is a file, which is not checked. Does not block.
      */
     boolean has(Key key) {
-        String digest = key.digest();
-        Entry entry = entries.get(digest);
-        return entry != null && entry.compiled != null || Files.exists(file(digest));
+        Path file = file(key);
+        Entry entry = entries.get(file);
+        return entry != null && entry.compiled != null || Files.exists(file);
     }
 
-    private Path file(String digest) {
-        return directory.resolve(digest + ".cubin");
+    private Path file(Key key) {
+        return directory.resolve(key.digest() + ".cubin");
     }
 
     /** Compiles a kernel, and logs it if it takes longer than the delay. */
@@ -189,7 +196,7 @@ public final class KernelCache {
         try {
             byte[] content = CachedFile.unwrap(Files.readAllBytes(file));
             if (content == null && warn) {
-                LOGGER.warn("{} is damaged; compiling the kernel again", file);
+                LOGGER.warn("{} is damaged; its content is made again", file);
             }
             return content;
         } catch (NoSuchFileException e) {

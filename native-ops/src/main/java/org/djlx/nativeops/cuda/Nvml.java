@@ -4,68 +4,53 @@
  */
 package org.djlx.nativeops.cuda;
 
+import com.sun.jna.Library;
 import com.sun.jna.Native;
 import com.sun.jna.Pointer;
 import com.sun.jna.ptr.IntByReference;
 import com.sun.jna.ptr.PointerByReference;
-import org.djlx.nativeops.LibraryProbes;
-import org.djlx.nativeops.NativeLibrary;
 
 /**
- * Binds NVML's functions for the links of GPUs. Load only if {@link NativeLibrary#NVML} is
- * available. All functions return 0 on success.
+ * NVML's functions for the links of GPUs. They return 0 on success. A function that the library
+ * lacks throws {@link UnsatisfiedLinkError} when it is called, so the others can still be used.
  */
-final class Nvml {
+interface Nvml extends Library {
 
-    static final int SUCCESS = 0;
+    int SUCCESS = 0;
+    int INVALID_ARGUMENT = 2;
 
     /** The device type of an NVLink's remote end: a GPU. */
-    static final int REMOTE_GPU = 0;
+    int REMOTE_GPU = 0;
 
     /** The size of nvmlPciInfo_t in bytes. */
-    static final int PCI_INFO_BYTES = 68;
+    int PCI_INFO_BYTES = 68;
 
     /** The offset of the zero-terminated bus id in nvmlPciInfo_t. */
-    static final int PCI_INFO_BUS_ID = 36;
+    int PCI_INFO_BUS_ID = 36;
 
     /** The index of NVLink for {@link #nvmlDeviceGetP2PStatus}, whose status 0 is "OK". */
-    static final int P2P_NVLINK = 2;
+    int P2P_NVLINK = 2;
 
-    static {
-        Native.register(Nvml.class, LibraryProbes.openNvml());
+    /** Loads the library. */
+    static Nvml load() {
+        return Native.load("libnvidia-ml.so.1", Nvml.class);
     }
 
-    private Nvml() {}
+    String nvmlErrorString(int result);
 
-    /** Checks the result of a function. */
-    static void check(int result, String function) {
-        if (result != SUCCESS) {
-            throw new CudaException(
-                    function, "NVML error " + result, result, nvmlErrorString(result));
-        }
-    }
+    int nvmlInit_v2();
 
-    static native String nvmlErrorString(int result);
+    int nvmlShutdown();
 
-    static native int nvmlInit_v2();
+    int nvmlDeviceGetHandleByPciBusId_v2(String busId, PointerByReference device);
 
-    static native int nvmlShutdown();
+    int nvmlDeviceGetNvLinkState(Pointer device, int link, IntByReference active);
 
-    static native int nvmlDeviceGetHandleByPciBusId_v2(String busId, PointerByReference device);
+    int nvmlDeviceGetNvLinkRemoteDeviceType(Pointer device, int link, IntByReference type);
 
-    static native int nvmlDeviceGetPciInfo_v3(Pointer device, Pointer pciInfo);
+    int nvmlDeviceGetNvLinkRemotePciInfo_v2(Pointer device, int link, Pointer pciInfo);
 
-    static native int nvmlDeviceGetNvLinkState(Pointer device, int link, IntByReference active);
+    int nvmlDeviceGetP2PStatus(Pointer one, Pointer other, int index, IntByReference status);
 
-    static native int nvmlDeviceGetNvLinkRemoteDeviceType(
-            Pointer device, int link, IntByReference type);
-
-    static native int nvmlDeviceGetNvLinkRemotePciInfo_v2(
-            Pointer device, int link, Pointer pciInfo);
-
-    static native int nvmlDeviceGetP2PStatus(
-            Pointer one, Pointer other, int index, IntByReference status);
-
-    static native int nvmlDeviceGetTopologyCommonAncestor(
-            Pointer one, Pointer other, IntByReference level);
+    int nvmlDeviceGetTopologyCommonAncestor(Pointer one, Pointer other, IntByReference level);
 }

@@ -32,7 +32,7 @@ final class StreamOrderedRelease implements AutoCloseable {
 
     void hold(NDArray... arrays) {
         if (stream.isCapturing()) {
-            CudaGraph.holdForCapture(arrays);
+            CudaGraph.keepAlive(Runnable::run, arrays);
             return;
         }
         releasePassed();

@@ -6,14 +6,15 @@
  * CachedFile            the format of a file of the kernel cache
  * CublasLtHandle        cuBLASLt's handle and the workspace of its products
  * CudaResource          a native object in a GPU's context
+ * LinkQuery             finds how GPUs are linked, from NVML and the driver
  * Nvml                  binds NVML
- * NvmlLinks             queries the links of GPUs with NVML
  * Nvrtc                 binds NVRTC
+ * PeerDriver            binds the driver's functions for pairs of GPUs
  * StreamOrderedRelease  keeps arrays until a stream has executed the work that uses them
  */
 /**
  * The CUDA driver API: devices, memory, streams, events, graphs, kernels compiled with NVRTC,
- * matrix products with cuBLASLt, and the links of GPUs with NVML. Start with {@link
+ * matrix products with cuBLASLt, and the links of GPUs. Start with {@link
  * org.djlx.nativeops.cuda.CudaDevice}.
  *
  * <ul>
@@ -33,6 +34,7 @@
  *       processes
  *   <li>{@link org.djlx.nativeops.cuda.CurrentStreams} - libtorch's current streams
  *   <li>{@link org.djlx.nativeops.cuda.GpuLink} - the connection of two GPUs
+ *   <li>{@link org.djlx.nativeops.cuda.GpuRates} - the measured rates of a kind of GPU
  *   <li>{@link org.djlx.nativeops.cuda.GpuTopology} - the connections of all GPUs of a host
  *   <li>{@link org.djlx.nativeops.cuda.KernelArguments} - the arguments of a launch
  *   <li>{@link org.djlx.nativeops.cuda.KernelCache} - a cache of compiled kernels

@@ -62,9 +62,12 @@ class CudaUnavailableTest {
     }
 
     @Test
-    void topologyNeedsNvml() {
+    void topologyIsUnknown() {
         assumeFalse(NativeLibrary.NVML.isAvailable());
-        assertThrows(UnsatisfiedLinkError.class, () -> GpuTopology.query(List.of()));
+        GpuTopology topology = GpuTopology.queryBus(List.of("0000:01:00.0", "0000:02:00.0"));
+        assertEquals(GpuTopology.Kind.OTHER, topology.kind());
+        assertTrue(topology.summary().contains("NVML is not available"), topology.summary());
+        assertThrows(IllegalArgumentException.class, () -> GpuTopology.query(List.of()));
     }
 
     @Test

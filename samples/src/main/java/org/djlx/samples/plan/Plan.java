@@ -150,8 +150,13 @@ final class Plan {
         return text.append(notes(possible)).toString();
     }
 
+    /** Says for which machine the prediction is. */
+    String basis() {
+        return machine.basis();
+    }
+
     private String notes(Set<Path> possible) {
-        StringBuilder text = new StringBuilder();
+        StringBuilder text = new StringBuilder(basis()).append('\n');
         long buffer = CostModel.bufferSize(work);
         if (possible.size() > 1 && buffer > CudaP2pOptions.DEFAULT_BUFFER_SIZE) {
             text.append(

@@ -4,6 +4,7 @@
  */
 package org.djlx.samples.plan;
 
+import ai.djl.Device;
 import java.io.PrintWriter;
 import java.util.ArrayList;
 import java.util.List;
@@ -12,8 +13,11 @@ import java.util.stream.Collectors;
 import org.djlx.fusedops.cost.FusedOperator;
 import org.djlx.fusedops.cost.Machine;
 import org.djlx.fusedops.cost.Network;
+import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.nativeops.cuda.GpuRates;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.samples.common.ElementType;
+import org.djlx.samples.common.Gpus;
 import org.djlx.samples.common.MatmulShape;
 import org.djlx.samples.common.RankOptions;
 import picocli.CommandLine.Command;
@@ -95,7 +99,9 @@ public final class PlanCommand implements Callable<Integer> {
     @Option(
             names = "--machine",
             defaultValue = "h200",
-            description = "The GPUs; only h200 was measured.")
+            description =
+                    "The GPUs: h200, which was measured; h100, of which one GPU was measured; or"
+                            + " this, the first GPU of this process, which is measured once.")
     private String machine;
 
     @Option(
@@ -147,23 +153,16 @@ public final class PlanCommand implements Callable<Integer> {
             out.print(plans.stream().map(Plan::details).collect(Collectors.joining("\n")));
         } else {
             Table table = Plan.table(plans);
-            out.print(markdown ? table.markdown() : table.text());
+            out.print(markdown ? table.markdown() : table.text() + plans.get(0).basis() + "\n");
         }
         out.flush();
         return 0;
     }
 
     private List<Plan> plans() {
-        if (!machine.equals(Machine.H200.name())) {
-            throw new IllegalArgumentException(
-                    "--machine must be "
-                            + Machine.H200.name()
-                            + ", not "
-                            + machine
-                            + "; --multiprocessors and --clock scale to others");
-        }
-        int count = multiprocessors == null ? Machine.H200.multiprocessors() : multiprocessors;
-        Machine scaled = Machine.H200.scaled(count, clock);
+        Machine gpus = machine();
+        int count = multiprocessors == null ? gpus.multiprocessors() : multiprocessors;
+        Machine scaled = gpus.scaled(count, clock);
         Network network = new Network(networkRate, networkLatency);
         ScalarType type = options.type().scalarType();
         List<Plan> plans = new ArrayList<>();
@@ -188,6 +187,36 @@ public final class PlanCommand implements Callable<Integer> {
             }
         }
         return plans;
+    }
+
+    private Machine machine() {
+        return switch (machine) {
+            case "h200" -> Machine.H200;
+            case "h100" -> Machine.H100;
+            case "this" -> ofThisProcess();
+            default ->
+                    throw new IllegalArgumentException(
+                            "--machine must be h200, h100 or this, not "
+                                    + machine
+                                    + "; --multiprocessors and --clock scale to others");
+        };
+    }
+
+    private static Machine ofThisProcess() {
+        try {
+            Gpus.require(1);
+        } catch (IllegalStateException e) {
+            throw new IllegalArgumentException("--machine this: " + e.getMessage(), e);
+        }
+        try (CudaDevice device = CudaDevice.open(Device.gpu(0))) {
+            return GpuRates.of(device)
+                    .map(Machine::of)
+                    .orElseThrow(
+                            () ->
+                                    new IllegalArgumentException(
+                                            "--machine this: the GPU cannot be measured; the log"
+                                                    + " says why"));
+        }
     }
 
     private static void requirePositive(String option, int value) {

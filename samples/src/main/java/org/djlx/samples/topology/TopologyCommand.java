@@ -10,7 +10,6 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.Locale;
 import java.util.concurrent.Callable;
-import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.GpuTopology;
 import org.djlx.samples.common.Gpus;
@@ -33,7 +32,7 @@ public final class TopologyCommand implements Callable<Integer> {
 
     @Override
     public Integer call() {
-        Gpus.require(1, NativeLibrary.NVML);
+        Gpus.require(1);
         List<CudaDevice> devices = new ArrayList<>();
         try {
             for (int i = 0; i < CudaDevice.count(); i++) {
@@ -61,6 +60,7 @@ public final class TopologyCommand implements Callable<Integer> {
         text.append('\n');
         topology.toString().lines().forEach(line -> text.append(line.stripTrailing()).append('\n'));
         String kind = topology.kind().name().toLowerCase(Locale.ROOT).replace('_', ' ');
-        return text.append("\nkind: ").append(kind).append('\n').toString();
+        text.append("\nkind: ").append(kind);
+        return text.append(" - ").append(topology.summary()).append('\n').toString();
     }
 }

@@ -50,7 +50,7 @@ class PlanCommandTest {
         assertTrue(line(text, "gathered").matches("gathered .* 68\\.1 61\\.2  yes"), text);
         assertTrue(line(text, "pipelined").matches("pipelined .* 72\\.5 75\\.1 73\\.1"), text);
         assertTrue(line(text, "nccl").contains("94.0 94.4 88.2 84.4 87.0"), text);
-        assertTrue(line(text, "eager:").contains("gathered: predicted us"), text);
+        assertTrue(line(text, "eager:").contains("gathered: predicted us on h200 with"), text);
         assertEquals(line(text, "limit").split(" +")[1], line(text, "matmul").split(" +")[1]);
     }
 
@@ -95,7 +95,8 @@ class PlanCommandTest {
                 run("plan --ranks 4,8 --hosts 1,128 --shape 8192,28672,8192 --op rs")
                         .lines()
                         .toList();
-        assertEquals(5, lines.size());
+        assertEquals(6, lines.size());
+        assertEquals("Fitted to measurements on H200s.", lines.get(5));
         assertTrue(lines.get(0).startsWith("operator"), lines::toString);
         assertTrue(lines.get(4).contains("1024"), lines::toString);
         String markdown = run("plan --shape 64,8192,8192 --markdown --op rs");
@@ -113,6 +114,24 @@ class PlanCommandTest {
         assertEquals(2, Double.parseDouble(line(slow, "limit").split(" +")[1]) / whole, 0.02);
     }
 
+    /** A prediction says for which machine it is. */
+    @Test
+    void machinesAreNamed() {
+        String plan = "plan --ranks 2 --shape 8192,8192,8192 --op ag";
+        String h200 = run(plan);
+        assertTrue(h200.contains("\nFitted to measurements on H200s.\n"), h200);
+        String h100 = run(plan + " --machine h100");
+        assertTrue(h100.contains(": 2 ranks, h100\n"), h100);
+        assertTrue(
+                h100.contains(
+                        "\nMatmuls and memory as measured on h100; links, NCCL and host as on"
+                                + " H200s.\n"),
+                h100);
+        assertTrue(line(h100, "fused").split(" +").length < line(h200, "fused").split(" +").length);
+        String half = run(plan + " --multiprocessors 66");
+        assertTrue(half.contains("\nNot measured: h200 scaled to 66 SMs, 1980 MHz.\n"), half);
+    }
+
     @ParameterizedTest
     @CsvSource(
             delimiter = ';',
@@ -123,7 +142,7 @@ class PlanCommandTest {
                 "plan --shape 8x8x8; --shape must be M,N,K",
                 "plan --shape 8,8,8 --dtype int8; --dtype must be one of float64, float32, float16,"
                         + " bfloat16, not int8",
-                "plan --shape 8,8,8 --machine a100; --machine must be h200",
+                "plan --shape 8,8,8 --machine a100; --machine must be h200, h100 or this",
                 "plan --shape 8,8,8 --ranks 0; --ranks must be from 1 to 1024, not 0",
                 "plan --shape 8,8,8 --ranks 3; the number of ranks, 3",
                 "plan --shape 8,8,8 --hosts 0; --hosts must be at least 1",

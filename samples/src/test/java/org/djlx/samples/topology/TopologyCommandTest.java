@@ -67,7 +67,7 @@ class TopologyCommandTest {
                 GPU0  X     NV18
                 GPU1  NV18  X
 
-                kind: fully connected nvlink
+                kind: fully connected nvlink - every two GPUs are one GPU or linked by NVLink (NV18 X)
                 """,
                 TopologyCommand.text(List.of("one", "two"), topology));
     }

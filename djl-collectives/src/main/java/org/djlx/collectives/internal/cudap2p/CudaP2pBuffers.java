@@ -21,6 +21,7 @@ import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.CudaEvent;
 import org.djlx.nativeops.cuda.CudaStream;
 import org.djlx.nativeops.cuda.CurrentStreams;
+import org.djlx.nativeops.cuda.GpuRates;
 import org.djlx.nativeops.cuda.GpuTopology;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
@@ -35,6 +36,7 @@ import org.djlx.nativeops.torch.Torch;
  *       peers write to. From then on, peers may write its data.
  *   <li>A stream waits until all peers have entered before it first writes to them. Before that, it
  *       may compute, and write to this rank's own buffer.
+ *   <li>Work on the side stream ends before the next operation enters: its signals read the count.
  *   <li>A single-kernel operation does all this in the kernel, with {@link KernelSignals}.
  * </ol>
  */
@@ -53,6 +55,7 @@ final class CudaP2pBuffers extends P2pBuffers {
     private final int rank;
     private final KernelSignals kernelSignals; // null if kernels have none
     private final OneShotSlots oneShotSlots; // null if there are none
+    private final GpuRates gpuRates; // null if unknown
     private Operation underWay; // being enqueued, or null
     private CudaStream running; // the current stream of that operation
     private boolean captured; // whether that operation is captured into a graph
@@ -68,7 +71,8 @@ final class CudaP2pBuffers extends P2pBuffers {
             CudaDevice device,
             CurrentStreams currentStreams,
             SignalKernels signals,
-            int kernelBlocks) {
+            int kernelBlocks,
+            GpuRates gpuRates) {
         super(
                 region.rank(),
                 region.ranks(),
@@ -80,6 +84,7 @@ final class CudaP2pBuffers extends P2pBuffers {
         this.rank = region.rank();
         this.side = CudaStream.create(device, device.highestStreamPriority());
         this.signals = signals;
+        this.gpuRates = gpuRates;
         kernelSignals = kernelBlocks == 0 ? null : kernelSignals(kernelBlocks);
         boolean linked = region.links().kind() == GpuTopology.Kind.FULLY_CONNECTED_NVLINK;
         oneShotSlots = kernelBlocks == 0 || !linked ? null : oneShotSlots(kernelBlocks);
@@ -126,6 +131,11 @@ final class CudaP2pBuffers extends P2pBuffers {
     }
 
     @Override
+    public Optional<GpuRates> gpuRates() {
+        return Optional.ofNullable(gpuRates);
+    }
+
+    @Override
     public Optional<KernelSignals> kernelSignals() {
         requireUsable();
         return Optional.ofNullable(kernelSignals);
@@ -166,7 +176,12 @@ final class CudaP2pBuffers extends P2pBuffers {
 
     /** Enters the running operation on the current stream, unless that has happened. */
     private void enter() {
-        if (underWay != null && !entered) {
+        if (underWay == null) {
+            throw new IllegalStateException(
+                    "signals, waits and P2P streams belong to an operation: use them in"
+                            + " ProcessGroup.execute");
+        }
+        if (!entered) {
             entered = true;
             signals.enter(running);
         }
@@ -174,14 +189,12 @@ final class CudaP2pBuffers extends P2pBuffers {
 
     /** Lets the side stream wait for the entry into the running operation. */
     void orderSideStream() {
-        if (underWay != null) {
-            markEntry();
-            side.waitEvent(entry);
-        }
+        markEntry();
+        side.waitEvent(entry);
     }
 
     private void markEntry() {
-        if (underWay != null && !entryMarked) {
+        if (!entryMarked) {
             entryMarked = true;
             if (entry == null) {
                 entry = CudaEvent.create(side.device());
@@ -194,7 +207,7 @@ final class CudaP2pBuffers extends P2pBuffers {
     private void reach(CudaStream stream) {
         enter();
         boolean isSide = stream == side;
-        if (underWay == null || (isSide ? sideReached : reached)) {
+        if (isSide ? sideReached : reached) {
             return;
         }
         if (isSide) {
@@ -222,6 +235,9 @@ final class CudaP2pBuffers extends P2pBuffers {
         sideReached = false;
         try {
             body.run();
+            // Signals and waits use the device's count of operations. The next operation must not
+            // count before they have run.
+            sideStream.joinInto(running);
         } finally {
             underWay = null;
             running = null;

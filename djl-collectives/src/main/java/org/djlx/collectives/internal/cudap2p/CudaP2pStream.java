@@ -27,6 +27,8 @@ final class CudaP2pStream implements P2pStream {
     private Operation operation;
     private int used; // events that the current operation has recorded
     private boolean ordered; // later work runs after the entry into the operation
+    private long works; // that were enqueued, in all operations
+    private long joined; // of these, how many the other stream has waited for
 
     CudaP2pStream(CudaP2pBuffers buffers) {
         this.buffers = buffers;
@@ -48,10 +50,13 @@ final class CudaP2pStream implements P2pStream {
 
     private static final class StreamEvent implements Event {
 
+        final CudaP2pStream owner;
         final CudaEvent event;
         boolean entered; // recorded after the entry into the operation
+        long works; // of the owner, before the record
 
-        StreamEvent(CudaEvent event) {
+        StreamEvent(CudaP2pStream owner, CudaEvent event) {
+            this.owner = owner;
             this.event = event;
         }
     }
@@ -62,6 +67,7 @@ final class CudaP2pStream implements P2pStream {
     }
 
     private void order() {
+        works++;
         if (!ordered) {
             ordered = true;
             buffers.orderSideStream();
@@ -113,10 +119,11 @@ final class CudaP2pStream implements P2pStream {
     @Override
     public Event record() {
         if (used == events.size()) {
-            events.add(new StreamEvent(CudaEvent.create(stream.device())));
+            events.add(new StreamEvent(this, CudaEvent.create(stream.device())));
         }
         StreamEvent event = events.get(used++);
         event.event.record(stream);
+        event.works = works;
         event.entered = ordered && buffers.hasEntered();
         return event;
     }
@@ -127,6 +134,18 @@ final class CudaP2pStream implements P2pStream {
         StreamEvent other = (StreamEvent) event;
         stream.waitEvent(other.event);
         ordered |= other.entered;
+        if (other.owner != this) {
+            other.owner.joined = Math.max(other.owner.joined, other.works);
+        }
+    }
+
+    /** Lets the other stream wait for all work of this one, unless it already does. */
+    void joinInto(CudaStream other) {
+        if (joined != works) {
+            StreamEvent event = (StreamEvent) record();
+            other.waitEvent(event.event);
+            joined = works;
+        }
     }
 
     /** No-op because the stream is reused. */

@@ -6,8 +6,8 @@ package org.djlx.collectives.internal.cudap2p;
 
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.types.Shape;
+import com.google.gson.Gson;
 import java.nio.charset.StandardCharsets;
-import java.util.ArrayList;
 import java.util.Collections;
 import java.util.List;
 import java.util.Optional;
@@ -15,7 +15,6 @@ import java.util.Set;
 import java.util.function.BooleanSupplier;
 import java.util.function.Function;
 import java.util.function.LongFunction;
-import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.CudaP2pOptions;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
@@ -28,8 +27,10 @@ import org.djlx.collectives.spi.GroupContext;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.nativeops.cuda.CudaAttribute;
 import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.nativeops.cuda.CudaGraph;
 import org.djlx.nativeops.cuda.CudaStream;
 import org.djlx.nativeops.cuda.CurrentStreams;
+import org.djlx.nativeops.cuda.GpuRates;
 import org.djlx.nativeops.cuda.GpuTopology;
 import org.djlx.nativeops.cuda.KernelCache;
 import org.djlx.nativeops.cuda.KernelCompiler;
@@ -46,6 +47,7 @@ import org.slf4j.LoggerFactory;
 final class P2p {
 
     private static final Logger logger = LoggerFactory.getLogger(P2p.class);
+    private static final Gson GSON = new Gson();
 
     private final GroupContext context;
     private final CudaP2pOptions options;
@@ -61,9 +63,7 @@ final class P2p {
     private final CurrentStreams currentStreams;
     private final BooleanSupplier capturing; // whether the current stream is being captured
 
-    // Releases of tensors that late peers may still write to; null once every rank has left.
-    // Guarded by this.
-    private List<Runnable> abandoned = new ArrayList<>();
+    private final LateWriters lateWriters = new LateWriters();
 
     private P2p(
             GroupContext context,
@@ -82,7 +82,14 @@ final class P2p {
         this.hosts = parts.hosts;
         currentStreams = new CurrentStreams(device);
         capturing = () -> device.within(() -> currentStreams.get().isCapturing());
-        buffers = new CudaP2pBuffers(region, device, currentStreams, signals, parts.kernelBlocks);
+        buffers =
+                new CudaP2pBuffers(
+                        region,
+                        device,
+                        currentStreams,
+                        signals,
+                        parts.kernelBlocks,
+                        parts.gpuRates);
         queue =
                 new P2pQueue(
                         context,
@@ -108,7 +115,7 @@ final class P2p {
             Function<List<String>, GpuTopology> topology,
             GpuGroup group) {
         RegionHandshake.Outcome outcome = RegionHandshake.run(context, options, device, topology);
-        Parts parts = new Parts(outcome.region());
+        Parts parts = new Parts(outcome.region(), outcome.hosts());
         String problem = outcome.problem();
         P2p p2p = null;
         try {
@@ -119,10 +126,6 @@ final class P2p {
             }
             if (problem == null) {
                 parts.agreeOnKernels(context);
-                parts.join(context);
-                problem = RegionHandshake.agree(context, "p2p-hosts", parts::checkHosts);
-            }
-            if (problem == null) {
                 parts.compareGpus(context, device);
                 p2p = new P2p(context, options, device, group, parts);
                 group.extend(p2p.queue);
@@ -155,19 +158,56 @@ final class P2p {
         return sharing == 1 ? processors : Math.max(1, processors / (2 * (sharing - 1)));
     }
 
+    /**
+     * The GPU of a rank.
+     *
+     * @param rates its rates; null if unknown
+     */
+    record Gpu(String architecture, int processors, String bus, GpuRates rates) {
+
+        static boolean areAlike(List<Gpu> gpus) {
+            return gpus.stream()
+                            .map(gpu -> gpu.architecture + " " + gpu.processors)
+                            .distinct()
+                            .count()
+                    == 1;
+        }
+
+        /** Returns the lowest rates; null if a GPU has none, or the GPUs are of several kinds. */
+        static GpuRates slowest(List<Gpu> gpus) {
+            if (gpus.stream().anyMatch(gpu -> gpu.rates == null)
+                    || gpus.stream().map(gpu -> gpu.rates.gpu()).distinct().count() > 1) {
+                return null;
+            }
+            return gpus.stream()
+                    .map(Gpu::rates)
+                    .reduce(
+                            (a, b) ->
+                                    new GpuRates(
+                                            a.gpu(),
+                                            Math.min(a.multiprocessors(), b.multiprocessors()),
+                                            Math.min(a.teraflops(), b.teraflops()),
+                                            Math.min(
+                                                    a.gigabytesPerSecond(),
+                                                    b.gigabytesPerSecond())))
+                    .orElseThrow();
+        }
+    }
+
     /** Builder state while a P2p is being set up. */
     private static final class Parts {
 
         private final P2pRegion region; // null if there is none
+        private final HostSync hosts; // null if there is no region
         private WaitStatus waits;
         private AllReduceKernels kernels;
         private SignalKernels signals;
-        private HostSync hosts;
-        private RuntimeException noHosts;
         private int kernelBlocks; // most blocks of a waiting kernel; 0 if the GPUs differ
+        private GpuRates gpuRates; // null if unknown
 
-        Parts(P2pRegion region) {
+        Parts(P2pRegion region, HostSync hosts) {
             this.region = region;
+            this.hosts = hosts;
         }
 
         /** Loads all kernels before any runs because a load may wait for running kernels. */
@@ -194,63 +234,46 @@ final class P2p {
             }
         }
 
-        void join(GroupContext context) {
-            try {
-                hosts = HostSync.join(context);
-            } catch (CollectiveTimeoutException e) {
-                throw e; // A rank that did not come will not come to agree, either.
-            } catch (RuntimeException e) {
-                noHosts = e;
-            }
-        }
-
-        /** Agrees on the most blocks of a kernel that waits for peers. */
+        /** Agrees on the most blocks of a kernel that waits for peers, and on the GPUs' rates. */
         void compareGpus(GroupContext context, CudaDevice device) {
-            int processors = device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
-            String gpu = device.architecture() + " " + processors + " " + device.pciBusId();
-            List<String> gpus =
-                    context.exchange("p2p-gpus", gpu.getBytes(StandardCharsets.UTF_8)).stream()
-                            .map(bytes -> new String(bytes, StandardCharsets.UTF_8))
+            boolean buffers = region.layout().bufferSize() > 0;
+            Gpu own =
+                    new Gpu(
+                            device.architecture(),
+                            device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT),
+                            device.pciBusId(),
+                            buffers ? GpuRates.of(device).orElse(null) : null);
+            List<Gpu> gpus =
+                    context
+                            .exchange("p2p-gpus", GSON.toJson(own).getBytes(StandardCharsets.UTF_8))
+                            .stream()
+                            .map(json -> new String(json, StandardCharsets.UTF_8))
+                            .map(json -> GSON.fromJson(json, Gpu.class))
                             .toList();
-            boolean alike =
-                    gpus.stream()
-                                    .map(one -> one.substring(0, one.lastIndexOf(' ')))
-                                    .distinct()
-                                    .count()
-                            == 1;
+            List<String> buses = gpus.stream().map(Gpu::bus).toList();
             int sharing =
-                    gpus.stream().mapToInt(one -> Collections.frequency(gpus, one)).max().orElse(1);
+                    buses.stream()
+                            .mapToInt(bus -> Collections.frequency(buses, bus))
+                            .max()
+                            .orElse(1);
             int blocks =
                     gpus.stream()
-                            .mapToInt(
-                                    one ->
-                                            waitingBlocks(
-                                                    Integer.parseInt(one.split(" ")[1]), sharing))
+                            .mapToInt(gpu -> waitingBlocks(gpu.processors, sharing))
                             .min()
                             .orElseThrow();
             if (sharing > 1) {
                 kernels.shareGpu(blocks);
             }
-            boolean buffers = region.layout().bufferSize() > 0;
-            kernelBlocks = alike && buffers ? blocks : 0;
-        }
-
-        void checkHosts() {
-            if (noHosts != null) {
-                throw noHosts;
-            }
+            kernelBlocks = Gpu.areAlike(gpus) && buffers ? blocks : 0;
+            gpuRates = Gpu.slowest(gpus);
         }
 
         void close() {
-            if (hosts != null) {
-                hosts.close();
-            }
             for (AutoCloseable part : new AutoCloseable[] {signals, kernels, waits}) {
                 closePart(part);
             }
             if (region != null) {
-                region.closePeers();
-                region.close();
+                RetiredRegions.add(region, hosts, () -> {});
             }
         }
 
@@ -344,9 +367,7 @@ final class P2p {
 
                             @Override
                             public void releaseFailed(Runnable release) {
-                                if (!direct || !abandon(release)) {
-                                    release.run();
-                                }
+                                lateWriters.release(release, direct);
                             }
                         };
         return device.within(
@@ -366,32 +387,45 @@ final class P2p {
                                     operation,
                                     current,
                                     (stream, captured) ->
-                                            enqueue(stream, tensor, info, inPlace, kernel),
+                                            enqueue(stream, tensor, info, inPlace, direct, kernel),
                                     List.of(tensor))
                             : group.run(operation, tensor, inPlace, current, kernel);
                 });
     }
 
     /** Enqueues a kernel for the tensor or, in a graph, for a copy. */
-    private static void enqueue(
+    private void enqueue(
             CudaStream stream,
             NDArray tensor,
             TensorInfo info,
             boolean inPlace,
+            boolean direct,
             LongFunction<GpuCall.Body> kernel) {
         if (inPlace) {
+            keepInGraph(tensor, direct);
             kernel.apply(info.address()).enqueue(stream);
             return;
         }
         try (NDArray copy =
                 Torch.empty(tensor.getManager(), new Shape(info.sizes()), info.type())) {
             stream.keepAlive(copy);
+            keepInGraph(copy, direct);
             NoGradient.run(
                     () -> {
                         Torch.copy(copy, tensor);
                         kernel.apply(Torch.dataPointer(copy)).enqueue(stream);
                         Torch.copy(tensor, copy);
                     });
+        }
+    }
+
+    /**
+     * Keeps the tensor of a captured direct all-reduce until the graph is closed; if a replay has
+     * failed, until late peers no longer write to it.
+     */
+    private void keepInGraph(NDArray tensor, boolean direct) {
+        if (direct) {
+            CudaGraph.keepAlive(release -> lateWriters.release(release, waits.hasFailed()), tensor);
         }
     }
 
@@ -432,31 +466,10 @@ final class P2p {
             signals.close();
             waits.close();
             buffers.close();
-            region.closePeers();
         } finally {
             // Also if the driver throws: the other ranks keep their memory until this rank has
             // left.
-            RetiredRegions.add(region, hosts, this::releaseAbandoned);
-        }
-    }
-
-    /** Defers the release of a failed operation's tensor; false if all ranks have left. */
-    private synchronized boolean abandon(Runnable release) {
-        return abandoned != null && abandoned.add(release);
-    }
-
-    private void releaseAbandoned() {
-        List<Runnable> releases;
-        synchronized (this) {
-            releases = abandoned;
-            abandoned = null;
-        }
-        for (Runnable release : releases) {
-            try {
-                release.run();
-            } catch (RuntimeException e) {
-                logger.warn("cannot free the memory of a failed operation", e);
-            }
+            RetiredRegions.add(region, hosts, lateWriters::end);
         }
     }
 }

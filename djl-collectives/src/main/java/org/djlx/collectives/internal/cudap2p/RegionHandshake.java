@@ -19,9 +19,11 @@ import java.util.List;
 import java.util.Set;
 import java.util.TreeSet;
 import java.util.function.Function;
+import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.CudaP2pOptions;
 import org.djlx.collectives.internal.cudap2p.AllReduceKernels.Algorithm;
 import org.djlx.collectives.internal.gpu.Disposal;
+import org.djlx.collectives.internal.host.HostSync;
 import org.djlx.collectives.internal.host.Liveness;
 import org.djlx.collectives.spi.GroupContext;
 import org.djlx.nativeops.cuda.CudaDevice;
@@ -64,6 +66,7 @@ final class RegionHandshake {
     private int[] linked; // the ranks that this rank is linked to, including itself
     private RegionLayout layout;
     private DescriptorChannel channel; // null if it could not be opened
+    private HostSync hosts;
     private CudaVirtualMemory own;
     private boolean direct; // all-reduces can be direct, as far as this rank knows
 
@@ -95,9 +98,10 @@ final class RegionHandshake {
      * The result of the handshake: a region on all ranks, or the same problem on all ranks.
      *
      * @param region the region, or null
+     * @param hosts the hosts of the group, or null
      * @param problem the problem, or null
      */
-    record Outcome(P2pRegion region, String problem) {}
+    record Outcome(P2pRegion region, HostSync hosts, String problem) {}
 
     /**
      * Maps the memory of all ranks and probes every pair that is linked.
@@ -120,7 +124,7 @@ final class RegionHandshake {
         try {
             String problem = handshake.firstProblem();
             if (problem != null) {
-                return new Outcome(null, problem);
+                return new Outcome(null, null, problem);
             }
             P2pRegion region =
                     new P2pRegion(
@@ -131,7 +135,7 @@ final class RegionHandshake {
                             handshake.own,
                             handshake.memory);
             done = true;
-            return new Outcome(region, null);
+            return new Outcome(region, handshake.hosts, null);
         } finally {
             handshake.close(done);
         }
@@ -146,6 +150,18 @@ final class RegionHandshake {
                         .map(json -> GSON.fromJson(text(json), RankInfo.class))
                         .toList();
         String problem = describe(infos, options.isSharedGpus());
+        if (problem == null) {
+            RuntimeException refused = join();
+            problem =
+                    agree(
+                            context,
+                            "p2p-hosts",
+                            () -> {
+                                if (refused != null) {
+                                    throw refused;
+                                }
+                            });
+        }
         if (problem == null) {
             List<String> buses = infos.stream().map(one -> one.bus).toList();
             links = links(context, options, buses, topology);
@@ -165,6 +181,18 @@ final class RegionHandshake {
             problem = agree(context, "p2p-probed", this::writeProbes);
         }
         return problem == null ? agree(context, "p2p-checked", this::checkProbes) : problem;
+    }
+
+    /** Joins the hosts, which tell when memory can be freed; returns the failure, or null. */
+    private RuntimeException join() {
+        try {
+            hosts = HostSync.join(context);
+            return null;
+        } catch (CollectiveTimeoutException e) {
+            throw e; // A rank that did not come will not come to agree, either.
+        } catch (RuntimeException e) {
+            return e;
+        }
     }
 
     /**
@@ -438,7 +466,22 @@ final class RegionHandshake {
                     throw new EngineException(
                             "a write of rank " + peer + " to rank " + rank + " did not arrive");
                 }
+                if (readProbe(manager, peer) != pattern(rank, peer)) {
+                    throw new EngineException(
+                            "rank " + rank + " cannot read what it wrote to rank " + peer);
+                }
             }
+        }
+    }
+
+    /** Reads the word that this rank has written to a peer. */
+    private int readProbe(NDManager manager, int peer) {
+        try (CudaStream stream = CudaStream.create(device)) {
+            NDArray word = Torch.empty(manager, new Shape(1), ScalarType.INT32);
+            long probe = memory[peer].address() + layout.probe(rank);
+            stream.copyAsync(Torch.dataPointer(word), probe, Integer.BYTES);
+            stream.synchronize();
+            return word.toIntArray()[0];
         }
     }
 
@@ -457,14 +500,28 @@ final class RegionHandshake {
         }
         P2pLinks links = P2pLinks.of(GpuTopology.Kind.OTHER, ranks);
         if (context.rank() == 0) {
+            String found;
             try {
-                links = P2pLinks.of(topology.apply(buses));
+                GpuTopology seen = topology.apply(buses);
+                links = P2pLinks.of(seen);
+                found = seen.summary();
             } catch (RuntimeException | LinkageError e) {
-                logger.warn("cannot find how the GPUs are linked; all-reduces use NCCL", e);
+                found = "cannot find how the GPUs are linked: " + e;
             }
+            logger.info("group '{}': {}; {}", context.name(), found, meaning(links.kind()));
         }
         List<byte[]> all = context.exchange("p2p-links", bytes(GSON.toJson(links)));
         return GSON.fromJson(text(all.get(0)), P2pLinks.class);
+    }
+
+    private static String meaning(GpuTopology.Kind kind) {
+        return switch (kind) {
+            case FULLY_CONNECTED_NVLINK -> "all-reduces of floats go from GPU to GPU";
+            case HYBRID_CUBE_MESH -> "small all-reduces go from GPU to GPU, other ones use NCCL";
+            case OTHER ->
+                    "all-reduces use NCCL; if NVLink joins all of them, say so by"
+                            + " CudaP2pOptions.optTopology";
+        };
     }
 
     /** Frees what the region does not own; without a region, everything. */
@@ -473,16 +530,26 @@ final class RegionHandshake {
             channel.close();
         }
         opened.forEach(CudaDevice::close);
-        if (done) {
-            return;
+        if (!done) {
+            retire(own, memory, rank, hosts);
         }
-        for (int peer = 0; peer < memory.length; peer++) {
-            if (memory[peer] != null && peer != rank) {
-                memory[peer].close();
-            }
-        }
+    }
+
+    /**
+     * Leaves a group that could not be created. A rank that does not know yet may still write its
+     * probe: this rank's memory is freed once all ranks have left.
+     *
+     * @param own frees this rank's memory; null if there is none
+     * @param memory the memory of each rank, null if not mapped
+     * @param rank this rank
+     * @param hosts the hosts of the group; null if they have not met
+     */
+    static void retire(AutoCloseable own, NativeMemory[] memory, int rank, HostSync hosts) {
         if (own != null) {
-            own.close();
+            P2pRegion region = new P2pRegion(null, null, rank, false, own, memory);
+            RetiredRegions.add(region, hosts, () -> {});
+        } else if (hosts != null) {
+            hosts.close();
         }
     }
 }

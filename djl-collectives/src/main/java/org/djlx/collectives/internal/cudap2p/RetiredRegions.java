@@ -12,9 +12,9 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * Regions of destroyed groups that peers may still write to. A write to freed memory would break
- * the peer's CUDA context. So a region is freed once all peers have left the group or died, at the
- * latest with the process.
+ * Regions of destroyed groups, and of groups that could not be created, that peers may still write
+ * to. A write to freed memory would break the peer's CUDA context. So a region is freed once all
+ * peers have left the group or died, at the latest with the process.
  */
 final class RetiredRegions {
 
@@ -27,12 +27,13 @@ final class RetiredRegions {
     private record Retired(P2pRegion region, HostSync hosts, Runnable others) {}
 
     /**
-     * Retires a region after its peers' memory has been unmapped, and leaves the group.
+     * Unmaps the memory of the peers, leaves the group and retires this rank's region.
      *
      * @param hosts the hosts of the group; closed with the region
      * @param others frees other memory that peers may write to; runs before the region is freed
      */
     static void add(P2pRegion region, HostSync hosts, Runnable others) {
+        free(region::closePeers);
         hosts.leave();
         synchronized (RETIRED) {
             RETIRED.add(new Retired(region, hosts, others));

@@ -34,6 +34,7 @@ final class WaitStatus implements AutoCloseable {
     private final NativeMemory memory;
     private final AtomicBuffer words;
     private boolean closed; // guarded by this
+    private boolean failed; // a wait had failed when this was closed; guarded by this
 
     WaitStatus(CudaDevice device, int rank) {
         this.rank = rank;
@@ -61,6 +62,11 @@ final class WaitStatus implements AutoCloseable {
         return missing == 0 ? List.of() : List.of(missing - 1);
     }
 
+    /** Returns whether a wait of a kernel has failed; also after {@link #close}. */
+    synchronized boolean hasFailed() {
+        return closed ? failed : !missing().isEmpty();
+    }
+
     /** Returns the failure of an operation whose kernels have ended, or null. */
     CollectiveException failure(Operation operation) {
         List<Integer> missing = missing();
@@ -71,6 +77,7 @@ final class WaitStatus implements AutoCloseable {
 
     @Override
     public synchronized void close() {
+        failed = hasFailed();
         closed = true;
         memory.close();
     }

@@ -13,6 +13,7 @@
  * RegionLayout - the parts of a region
  * RegionHandshake - maps the regions when a group is created
  * RetiredRegions - regions of destroyed groups that peers may still write to
+ * LateWriters - tensors of failed all-reduces that peers may still write to
  * CudaP2pBuffers - the group's P2P buffers
  * CudaP2pStream - a stream with put, signal and wait
  * SignalKernels - launches the kernels that signal and wait

@@ -4,6 +4,7 @@
  */
 package org.djlx.collectives.internal.host;
 
+import java.lang.invoke.VarHandle;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
@@ -92,6 +93,7 @@ final class CallLog {
         CallWords.put(latest, signature, captured);
         int slot = slot(rank, last);
         words.putIntVolatile(slot, 0);
+        VarHandle.storeStoreFence(); // A volatile write does not keep later writes behind it.
         words.putLongs(slot + CALL, latest);
         words.putIntVolatile(slot, last);
         words.putIntVolatile(rank * RECORD, last);
@@ -136,8 +138,7 @@ final class CallLog {
     }
 
     private boolean differs(int peer, int number) {
-        int other = slot(peer, number);
-        if (words.getIntVolatile(other) != number) {
+        if (!read(peer, number, theirs)) {
             return false; // A later call has overwritten it, after that rank had compared it.
         }
         long[] own = latest;
@@ -145,8 +146,18 @@ final class CallLog {
             words.getLongs(slot(rank, number) + CALL, ours);
             own = ours;
         }
-        words.getLongs(other + CALL, theirs);
-        return !Arrays.equals(own, theirs) && words.getIntVolatile(other) == number;
+        return !Arrays.equals(own, theirs);
+    }
+
+    /** Reads a call; returns false if another call is, or was meanwhile, written to its slot. */
+    private boolean read(int peer, int number, long[] call) {
+        int slot = slot(peer, number);
+        if (words.getIntVolatile(slot) != number) {
+            return false;
+        }
+        words.getLongs(slot + CALL, call);
+        VarHandle.acquireFence(); // A volatile read does not keep earlier reads before it.
+        return words.getIntVolatile(slot) == number;
     }
 
     /** Returns the ranks with the fewest calls, if this rank has more. */
@@ -170,10 +181,8 @@ final class CallLog {
     Map<Integer, long[]> calls(int number) {
         Map<Integer, long[]> calls = new TreeMap<>();
         for (int peer = 0; peer < worldSize; peer++) {
-            int slot = slot(peer, number);
-            if (words.getIntVolatile(slot) == number) {
-                long[] call = new long[CallWords.COUNT];
-                words.getLongs(slot + CALL, call);
+            long[] call = new long[CallWords.COUNT];
+            if (read(peer, number, call)) {
                 calls.put(peer, call);
             }
         }

@@ -18,7 +18,9 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Random;
+import java.util.Set;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.CountDownLatch;
 import java.util.function.BiConsumer;
 import java.util.function.Consumer;
@@ -28,6 +30,7 @@ import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.ContractCases;
 import org.djlx.collectives.CudaP2pOptions;
+import org.djlx.collectives.GpuTests;
 import org.djlx.collectives.NcclBatch;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
@@ -41,9 +44,11 @@ import org.djlx.collectives.p2p.P2pStream;
 import org.djlx.collectives.spi.OpType;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.collectives.spi.Reductions;
+import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.CudaGraph;
 import org.djlx.nativeops.cuda.CudaStream;
+import org.djlx.nativeops.cuda.GpuRates;
 import org.djlx.nativeops.torch.CudaStreamGuard;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
@@ -397,6 +402,55 @@ class CudaP2pThreadsTest {
                     group.destroy();
                     assertEquals(7, TestArrays.awaited(next.max()).getFloat());
                     assertEquals(7, TestArrays.awaited(next.min()).getFloat());
+                });
+    }
+
+    /**
+     * The same with graphs: rank 0 replays alone and times out, closes graph and tensor, and
+     * continues. Its peers replay too late.
+     */
+    @ParameterizedTest
+    @ValueSource(booleans = {false, true})
+    void directAllReduceOfAGraphThatOneRankReplaysTooEarly(boolean strided) {
+        CountDownLatch failed = new CountDownLatch(1);
+        Shape shape = new Shape(1000, 100);
+        run(
+                P2pRanks.directOptions(),
+                (group, manager) -> {
+                    ProcessGroup hasty = group.withTimeout(Duration.ofSeconds(1));
+                    try (CudaDevice device = CudaDevice.open(group.device());
+                            CudaStream stream = CudaStream.create(device)) {
+                        CudaStreamGuard guard =
+                                Torch.cudaStreamGuard(group.device(), stream.handle());
+                        try {
+                            NDArray whole = manager.ones(shape);
+                            NDArray tensor = strided ? whole.transpose() : whole;
+                            group.allReduce(tensor, ReduceOp.AVG).await(group.timeout());
+                            manager.zeros(shape).close(); // a block for the copy in the graph
+                            try (CudaGraph graph =
+                                    CudaGraph.capture(
+                                            stream,
+                                            () ->
+                                                    hasty.allReduce(tensor, ReduceOp.AVG)
+                                                            .blockCurrentStream())) {
+                                if (group.rank() > 0) {
+                                    Replays.await(failed);
+                                }
+                                graph.launch(stream);
+                                stream.synchronize();
+                            }
+                            tensor.close();
+                            whole.close();
+                            NDArray next = manager.full(shape, 7f);
+                            stream.synchronize();
+                            failed.countDown();
+                            group.destroy();
+                            assertEquals(7, TestArrays.awaited(next.max()).getFloat());
+                            assertEquals(7, TestArrays.awaited(next.min()).getFloat());
+                        } finally {
+                            guard.close();
+                        }
+                    }
                 });
     }
 
@@ -1040,6 +1094,145 @@ class CudaP2pThreadsTest {
                         assertEquals(1 + i, got[i]);
                     }
                     assertThrows(IllegalArgumentException.class, () -> buffers.putSignal(0, 0, 2));
+                });
+    }
+
+    /** Rank 0 signals in 400 operations before its peers wait for the first of the signals. */
+    @Test
+    void signalsOfARankThatIsFarAhead() {
+        OpType signal = new OpType("test.ahead");
+        CountDownLatch ahead = new CountDownLatch(1);
+        run(
+                P2pRanks.options(),
+                (group, manager) -> {
+                    P2pBuffers buffers = group.p2pBuffers().orElseThrow();
+                    if (group.rank() > 0) {
+                        Replays.await(ahead);
+                    }
+                    Work last = null;
+                    for (int i = 0; i < 400; i++) {
+                        last =
+                                group.execute(
+                                        signal,
+                                        NOTHING,
+                                        operation -> {
+                                            int epoch = buffers.epoch(operation);
+                                            for (int peer = 1; peer < worldSize; peer++) {
+                                                if (group.rank() == 0) {
+                                                    buffers.putSignal(peer, 0, epoch);
+                                                }
+                                            }
+                                            if (group.rank() > 0) {
+                                                buffers.waitSignal(operation, 0, 0, epoch);
+                                            }
+                                        });
+                    }
+                    last.await(group.timeout());
+                    ahead.countDown();
+                });
+    }
+
+    /**
+     * A side stream signals after the operation's body has ended. The signal is not taken for one
+     * of the next operation, which brings the data only later.
+     */
+    @Test
+    void lateSignalsOfASideStream() {
+        OpType send = new OpType("test.late");
+        CountDownLatch entered = new CountDownLatch(1);
+        CountDownLatch taken = new CountDownLatch(1);
+        run(
+                P2pRanks.options(),
+                (group, manager) -> {
+                    P2pBuffers buffers = group.p2pBuffers().orElseThrow();
+                    int rank = group.rank();
+                    NDArray value = manager.full(new Shape(1), 7f);
+                    NDArray result = manager.zeros(new Shape(1));
+                    group.execute(
+                            send,
+                            NOTHING,
+                            operation -> {
+                                int epoch = buffers.epoch(operation);
+                                if (rank == 0) {
+                                    try (P2pStream side = buffers.sideStream(operation)) {
+                                        side.waitSignal(1, 1, epoch);
+                                        side.signal(1, 0, epoch);
+                                    }
+                                } else if (rank == 1) {
+                                    waitFor(entered);
+                                    buffers.putSignal(0, 1, epoch);
+                                    buffers.waitSignal(operation, 0, 0, epoch);
+                                }
+                            });
+                    Work second =
+                            group.execute(
+                                    send,
+                                    NOTHING,
+                                    operation -> {
+                                        int epoch = buffers.epoch(operation);
+                                        if (rank == 0) {
+                                            entered.countDown();
+                                            waitFor(taken);
+                                            try (P2pStream stream =
+                                                    buffers.currentStream(operation)) {
+                                                long source = Torch.dataPointer(value);
+                                                stream.put(1, 0, source, Float.BYTES);
+                                                stream.signal(1, 0, epoch);
+                                            }
+                                        } else if (rank == 1) {
+                                            buffers.waitSignal(operation, 0, 0, epoch);
+                                            takeSent(buffers, result, 0);
+                                        }
+                                    });
+                    if (rank == 1) {
+                        pause();
+                        taken.countDown();
+                    }
+                    second.await(group.timeout());
+                    if (rank == 1) {
+                        assertEquals(7, TestArrays.values(result)[0]);
+                    }
+                });
+    }
+
+    /** Waits for a latch, and then long enough that a GPU does what it need not wait for. */
+    private static void waitFor(CountDownLatch latch) {
+        Replays.await(latch);
+        pause();
+    }
+
+    private static void pause() {
+        try {
+            Thread.sleep(200);
+        } catch (InterruptedException e) {
+            throw new AssertionError(e);
+        }
+    }
+
+    /** Ranks choose paths by the rates of the slowest GPU, from the kernel cache. */
+    @Test
+    void ranksAgreeOnTheRatesOfTheirGpus() {
+        GpuTests.require(1, NativeLibrary.CUBLASLT);
+        Set<GpuRates> rates = ConcurrentHashMap.newKeySet();
+        run(
+                P2pRanks.options(),
+                (group, manager) ->
+                        rates.add(group.p2pBuffers().orElseThrow().gpuRates().orElseThrow()));
+        assertEquals(1, rates.size(), rates::toString);
+    }
+
+    @Test
+    void signalsOutsideOfOperationsAreRefused() {
+        run(
+                P2pRanks.options(),
+                (group, manager) -> {
+                    P2pBuffers buffers = group.p2pBuffers().orElseThrow();
+                    String message =
+                            assertThrows(
+                                            IllegalStateException.class,
+                                            () -> buffers.putSignal(0, 0, 1))
+                                    .getMessage();
+                    assertTrue(message.contains("ProcessGroup.execute"), message);
                 });
     }
 

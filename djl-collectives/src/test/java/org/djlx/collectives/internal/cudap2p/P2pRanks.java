@@ -14,7 +14,6 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.CudaStream;
-import org.djlx.nativeops.cuda.GpuTopology;
 import org.djlx.nativeops.torch.CudaStreamGuard;
 import org.djlx.nativeops.torch.Torch;
 import org.junit.jupiter.api.Assumptions;
@@ -94,9 +93,7 @@ public final class P2pRanks {
                 CudaP2pOptions.builder()
                         .optOneShotBytes(ONE_SHOT_BYTES)
                         .optNcclOptions(nccl.optTimeout(Duration.ofSeconds(30)).build());
-        return isShared()
-                ? options.optSharedGpus(true).optTopology(GpuTopology.Kind.FULLY_CONNECTED_NVLINK)
-                : options;
+        return options.optSharedGpus(isShared());
     }
 
     /** Returns the environment of a process, in addition to what a launcher sets. */

@@ -20,9 +20,11 @@ import java.util.function.Function;
 import java.util.function.IntFunction;
 import java.util.stream.IntStream;
 import org.djlx.collectives.CudaP2pOptions;
+import org.djlx.collectives.TestLog;
 import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.collectives.spi.GroupContext;
 import org.djlx.collectives.store.HashStore;
+import org.djlx.nativeops.cuda.GpuLink;
 import org.djlx.nativeops.cuda.GpuTopology;
 import org.junit.jupiter.api.Test;
 
@@ -94,6 +96,21 @@ class RegionHandshakeTest {
                         });
         P2pLinks all = P2pLinks.of(GpuTopology.Kind.OTHER, 8);
         assertEquals(Collections.nCopies(8, all), links);
+    }
+
+    /** Rank 0 says in one line what it has found and what it means, without a stack trace. */
+    @Test
+    void rankZeroLogsTheLinks() {
+        GpuLink self = GpuLink.of(GpuLink.Kind.SELF);
+        GpuTopology shared = new GpuTopology(new GpuLink[][] {{self, self}, {self, self}});
+        try (TestLog log = new TestLog(RegionHandshake.class)) {
+            links(CudaP2pOptions.builder(), rank -> shared);
+            String line =
+                    "group 'g': every two GPUs are one GPU or linked by NVLink (X);"
+                            + " all-reduces of floats go from GPU to GPU";
+            assertEquals(1, log.count(line));
+            assertEquals(1, log.count("GPU"));
+        }
     }
 
     @Test

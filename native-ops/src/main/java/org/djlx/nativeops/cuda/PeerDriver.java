@@ -1,0 +1,34 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.nativeops.cuda;
+
+import com.sun.jna.Library;
+import com.sun.jna.Native;
+import com.sun.jna.ptr.IntByReference;
+
+/**
+ * The driver's functions for pairs of GPUs, which not all versions of the presets bind. They return
+ * 0 on success.
+ */
+interface PeerDriver extends Library {
+
+    /** P2P attribute: compares pairs; 0 is the fastest. */
+    int PERFORMANCE_RANK = 1;
+
+    /** P2P attribute: whether one GPU can access the memory of the other. */
+    int ACCESS_SUPPORTED = 2;
+
+    /** P2P attribute: whether atomics on the memory of the other are native: NVLink's are. */
+    int NATIVE_ATOMIC_SUPPORTED = 3;
+
+    /** Loads the library. */
+    static PeerDriver load() {
+        return Native.load("libcuda.so.1", PeerDriver.class);
+    }
+
+    int cuDeviceGetByPCIBusId(IntByReference device, String busId);
+
+    int cuDeviceGetP2PAttribute(IntByReference value, int attribute, int from, int to);
+}
