@@ -7,6 +7,7 @@ package org.djlx.bench;
 import com.google.gson.Gson;
 import com.google.gson.GsonBuilder;
 import java.io.IOException;
+import java.io.UncheckedIOException;
 import java.lang.management.ManagementFactory;
 import java.nio.file.Files;
 import java.nio.file.Path;
@@ -55,11 +56,15 @@ final class BenchReport {
     }
 
     /** Writes the report's current state. */
-    void store(Path json) throws IOException {
+    void store(Path json) {
         Gson gson = new GsonBuilder().setPrettyPrinting().create();
         Path file = json.toAbsolutePath();
-        Files.createDirectories(file.getParent());
-        Files.writeString(file, gson.toJson(values) + "\n");
+        try {
+            Files.createDirectories(file.getParent());
+            Files.writeString(file, gson.toJson(values) + "\n");
+        } catch (IOException e) {
+            throw new UncheckedIOException("cannot write the report " + file + ": " + e, e);
+        }
     }
 
     private static String cpuModel() throws IOException {

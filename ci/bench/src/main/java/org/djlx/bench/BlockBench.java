@@ -14,7 +14,9 @@ import ai.djl.training.ParameterStore;
 import ai.djl.training.initializer.NormalInitializer;
 import java.util.ArrayList;
 import java.util.Collections;
+import java.util.LinkedHashMap;
 import java.util.List;
+import java.util.Map;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.fusedops.nn.ParallelTransformerBlock;
@@ -36,19 +38,27 @@ final class BlockBench {
      */
     record Size(int tokens, int size, int heads, int keyValueHeads, int headSize, int hidden) {}
 
+    /** Milliseconds of the block, with the host running ahead of the GPU. */
+    static final String BLOCK = "blockMilliseconds";
+
     /**
-     * Median milliseconds of a round.
-     *
-     * @param block the block, with the host running ahead of the GPU
-     * @param fromIdle the block, with an idle GPU at the start of each round: the GPU waits until
-     *     the host has launched the first kernels. In a model of many layers this happens once a
-     *     step, not once a block
-     * @param matmuls the matmuls alone
-     * @param attention the attention alone
-     * @param both matmuls, then attention. Matmuls at full power lower the GPU's clock, so this is
-     *     more than the sum of the two
+     * Milliseconds of the block, with an idle GPU at the start of each round: the GPU waits until
+     * the host has launched the first kernels. In a model of many layers this happens once a step,
+     * not once a block.
      */
-    record Times(double block, double fromIdle, double matmuls, double attention, double both) {}
+    static final String FROM_IDLE = "blockFromIdleMilliseconds";
+
+    /** Milliseconds of the matmuls alone. */
+    static final String MATMULS = "matmulsMilliseconds";
+
+    /** Milliseconds of the attention alone. */
+    static final String ATTENTION = "attentionMilliseconds";
+
+    /**
+     * Milliseconds of the matmuls, then the attention. Matmuls at full power lower the GPU's clock,
+     * so this is more than the sum of the two.
+     */
+    static final String BOTH = "matmulsAndAttentionMilliseconds";
 
     private final ProcessGroup group;
     private final Size size;
@@ -74,23 +84,25 @@ final class BlockBench {
         this.rounds = rounds;
     }
 
-    Times run() {
+    /** Returns the medians by their names in the report. */
+    Map<String, Double> run() {
+        Map<String, Double> medians = new LinkedHashMap<>();
         try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
             Round block = block(manager);
             Round matmuls = matmuls(manager);
             Round attention = attention(manager);
             double fromIdle = median(block, 1);
-            return new Times(
-                    median(block, rounds),
-                    fromIdle,
-                    median(matmuls, rounds),
-                    median(attention, rounds),
-                    median(
-                            own -> {
-                                matmuls.run(own);
-                                attention.run(own);
-                            },
-                            rounds));
+            medians.put(BLOCK, median(block, rounds));
+            medians.put(FROM_IDLE, fromIdle);
+            medians.put(MATMULS, median(matmuls, rounds));
+            medians.put(ATTENTION, median(attention, rounds));
+            Round both =
+                    own -> {
+                        matmuls.run(own);
+                        attention.run(own);
+                    };
+            medians.put(BOTH, median(both, rounds));
+            return medians;
         }
     }
 

@@ -24,21 +24,4 @@ record CallTimes(
         Double firstHostMicros,
         Double firstHostMicrosSum,
         Double driverCalls,
-        Double otherNativeCalls) {
-
-    /** Returns the larger of each value. */
-    static CallTimes slowest(CallTimes a, CallTimes b) {
-        return new CallTimes(
-                greater(a.gpuMicros, b.gpuMicros),
-                greater(a.hostMicros, b.hostMicros),
-                greater(a.aloneHostMicros, b.aloneHostMicros),
-                greater(a.firstHostMicros, b.firstHostMicros),
-                greater(a.firstHostMicrosSum, b.firstHostMicrosSum),
-                greater(a.driverCalls, b.driverCalls),
-                greater(a.otherNativeCalls, b.otherNativeCalls));
-    }
-
-    private static Double greater(Double a, Double b) {
-        return a == null ? b : b == null ? a : Double.valueOf(Math.max(a, b));
-    }
-}
+        Double otherNativeCalls) {}

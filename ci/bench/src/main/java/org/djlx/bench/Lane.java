@@ -17,7 +17,7 @@ interface Lane extends AutoCloseable {
         void launch();
 
         @Override
-        void close();
+        default void close() {}
     }
 
     /** Sets a mark after all issued work; a mark that was set before moves. */

@@ -5,8 +5,6 @@
 package org.djlx.bench;
 
 import ai.djl.ndarray.NDArray;
-import ai.djl.ndarray.NDManager;
-import ai.djl.ndarray.types.Shape;
 import java.util.Base64;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.CudaStream;
@@ -91,17 +89,7 @@ final class NcclBaseline implements Baseline {
             return null;
         }
         NcclWindow window = NcclWindow.create(nccl, byteSize);
-        return new Window() {
-            @Override
-            public NDArray view(NDManager manager, long offset, Shape shape) {
-                return Torch.view(manager, window.memory(), offset, shape, ScalarType.BFLOAT16);
-            }
-
-            @Override
-            public void close() {
-                window.close();
-            }
-        };
+        return new Window(window.memory(), window::close);
     }
 
     /**

@@ -79,17 +79,7 @@ class GpuBenchTest {
             NativeMemory memory =
                     new NativeMemory(
                             Pointer.nativeValue(buffer), byteSize, Device.cpu(), buffer::close);
-            return new Window() {
-                @Override
-                public NDArray view(NDManager manager, long offset, Shape shape) {
-                    return Torch.view(manager, memory, offset, shape, ScalarType.BFLOAT16);
-                }
-
-                @Override
-                public void close() {
-                    memory.close();
-                }
-            };
+            return new Window(memory, memory::close);
         }
 
         @Override
@@ -132,8 +122,7 @@ class GpuBenchTest {
                                                     manager,
                                                     meeting,
                                                     lanes.get());
-                                    return GpuBenchJob.merged(
-                                            meeting, wanted.measure(measuring, 2, 2, 1));
+                                    return wanted.measure(measuring, 2, 2, 1).merged(meeting);
                                 }
                             })
                     .get(1);
@@ -331,7 +320,7 @@ class GpuBenchTest {
         assertFalse(good.slowest(bad).correct());
         assertFalse(bad.slowest(good).correct());
         assertFalse(row(0.02, times).correct());
-        assertTrue(GpuBenchTable.of(List.of(good, bad)).toString().contains("WRONG"));
+        assertTrue(GpuBenchResults.table(List.of(good, bad)).toString().contains("WRONG"));
     }
 
     @Test
@@ -348,8 +337,8 @@ class GpuBenchTest {
         CallTimes measured = times(1, 2, 3, 4, 5, 6);
         CallTimes torch = new CallTimes(9.0, 1.0, null, null, null, null, null);
         assertEquals(
-                new CallTimes(9.0, 2.0, 1.0, 3.0, 4.0, 5.0, 6.0),
-                CallTimes.slowest(torch, measured));
+                Map.of("ours", new CallTimes(9.0, 2.0, 1.0, 3.0, 4.0, 5.0, 6.0)),
+                row(0, torch).slowest(row(0, measured)).columns());
     }
 
     private static CallTimes times(

@@ -4,6 +4,8 @@
  */
 package org.djlx.samples.common;
 
+import static org.djlx.samples.common.UsageException.refuseIf;
+
 import java.util.Arrays;
 import java.util.List;
 import java.util.stream.Collectors;
@@ -39,9 +41,7 @@ public final class RankOptions {
     @Option(
             names = "--device",
             defaultValue = "cpu",
-            description =
-                    "One of ${COMPLETION-CANDIDATES}; ${DEFAULT-VALUE} if not given. With gpu, each"
-                            + " rank needs a GPU.")
+            description = "One of ${COMPLETION-CANDIDATES}. With gpu, each rank needs a GPU.")
     private DeviceKind device;
 
     @Option(names = "--dtype", paramLabel = "TYPE")
@@ -201,13 +201,13 @@ public final class RankOptions {
     public void check() {
         int limit = device == DeviceKind.gpu ? Math.max(most, MOST_GPUS) : most;
         for (int number : counts()) {
-            Ranks.check(spec, "--ranks", number, limit, processes);
+            Ranks.check("--ranks", number, limit, processes);
         }
-        if (counts().size() > 1 && !several) {
-            throw new ParameterException(
-                    spec.commandLine(),
-                    "--ranks takes one number, not " + counts().size() + ": " + requested);
-        }
+        refuseIf(
+                counts().size() > 1 && !several,
+                "--ranks takes one number, not %s: %s",
+                counts().size(),
+                requested);
         if (!types.isEmpty()) {
             type();
         }
@@ -230,6 +230,25 @@ public final class RankOptions {
     }
 
     /**
+     * Returns the number of GPUs of this host, for {@link #ranksOfGpus}.
+     *
+     * @return the number; 0 if the ranks run on the CPU
+     * @throws IllegalStateException if there are GPUs, but fewer than ranks
+     */
+    public int gpus() {
+        int gpus = Gpus.count();
+        if (gpus > 0) {
+            Gpus.require(count());
+        }
+        return gpus;
+    }
+
+    /** Returns the ranks of {@link #ranksOfGpus} in words, such as "2 ranks on GPUs". */
+    public String placement() {
+        return Ranks.count(count()) + " on " + (Gpus.count() > 0 ? "GPUs" : "the CPU");
+    }
+
+    /**
      * Returns the numbers of ranks.
      *
      * @return the user's, or the default
@@ -245,11 +264,7 @@ public final class RankOptions {
      * @throws ParameterException if the job that this process is part of has another number
      */
     public Ranks here() {
-        try {
-            return Ranks.of(requested == null ? null : count(), count());
-        } catch (IllegalArgumentException e) {
-            throw new ParameterException(spec.commandLine(), e.getMessage(), e);
-        }
+        return Ranks.of(requested == null ? null : count(), count());
     }
 
     /**
@@ -280,13 +295,12 @@ public final class RankOptions {
         if (type == null) {
             return typeOtherwise;
         }
-        return Arrays.stream(ElementType.values())
-                .filter(each -> each.name().equalsIgnoreCase(type) && types.contains(each))
-                .findFirst()
-                .orElseThrow(
-                        () ->
-                                new ParameterException(
-                                        spec.commandLine(),
-                                        "--dtype must be one of " + names() + ", not " + type));
+        ElementType found =
+                Arrays.stream(ElementType.values())
+                        .filter(each -> each.name().equalsIgnoreCase(type) && types.contains(each))
+                        .findFirst()
+                        .orElse(null);
+        refuseIf(found == null, "--dtype must be one of %s, not %s", names(), type);
+        return found;
     }
 }

@@ -4,6 +4,8 @@
  */
 package org.djlx.samples.common;
 
+import static org.djlx.samples.common.UsageException.refuseIf;
+
 import java.util.List;
 import java.util.stream.IntStream;
 import org.djlx.collectives.ProcessGroup;
@@ -11,8 +13,6 @@ import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.TorchThreads;
 import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.nativeops.NativeLibrary;
-import picocli.CommandLine.Model.CommandSpec;
-import picocli.CommandLine.ParameterException;
 
 /**
  * The ranks that this process runs: its own one if {@code launch} or torchrun started it, otherwise
@@ -39,33 +39,28 @@ public final class Ranks {
     /**
      * Checks the number of ranks that a user asks for.
      *
-     * @param spec the command, which the error names
      * @param option the name of the option
-     * @param requested its value; null if it is not given
-     * @param processes whether the ranks are to be processes
-     * @throws ParameterException if there cannot be as many, with the limit
+     * @param requested the value of the option; null if the option is not given
+     * @param processes whether the command starts a process for each rank
+     * @throws UsageException if the number is out of range, or if a rank is to start ranks
      */
-    public static void check(
-            CommandSpec spec, String option, Integer requested, boolean processes) {
-        check(spec, option, requested, MOST_THREADS, processes);
+    public static void check(String option, Integer requested, boolean processes) {
+        check(option, requested, MOST_THREADS, processes);
     }
 
-    static void check(
-            CommandSpec spec, String option, Integer requested, int most, boolean processes) {
+    static void check(String option, Integer requested, int most, boolean processes) {
         boolean isRank = System.getenv("RANK") != null; // Then WORLD_SIZE is the only limit.
-        if (requested != null && (requested < 1 || requested > most && !isRank)) {
-            throw new ParameterException(
-                    spec.commandLine(),
-                    String.format(
-                            "%s must be from 1 to %d%s, not %d",
-                            option, most, most == MOST_THREADS ? " on this host" : "", requested));
-        }
-        if (processes && isRank) {
-            throw new ParameterException(
-                    spec.commandLine(),
-                    "--processes starts a job, but this process is already a rank of one: RANK is"
-                            + " set. Leave --processes out");
-        }
+        refuseIf(
+                requested != null && (requested < 1 || requested > most && !isRank),
+                "%s must be from 1 to %d%s, not %d",
+                option,
+                most,
+                most == MOST_THREADS ? " on this host" : "",
+                requested);
+        refuseIf(
+                processes && isRank,
+                "--processes starts a job, but this process is already a rank of one: RANK is set."
+                        + " Leave --processes out");
     }
 
     /**
@@ -85,19 +80,17 @@ public final class Ranks {
      * @param requested the number of ranks that the user asked for; null for none
      * @param otherwise the number of ranks if the user asked for none
      * @return the ranks
-     * @throws IllegalArgumentException if this process belongs to a job of another size
+     * @throws UsageException if this process belongs to a job of another size
      */
     public static Ranks of(Integer requested, int otherwise) {
         if (System.getenv("RANK") != null) {
             Ranks ranks = new Ranks(false, environment("WORLD_SIZE"), environment("RANK"));
             TorchThreads.choose(1);
-            if (requested != null && requested != ranks.worldSize) {
-                throw new IllegalArgumentException(
-                        requested
-                                + " ranks are asked for, but the job that this process is part of"
-                                + " has "
-                                + ranks.worldSize);
-            }
+            refuseIf(
+                    requested != null && requested != ranks.worldSize,
+                    "%d ranks are requested, but WORLD_SIZE of this process's job is %d",
+                    requested,
+                    ranks.worldSize);
             return ranks;
         }
         int worldSize = requested == null ? otherwise : requested;
@@ -107,12 +100,12 @@ public final class Ranks {
 
     private static int environment(String name) {
         String value = System.getenv(name);
-        try {
-            return Integer.parseInt(value);
-        } catch (NumberFormatException e) {
-            throw new IllegalArgumentException(
-                    "the environment variable " + name + " is not a number: " + value, e);
-        }
+        refuseIf(
+                value == null || !value.matches("\\d{1,9}"),
+                "the environment variable %s is not a number: %s",
+                name,
+                value);
+        return Integer.parseInt(value);
     }
 
     /**

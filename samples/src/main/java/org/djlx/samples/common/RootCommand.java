@@ -55,9 +55,10 @@ public abstract class RootCommand {
         root.setCaseInsensitiveEnumValuesAllowed(true);
         // Arguments that are passed on to a rank's main may begin with @.
         root.setExpandAtFiles(false);
-        root.setParameterExceptionHandler((e, args) -> badArguments(e));
+        root.setParameterExceptionHandler((e, args) -> badArguments(e, e.getCommandLine()));
         root.setExecutionExceptionHandler((e, command, result) -> failure(e, command));
         for (CommandLine command : root.getSubcommands().values()) {
+            command.getCommandSpec().usageMessage().showDefaultValues(true);
             configure(command.getCommandSpec(), command.getCommandSpec());
         }
         root.getSubcommands().get("launch").setStopAtPositional(true);
@@ -89,11 +90,11 @@ public abstract class RootCommand {
         System.exit(code);
     }
 
-    private static int badArguments(ParameterException e) {
-        CommandLine command = e.getCommandLine();
+    private static int badArguments(Exception e, CommandLine command) {
         PrintWriter err = command.getErr();
         err.println("error: " + text(e));
-        if (!UnmatchedArgumentException.printSuggestions(e, err)) {
+        if (!(e instanceof ParameterException parameter)
+                || !UnmatchedArgumentException.printSuggestions(parameter, err)) {
             String example = e instanceof MissingParameterException ? example(command) : "";
             err.println("Try: " + example + command.getCommandSpec().qualifiedName() + " --help");
         }
@@ -146,6 +147,9 @@ public abstract class RootCommand {
     }
 
     private int failure(Exception e, CommandLine command) {
+        if (e instanceof UsageException) {
+            return badArguments(e, command);
+        }
         PrintWriter err = command.getErr();
         if (verbose) {
             e.printStackTrace(err);

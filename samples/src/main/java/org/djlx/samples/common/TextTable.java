@@ -7,6 +7,8 @@ package org.djlx.samples.common;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
+import java.util.stream.Collectors;
+import java.util.stream.Stream;
 
 /** A plain-text table: columns are two blanks apart, numeric ones right-aligned. */
 public final class TextTable {
@@ -54,6 +56,16 @@ public final class TextTable {
         appendLine(text, header);
         rows.forEach(row -> appendLine(text, row));
         return text.toString();
+    }
+
+    /** Returns the table in Markdown. */
+    public String markdown() {
+        List<String[]> lines = new ArrayList<>(rows);
+        lines.addAll(
+                0, List.of(header, Stream.of(header).map(title -> "---").toArray(String[]::new)));
+        return lines.stream()
+                .map(cells -> "| " + String.join(" | ", cells) + " |\n")
+                .collect(Collectors.joining());
     }
 
     private void appendLine(StringBuilder text, String[] cells) {

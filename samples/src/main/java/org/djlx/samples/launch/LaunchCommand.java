@@ -4,17 +4,16 @@
  */
 package org.djlx.samples.launch;
 
+import static org.djlx.samples.common.UsageException.parsed;
+
 import java.util.ArrayList;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
-import java.util.concurrent.Callable;
+import org.djlx.samples.common.CliCommand;
 import picocli.CommandLine.Command;
-import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Option;
-import picocli.CommandLine.ParameterException;
 import picocli.CommandLine.Parameters;
-import picocli.CommandLine.Spec;
 
 /** {@code launch}: runs a main class, or another command, once for each rank. */
 @Command(
@@ -30,9 +29,7 @@ import picocli.CommandLine.Spec;
                     + " --master-port, and a --node-rank of its own.",
             "Example: samples/run.sh launch --nproc 2 mlp"
         })
-public final class LaunchCommand implements Callable<Integer> {
-
-    @Spec private CommandSpec spec;
+public final class LaunchCommand extends CliCommand {
 
     @Option(
             names = {"--nproc", "--nproc-per-node"},
@@ -41,12 +38,8 @@ public final class LaunchCommand implements Callable<Integer> {
             description = "Number of processes on this host, one for each rank.")
     private int processes;
 
-    @Option(
-            names = "--nnodes",
-            paramLabel = "N",
-            defaultValue = "1",
-            description = "Number of hosts (nodes); ${DEFAULT-VALUE} if not given.")
-    private int nodes;
+    @Option(names = "--nnodes", paramLabel = "N", description = "Number of hosts (nodes).")
+    private int nodes = 1;
 
     @Option(
             names = "--node-rank",
@@ -99,34 +92,23 @@ public final class LaunchCommand implements Callable<Integer> {
     @Parameters(paramLabel = "ARG", arity = "0..*", index = "1..*", description = "Its arguments.")
     private List<String> args = new ArrayList<>();
 
-    private LaunchCommand() {}
-
     @Override
     public Integer call() throws Exception {
-        return launcher().launch();
-    }
-
-    private Launcher launcher() {
-        Launcher.Builder builder = Launcher.builder();
-        if (spec.parent().subcommands().containsKey(main)) {
+        if (spec().parent().subcommands().containsKey(main)) {
             args.add(0, main);
-            main = spec.root().userObject().getClass().getName();
+            main = spec().root().userObject().getClass().getName();
         }
-        try {
-            if (masterAddress != null) {
-                builder.optMasterAddress(masterAddress);
-            }
-            return builder.setProcesses(processes)
-                    .setMainClass(main)
-                    .optArgs(args)
-                    .optNodes(nodes, nodeRank)
-                    .optMasterPort(masterPort)
-                    .optMaxRestarts(maxRestarts)
-                    .optEnvironment(environment)
-                    .optJvmArgs(jvmArgs)
-                    .build();
-        } catch (IllegalArgumentException e) {
-            throw new ParameterException(spec.commandLine(), e.getMessage(), e);
-        }
+        Launcher.Builder builder =
+                Launcher.builder()
+                        .setProcesses(processes)
+                        .setMainClass(main)
+                        .optArgs(args)
+                        .optNodes(nodes, nodeRank)
+                        .optMasterAddress(masterAddress)
+                        .optMasterPort(masterPort)
+                        .optMaxRestarts(maxRestarts)
+                        .optEnvironment(environment)
+                        .optJvmArgs(jvmArgs);
+        return parsed(builder::build).launch();
     }
 }

@@ -321,7 +321,7 @@ public final class Launcher {
          * @return this builder
          */
         public Builder optMasterAddress(String masterAddress) {
-            this.masterAddress = Objects.requireNonNull(masterAddress, "masterAddress");
+            this.masterAddress = masterAddress;
             return this;
         }
 

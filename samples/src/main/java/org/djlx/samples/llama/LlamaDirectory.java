@@ -22,6 +22,7 @@ import java.util.function.Function;
 import org.djlx.collectives.safetensors.SafetensorsWriter;
 import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.fusedops.llm.model.LlamaConfig;
+import org.djlx.nativeops.torch.ScalarType;
 
 /** Writes the model directory of a Llama in Hugging Face's layout. */
 final class LlamaDirectory {
@@ -37,6 +38,34 @@ final class LlamaDirectory {
                     + "\n\n{% endif %}";
 
     private LlamaDirectory() {}
+
+    /** Returns a configuration without scaled positions and with the usual epsilon. */
+    static LlamaConfig config(
+            int vocabulary,
+            int hidden,
+            int intermediate,
+            int layers,
+            int heads,
+            int kvHeads,
+            int maxLength,
+            double theta,
+            boolean tied,
+            ScalarType type) {
+        return new LlamaConfig(
+                vocabulary,
+                hidden,
+                intermediate,
+                layers,
+                heads,
+                kvHeads,
+                hidden / heads,
+                maxLength,
+                1e-5,
+                new LlamaConfig.Rope(theta, 1, 0, 0, 0),
+                tied,
+                List.of(),
+                type);
+    }
 
     /**
      * Returns the tensors of a model.

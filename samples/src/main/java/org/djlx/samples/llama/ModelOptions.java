@@ -4,6 +4,9 @@
  */
 package org.djlx.samples.llama;
 
+import static org.djlx.samples.common.UsageException.parsed;
+import static org.djlx.samples.common.UsageException.refuseIf;
+
 import ai.djl.Device;
 import java.io.IOException;
 import java.io.PrintWriter;
@@ -54,19 +57,11 @@ public final class ModelOptions {
                             + " 8192 at most.")
     private Integer maxLength;
 
-    @Option(
-            names = "--max-running",
-            paramLabel = "N",
-            defaultValue = "64",
-            description = "Most sequences in a batch; ${DEFAULT-VALUE} if not given.")
-    private int maxRunning;
+    @Option(names = "--max-running", paramLabel = "N", description = "Most sequences in a batch.")
+    private int maxRunning = 64;
 
-    @Option(
-            names = "--max-queued",
-            paramLabel = "N",
-            defaultValue = "1024",
-            description = "Most requests that wait; ${DEFAULT-VALUE} if not given.")
-    private int maxQueued;
+    @Option(names = "--max-queued", paramLabel = "N", description = "Most requests that wait.")
+    private int maxQueued = 1024;
 
     @Option(
             names = "--cache-bytes",
@@ -79,9 +74,8 @@ public final class ModelOptions {
     @Option(
             names = "--rank-timeout",
             paramLabel = "SECONDS",
-            defaultValue = "60",
-            description = "How long ranks wait for each other; ${DEFAULT-VALUE} if not given.")
-    private int rankTimeout;
+            description = "How long ranks wait for each other.")
+    private int rankTimeout = 60;
 
     private ModelOptions() {}
 
@@ -110,12 +104,10 @@ public final class ModelOptions {
      */
     public LlamaGenerator load(Path directory, long otherwise) throws IOException {
         check();
-        if (!Files.isDirectory(directory)) {
-            throw new ParameterException(
-                    spec.commandLine(),
-                    directory.toAbsolutePath()
-                            + " is not a directory; serve-model writes a model to try things with");
-        }
+        refuseIf(
+                !Files.isDirectory(directory),
+                "%s is not a directory; serve-model writes a model to try things with",
+                directory.toAbsolutePath());
         LlamaGenerator.Builder builder =
                 LlamaGenerator.builder()
                         .setDirectory(directory)
@@ -129,12 +121,11 @@ public final class ModelOptions {
             builder.optCacheBytes(cacheBytes != null ? cacheBytes : otherwise);
         }
         builder.optProgress(new LoadingProgress(new SlowProgress(QUIET, this::print)));
-        try {
-            place(builder);
-            return builder.build();
-        } catch (IllegalArgumentException e) {
-            throw new ParameterException(spec.commandLine(), e.getMessage(), e);
-        }
+        return parsed(
+                () -> {
+                    place(builder);
+                    return builder.build();
+                });
     }
 
     private void print(String line) {
@@ -150,12 +141,11 @@ public final class ModelOptions {
      * @throws ParameterException if there is none
      */
     public void requireTokenizer(Path directory) {
-        if (Files.exists(directory.resolve("config.json"))
-                && !Files.exists(directory.resolve("tokenizer.json"))) {
-            throw new ParameterException(
-                    spec.commandLine(),
-                    directory + " has no tokenizer.json: it cannot turn text into tokens");
-        }
+        refuseIf(
+                Files.exists(directory.resolve("config.json"))
+                        && !Files.exists(directory.resolve("tokenizer.json")),
+                "%s has no tokenizer.json: it cannot turn text into tokens",
+                directory);
     }
 
     /**
@@ -171,24 +161,17 @@ public final class ModelOptions {
             return; // load() reports it.
         }
         int most;
-        try {
-            most = LlamaConfig.read(directory).maxLength();
-        } catch (IllegalArgumentException e) {
-            throw new ParameterException(spec.commandLine(), e.getMessage(), e);
-        }
+        most = parsed(() -> LlamaConfig.read(directory).maxLength());
         int wanted = maxLength == null ? LlamaGenerator.DEFAULT_MAX_LENGTH : maxLength;
         int limit = Math.min(wanted, most);
-        if (maxTokens >= limit) {
-            throw new ParameterException(
-                    spec.commandLine(),
-                    String.format(
-                            "--max-tokens %d leaves no room for the prompt: %s takes %d tokens of"
-                                    + " prompt and answer together; give less%s",
-                            maxTokens,
-                            directory,
-                            limit,
-                            limit < most ? ", or a --max-length of " + most + " at most" : ""));
-        }
+        refuseIf(
+                maxTokens >= limit,
+                "--max-tokens %d leaves no room for the prompt: %s takes %d tokens of"
+                        + " prompt and answer together; give less%s",
+                maxTokens,
+                directory,
+                limit,
+                limit < most ? ", or a --max-length of " + most + " at most" : "");
     }
 
     /**
@@ -210,10 +193,11 @@ public final class ModelOptions {
     }
 
     private void positive(String name, Number value) {
-        if (value != null && value.longValue() < 1) {
-            throw new ParameterException(
-                    spec.commandLine(), name + " must be 1 or more, not " + value);
-        }
+        refuseIf(
+                value != null && value.longValue() < 1,
+                "%s must be 1 or more, not %s",
+                name,
+                value);
     }
 
     /**

@@ -38,9 +38,24 @@ public final class RandomLlama implements AutoCloseable {
     /** Model sizes. */
     public enum Size {
         /** The defaults of {@code serve-model}, for CPUs. */
-        TINY("tiny", config(512, 128, 256, 2, 8, 4, 10_000, ScalarType.FLOAT32)),
+        TINY(
+                "tiny",
+                LlamaDirectory.config(
+                        512, 128, 256, 2, 8, 4, 8192, 10_000, false, ScalarType.FLOAT32)),
         /** Those of Llama 3's 8B. */
-        LLAMA_8B("8b", config(128_256, 4096, 14_336, 32, 32, 8, 500_000, ScalarType.BFLOAT16));
+        LLAMA_8B(
+                "8b",
+                LlamaDirectory.config(
+                        128_256,
+                        4096,
+                        14_336,
+                        32,
+                        32,
+                        8,
+                        8192,
+                        500_000,
+                        false,
+                        ScalarType.BFLOAT16));
 
         private final String text;
         private final LlamaConfig config;
@@ -48,31 +63,6 @@ public final class RandomLlama implements AutoCloseable {
         Size(String text, LlamaConfig config) {
             this.text = text;
             this.config = config;
-        }
-
-        private static LlamaConfig config(
-                int vocabulary,
-                int hidden,
-                int intermediate,
-                int layers,
-                int heads,
-                int kvHeads,
-                double theta,
-                ScalarType type) {
-            return new LlamaConfig(
-                    vocabulary,
-                    hidden,
-                    intermediate,
-                    layers,
-                    heads,
-                    kvHeads,
-                    hidden / heads,
-                    8192,
-                    1e-5,
-                    new LlamaConfig.Rope(theta, 1, 0, 0, 0),
-                    false,
-                    List.of(),
-                    type);
         }
 
         @Override

@@ -4,14 +4,14 @@
  */
 package org.djlx.samples.mlp;
 
-import java.io.IOException;
+import static org.djlx.samples.common.UsageException.refuseIf;
+
 import java.io.PrintWriter;
-import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.List;
 import java.util.Map;
-import java.util.concurrent.Callable;
 import org.djlx.collectives.ProcessGroup;
+import org.djlx.samples.common.CliCommand;
 import org.djlx.samples.common.DeviceKind;
 import org.djlx.samples.common.ElementType;
 import org.djlx.samples.common.RankOptions;
@@ -19,10 +19,7 @@ import org.djlx.samples.common.Ranks;
 import org.djlx.samples.launch.Launcher;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Mixin;
-import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Option;
-import picocli.CommandLine.ParameterException;
-import picocli.CommandLine.Spec;
 
 /** {@code mlp}: a tensor-parallel MLP, compared with the same computed without sharding. */
 @Command(
@@ -36,7 +33,7 @@ import picocli.CommandLine.Spec;
             "Ranks are threads, or processes; in a process started by 'launch' or torchrun, mlp"
                     + " runs that process's rank."
         })
-public final class MlpCommand implements Callable<Integer> {
+public final class MlpCommand extends CliCommand {
 
     /**
      * The largest error against the float64 reference, relative to the largest magnitude: some
@@ -44,8 +41,6 @@ public final class MlpCommand implements Callable<Integer> {
      */
     private static final Map<ElementType, Double> TOLERANCES =
             Map.of(ElementType.float32, 1e-5, ElementType.bfloat16, 2e-2);
-
-    @Spec private CommandSpec spec;
 
     @Mixin
     private final RankOptions options =
@@ -80,48 +75,28 @@ public final class MlpCommand implements Callable<Integer> {
     private ElementType dtype;
     private DeviceKind device;
 
-    private MlpCommand() {}
-
     @Override
     public Integer call() throws Exception {
-        if (text == null) {
-            text = Path.of(System.getProperty("djlx.home", "."), "README.md");
-        }
+        text = text == null ? readme() : text;
         options.check();
         dtype = options.type();
         device = options.deviceKind();
-        if (!(tolerance() >= 0)) {
-            throw new ParameterException(
-                    spec.commandLine(), "--tolerance must be 0 or more, not " + tolerance);
-        }
-        if (train != null && (train < 1 || dtype != ElementType.float32)) {
-            throw new ParameterException(
-                    spec.commandLine(),
-                    String.format(
-                            "--train takes 1 step or more and --dtype float32, not %d and %s",
-                            train, dtype));
-        }
-        byte[] bytes = readText();
+        refuseIf(!(tolerance() >= 0), "--tolerance must be 0 or more, not %s", tolerance);
+        refuseIf(
+                train != null && (train < 1 || dtype != ElementType.float32),
+                "--train takes 1 step or more and --dtype float32, not %d and %s",
+                train,
+                dtype);
+        byte[] bytes = readFile(text);
+        refuseIf(bytes.length == 0, "the text file %s is empty", text);
         if (options.inProcesses()) {
-            return Launcher.launchRanksOf(spec, options.count());
+            return Launcher.launchRanksOf(spec(), options.count());
         }
         return options.here().run(device.backend(), group -> run(group, bytes)).get(0);
     }
 
     private double tolerance() {
         return tolerance == null ? TOLERANCES.get(dtype) : tolerance;
-    }
-
-    private byte[] readText() throws IOException {
-        if (!Files.isRegularFile(text) || !Files.isReadable(text)) {
-            throw new ParameterException(
-                    spec.commandLine(), "cannot read the text file " + text.toAbsolutePath());
-        }
-        byte[] bytes = Files.readAllBytes(text);
-        if (bytes.length == 0) {
-            throw new ParameterException(spec.commandLine(), "the text file " + text + " is empty");
-        }
-        return bytes;
     }
 
     /** Runs one rank; rank 0 reports. */
@@ -136,7 +111,7 @@ public final class MlpCommand implements Callable<Integer> {
         // NaN is not within the tolerance either.
         boolean good = result.largestError() <= tolerance();
         if (group.rank() == 0) {
-            PrintWriter out = spec.commandLine().getOut();
+            PrintWriter out = out();
             out.printf(
                     "MLP on %d tokens of %s, %s, %s, device %s, backend %s%n%n%s%n%s%n",
                     result.tokens(),
@@ -165,7 +140,7 @@ public final class MlpCommand implements Callable<Integer> {
         List<Double> expected = result.expected();
         double error = result.error();
         if (group.rank() == 0) {
-            PrintWriter out = spec.commandLine().getOut();
+            PrintWriter out = out();
             out.printf(
                     "MLP trained on %s, %s, device %s, backend %s%n%n",
                     text.getFileName(), Ranks.count(group.worldSize()), device, device.backend());

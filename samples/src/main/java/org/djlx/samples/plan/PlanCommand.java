@@ -4,24 +4,24 @@
  */
 package org.djlx.samples.plan;
 
-import java.io.PrintWriter;
+import static org.djlx.samples.common.UsageException.parsed;
+import static org.djlx.samples.common.UsageException.refuseIf;
+
 import java.util.ArrayList;
 import java.util.List;
-import java.util.concurrent.Callable;
 import java.util.stream.Collectors;
 import org.djlx.fusedops.cost.FusedOperator;
 import org.djlx.fusedops.cost.Machine;
 import org.djlx.fusedops.cost.Network;
 import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.samples.common.CliCommand;
 import org.djlx.samples.common.ElementType;
 import org.djlx.samples.common.MatmulShape;
 import org.djlx.samples.common.RankOptions;
+import org.djlx.samples.common.TextTable;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Mixin;
-import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Option;
-import picocli.CommandLine.ParameterException;
-import picocli.CommandLine.Spec;
 
 /** {@code plan}: predicts the cost of fused operators; needs no GPU. */
 @Command(
@@ -33,7 +33,7 @@ import picocli.CommandLine.Spec;
             "Prints all paths of one combination of shape, ranks and hosts; of several, or with"
                     + " --markdown, a row each."
         })
-public final class PlanCommand implements Callable<Integer> {
+public final class PlanCommand extends CliCommand {
 
     private static final int MAX_RANKS = 1024;
 
@@ -48,8 +48,6 @@ public final class PlanCommand implements Callable<Integer> {
             this.operator = operator;
         }
     }
-
-    @Spec private CommandSpec spec;
 
     @Option(
             names = "--shape",
@@ -92,11 +90,8 @@ public final class PlanCommand implements Callable<Integer> {
                             ElementType.float16,
                             ElementType.bfloat16);
 
-    @Option(
-            names = "--machine",
-            defaultValue = "h200",
-            description = "The GPUs; only h200 was measured.")
-    private String machine;
+    @Option(names = "--machine", description = "The GPUs; only h200 was measured.")
+    private String machine = "h200";
 
     @Option(
             names = "--multiprocessors",
@@ -107,61 +102,45 @@ public final class PlanCommand implements Callable<Integer> {
     @Option(
             names = "--clock",
             paramLabel = "MHZ",
-            defaultValue = "1980",
-            description =
-                    "Scales to GPUs of this clock; ${DEFAULT-VALUE}, an H200's, if not given.")
-    private double clock;
+            description = "Scales to GPUs of this clock; an H200's is 1980.")
+    private double clock = 1980;
 
     @Option(
             names = "--network-rate",
             paramLabel = "GB/S",
-            defaultValue = "50",
-            description = "Rate between hosts for each GPU; ${DEFAULT-VALUE} if not given.")
-    private double networkRate;
+            description = "Rate between hosts for each GPU.")
+    private double networkRate = 50;
 
     @Option(
             names = "--network-latency",
             paramLabel = "US",
-            defaultValue = "10",
-            description = "Latency of a message between hosts; ${DEFAULT-VALUE} if not given.")
-    private double networkLatency;
+            description = "Latency of a message between hosts.")
+    private double networkLatency = 10;
 
     @Option(
             names = "--markdown",
             description = "Prints the rows as a table for docs/fused-operators.md.")
     private boolean markdown;
 
-    private PlanCommand() {}
-
     @Override
     public Integer call() {
         options.check();
-        List<Plan> plans;
-        try {
-            plans = plans();
-        } catch (IllegalArgumentException e) {
-            throw new ParameterException(spec.commandLine(), e.getMessage(), e);
-        }
-        PrintWriter out = spec.commandLine().getOut();
+        List<Plan> plans = parsed(this::plans);
         if (!markdown && shapes.size() == 1 && options.counts().size() == 1 && hosts.size() <= 1) {
-            out.print(plans.stream().map(Plan::details).collect(Collectors.joining("\n")));
+            print("%s", plans.stream().map(Plan::details).collect(Collectors.joining("\n")));
         } else {
-            Table table = Plan.table(plans);
-            out.print(markdown ? table.markdown() : table.text());
+            TextTable table = Plan.table(plans);
+            print("%s", markdown ? table.markdown() : table);
         }
-        out.flush();
         return 0;
     }
 
     private List<Plan> plans() {
-        if (!machine.equals(Machine.H200.name())) {
-            throw new IllegalArgumentException(
-                    "--machine must be "
-                            + Machine.H200.name()
-                            + ", not "
-                            + machine
-                            + "; --multiprocessors and --clock scale to others");
-        }
+        refuseIf(
+                !machine.equals(Machine.H200.name()),
+                "--machine must be %s, not %s; --multiprocessors and --clock scale to others",
+                Machine.H200.name(),
+                machine);
         int count = multiprocessors == null ? Machine.H200.multiprocessors() : multiprocessors;
         Machine scaled = Machine.H200.scaled(count, clock);
         Network network = new Network(networkRate, networkLatency);
@@ -171,9 +150,11 @@ public final class PlanCommand implements Callable<Integer> {
             for (String shape : shapes) {
                 for (int size : options.counts()) {
                     for (int all : hosts.isEmpty() ? List.of(0) : hosts) {
-                        if (!hosts.isEmpty()) {
-                            requirePositive("--hosts", all);
-                        }
+                        refuseIf(
+                                !hosts.isEmpty() && (all < 1 || all > MAX_RANKS),
+                                "--hosts must be from 1 to %d, not %d",
+                                MAX_RANKS,
+                                all);
                         plans.add(
                                 new Plan(
                                         scaled,
@@ -188,12 +169,5 @@ public final class PlanCommand implements Callable<Integer> {
             }
         }
         return plans;
-    }
-
-    private static void requirePositive(String option, int value) {
-        if (value < 1 || value > MAX_RANKS) {
-            throw new IllegalArgumentException(
-                    option + " must be at least 1 and at most " + MAX_RANKS + ", not " + value);
-        }
     }
 }
