@@ -36,11 +36,7 @@ public enum ElementType {
     /** True or false, in a byte. */
     bool;
 
-    /**
-     * Returns the type that libtorch knows.
-     *
-     * @return the type
-     */
+    /** Returns the type that libtorch knows. */
     public ScalarType scalarType() {
         return ScalarType.valueOf(name().toUpperCase(Locale.ROOT));
     }

@@ -65,7 +65,6 @@ public final class RankOptions {
      * Adds {@code --ranks}.
      *
      * @param number the ranks if the user does not say
-     * @return this
      */
     public RankOptions ranks(int number) {
         return ranks(number, "Number of ranks; " + number + " if not given.");
@@ -76,7 +75,6 @@ public final class RankOptions {
      *
      * @param number the ranks if the user does not say
      * @param description what help says
-     * @return this
      */
     public RankOptions ranks(int number, String description) {
         otherwise = number;
@@ -86,18 +84,12 @@ public final class RankOptions {
 
     /**
      * Adds {@code --ranks}. The default is one rank for each GPU, or two on the CPU without any.
-     *
-     * @return this
      */
     public RankOptions ranksOfGpus() {
         return ranks(0, "Number of ranks; one for each GPU, or 2 on the CPU, if not given.");
     }
 
-    /**
-     * Allows several numbers, separated by commas: for commands that run no ranks.
-     *
-     * @return this
-     */
+    /** Allows several numbers, separated by commas: for commands that run no ranks. */
     public RankOptions several() {
         several = true;
         return this;
@@ -107,28 +99,19 @@ public final class RankOptions {
      * Sets the largest {@code --ranks}.
      *
      * @param number the limit
-     * @return this
      */
     public RankOptions most(int number) {
         most = number;
         return this;
     }
 
-    /**
-     * Adds {@code --processes}.
-     *
-     * @return this
-     */
+    /** Adds {@code --processes}. */
     public RankOptions processes() {
         hasProcesses = true;
         return this;
     }
 
-    /**
-     * Adds {@code --device}.
-     *
-     * @return this
-     */
+    /** Adds {@code --device}. */
     public RankOptions device() {
         hasDevice = true;
         return this;
@@ -139,7 +122,6 @@ public final class RankOptions {
      *
      * @param defaultType the type if the user does not say; null for none
      * @param allowed the types that a user may name; all if none are given
-     * @return this
      */
     public RankOptions types(ElementType defaultType, ElementType... allowed) {
         typeOtherwise = defaultType;
@@ -151,7 +133,6 @@ public final class RankOptions {
      * Sets the description of {@code --dtype}.
      *
      * @param text the description, such as {@code Element type of weights}
-     * @return this
      */
     public RankOptions typesOf(String text) {
         typeText = text;
@@ -213,11 +194,7 @@ public final class RankOptions {
         }
     }
 
-    /**
-     * Returns the number of ranks.
-     *
-     * @return the user's, or the default
-     */
+    /** Returns the number of ranks. */
     public int count() {
         if (requested != null) {
             return requested.get(0);
@@ -248,11 +225,7 @@ public final class RankOptions {
         return Ranks.count(count()) + " on " + (Gpus.count() > 0 ? "GPUs" : "the CPU");
     }
 
-    /**
-     * Returns the numbers of ranks.
-     *
-     * @return the user's, or the default
-     */
+    /** Returns the numbers of ranks. */
     public List<Integer> counts() {
         return requested == null ? List.of(count()) : List.copyOf(requested);
     }
@@ -260,27 +233,18 @@ public final class RankOptions {
     /**
      * Returns the ranks that this process runs.
      *
-     * @return the ranks
      * @throws ParameterException if the job that this process is part of has another number
      */
     public Ranks here() {
         return Ranks.of(requested == null ? null : count(), count());
     }
 
-    /**
-     * Returns whether each rank is to run in a process that the command starts.
-     *
-     * @return whether the user said {@code --processes}
-     */
+    /** Returns whether each rank is to run in a process that the command starts. */
     public boolean inProcesses() {
         return processes;
     }
 
-    /**
-     * Returns where the ranks run.
-     *
-     * @return the kind of device
-     */
+    /** Returns where the ranks run. */
     public DeviceKind deviceKind() {
         return device;
     }

@@ -79,7 +79,6 @@ public final class Ranks {
      *
      * @param requested the number of ranks that the user asked for; null for none
      * @param otherwise the number of ranks if the user asked for none
-     * @return the ranks
      * @throws UsageException if this process belongs to a job of another size
      */
     public static Ranks of(Integer requested, int otherwise) {
@@ -117,20 +116,12 @@ public final class Ranks {
         return !threads;
     }
 
-    /**
-     * Returns the number of ranks of the job.
-     *
-     * @return the number
-     */
+    /** Returns the number of ranks of the job. */
     public int worldSize() {
         return worldSize;
     }
 
-    /**
-     * Returns the ranks that this process runs, ascending.
-     *
-     * @return the ranks
-     */
+    /** Returns the ranks that this process runs, ascending. */
     public List<Integer> here() {
         return IntStream.range(first, first + (threads ? worldSize : 1)).boxed().toList();
     }

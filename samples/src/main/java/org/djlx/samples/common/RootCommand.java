@@ -45,11 +45,7 @@ public abstract class RootCommand {
     /** Creates the command. */
     protected RootCommand() {}
 
-    /**
-     * Returns the command line. Tests may replace its streams.
-     *
-     * @return a new command line
-     */
+    /** Returns the command line. Tests may replace its streams. */
     protected final CommandLine build() {
         CommandLine root = new CommandLine(this);
         root.setCaseInsensitiveEnumValuesAllowed(true);

@@ -32,7 +32,6 @@ public final class TextTable {
      * Adds a row. A column is numeric if each of its cells starts with a number or is a dash.
      *
      * @param cells a value for each column
-     * @return this table
      * @throws IllegalArgumentException if there are more or fewer cells than columns
      */
     public TextTable add(Object... cells) {

@@ -11,6 +11,8 @@
  *
  * <ul>
  *   <li>{@link org.djlx.samples.common.RootCommand} - the root command: help, errors, exit codes
+ *   <li>{@link org.djlx.samples.common.CliCommand} - a command: its output, its files
+ *   <li>{@link org.djlx.samples.common.UsageException} - wrong arguments
  *   <li>{@link org.djlx.samples.common.HelpCommand} - {@code help}
  *   <li>{@link org.djlx.samples.common.RankOptions} - {@code --ranks}, {@code --processes}, {@code
  *       --device}, {@code --dtype}

@@ -83,11 +83,7 @@ public final class Launcher {
         }
     }
 
-    /**
-     * Returns a builder of launchers.
-     *
-     * @return a new builder
-     */
+    /** Returns a builder of launchers. */
     public static Builder builder() {
         return new Builder();
     }
@@ -268,7 +264,6 @@ public final class Launcher {
          * Sets the number of processes, which is the world size on one node. Required.
          *
          * @param processes the number of processes, at least 1
-         * @return this builder
          */
         public Builder setProcesses(int processes) {
             this.processes = processes;
@@ -279,7 +274,6 @@ public final class Launcher {
          * Sets the class whose main method each rank runs. Required.
          *
          * @param mainClass the fully qualified name of a class on the caller's class path
-         * @return this builder
          */
         public Builder setMainClass(String mainClass) {
             this.mainClass = mainClass;
@@ -290,7 +284,6 @@ public final class Launcher {
          * Sets the arguments of the main method; none by default.
          *
          * @param args the arguments
-         * @return this builder
          */
         public Builder optArgs(List<String> args) {
             this.args = List.copyOf(args);
@@ -305,7 +298,6 @@ public final class Launcher {
          *
          * @param nodes the number of launchers, at least 1
          * @param nodeRank which of them this is, from 0
-         * @return this builder
          */
         public Builder optNodes(int nodes, int nodeRank) {
             this.nodes = nodes;
@@ -318,7 +310,6 @@ public final class Launcher {
          * default. Required with several nodes.
          *
          * @param masterAddress an address of this host, or of that of node 0
-         * @return this builder
          */
         public Builder optMasterAddress(String masterAddress) {
             this.masterAddress = masterAddress;
@@ -330,7 +321,6 @@ public final class Launcher {
          * Required with several nodes.
          *
          * @param masterPort the port
-         * @return this builder
          */
         public Builder optMasterPort(int masterPort) {
             this.masterPort = masterPort;
@@ -342,7 +332,6 @@ public final class Launcher {
          * nodes {@link #build} allows 0 only, as launchers do not restart together.
          *
          * @param maxRestarts the number of restarts, not negative
-         * @return this builder
          */
         public Builder optMaxRestarts(int maxRestarts) {
             this.maxRestarts = maxRestarts;
@@ -354,7 +343,6 @@ public final class Launcher {
          * that the launcher sets, such as RANK, are not allowed.
          *
          * @param environment the variables
-         * @return this builder
          */
         public Builder optEnvironment(Map<String, String> environment) {
             this.environment = Map.copyOf(environment);
@@ -365,7 +353,6 @@ public final class Launcher {
          * Sets JVM options of the ranks; none by default.
          *
          * @param jvmArgs the options
-         * @return this builder
          */
         public Builder optJvmArgs(List<String> jvmArgs) {
             this.jvmArgs = List.copyOf(jvmArgs);
@@ -376,7 +363,6 @@ public final class Launcher {
          * Sets how long a rank has between SIGTERM and SIGKILL; 15 seconds by default.
          *
          * @param gracePeriod the time
-         * @return this builder
          */
         public Builder optGracePeriod(Duration gracePeriod) {
             this.gracePeriod = Objects.requireNonNull(gracePeriod, "gracePeriod");
@@ -388,7 +374,6 @@ public final class Launcher {
          *
          * @param out for what ranks write to stdout
          * @param err for what ranks write to stderr, and the launcher's own messages
-         * @return this builder
          */
         public Builder optOutput(PrintStream out, PrintStream err) {
             this.out = Objects.requireNonNull(out, "out");

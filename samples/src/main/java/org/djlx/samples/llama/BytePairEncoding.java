@@ -87,7 +87,6 @@ final class BytePairEncoding {
      * Adds tokens that no text is encoded to; their own texts are numbers.
      *
      * @param size the tokens of the vocabulary afterwards
-     * @return this
      */
     BytePairEncoding fillUp(int size) {
         for (int number = 0; size() < size; number++) {
@@ -176,83 +175,59 @@ final class BytePairEncoding {
         return result;
     }
 
-    /** Returns the text of Hugging Face's {@code tokenizer.json}. */
-    JsonObject toJson() {
-        JsonObject byteLevel = new JsonObject();
-        byteLevel.addProperty("type", "ByteLevel");
-        byteLevel.addProperty("add_prefix_space", false);
-        byteLevel.addProperty("trim_offsets", true);
-        byteLevel.addProperty("use_regex", true);
-        JsonObject json = new JsonObject();
-        json.addProperty("version", "1.0");
-        json.add("added_tokens", addedTokens());
-        json.add("pre_tokenizer", byteLevel);
-        json.add("post_processor", beginsWithToken());
-        json.add("decoder", byteLevel);
-        json.add("model", model());
-        return json;
+    /** Returns Hugging Face's {@code tokenizer.json}, for Gson. */
+    Map<String, Object> toJson() {
+        Map<String, Object> byteLevel =
+                Map.of(
+                        "type", "ByteLevel",
+                        "add_prefix_space", false,
+                        "trim_offsets", true,
+                        "use_regex", true);
+        return Map.of(
+                "version", "1.0",
+                "added_tokens", SPECIAL.stream().map(this::addedToken).toList(),
+                "pre_tokenizer", byteLevel,
+                "post_processor", beginsWithToken(),
+                "decoder", byteLevel,
+                "model", model());
     }
 
-    private JsonArray addedTokens() {
-        JsonArray added = new JsonArray();
-        for (String special : SPECIAL) {
-            JsonObject token = new JsonObject();
-            token.addProperty("id", id(special));
-            token.addProperty("content", special);
-            for (String flag : List.of("single_word", "lstrip", "rstrip", "normalized")) {
-                token.addProperty(flag, false);
-            }
-            token.addProperty("special", true);
-            added.add(token);
-        }
-        return added;
+    private Map<String, Object> addedToken(String special) {
+        return Map.of(
+                "id", id(special),
+                "content", special,
+                "single_word", false,
+                "lstrip", false,
+                "rstrip", false,
+                "normalized", false,
+                "special", true);
     }
 
-    private JsonObject beginsWithToken() {
-        JsonArray single = new JsonArray();
-        single.add(templatePart("SpecialToken", BEGIN, 0));
-        single.add(templatePart("Sequence", "A", 0));
-        JsonArray pair = single.deepCopy();
-        pair.add(templatePart("Sequence", "B", 1));
-        JsonArray ids = new JsonArray();
-        ids.add(id(BEGIN));
-        JsonArray names = new JsonArray();
-        names.add(BEGIN);
-        JsonObject token = new JsonObject();
-        token.addProperty("id", BEGIN);
-        token.add("ids", ids);
-        token.add("tokens", names);
-        JsonObject special = new JsonObject();
-        special.add(BEGIN, token);
-        JsonObject processor = new JsonObject();
-        processor.addProperty("type", "TemplateProcessing");
-        processor.add("single", single);
-        processor.add("pair", pair);
-        processor.add("special_tokens", special);
-        return processor;
+    private Map<String, Object> beginsWithToken() {
+        Map<String, Object> begin = part("SpecialToken", BEGIN, 0);
+        Map<String, Object> text = part("Sequence", "A", 0);
+        Map<String, Object> token =
+                Map.of("id", BEGIN, "ids", List.of(id(BEGIN)), "tokens", List.of(BEGIN));
+        return Map.of(
+                "type", "TemplateProcessing",
+                "single", List.of(begin, text),
+                "pair", List.of(begin, text, part("Sequence", "B", 1)),
+                "special_tokens", Map.of(BEGIN, token));
     }
 
-    private static JsonObject templatePart(String kind, String id, int type) {
-        JsonObject content = new JsonObject();
-        content.addProperty("id", id);
-        content.addProperty("type_id", type);
-        JsonObject part = new JsonObject();
-        part.add(kind, content);
-        return part;
+    private static Map<String, Object> part(String kind, String id, int type) {
+        return Map.of(kind, Map.of("id", id, "type_id", type));
     }
 
-    private JsonObject model() {
-        JsonObject vocabulary = new JsonObject();
-        tokens.forEach(token -> vocabulary.addProperty(token, vocabulary.size()));
-        JsonArray pairs = new JsonArray();
-        merges.forEach(pair -> pairs.add(pair.left + ' ' + pair.right));
-        JsonObject model = new JsonObject();
-        model.addProperty("type", "BPE");
-        model.addProperty("fuse_unk", false);
-        model.addProperty("byte_fallback", false);
-        model.addProperty("ignore_merges", false);
-        model.add("vocab", vocabulary);
-        model.add("merges", pairs);
-        return model;
+    private Map<String, Object> model() {
+        Map<String, Integer> vocabulary = new LinkedHashMap<>();
+        tokens.forEach(token -> vocabulary.put(token, vocabulary.size()));
+        return Map.of(
+                "type", "BPE",
+                "fuse_unk", false,
+                "byte_fallback", false,
+                "ignore_merges", false,
+                "vocab", vocabulary,
+                "merges", merges.stream().map(pair -> pair.left + ' ' + pair.right).toList());
     }
 }

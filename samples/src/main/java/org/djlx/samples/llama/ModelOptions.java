@@ -200,20 +200,12 @@ public final class ModelOptions {
                 value);
     }
 
-    /**
-     * Returns the ranks.
-     *
-     * @return the ranks of the model
-     */
+    /** Returns the ranks. */
     public Ranks ranks() {
         return options.here();
     }
 
-    /**
-     * Returns whether the ranks are on GPUs.
-     *
-     * @return whether each rank has a GPU
-     */
+    /** Returns whether the ranks are on GPUs. */
     public boolean isGpu() {
         return options.deviceKind() == DeviceKind.gpu;
     }

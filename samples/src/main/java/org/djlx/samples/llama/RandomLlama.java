@@ -4,6 +4,7 @@
  */
 package org.djlx.samples.llama;
 
+import com.google.gson.Gson;
 import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
@@ -106,7 +107,7 @@ public final class RandomLlama implements AutoCloseable {
                             place, bytes));
         }
         RandomLlama model = new RandomLlama(Files.createTempDirectory(place, "djlx-llama-"));
-        Runtime.getRuntime().addShutdownHook(new Thread(model::delete, "random-llama-end"));
+        Runtime.getRuntime().addShutdownHook(new Thread(model::close, "random-llama-end"));
         boolean done = false;
         try {
             BytePairEncoding tokenizer =
@@ -139,15 +140,14 @@ public final class RandomLlama implements AutoCloseable {
     /** Writes a file for each layer, several in parallel, and the index. */
     private void writeWeights(List<TensorSpec> tensors) throws IOException {
         Map<String, List<TensorSpec>> files = new LinkedHashMap<>();
-        JsonObject map = new JsonObject();
+        Map<String, String> map = new LinkedHashMap<>();
         for (TensorSpec tensor : tensors) {
             String file = file(tensor);
             files.computeIfAbsent(file, name -> new ArrayList<>()).add(tensor);
-            map.addProperty(tensor.name(), file);
+            map.put(tensor.name(), file);
         }
-        JsonObject index = new JsonObject();
-        index.add("weight_map", map);
-        Files.writeString(directory.resolve("model.safetensors.index.json"), index.toString());
+        String index = new Gson().toJson(Map.of("weight_map", map));
+        Files.writeString(directory.resolve("model.safetensors.index.json"), index);
         try (NDManager manager = NDManager.newBaseManager(Device.cpu(), "PyTorch")) {
             Function<TensorSpec, NDArray> weights = draw(manager, tensors);
             files.entrySet().parallelStream()
@@ -195,22 +195,14 @@ public final class RandomLlama implements AutoCloseable {
         return tensor.name().replaceFirst("\\d+", "");
     }
 
-    /**
-     * Returns the model directory.
-     *
-     * @return the directory
-     */
+    /** Returns the model directory. */
     public Path directory() {
         return directory;
     }
 
-    /** Deletes it. */
+    /** Deletes the directory. */
     @Override
     public void close() {
-        delete();
-    }
-
-    private void delete() {
         try {
             while (Files.exists(directory)) {
                 try (DirectoryStream<Path> files = Files.newDirectoryStream(directory)) {

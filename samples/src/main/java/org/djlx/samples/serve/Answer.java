@@ -132,11 +132,11 @@ final class Answer {
             }
         } catch (CancellationException e) {
             // Cancelled by the server: a client that leaves ends this answer before.
-            fail(new ApiException(503, "server_error", null, e.getMessage()));
+            fail(Replies.failure(503, e.getMessage()));
             return;
         } catch (EngineException e) {
             log(e);
-            fail(new ApiException(500, "server_error", null, reason(e)));
+            fail(Replies.failure(500, reason(e)));
             return;
         }
         context.flush();

@@ -77,7 +77,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
             busy = true;
             refuse(
                     context,
-                    new ApiException(503, "server_error", null, "too many clients are connected"));
+                    Replies.failure(503, "too many clients are connected"));
             return;
         }
         awaitRequest(context);
@@ -109,7 +109,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
 
     private void endAnswer() {
         if (timeIsUp && answer != null) {
-            answer.fail(new ApiException(503, "server_error", null, "the server is shutting down"));
+            answer.fail(Replies.failure(503, "the server is shutting down"));
         }
     }
 
@@ -177,11 +177,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
         }
         setClock(context, server.options().requestTimeout(), context::close);
         answer.fail(
-                new ApiException(
-                        504,
-                        "timeout_error",
-                        null,
-                        "the answer has taken longer than "
+                Replies.failure(504, "the answer has taken longer than "
                                 + server.options().answerTimeout().toSeconds()
                                 + " s"));
     }
@@ -193,18 +189,10 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
             boolean large =
                     malformed instanceof TooLongHttpHeaderException
                             || malformed instanceof TooLongHttpLineException;
-            throw new ApiException(
-                    large ? 431 : 400,
-                    "invalid_request_error",
-                    null,
-                    large ? "the request's head is too large" : "the request is not HTTP");
+            throw Replies.failure(large ? 431 : 400, large ? "the request's head is too large" : "the request is not HTTP");
         }
         if (!server.access().allowsHost(request.headers())) {
-            throw new ApiException(
-                    403,
-                    "permission_error",
-                    null,
-                    "this server does not go by the name of "
+            throw Replies.failure(403, "this server does not go by the name of "
                             + request.headers().get(HttpHeaderNames.HOST));
         }
         String path = request.uri().replaceFirst("[?#].*", "");
@@ -218,8 +206,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
             case INVOCATIONS -> generate(context, request, path, TextApi::invocation);
             default -> {
                 if (!path.startsWith("/v1/models/")) {
-                    throw new ApiException(
-                            404, "not_found_error", null, "there is nothing at this path");
+                    throw Replies.failure(404, "there is nothing at this path");
                 }
                 String name = path.substring("/v1/models/".length());
                 getForToken(context, request, "/v1/models", () -> model(name));
@@ -234,18 +221,13 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
 
     private void requireMethod(FullHttpRequest request, HttpMethod method) {
         if (!request.method().equals(method)) {
-            throw new ApiException(
-                    405, "invalid_request_error", null, "this path takes " + method + " only");
+            throw Replies.failure(405, "this path takes " + method + " only");
         }
     }
 
     private void requireToken(FullHttpRequest request) {
         if (!server.access().allowsToken(request.headers())) {
-            throw new ApiException(
-                    401,
-                    "authentication_error",
-                    null,
-                    "send the server's token as 'Authorization: Bearer TOKEN'");
+            throw Replies.failure(401, "send the server's token as 'Authorization: Bearer TOKEN'");
         }
     }
 
@@ -323,16 +305,12 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
         String type = request.headers().get(HttpHeaderNames.CONTENT_TYPE, "");
         // Browsers let pages of other sites send other types without a preflight request.
         if (!type.split(";")[0].trim().equalsIgnoreCase("application/json")) {
-            throw new ApiException(
-                    415,
-                    "invalid_request_error",
-                    null,
-                    "the content type must be application/json");
+            throw Replies.failure(415, "the content type must be application/json");
         }
         server.unavailabilityCause()
                 .ifPresent(
                         cause -> {
-                            throw new ApiException(503, "server_error", null, cause);
+                            throw Replies.failure(503, cause);
                         });
         byte[] json = ByteBufUtil.getBytes(request.content());
         long start = System.nanoTime();
@@ -344,8 +322,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
     }
 
     private static ApiException tooMany() {
-        return new ApiException(
-                429, "rate_limit_error", null, "too many requests wait; try again later");
+        return Replies.failure(429, "too many requests wait; try again later");
     }
 
     /** Tokenizes and submits a request, on a reader thread because this may take long. */
@@ -361,15 +338,15 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
         } catch (ApiException e) {
             failure = e;
         } catch (IllegalArgumentException e) {
-            failure = new ApiException(400, "invalid_request_error", null, e.getMessage());
+            failure = Replies.failure(400, e.getMessage());
         } catch (RejectedExecutionException e) {
             failure = tooMany();
         } catch (IllegalStateException e) {
-            failure = new ApiException(503, "server_error", null, e.getMessage());
+            failure = Replies.failure(503, e.getMessage());
         } catch (RuntimeException
                 | Error e) { // Includes running out of memory: the client must get an answer.
             logger.warn("A request could not be submitted", e);
-            failure = new ApiException(500, "server_error", null, "the request has failed: " + e);
+            failure = Replies.failure(500, "the request has failed: " + e);
         }
         onLoop(context, () -> refuse(context, failure));
     }

@@ -176,11 +176,7 @@ public final class GenerationServer implements AutoCloseable {
         private FullHttpResponse tooLarge() {
             FullHttpResponse reply =
                     Replies.error(
-                            new ApiException(
-                                    413,
-                                    "invalid_request_error",
-                                    null,
-                                    "a request may have " + maxContentLength() + " bytes at most"));
+                            Replies.failure(413, "a request may have " + maxContentLength() + " bytes at most"));
             HttpUtil.setKeepAlive(reply, false);
             metrics.replied(ConnectionHandler.OTHER, reply.status().code());
             return reply;
@@ -226,11 +222,7 @@ public final class GenerationServer implements AutoCloseable {
                 : generator.unavailabilityCause();
     }
 
-    /**
-     * Returns the port that the server listens on.
-     *
-     * @return the port
-     */
+    /** Returns the port that the server listens on. */
     public int port() {
         return ((InetSocketAddress) listener.localAddress()).getPort();
     }

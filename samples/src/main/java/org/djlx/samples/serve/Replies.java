@@ -50,6 +50,21 @@ final class Replies {
         return reply(status, type, Unpooled.copiedBuffer(text, StandardCharsets.UTF_8));
     }
 
+    /** Returns an error of the type that OpenAI's clients expect with a status. */
+    static ApiException failure(int status, String message) {
+        String type =
+                switch (status) {
+                    case 401 -> "authentication_error";
+                    case 403 -> "permission_error";
+                    case 404 -> "not_found_error";
+                    case 429 -> "rate_limit_error";
+                    case 500, 503 -> "server_error";
+                    case 504 -> "timeout_error";
+                    default -> "invalid_request_error";
+                };
+        return new ApiException(status, type, null, message);
+    }
+
     static FullHttpResponse error(ApiException e) {
         FullHttpResponse reply = text(e.status(), "application/json", e.toJson());
         if (e.status() == HttpResponseStatus.UNAUTHORIZED.code()) {

@@ -112,11 +112,10 @@ public final class ServeCommand extends CliCommand {
                 () -> {
                     int running = generator.statistics().running();
                     if (running > 0) {
-                        PrintWriter err = err();
-                        err.printf(
-                                "Stopping: %d running answers have %d s to end%n",
-                                running, shutdownTimeout);
-                        err.flush();
+                        err().printf(
+                                        "Stopping: %d running answers have %d s to end%n",
+                                        running, shutdownTimeout)
+                                .flush();
                     }
                     server.close();
                     generator.close();
@@ -145,15 +144,13 @@ public final class ServeCommand extends CliCommand {
     }
 
     private void say(GenerationServer server) {
-        PrintWriter out = out();
         String shown = host.contains(":") ? '[' + host + ']' : host;
-        out.printf("Serving %s at http://%s:%d/%n", modelName(), shown, server.port());
+        print("Serving %s at http://%s:%d/%n", modelName(), shown, server.port());
         if (System.getenv(TOKEN) == null && !server.listensOnLoopback()) {
-            out.printf(
+            print(
                     "Warning: anyone who reaches this port can use the model; set %s to require a"
                             + " token.%n",
                     TOKEN);
         }
-        out.flush();
     }
 }

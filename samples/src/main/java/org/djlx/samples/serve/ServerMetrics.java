@@ -99,9 +99,13 @@ final class ServerMetrics {
         out.append("# TYPE ").append(name).append(' ').append(type).append('\n');
     }
 
-    private static void value(
-            StringBuilder out, String name, String type, String help, long value) {
-        describe(out, name, type, help);
+    private static void counter(StringBuilder out, String name, long value, String help) {
+        describe(out, name + "_total", "counter", help);
+        out.append(name).append("_total ").append(value).append('\n');
+    }
+
+    private static void gauge(StringBuilder out, String name, long value, String help) {
+        describe(out, name, "gauge", help);
         out.append(name).append(' ').append(value).append('\n');
     }
 
@@ -111,66 +115,25 @@ final class ServerMetrics {
         describe(out, "djlx_http_requests_total", "counter", "Requests by path and status.");
         replies.forEach(
                 (labels, count) ->
-                        out.append("djlx_http_requests_total{")
-                                .append(labels)
-                                .append("} ")
-                                .append(count.sum())
-                                .append('\n'));
+                        out.append("djlx_http_requests_total{%s} %d\n".formatted(labels, count.sum())));
         firstToken.write(
                 out, "djlx_first_token_seconds", "Time from a request to its first token.");
         answer.write(out, "djlx_answer_seconds", "Time from a request to the end of its answer.");
-        value(out, "djlx_http_connections", "gauge", "Open connections.", connections.get());
-        value(
-                out,
-                "djlx_disconnects_total",
-                "counter",
-                "Clients that went away before their answer was complete.",
-                disconnects.sum());
-        value(out, "djlx_running", "gauge", "Requests being generated.", generator.running());
-        value(out, "djlx_queued", "gauge", "Requests that wait.", generator.queued());
-        value(
-                out,
-                "djlx_cache_blocks_in_use",
-                "gauge",
-                "Blocks of the key-value cache in use.",
-                generator.cacheBlocksInUse());
-        value(
-                out,
-                "djlx_cache_blocks",
-                "gauge",
-                "Blocks of the key-value cache.",
-                generator.cacheBlocks());
-        value(
-                out,
-                "djlx_finished_total",
-                "counter",
-                "Generations that have come to their end.",
-                generator.finished());
-        value(
-                out,
-                "djlx_cancelled_total",
-                "counter",
-                "Generations that were cancelled.",
-                generator.cancelled());
-        value(out, "djlx_failed_total", "counter", "Generations that failed.", generator.failed());
-        value(
-                out,
-                "djlx_prompt_tokens_total",
-                "counter",
-                "Tokens of prompts.",
-                generator.promptTokens());
-        value(
-                out,
-                "djlx_generated_tokens_total",
-                "counter",
-                "Tokens generated.",
-                generator.generatedTokens());
-        value(
-                out,
-                "djlx_rebuilds_total",
-                "counter",
-                "Times that the model was loaded again.",
-                generator.rebuilds());
+        gauge(out, "djlx_http_connections", connections.get(), "Open connections.");
+        String left = "Clients that went away before their answer was complete.";
+        counter(out, "djlx_disconnects", disconnects.sum(), left);
+        gauge(out, "djlx_running", generator.running(), "Requests being generated.");
+        gauge(out, "djlx_queued", generator.queued(), "Requests that wait.");
+        String used = "Blocks of the key-value cache in use.";
+        gauge(out, "djlx_cache_blocks_in_use", generator.cacheBlocksInUse(), used);
+        String all = "Blocks of the key-value cache.";
+        gauge(out, "djlx_cache_blocks", generator.cacheBlocks(), all);
+        counter(out, "djlx_finished", generator.finished(), "Generations that ended normally.");
+        counter(out, "djlx_cancelled", generator.cancelled(), "Generations that were cancelled.");
+        counter(out, "djlx_failed", generator.failed(), "Generations that failed.");
+        counter(out, "djlx_prompt_tokens", generator.promptTokens(), "Tokens of prompts.");
+        counter(out, "djlx_generated_tokens", generator.generatedTokens(), "Tokens generated.");
+        counter(out, "djlx_rebuilds", generator.rebuilds(), "Times the model was loaded again.");
         return out.toString();
     }
 }

@@ -31,14 +31,6 @@ public record ServerOptions(
     /**
      * Checks the options.
      *
-     * @param host the address or name to listen on
-     * @param port the port; 0 for any that is free
-     * @param token the token that clients must send; null for none
-     * @param maxBodyBytes the largest request
-     * @param maxConnections the most open connections
-     * @param requestTimeout how long a connection may take to send a request, or be idle
-     * @param answerTimeout how long an answer may take, until the client has read it
-     * @param shutdownTimeout how long running answers may go on after the server starts to close
      * @throws IllegalArgumentException if an option is out of range
      */
     public ServerOptions {

@@ -4,6 +4,7 @@
  */
 package org.djlx.samples.trace;
 
+import java.util.function.Supplier;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.function.DoubleSupplier;
@@ -25,11 +26,16 @@ final class Steps {
 
     private final List<Step> steps = new ArrayList<>();
 
-    /** Runs a step and records its time. */
-    void run(Span.Stream stream, Timeline timeline, String name, Runnable work) {
-        DoubleSupplier start = timeline.mark();
+    /**
+     * Runs a step and records its time.
+     *
+     * @param timeline marks the point after all work issued to the stream; the time of the point in
+     *     microseconds is known once all work is done
+     */
+    void run(Span.Stream stream, Supplier<DoubleSupplier> timeline, String name, Runnable work) {
+        DoubleSupplier start = timeline.get();
         work.run();
-        DoubleSupplier end = timeline.mark();
+        DoubleSupplier end = timeline.get();
         synchronized (this) {
             steps.add(new Step(stream, name, start, end));
         }

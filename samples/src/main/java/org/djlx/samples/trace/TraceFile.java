@@ -4,6 +4,7 @@
  */
 package org.djlx.samples.trace;
 
+import java.util.TreeMap;
 import com.google.gson.GsonBuilder;
 import java.io.IOException;
 import java.nio.file.Files;
@@ -31,45 +32,15 @@ final class TraceFile {
                 ranks.stream().flatMap(List::stream).mapToDouble(Span::start).min().orElse(0);
         List<Map<String, Object>> events = new ArrayList<>();
         for (int rank = 0; rank < ranks.size(); rank++) {
-            events.add(
-                    Map.of(
-                            "ph",
-                            "M",
-                            "name",
-                            "process_name",
-                            "pid",
-                            rank,
-                            "args",
-                            Map.of("name", "rank " + rank)));
+            events.add(name("process_name", rank, 0, "rank " + rank));
             for (Span.Stream stream : Span.Stream.values()) {
-                events.add(
-                        Map.of(
-                                "ph",
-                                "M",
-                                "name",
-                                "thread_name",
-                                "pid",
-                                rank,
-                                "tid",
-                                stream.ordinal(),
-                                "args",
-                                Map.of("name", stream.title())));
+                events.add(name("thread_name", rank, stream.ordinal(), stream.title()));
             }
             for (Span span : ranks.get(rank)) {
-                events.add(
-                        Map.of(
-                                "ph",
-                                "X",
-                                "name",
-                                span.name(),
-                                "pid",
-                                rank,
-                                "tid",
-                                span.stream().ordinal(),
-                                "ts",
-                                span.start() - first,
-                                "dur",
-                                span.end() - span.start()));
+                Map<String, Object> event = event("X", span.name(), rank, span.stream().ordinal());
+                event.put("ts", span.start() - first);
+                event.put("dur", span.end() - span.start());
+                events.add(event);
             }
         }
         String json =
@@ -78,5 +49,16 @@ final class TraceFile {
                         .create()
                         .toJson(Map.of("traceEvents", events, "otherData", Map.of("title", title)));
         Files.writeString(file, json + "\n");
+    }
+
+    /** Names a process or a thread. */
+    private static Map<String, Object> name(String kind, int rank, int stream, String title) {
+        Map<String, Object> event = event("M", kind, rank, stream);
+        event.put("args", Map.of("name", title));
+        return event;
+    }
+
+    private static Map<String, Object> event(String phase, String name, int rank, int stream) {
+        return new TreeMap<>(Map.of("ph", phase, "name", name, "pid", rank, "tid", stream));
     }
 }

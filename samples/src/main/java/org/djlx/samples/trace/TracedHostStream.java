@@ -4,6 +4,9 @@
  */
 package org.djlx.samples.trace;
 
+import java.util.function.DoubleSupplier;
+import jdk.jfr.Event;
+import java.util.function.Supplier;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
 import java.util.concurrent.ExecutorService;
@@ -16,7 +19,6 @@ import org.djlx.nativeops.host.SharedMemory;
 /** A stream on the CPU: the calling thread, or a thread of its own. */
 final class TracedHostStream extends TracedStream {
 
-    private static final Timeline TIMELINE = Timeline.ofHost();
 
     private final ExecutorService thread; // null if it is the calling thread
     private CompletableFuture<Void> last = CompletableFuture.completedFuture(null);
@@ -29,12 +31,17 @@ final class TracedHostStream extends TracedStream {
     private record HostEvent(CompletableFuture<Void> done) implements Event {}
 
     @Override
-    void enqueue(Consumer<Timeline> work) {
+    void enqueue(Consumer<Supplier<DoubleSupplier>> work) {
         if (thread == null) {
-            work.accept(TIMELINE);
+            work.accept(TracedHostStream::mark);
         } else {
-            last = last.thenRunAsync(() -> work.accept(TIMELINE), thread);
+            last = last.thenRunAsync(() -> work.accept(TracedHostStream::mark), thread);
         }
+    }
+
+    private static DoubleSupplier mark() {
+        double micros = System.nanoTime() / 1e3;
+        return () -> micros;
     }
 
     @Override

@@ -4,6 +4,8 @@
  */
 package org.djlx.samples.trace;
 
+import java.util.function.DoubleSupplier;
+import java.util.function.Supplier;
 import ai.djl.ndarray.NDArray;
 import java.util.function.Consumer;
 import org.djlx.collectives.p2p.P2pBuffers;
@@ -29,8 +31,8 @@ abstract class TracedStream implements P2pStream {
         this.steps = steps;
     }
 
-    /** Adds work to the stream. The work gets the stream's timeline when it runs. */
-    abstract void enqueue(Consumer<Timeline> work);
+    /** Adds work to the stream. When the work runs, it gets the timeline of {@link Steps#run}. */
+    abstract void enqueue(Consumer<Supplier<DoubleSupplier>> work);
 
     /** Copies; called when the work runs. */
     abstract void copyNow(long destination, long source, long byteSize);

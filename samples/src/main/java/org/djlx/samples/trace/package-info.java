@@ -9,7 +9,6 @@
  * TracedCudaStream - such a stream on a GPU
  * TracedHostStream - such a stream on the CPU
  * Steps - the recorded steps of a rank
- * Timeline - measures when a stream reaches a point
  * Span - one step
  * TraceFile - writes steps for Perfetto
  */
