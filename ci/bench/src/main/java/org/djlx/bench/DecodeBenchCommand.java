@@ -365,7 +365,10 @@ final class DecodeBenchCommand extends ReportCommand {
         put("served", rows);
         store();
         print("%nanswers of %d tokens, by the HTTP server%n%s", tokens, table);
-        rows.stream().flatMap(row -> row.errors().stream()).distinct().forEach(error -> progress("%s", error));
+        rows.stream()
+                .flatMap(row -> row.errors().stream())
+                .distinct()
+                .forEach(error -> progress("%s", error));
         return rows;
     }
 

@@ -4,8 +4,6 @@
  */
 package org.djlx.bench;
 
-import org.djlx.bench.DecodeBenchCommand.StepRow;
-import com.google.gson.JsonElement;
 import com.google.gson.JsonObject;
 import com.google.gson.JsonParser;
 import java.io.IOException;
@@ -16,13 +14,13 @@ import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.LinkedHashMap;
 import java.util.List;
-import java.util.Locale;
 import java.util.Map;
 import java.util.Set;
 import java.util.TreeMap;
 import java.util.TreeSet;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
+import org.djlx.bench.DecodeBenchCommand.StepRow;
 
 /**
  * The generated sections of README.md and docs. A section ends at {@code <!-- end -->} and begins

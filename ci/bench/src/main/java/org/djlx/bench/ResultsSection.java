@@ -4,23 +4,24 @@
  */
 package org.djlx.bench;
 
-import java.util.ArrayList;
 import com.google.gson.Gson;
-import java.util.stream.IntStream;
 import com.google.gson.JsonArray;
 import com.google.gson.JsonElement;
 import com.google.gson.JsonObject;
+import java.util.ArrayList;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Locale;
 import java.util.Map;
 import java.util.Optional;
-import java.util.function.Predicate;
 import java.util.Set;
 import java.util.TreeMap;
+import java.util.function.Predicate;
+import java.util.stream.IntStream;
 import org.djlx.bench.DecodeBenchCommand.FirstToken;
 import org.djlx.bench.DecodeBenchCommand.Loading;
 import org.djlx.bench.DecodeBenchCommand.StepRow;
+
 /**
  * One file of {@code ci/results} as Markdown: a line that names the machine and the versions, a
  * chart where PyTorch was measured, and a table.

@@ -58,24 +58,12 @@ public final class RankOptions {
     private ElementType typeOtherwise; // null: --dtype has no default
     private List<ElementType> types = List.of(); // empty: no --dtype
 
-    /** Creates the options of a command that takes none of them yet. */
-    public RankOptions() {}
-
-    /**
-     * Adds {@code --ranks}.
-     *
-     * @param number the ranks if the user does not say
-     */
+    /** Adds {@code --ranks} with a default. */
     public RankOptions ranks(int number) {
         return ranks(number, "Number of ranks; " + number + " if not given.");
     }
 
-    /**
-     * Adds {@code --ranks} with a description of its own.
-     *
-     * @param number the ranks if the user does not say
-     * @param description what help says
-     */
+    /** Adds {@code --ranks} with a default and a description of its own. */
     public RankOptions ranks(int number, String description) {
         otherwise = number;
         ranksText = description;
@@ -95,11 +83,7 @@ public final class RankOptions {
         return this;
     }
 
-    /**
-     * Sets the largest {@code --ranks}.
-     *
-     * @param number the limit
-     */
+    /** Sets the largest {@code --ranks}. */
     public RankOptions most(int number) {
         most = number;
         return this;
@@ -120,8 +104,8 @@ public final class RankOptions {
     /**
      * Adds {@code --dtype}.
      *
-     * @param defaultType the type if the user does not say; null for none
-     * @param allowed the types that a user may name; all if none are given
+     * @param defaultType the default; null for none
+     * @param allowed the types that the command takes; all if none are given
      */
     public RankOptions types(ElementType defaultType, ElementType... allowed) {
         typeOtherwise = defaultType;
@@ -129,11 +113,7 @@ public final class RankOptions {
         return this;
     }
 
-    /**
-     * Sets the description of {@code --dtype}.
-     *
-     * @param text the description, such as {@code Element type of weights}
-     */
+    /** Sets the description of {@code --dtype}, such as "Element type of weights". */
     public RankOptions typesOf(String text) {
         typeText = text;
         return this;

@@ -260,44 +260,30 @@ public final class Launcher {
 
         private Builder() {}
 
-        /**
-         * Sets the number of processes, which is the world size on one node. Required.
-         *
-         * @param processes the number of processes, at least 1
-         */
+        /** Sets the number of processes, which is the world size on one node. Required. */
         public Builder setProcesses(int processes) {
             this.processes = processes;
             return this;
         }
 
-        /**
-         * Sets the class whose main method each rank runs. Required.
-         *
-         * @param mainClass the fully qualified name of a class on the caller's class path
-         */
+        /** Sets the class, by its full name, whose main method each rank runs. Required. */
         public Builder setMainClass(String mainClass) {
             this.mainClass = mainClass;
             return this;
         }
 
-        /**
-         * Sets the arguments of the main method; none by default.
-         *
-         * @param args the arguments
-         */
+        /** Sets the arguments of the main method; none by default. */
         public Builder optArgs(List<String> args) {
             this.args = List.copyOf(args);
             return this;
         }
 
         /**
-         * Sets the number of launchers of the job, usually one a host; 1 by default. All have the
-         * same number of processes, master address and port. A node's ranks come after those of
-         * lower nodes. Node 0 serves the store. If a rank of one node fails, or its launcher is
-         * stopped, the other launchers stop their ranks and return the same code.
-         *
-         * @param nodes the number of launchers, at least 1
-         * @param nodeRank which of them this is, from 0
+         * Sets the number of launchers of the job, usually one a host, and the index of this one; 1
+         * and 0 by default. All have the same number of processes, master address and port. A
+         * node's ranks come after those of lower nodes. Node 0 serves the store. If a rank of one
+         * node fails, or its launcher is stopped, the other launchers stop their ranks and return
+         * the same code.
          */
         public Builder optNodes(int nodes, int nodeRank) {
             this.nodes = nodes;
@@ -306,32 +292,23 @@ public final class Launcher {
         }
 
         /**
-         * Sets MASTER_ADDR, the address of the job's store; {@value #DEFAULT_MASTER_ADDRESS} by
-         * default. Required with several nodes.
-         *
-         * @param masterAddress an address of this host, or of that of node 0
+         * Sets MASTER_ADDR, the address of the job's store on node 0; {@value
+         * #DEFAULT_MASTER_ADDRESS} by default and for null. Required with several nodes.
          */
         public Builder optMasterAddress(String masterAddress) {
             this.masterAddress = masterAddress;
             return this;
         }
 
-        /**
-         * Sets MASTER_PORT, the port of the job's store; by default, and for 0, a free one.
-         * Required with several nodes.
-         *
-         * @param masterPort the port
-         */
+        /** Sets MASTER_PORT; 0, a free one, by default. Required with several nodes. */
         public Builder optMasterPort(int masterPort) {
             this.masterPort = masterPort;
             return this;
         }
 
         /**
-         * Sets how often all ranks start again after one has failed; 0 by default. With several
-         * nodes {@link #build} allows 0 only, as launchers do not restart together.
-         *
-         * @param maxRestarts the number of restarts, not negative
+         * Sets the number of restarts of all ranks after one has failed; 0 by default. Several
+         * nodes cannot restart: their launchers do not restart together.
          */
         public Builder optMaxRestarts(int maxRestarts) {
             this.maxRestarts = maxRestarts;
@@ -341,39 +318,27 @@ public final class Launcher {
         /**
          * Sets environment variables of the ranks, in addition to the inherited ones. Variables
          * that the launcher sets, such as RANK, are not allowed.
-         *
-         * @param environment the variables
          */
         public Builder optEnvironment(Map<String, String> environment) {
             this.environment = Map.copyOf(environment);
             return this;
         }
 
-        /**
-         * Sets JVM options of the ranks; none by default.
-         *
-         * @param jvmArgs the options
-         */
+        /** Sets JVM options of the ranks; none by default. */
         public Builder optJvmArgs(List<String> jvmArgs) {
             this.jvmArgs = List.copyOf(jvmArgs);
             return this;
         }
 
-        /**
-         * Sets how long a rank has between SIGTERM and SIGKILL; 15 seconds by default.
-         *
-         * @param gracePeriod the time
-         */
+        /** Sets the time that a rank has between SIGTERM and SIGKILL; 15 seconds by default. */
         public Builder optGracePeriod(Duration gracePeriod) {
             this.gracePeriod = Objects.requireNonNull(gracePeriod, "gracePeriod");
             return this;
         }
 
         /**
-         * Sets where the ranks' output goes; by default to the caller's own stdout and stderr.
-         *
-         * @param out for what ranks write to stdout
-         * @param err for what ranks write to stderr, and the launcher's own messages
+         * Redirects the ranks' stdout and stderr; to the caller's own by default. The launcher
+         * writes its messages to {@code err}.
          */
         public Builder optOutput(PrintStream out, PrintStream err) {
             this.out = Objects.requireNonNull(out, "out");

@@ -4,8 +4,6 @@
  */
 package org.djlx.samples.llama;
 
-import com.google.gson.JsonArray;
-import com.google.gson.JsonObject;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.Arrays;
@@ -184,12 +182,18 @@ final class BytePairEncoding {
                         "trim_offsets", true,
                         "use_regex", true);
         return Map.of(
-                "version", "1.0",
-                "added_tokens", SPECIAL.stream().map(this::addedToken).toList(),
-                "pre_tokenizer", byteLevel,
-                "post_processor", beginsWithToken(),
-                "decoder", byteLevel,
-                "model", model());
+                "version",
+                "1.0",
+                "added_tokens",
+                SPECIAL.stream().map(this::addedToken).toList(),
+                "pre_tokenizer",
+                byteLevel,
+                "post_processor",
+                beginsWithToken(),
+                "decoder",
+                byteLevel,
+                "model",
+                model());
     }
 
     private Map<String, Object> addedToken(String special) {
@@ -223,11 +227,17 @@ final class BytePairEncoding {
         Map<String, Integer> vocabulary = new LinkedHashMap<>();
         tokens.forEach(token -> vocabulary.put(token, vocabulary.size()));
         return Map.of(
-                "type", "BPE",
-                "fuse_unk", false,
-                "byte_fallback", false,
-                "ignore_merges", false,
-                "vocab", vocabulary,
-                "merges", merges.stream().map(pair -> pair.left + ' ' + pair.right).toList());
+                "type",
+                "BPE",
+                "fuse_unk",
+                false,
+                "byte_fallback",
+                false,
+                "ignore_merges",
+                false,
+                "vocab",
+                vocabulary,
+                "merges",
+                merges.stream().map(pair -> pair.left + ' ' + pair.right).toList());
     }
 }

@@ -4,22 +4,20 @@
  */
 package org.djlx.samples.llama;
 
-import java.util.LinkedHashMap;
-import java.util.Map;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import com.google.gson.Gson;
 import com.google.gson.GsonBuilder;
-import com.google.gson.JsonArray;
-import com.google.gson.JsonObject;
 import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
+import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Locale;
+import java.util.Map;
 import java.util.function.Function;
 import org.djlx.collectives.safetensors.SafetensorsWriter;
 import org.djlx.collectives.safetensors.TensorSpec;
@@ -174,7 +172,8 @@ final class LlamaDirectory {
                 "");
     }
 
-    private static void write(Path directory, String name, Map<String, Object> json) throws IOException {
+    private static void write(Path directory, String name, Map<String, Object> json)
+            throws IOException {
         Files.writeString(directory.resolve(name), GSON.toJson(json) + "\n");
     }
 

@@ -4,11 +4,10 @@
  */
 package org.djlx.samples.llama;
 
-import com.google.gson.Gson;
 import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
-import com.google.gson.JsonObject;
+import com.google.gson.Gson;
 import com.sun.management.OperatingSystemMXBean;
 import java.io.IOException;
 import java.io.UncheckedIOException;

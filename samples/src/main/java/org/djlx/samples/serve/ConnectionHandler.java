@@ -75,9 +75,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
         }
         if (connections > server.options().maxConnections()) {
             busy = true;
-            refuse(
-                    context,
-                    Replies.failure(503, "too many clients are connected"));
+            refuse(context, Replies.failure(503, "too many clients are connected"));
             return;
         }
         awaitRequest(context);
@@ -177,7 +175,9 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
         }
         setClock(context, server.options().requestTimeout(), context::close);
         answer.fail(
-                Replies.failure(504, "the answer has taken longer than "
+                Replies.failure(
+                        504,
+                        "the answer has taken longer than "
                                 + server.options().answerTimeout().toSeconds()
                                 + " s"));
     }
@@ -189,10 +189,14 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
             boolean large =
                     malformed instanceof TooLongHttpHeaderException
                             || malformed instanceof TooLongHttpLineException;
-            throw Replies.failure(large ? 431 : 400, large ? "the request's head is too large" : "the request is not HTTP");
+            throw Replies.failure(
+                    large ? 431 : 400,
+                    large ? "the request's head is too large" : "the request is not HTTP");
         }
         if (!server.access().allowsHost(request.headers())) {
-            throw Replies.failure(403, "this server does not go by the name of "
+            throw Replies.failure(
+                    403,
+                    "this server does not go by the name of "
                             + request.headers().get(HttpHeaderNames.HOST));
         }
         String path = request.uri().replaceFirst("[?#].*", "");

@@ -37,7 +37,6 @@ import java.util.concurrent.Executor;
 import java.util.concurrent.ThreadPoolExecutor;
 import java.util.concurrent.TimeUnit;
 import org.djlx.fusedops.llm.TextGenerator;
-import org.djlx.fusedops.llm.api.ApiException;
 import org.djlx.fusedops.llm.api.TextApi;
 
 /**
@@ -176,7 +175,9 @@ public final class GenerationServer implements AutoCloseable {
         private FullHttpResponse tooLarge() {
             FullHttpResponse reply =
                     Replies.error(
-                            Replies.failure(413, "a request may have " + maxContentLength() + " bytes at most"));
+                            Replies.failure(
+                                    413,
+                                    "a request may have " + maxContentLength() + " bytes at most"));
             HttpUtil.setKeepAlive(reply, false);
             metrics.replied(ConnectionHandler.OTHER, reply.status().code());
             return reply;

@@ -8,7 +8,6 @@ import static org.djlx.samples.common.UsageException.parsed;
 import static org.djlx.samples.common.UsageException.refuseIf;
 
 import java.io.IOException;
-import java.io.PrintWriter;
 import java.nio.file.Path;
 import java.time.Duration;
 import org.djlx.fusedops.llm.TextGenerator;

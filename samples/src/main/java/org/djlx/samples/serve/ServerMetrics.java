@@ -115,7 +115,9 @@ final class ServerMetrics {
         describe(out, "djlx_http_requests_total", "counter", "Requests by path and status.");
         replies.forEach(
                 (labels, count) ->
-                        out.append("djlx_http_requests_total{%s} %d\n".formatted(labels, count.sum())));
+                        out.append(
+                                "djlx_http_requests_total{%s} %d\n"
+                                        .formatted(labels, count.sum())));
         firstToken.write(
                 out, "djlx_first_token_seconds", "Time from a request to its first token.");
         answer.write(out, "djlx_answer_seconds", "Time from a request to the end of its answer.");

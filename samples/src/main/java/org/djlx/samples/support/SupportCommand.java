@@ -4,7 +4,6 @@
  */
 package org.djlx.samples.support;
 
-import org.djlx.samples.common.CliCommand;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.EnumSet;
@@ -18,6 +17,7 @@ import org.djlx.collectives.spi.Backends;
 import org.djlx.collectives.spi.OpType;
 import org.djlx.collectives.spi.Support;
 import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.samples.common.CliCommand;
 import org.djlx.samples.common.TextTable;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Option;

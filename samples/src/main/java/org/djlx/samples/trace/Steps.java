@@ -4,10 +4,10 @@
  */
 package org.djlx.samples.trace;
 
-import java.util.function.Supplier;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.function.DoubleSupplier;
+import java.util.function.Supplier;
 
 /**
  * The steps of one rank's operator, recorded by its streams, possibly on several threads. The time

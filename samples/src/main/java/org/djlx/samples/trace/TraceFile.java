@@ -4,7 +4,6 @@
  */
 package org.djlx.samples.trace;
 
-import java.util.TreeMap;
 import com.google.gson.GsonBuilder;
 import java.io.IOException;
 import java.nio.file.Files;
@@ -12,6 +11,7 @@ import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
+import java.util.TreeMap;
 
 /**
  * Writes spans in the trace event format, which Perfetto (ui.perfetto.dev) and Chrome

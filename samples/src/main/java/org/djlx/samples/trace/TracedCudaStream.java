@@ -4,10 +4,10 @@
  */
 package org.djlx.samples.trace;
 
-import java.util.function.DoubleSupplier;
-import jdk.jfr.Event;
-import java.util.function.Supplier;
 import java.util.function.Consumer;
+import java.util.function.DoubleSupplier;
+import java.util.function.Supplier;
+import jdk.jfr.Event;
 import org.djlx.collectives.p2p.P2pBuffers;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.nativeops.cuda.CudaDevice;

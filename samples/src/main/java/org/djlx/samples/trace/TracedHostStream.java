@@ -4,21 +4,20 @@
  */
 package org.djlx.samples.trace;
 
-import java.util.function.DoubleSupplier;
-import jdk.jfr.Event;
-import java.util.function.Supplier;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.function.Consumer;
+import java.util.function.DoubleSupplier;
+import java.util.function.Supplier;
+import jdk.jfr.Event;
 import org.djlx.collectives.p2p.P2pBuffers;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.nativeops.host.SharedMemory;
 
 /** A stream on the CPU: the calling thread, or a thread of its own. */
 final class TracedHostStream extends TracedStream {
-
 
     private final ExecutorService thread; // null if it is the calling thread
     private CompletableFuture<Void> last = CompletableFuture.completedFuture(null);

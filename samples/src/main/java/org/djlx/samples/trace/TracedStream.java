@@ -4,10 +4,10 @@
  */
 package org.djlx.samples.trace;
 
-import java.util.function.DoubleSupplier;
-import java.util.function.Supplier;
 import ai.djl.ndarray.NDArray;
 import java.util.function.Consumer;
+import java.util.function.DoubleSupplier;
+import java.util.function.Supplier;
 import org.djlx.collectives.p2p.P2pBuffers;
 import org.djlx.collectives.p2p.P2pStream;
 import org.djlx.collectives.spi.Operation;
