@@ -28,7 +28,6 @@ final class BenchReport {
     /**
      * Creates a report.
      *
-     * @param benchmark the description of the benchmark
      * @param commit the commit that is measured; null if not known
      * @param versions the versions of libraries; those of Java and the system are added
      */

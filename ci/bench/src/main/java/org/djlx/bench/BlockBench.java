@@ -72,7 +72,6 @@ final class BlockBench {
      *
      * @param warmUp the uncounted rounds. The JVM compiles the host's code after some hundred
      *     rounds; until then the GPU waits for the host at the start of a round
-     * @param turns the number of measurements
      * @param rounds the rounds of a turn, one after the other
      */
     BlockBench(ProcessGroup group, Size size, ScalarType type, int warmUp, int turns, int rounds) {

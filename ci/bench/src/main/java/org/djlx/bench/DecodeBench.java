@@ -85,9 +85,7 @@ final class DecodeBench {
     /**
      * Runs concurrent clients.
      *
-     * @param clients the number of clients
      * @param each the requests of each client
-     * @return their results
      */
     Row run(int clients, int each) throws InterruptedException, ExecutionException {
         ExecutorService threads = Executors.newFixedThreadPool(clients);

@@ -36,11 +36,7 @@ final class StepBench {
     private final TextGenerator generator;
     private final int vocabulary;
 
-    /**
-     * Creates the benchmark of a generator.
-     *
-     * @param vocabulary the size of the vocabulary
-     */
+    /** Creates the benchmark of a generator. */
     StepBench(TextGenerator generator, int vocabulary) {
         this.generator = generator;
         this.vocabulary = vocabulary;

@@ -76,7 +76,6 @@ final class TorchPeer implements AutoCloseable {
      * Starts a script and waits until it is ready.
      *
      * @param interpreter the program that runs the script, such as python3
-     * @param arguments of the script
      * @param patience the timeout of the start and of each answer
      */
     static TorchPeer start(

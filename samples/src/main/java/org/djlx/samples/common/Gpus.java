@@ -18,7 +18,6 @@ public final class Gpus {
     /**
      * Checks that this process can use GPUs and their libraries.
      *
-     * @param count how many GPUs
      * @param libraries the libraries, apart from CUDA
      * @throws IllegalStateException if there are too few GPUs, or a library is missing
      */

@@ -12,7 +12,6 @@ import java.util.stream.Collectors;
 import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Model.OptionSpec;
 import picocli.CommandLine.Option;
-import picocli.CommandLine.ParameterException;
 
 /**
  * The options {@code --ranks}, {@code --processes}, {@code --device} and {@code --dtype}, of those
@@ -157,7 +156,7 @@ public final class RankOptions {
     /**
      * Checks the options against each other and against this machine's limits.
      *
-     * @throws ParameterException if a value is out of range, with the range
+     * @throws UsageException if a value is out of range, with the range
      */
     public void check() {
         int limit = device == DeviceKind.gpu ? Math.max(most, MOST_GPUS) : most;
@@ -213,7 +212,7 @@ public final class RankOptions {
     /**
      * Returns the ranks that this process runs.
      *
-     * @throws ParameterException if the job that this process is part of has another number
+     * @throws UsageException if the job that this process is part of has another number
      */
     public Ranks here() {
         return Ranks.of(requested == null ? null : count(), count());
@@ -233,7 +232,7 @@ public final class RankOptions {
      * Returns the element type.
      *
      * @return the user's, or the default; null if there is neither
-     * @throws ParameterException if the command does not take the type
+     * @throws UsageException if the command does not take the type
      */
     public ElementType type() {
         if (type == null) {

@@ -66,7 +66,6 @@ public final class Ranks {
     /**
      * Returns a number of ranks in words.
      *
-     * @param ranks the number
      * @return for example {@code 2 ranks}
      */
     public static String count(int ranks) {
@@ -130,7 +129,6 @@ public final class Ranks {
      * Checks for the GPUs and libraries that a backend needs. {@link #run} does so, too; commands
      * that create files call this before.
      *
-     * @param backend the backend
      * @param ranks the number of ranks on this host, or in this process
      * @throws IllegalStateException if it needs GPUs and there are not as many
      */
@@ -145,9 +143,6 @@ public final class Ranks {
     /**
      * Runs the ranks as one group.
      *
-     * @param <T> what the code returns
-     * @param backend the group's backend
-     * @param body the code for one rank
      * @return the result of each rank, in the order of {@link #here}
      * @throws IllegalStateException if the backend needs GPUs and there are not as many
      * @throws Exception the exception of a rank's code

@@ -71,11 +71,7 @@ public abstract class RootCommand {
         }
     }
 
-    /**
-     * Runs a command and ends the JVM with its exit code.
-     *
-     * @param args the command and its arguments
-     */
+    /** Runs a command and ends the JVM with its exit code. */
     protected final void runAndExit(String... args) {
         int code = build().execute(args);
         // PrintStream swallows write errors.

@@ -17,11 +17,7 @@ public final class TextTable {
     private final List<String[]> rows = new ArrayList<>();
     private final boolean[] numeric;
 
-    /**
-     * Creates a table without rows.
-     *
-     * @param header the names of the columns
-     */
+    /** Creates a table without rows. */
     public TextTable(String... header) {
         this.header = header.clone();
         numeric = new boolean[header.length];
@@ -31,7 +27,6 @@ public final class TextTable {
     /**
      * Adds a row. A column is numeric if each of its cells starts with a number or is a dash.
      *
-     * @param cells a value for each column
      * @throws IllegalArgumentException if there are more or fewer cells than columns
      */
     public TextTable add(Object... cells) {

@@ -4,6 +4,8 @@
  */
 package org.djlx.samples.launch;
 
+import static org.djlx.samples.common.UsageException.refuseIf;
+
 import java.io.IOException;
 import java.io.PrintStream;
 import java.lang.reflect.Modifier;
@@ -76,10 +78,10 @@ public final class Launcher {
         out = builder.out;
         err = builder.err;
         for (String name : rankEnvironment(0, 0, 0).keySet()) {
-            if (environment.containsKey(name)) {
-                throw new IllegalArgumentException(
-                        "--env " + name + " is not allowed: the launcher sets this variable");
-            }
+            refuseIf(
+                    environment.containsKey(name),
+                    "--env %s is not allowed: the launcher sets this variable",
+                    name);
         }
     }
 
@@ -92,8 +94,6 @@ public final class Launcher {
      * Runs a command that a user gave {@code --processes} again without it, once for each rank, and
      * waits until all have exited.
      *
-     * @param command the command
-     * @param processes the number of ranks
      * @return the exit code, as {@link #launch} returns it
      * @throws IOException if a process cannot be started
      * @throws InterruptedException if the thread is interrupted; the ranks have been stopped then
@@ -349,66 +349,58 @@ public final class Launcher {
         /**
          * Builds the launcher.
          *
-         * @return the launcher
          * @throws IllegalArgumentException if an option is missing or out of range, if the main
          *     class does not exist or has no main method, or if the environment has a variable that
          *     the launcher sets
          */
         public Launcher build() {
-            if (processes < 1) {
-                throw new IllegalArgumentException(
-                        "The number of processes must be at least 1, not " + processes);
-            }
-            if (masterPort < 0 || masterPort > 65535) {
-                throw new IllegalArgumentException(
-                        "The master port must be between 0 and 65535, not " + masterPort);
-            }
-            if (maxRestarts < 0) {
-                throw new IllegalArgumentException(
-                        "the number of restarts must be 0 or more, not " + maxRestarts);
-            }
+            refuseIf(
+                    processes < 1, "The number of processes must be at least 1, not %s", processes);
+            refuseIf(
+                    masterPort < 0 || masterPort > 65535,
+                    "The master port must be between 0 and 65535, not %s",
+                    masterPort);
+            refuseIf(
+                    maxRestarts < 0,
+                    "the number of restarts must be 0 or more, not %s",
+                    maxRestarts);
             checkNodes();
             checkMainClass();
             return new Launcher(this);
         }
 
         private void checkNodes() {
-            if (nodes < 1) {
-                throw new IllegalArgumentException(
-                        "The number of nodes must be at least 1, not " + nodes);
-            }
-            if (nodeRank < 0 || nodeRank >= nodes) {
-                throw new IllegalArgumentException(
-                        String.format(
-                                "The node rank must be between 0 and %d with %d node(s), not %d",
-                                nodes - 1, nodes, nodeRank));
-            }
-            if ((long) nodes * processes > Integer.MAX_VALUE) {
-                throw new IllegalArgumentException(
-                        nodes + " nodes of " + processes + " processes are too many");
-            }
-            if (nodes > 1 && (masterAddress == null || masterPort == 0)) {
-                throw new IllegalArgumentException(
-                        "With several nodes, the master address and the master port must be given,"
-                                + " the same on all: an address of node 0, and a free port there");
-            }
-            if (nodes > 1 && maxRestarts > 0) {
-                throw new IllegalArgumentException(
-                        "Restarts need one node: the launchers of several do not start their ranks"
-                                + " again together. Start the whole job again instead");
-            }
+            refuseIf(nodes < 1, "The number of nodes must be at least 1, not %s", nodes);
+            refuseIf(
+                    nodeRank < 0 || nodeRank >= nodes,
+                    "The node rank must be between 0 and %d with %d node(s), not %d",
+                    nodes - 1,
+                    nodes,
+                    nodeRank);
+            refuseIf(
+                    (long) nodes * processes > Integer.MAX_VALUE,
+                    "%s nodes of %s processes are too many",
+                    nodes,
+                    processes);
+            refuseIf(
+                    nodes > 1 && (masterAddress == null || masterPort == 0),
+                    "With several nodes, the master address and the master port must be given, the"
+                            + " same on all: an address of node 0, and a free port there");
+            refuseIf(
+                    nodes > 1 && maxRestarts > 0,
+                    "Restarts need one node: the launchers of several do not start their ranks"
+                            + " again together. Start the whole job again instead");
         }
 
         /** Checks once what would otherwise fail in every rank. */
         private void checkMainClass() {
-            if (mainClass == null) {
-                throw new IllegalArgumentException("no main class is set");
-            }
+            refuseIf(mainClass == null, "no main class is set");
             try {
                 Class<?> type = Class.forName(mainClass, false, Launcher.class.getClassLoader());
-                if (!Modifier.isStatic(type.getMethod("main", String[].class).getModifiers())) {
-                    throw new IllegalArgumentException(mainClass + ".main is not static");
-                }
+                refuseIf(
+                        !Modifier.isStatic(type.getMethod("main", String[].class).getModifiers()),
+                        "%s.main is not static",
+                        mainClass);
             } catch (ClassNotFoundException | LinkageError e) {
                 throw new IllegalArgumentException(
                         "No class "

@@ -145,11 +145,7 @@ final class PrefixedOutput implements Runnable {
         }
     }
 
-    /**
-     * Writes a line at once.
-     *
-     * @return whether it could be written
-     */
+    /** Writes a line at once. */
     static boolean print(PrintStream out, byte[] text) {
         byte[] whole = Arrays.copyOf(text, text.length + 1);
         whole[text.length] = '\n';

@@ -4,6 +4,8 @@
  */
 package org.djlx.samples.llama;
 
+import static org.djlx.samples.common.UsageException.refuseIf;
+
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.Arrays;
@@ -56,15 +58,14 @@ final class BytePairEncoding {
     /**
      * Trains on a text: repeatedly merges the most frequent pair of adjacent tokens.
      *
-     * @param text the text
      * @param most the most tokens of the vocabulary, 261 or more; a short text yields fewer
-     * @return the tokenizer
      */
     static BytePairEncoding train(String text, int most) {
-        if (most < smallest()) {
-            throw new IllegalArgumentException(
-                    "a vocabulary must have " + smallest() + " tokens or more, not " + most);
-        }
+        refuseIf(
+                most < smallest(),
+                "a vocabulary must have %s tokens or more, not %s",
+                smallest(),
+                most);
         BytePairEncoding encoding = new BytePairEncoding();
         String[] letters = letters();
         encoding.tokens.addAll(Arrays.asList(letters));

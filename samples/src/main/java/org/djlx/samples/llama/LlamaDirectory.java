@@ -4,6 +4,8 @@
  */
 package org.djlx.samples.llama;
 
+import static org.djlx.samples.common.UsageException.refuseIf;
+
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.DataType;
@@ -70,7 +72,6 @@ final class LlamaDirectory {
     /**
      * Returns the tensors of a model.
      *
-     * @param config its sizes
      * @return their names, types and shapes, from the embedding to the output
      */
     static List<TensorSpec> tensors(LlamaConfig config) {
@@ -131,12 +132,11 @@ final class LlamaDirectory {
     static void writeAllButWeights(
             Path directory, LlamaConfig config, BytePairEncoding tokenizer, int ranks)
             throws IOException {
-        if (tokenizer.size() > config.vocabularySize()) {
-            throw new IllegalArgumentException(
-                    String.format(
-                            "the tokenizer has %d tokens, the model only %d",
-                            tokenizer.size(), config.vocabularySize()));
-        }
+        refuseIf(
+                tokenizer.size() > config.vocabularySize(),
+                "the tokenizer has %d tokens, the model only %d",
+                tokenizer.size(),
+                config.vocabularySize());
         Files.createDirectories(directory);
         write(directory, "config.json", config(config, tokenizer));
         write(directory, "generation_config.json", textTokens(tokenizer));

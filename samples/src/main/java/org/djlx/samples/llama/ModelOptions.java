@@ -26,10 +26,10 @@ import org.djlx.samples.common.DeviceKind;
 import org.djlx.samples.common.Gpus;
 import org.djlx.samples.common.RankOptions;
 import org.djlx.samples.common.Ranks;
+import org.djlx.samples.common.UsageException;
 import picocli.CommandLine.Mixin;
 import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Option;
-import picocli.CommandLine.ParameterException;
 import picocli.CommandLine.Spec;
 
 /** The options of commands that generate text: the ranks of the model, and its limits. */
@@ -82,11 +82,10 @@ public final class ModelOptions {
     /**
      * Loads a model or, in a process started by {@code launch} or torchrun, its rank's part.
      *
-     * @param directory where the model is
      * @return the generator, to be closed; it may {@linkplain LlamaGenerator#isFollower follow}
      *     that of another process
      * @throws IOException if a file cannot be read
-     * @throws ParameterException if an option does not fit the model
+     * @throws UsageException if an option does not fit the model
      */
     public LlamaGenerator load(Path directory) throws IOException {
         return load(directory, 0);
@@ -95,12 +94,10 @@ public final class ModelOptions {
     /**
      * Loads a model as {@link #load(Path)} does.
      *
-     * @param directory where the model is
      * @param otherwise the bytes of the KV cache on each rank if the user gives none; 0 for the
      *     generator's default
-     * @return the generator, to be closed
      * @throws IOException if a file cannot be read
-     * @throws ParameterException if an option does not fit the model
+     * @throws UsageException if an option does not fit the model
      */
     public LlamaGenerator load(Path directory, long otherwise) throws IOException {
         check();
@@ -138,7 +135,7 @@ public final class ModelOptions {
      * Checks before loading, which may take minutes, that the model has a tokenizer.
      *
      * @param directory where the model is, if there is one
-     * @throws ParameterException if there is none
+     * @throws UsageException if there is none
      */
     public void requireTokenizer(Path directory) {
         refuseIf(
@@ -154,7 +151,7 @@ public final class ModelOptions {
      * @param directory where the model is, if there is one
      * @param maxTokens the tokens of the answer; the prompt has one or more
      * @throws IOException if the model's configuration cannot be read
-     * @throws ParameterException if it may not, or config.json is invalid
+     * @throws UsageException if it may not, or config.json is invalid
      */
     void requireRoom(Path directory, int maxTokens) throws IOException {
         if (!Files.exists(directory.resolve("config.json"))) {
@@ -177,7 +174,7 @@ public final class ModelOptions {
     /**
      * Checks the options that do not depend on the model.
      *
-     * @throws ParameterException if an option is out of range
+     * @throws UsageException if an option is out of range
      * @throws IllegalStateException if there are too few GPUs
      */
     public void check() {

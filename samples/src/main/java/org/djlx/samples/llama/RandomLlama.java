@@ -84,7 +84,6 @@ public final class RandomLlama implements AutoCloseable {
     /**
      * Writes a model.
      *
-     * @param size its sizes
      * @param parent the folder of its directory; null for /dev/shm if memory suffices, otherwise
      *     the JVM's temporary folder
      * @return the model, to be closed

@@ -71,11 +71,10 @@ final class MlpJob implements AutoCloseable {
         int worldSize = group.worldSize();
         if (text.length < worldSize) {
             throw new IllegalArgumentException(
-                    "the text has "
-                            + text.length
-                            + " bytes, fewer than there are ranks, "
-                            + worldSize
-                            + "; name a longer one by --text, or give a lower --ranks");
+                    String.format(
+                            "the text has %s bytes, fewer than there are ranks, %s; name a longer"
+                                    + " one by --text, or give a lower --ranks",
+                            text.length, worldSize));
         }
         this.group = group;
         this.type = type;

@@ -4,6 +4,8 @@
  */
 package org.djlx.samples.plan;
 
+import static org.djlx.samples.common.UsageException.refuseIf;
+
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Locale;
@@ -69,11 +71,11 @@ final class Plan {
         this.ranks = ranks;
         int needed = hostsOfGroup();
         this.hosts = hosts == 0 ? needed : hosts;
-        if (this.hosts % needed != 0) {
-            throw new IllegalArgumentException(
-                    "a group of %d ranks takes %d hosts of %d GPUs, which do not divide %d"
-                            .formatted(ranks, needed, machine.hostRanks(), hosts));
-        }
+        refuseIf(
+                this.hosts % needed != 0,
+                "%s",
+                "a group of %d ranks takes %d hosts of %d GPUs, which do not divide %d"
+                        .formatted(ranks, needed, machine.hostRanks(), hosts));
         work = Workload.unsharded(operator, type, ranks, shape.m(), shape.n(), shape.k());
         model = new CostModel(machine, network);
     }

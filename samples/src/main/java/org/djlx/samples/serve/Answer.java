@@ -67,15 +67,10 @@ final class Answer {
     /**
      * Creates an answer.
      *
-     * @param context the connection
-     * @param format the API's format
-     * @param text the text to send
      * @param chunked whether the client's HTTP version has chunks; without them, a streamed answer
      *     ends with the connection
      * @param keepAlive whether the connection stays open
      * @param start when the request arrived, by {@link System#nanoTime}
-     * @param metrics counts times
-     * @param ending called at the end
      */
     Answer(
             ChannelHandlerContext context,
@@ -194,11 +189,7 @@ final class Answer {
         }
     }
 
-    /**
-     * Ends the answer with an error. No-op if it has ended.
-     *
-     * @param failure the error for the client
-     */
+    /** Ends the answer with an error. No-op if it has ended. */
     void fail(ApiException failure) {
         if (over) {
             return;

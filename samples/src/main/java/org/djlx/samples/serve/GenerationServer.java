@@ -74,9 +74,7 @@ public final class GenerationServer implements AutoCloseable {
     /**
      * Starts a server.
      *
-     * @param api reads requests
      * @param generator the model, which the caller closes after this
-     * @param options the address and the limits
      * @throws IOException if the server cannot listen there
      */
     public GenerationServer(TextApi api, TextGenerator generator, ServerOptions options)

@@ -4,6 +4,8 @@
  */
 package org.djlx.samples.serve;
 
+import static org.djlx.samples.common.UsageException.refuseIf;
+
 import java.time.Duration;
 
 /**
@@ -34,33 +36,28 @@ public record ServerOptions(
      * @throws IllegalArgumentException if an option is out of range
      */
     public ServerOptions {
-        if (token != null && (token.isEmpty() || !token.chars().allMatch(c -> c > 32 && c < 127))) {
-            throw new IllegalArgumentException(
-                    "the token (DJLX_SERVE_TOKEN) must be of visible ASCII characters, one or"
-                            + " more");
-        }
-        if (port < 0 || port > 65_535) {
-            throw new IllegalArgumentException("the port must be from 0 to 65535, not " + port);
-        }
-        if (maxBodyBytes < 1) {
-            throw new IllegalArgumentException(
-                    "the largest request (--max-body) must be 1 byte or more, not " + maxBodyBytes);
-        }
-        if (maxConnections < 1) {
-            throw new IllegalArgumentException(
-                    "the most connections must be 1 or more, not " + maxConnections);
-        }
+        refuseIf(
+                token != null
+                        && (token.isEmpty() || !token.chars().allMatch(c -> c > 32 && c < 127)),
+                "the token (DJLX_SERVE_TOKEN) must be of visible ASCII characters, one or more");
+        refuseIf(port < 0 || port > 65_535, "the port must be from 0 to 65535, not %s", port);
+        refuseIf(
+                maxBodyBytes < 1,
+                "the largest request (--max-body) must be 1 byte or more, not %s",
+                maxBodyBytes);
+        refuseIf(
+                maxConnections < 1,
+                "the most connections must be 1 or more, not %s",
+                maxConnections);
         for (Duration timeout : new Duration[] {requestTimeout, answerTimeout}) {
-            if (timeout.isNegative() || timeout.isZero()) {
-                throw new IllegalArgumentException(
-                        "the timeouts of requests and answers must be above 0 s, not "
-                                + timeout.toSeconds());
-            }
+            refuseIf(
+                    timeout.isNegative() || timeout.isZero(),
+                    "the timeouts of requests and answers must be above 0 s, not %s",
+                    timeout.toSeconds());
         }
-        if (shutdownTimeout.isNegative()) {
-            throw new IllegalArgumentException(
-                    "the timeout of the shutdown must be 0 s or more, not "
-                            + shutdownTimeout.toSeconds());
-        }
+        refuseIf(
+                shutdownTimeout.isNegative(),
+                "the timeout of the shutdown must be 0 s or more, not %s",
+                shutdownTimeout.toSeconds());
     }
 }

@@ -24,7 +24,6 @@ final class TraceFile {
     /**
      * Writes a file.
      *
-     * @param title the title of the trace
      * @param ranks the spans of each rank; all ranks share a clock
      */
     static void write(Path file, String title, List<List<Span>> ranks) throws IOException {

@@ -67,7 +67,6 @@ final class TracedBackend extends Backend {
      * under the other one's name during the call only.
      *
      * @param name the name of the backend to trace
-     * @param options its options
      */
     static List<ProcessGroup> groups(String name, int worldSize, BackendOptions options) {
         BackendFactory inner = Backends.get(name);

@@ -15,6 +15,7 @@ import java.nio.file.Path;
 import java.nio.file.StandardCopyOption;
 import java.time.Duration;
 import java.util.LinkedHashMap;
+import java.util.List;
 import java.util.Locale;
 import java.util.Map;
 import java.util.stream.Collectors;
@@ -330,12 +331,17 @@ public final class TrainCommand extends CliCommand {
         return checkpoints.toAbsolutePath().resolve("job.txt");
     }
 
-    /** Returns the settings that a job's losses depend on. */
-    private String job(byte[] bytes) {
-        return String.format(
-                "--context %d --batch %d --seed %d --dtype %s --tensor-parallel %d, text of"
-                        + " %d bytes, CRC-32C %08x",
-                context, batch, seed, type, tensorParallel, bytes.length, checksum(bytes));
+    /** Returns the settings that a job's losses depend on, one a line. */
+    private List<String> job(byte[] bytes) {
+        Checksum checksum = new CRC32C();
+        checksum.update(bytes, 0, bytes.length);
+        return List.of(
+                "--context " + context,
+                "--batch " + batch,
+                "--seed " + seed,
+                "--dtype " + type,
+                "--tensor-parallel " + tensorParallel,
+                "--text of %d bytes, CRC-32C %08x".formatted(bytes.length, checksum.getValue()));
     }
 
     /** Refuses to go on from checkpoints of a job with other settings. */
@@ -343,41 +349,26 @@ public final class TrainCommand extends CliCommand {
         if (!Files.exists(jobFile())) {
             return;
         }
-        String begun = Files.readString(jobFile());
-        String job = job(bytes);
+        List<String> job = job(bytes);
+        List<String> begun = Files.readAllLines(jobFile());
         refuseIf(
                 !begun.equals(job),
-                "--resume %s was begun with other settings: %s: give the same, or"
-                        + " another folder",
+                "--resume %s was begun with other settings: %s: give the same, or another folder",
                 checkpoints,
-                differences(settings(begun), settings(job)));
+                job.stream()
+                        .filter(setting -> !begun.contains(setting))
+                        .map(setting -> difference(begun, setting))
+                        .collect(Collectors.joining("; ")));
     }
 
-    /** Splits what {@link #job} returns into options and their values. */
-    private static Map<String, String> settings(String job) {
-        String[] parts = job.split(", text ", 2);
-        String[] words = parts[0].split(" ");
-        Map<String, String> settings = new LinkedHashMap<>();
-        for (int i = 0; i + 1 < words.length; i += 2) {
-            settings.put(words[i], words[i + 1]);
-        }
-        if (parts.length > 1) {
-            settings.put("--text", parts[1]);
-        }
-        return settings;
-    }
-
-    private static String differences(Map<String, String> begun, Map<String, String> here) {
-        return here.keySet().stream()
-                .filter(option -> !here.get(option).equals(begun.get(option)))
-                .map(
-                        option ->
-                                String.format(
-                                        "%s %s, here %s",
-                                        option,
-                                        begun.getOrDefault(option, "unknown"),
-                                        here.get(option)))
-                .collect(Collectors.joining("; "));
+    private static String difference(List<String> begun, String here) {
+        String[] words = here.split(" ", 2);
+        String before =
+                begun.stream()
+                        .filter(setting -> setting.startsWith(words[0] + " "))
+                        .findFirst()
+                        .orElse(words[0] + " unknown");
+        return before + ", here " + words[1];
     }
 
     private void writeJob(byte[] bytes) throws IOException {
@@ -386,14 +377,8 @@ public final class TrainCommand extends CliCommand {
             return;
         }
         Path part = Files.createTempFile(file.getParent(), "job", ".part");
-        Files.writeString(part, job(bytes));
+        Files.write(part, job(bytes));
         Files.move(part, file, StandardCopyOption.ATOMIC_MOVE); // Other ranks may do the same.
-    }
-
-    private static long checksum(byte[] bytes) {
-        Checksum checksum = new CRC32C();
-        checksum.update(bytes, 0, bytes.length);
-        return checksum.getValue();
     }
 
     private TrainJob.Result run(byte[] bytes, ProcessGroup group, boolean threads)
