@@ -11,7 +11,6 @@ import java.util.List;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.nativeops.host.ThreadBinding;
 import org.djlx.samples.common.CliCommand;
-import org.djlx.samples.common.ElementType;
 import org.djlx.samples.common.RankOptions;
 import org.djlx.samples.common.Ranks;
 import org.djlx.samples.launch.Launcher;
@@ -38,8 +37,7 @@ final class BenchCommand extends CliCommand {
     private BenchOp op;
 
     @Mixin
-    private final RankOptions options =
-            new RankOptions().ranks(2).processes().types(ElementType.float32);
+    private final RankOptions options = new RankOptions().ranks(2).processes().types("float32");
 
     @Option(names = "--bind", description = "Binds each rank's thread to a core, as mpirun does.")
     private boolean bind;
@@ -71,7 +69,7 @@ final class BenchCommand extends CliCommand {
     }
 
     private List<BenchCase> cases(int worldSize) {
-        long least = (long) op.parts(worldSize) * options.type().scalarType().itemSize();
+        long least = (long) op.parts(worldSize) * options.scalarType().itemSize();
         return BenchCase.parse(sizes, least, (op.inPlace() ? 1 : 2) * worldSize);
     }
 
@@ -81,7 +79,7 @@ final class BenchCommand extends CliCommand {
         if (bind) {
             ThreadBinding.bindToCore(group.rank());
         }
-        try (BenchJob job = new BenchJob(group, op, options.type().scalarType())) {
+        try (BenchJob job = new BenchJob(group, op, options.scalarType())) {
             if (idle != null) {
                 double millis = job.idle(Duration.ofSeconds(idle));
                 if (reports) {

@@ -10,7 +10,6 @@ import java.util.LinkedHashMap;
 import java.util.Map;
 import org.djlx.nativeops.NativeVersions;
 import org.djlx.nativeops.torch.ScalarType;
-import org.djlx.samples.common.ElementType;
 import org.djlx.samples.common.RankOptions;
 import org.djlx.samples.common.Ranks;
 import picocli.CommandLine.Command;
@@ -34,7 +33,7 @@ final class BlockBenchCommand extends ReportCommand {
     private final RankOptions options =
             new RankOptions()
                     .ranksOfGpus()
-                    .types(ElementType.bfloat16, ElementType.bfloat16, ElementType.float32)
+                    .types("bfloat16", "bfloat16", "float32")
                     .typesOf("Element type of activations");
 
     @Option(names = "--tokens", description = "Length of the sequence.")
@@ -91,7 +90,7 @@ final class BlockBenchCommand extends ReportCommand {
                 keyValueHeads);
         BlockBench.Size size =
                 new BlockBench.Size(tokens, heads * HEAD, heads, keyValueHeads, HEAD, hidden);
-        ScalarType type = options.type().scalarType();
+        ScalarType type = options.scalarType();
         Map<String, Double> slowest = new LinkedHashMap<>();
         options.here()
                 .run(
@@ -124,7 +123,7 @@ final class BlockBenchCommand extends ReportCommand {
         put("heads", heads);
         put("keyValueHeads", keyValueHeads);
         put("hidden", hidden);
-        put("dtype", options.type().name());
+        put("dtype", options.type());
         put("turns", turns);
         put("rounds", rounds);
         slowest.forEach(this::put);

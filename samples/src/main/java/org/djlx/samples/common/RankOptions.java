@@ -6,9 +6,9 @@ package org.djlx.samples.common;
 
 import static org.djlx.samples.common.UsageException.refuseIf;
 
-import java.util.Arrays;
 import java.util.List;
-import java.util.stream.Collectors;
+import java.util.Locale;
+import org.djlx.nativeops.torch.ScalarType;
 import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Model.OptionSpec;
 import picocli.CommandLine.Option;
@@ -19,13 +19,15 @@ import picocli.CommandLine.Option;
  *
  * <pre>{@code
  * @Mixin private final RankOptions options =
- *         new RankOptions().ranks(4).processes().device().types(ElementType.float32);
+ *         new RankOptions().ranks(4).processes().device().types("float32");
  * }</pre>
  *
  * {@link RootCommand} removes the others from the command line.
  */
 public final class RankOptions {
 
+    private static final String[] TYPES =
+            "float64 float32 float16 bfloat16 int64 int32 int8 uint8 bool".split(" ");
     private static final int MOST_GPUS = 1024; // Gpus.require knows how many there are
     private static final int CPU_RANKS = 2; // where the default is all GPUs, and there is none
 
@@ -54,8 +56,8 @@ public final class RankOptions {
     private boolean hasProcesses;
     private boolean hasDevice;
     private String typeText = "Element type";
-    private ElementType typeOtherwise; // null: --dtype has no default
-    private List<ElementType> types = List.of(); // empty: no --dtype
+    private String typeOtherwise; // null: --dtype has no default
+    private List<String> types = List.of(); // empty: no --dtype
 
     /** Adds {@code --ranks} with a default. */
     public RankOptions ranks(int number) {
@@ -106,9 +108,9 @@ public final class RankOptions {
      * @param defaultType the default; null for none
      * @param allowed the types that the command takes; all if none are given
      */
-    public RankOptions types(ElementType defaultType, ElementType... allowed) {
+    public RankOptions types(String defaultType, String... allowed) {
         typeOtherwise = defaultType;
-        types = List.of(allowed.length == 0 ? ElementType.values() : allowed);
+        types = List.of(allowed.length == 0 ? TYPES : allowed);
         return this;
     }
 
@@ -135,7 +137,7 @@ public final class RankOptions {
                         ? null
                         : option("--dtype")
                                 .description(typeText + ", one of " + names() + end)
-                                .completionCandidates(types.stream().map(Enum::name).toList()));
+                                .completionCandidates(types));
     }
 
     private OptionSpec.Builder option(String name) {
@@ -150,7 +152,7 @@ public final class RankOptions {
     }
 
     private String names() {
-        return types.stream().map(Enum::name).collect(Collectors.joining(", "));
+        return String.join(", ", types);
     }
 
     /**
@@ -228,22 +230,18 @@ public final class RankOptions {
         return device;
     }
 
-    /**
-     * Returns the element type.
-     *
-     * @return the user's, or the default; null if there is neither
-     * @throws UsageException if the command does not take the type
-     */
-    public ElementType type() {
+    /** Returns the element type: the user's, or the default; null if there is neither. */
+    public String type() {
         if (type == null) {
             return typeOtherwise;
         }
-        ElementType found =
-                Arrays.stream(ElementType.values())
-                        .filter(each -> each.name().equalsIgnoreCase(type) && types.contains(each))
-                        .findFirst()
-                        .orElse(null);
-        refuseIf(found == null, "--dtype must be one of %s, not %s", names(), type);
-        return found;
+        String name = type.toLowerCase(Locale.ROOT);
+        refuseIf(!types.contains(name), "--dtype must be one of %s, not %s", names(), type);
+        return name;
+    }
+
+    /** Returns the type that libtorch knows by the name of {@link #type}; null without a name. */
+    public ScalarType scalarType() {
+        return type() == null ? null : ScalarType.valueOf(type().toUpperCase(Locale.ROOT));
     }
 }

@@ -24,7 +24,6 @@
  *   <li>{@link org.djlx.samples.common.Ranks} - the ranks of this process
  *   <li>{@link org.djlx.samples.common.DeviceKind} - CPU or GPUs, and their backends
  *   <li>{@link org.djlx.samples.common.Gpus} - the GPUs of this process
- *   <li>{@link org.djlx.samples.common.ElementType} - element types by name
  *   <li>{@link org.djlx.samples.common.MatmulShape} - the sizes of a fused operator
  * </ul>
  *

@@ -16,7 +16,6 @@ import java.util.List;
 import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.fusedops.llm.model.LlamaConfig;
 import org.djlx.samples.common.CliCommand;
-import org.djlx.samples.common.ElementType;
 import org.djlx.samples.common.RankOptions;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Mixin;
@@ -71,11 +70,7 @@ public final class ServeModelCommand extends CliCommand {
     private final RankOptions options =
             new RankOptions()
                     .ranks(2, "Ranks on which DJL Serving loads the model; 2 if not given.")
-                    .types(
-                            ElementType.float32,
-                            ElementType.float32,
-                            ElementType.float16,
-                            ElementType.bfloat16)
+                    .types("float32", "float32", "float16", "bfloat16")
                     .typesOf("Element type of the weights");
 
     @Option(names = "--tied", description = "Uses the embedding as output weights, too.")
@@ -146,7 +141,7 @@ public final class ServeModelCommand extends CliCommand {
                                     maxLength,
                                     10_000,
                                     tied,
-                                    options.type().scalarType());
+                                    options.scalarType());
                     config.checkDivisible(options.count());
                     return config;
                 });

@@ -13,7 +13,6 @@ import java.util.Map;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.samples.common.CliCommand;
 import org.djlx.samples.common.DeviceKind;
-import org.djlx.samples.common.ElementType;
 import org.djlx.samples.common.RankOptions;
 import org.djlx.samples.common.Ranks;
 import org.djlx.samples.launch.Launcher;
@@ -39,16 +38,11 @@ public final class MlpCommand extends CliCommand {
      * The largest error against the float64 reference, relative to the largest magnitude: some
      * hundred roundings of float32, five of bfloat16.
      */
-    private static final Map<ElementType, Double> TOLERANCES =
-            Map.of(ElementType.float32, 1e-5, ElementType.bfloat16, 2e-2);
+    private static final Map<String, Double> TOLERANCES = Map.of("float32", 1e-5, "bfloat16", 2e-2);
 
     @Mixin
     private final RankOptions options =
-            new RankOptions()
-                    .ranks(4)
-                    .processes()
-                    .device()
-                    .types(ElementType.float32, ElementType.float32, ElementType.bfloat16);
+            new RankOptions().ranks(4).processes().device().types("float32", "float32", "bfloat16");
 
     @Option(
             names = "--text",
@@ -72,7 +66,7 @@ public final class MlpCommand extends CliCommand {
                             + " compares losses and weights.")
     private Integer train;
 
-    private ElementType dtype;
+    private String dtype;
     private DeviceKind device;
 
     @Override
@@ -83,7 +77,7 @@ public final class MlpCommand extends CliCommand {
         device = options.deviceKind();
         refuseIf(!(tolerance() >= 0), "--tolerance must be 0 or more, not %s", tolerance);
         refuseIf(
-                train != null && (train < 1 || dtype != ElementType.float32),
+                train != null && (train < 1 || !dtype.equals("float32")),
                 "--train takes 1 step or more and --dtype float32, not %d and %s",
                 train,
                 dtype);
@@ -105,7 +99,7 @@ public final class MlpCommand extends CliCommand {
             return train(group, bytes);
         }
         MlpJob.Result result;
-        try (MlpJob job = new MlpJob(group, bytes, dtype.scalarType())) {
+        try (MlpJob job = new MlpJob(group, bytes, options.scalarType())) {
             result = job.run();
         }
         // NaN is not within the tolerance either.
@@ -133,7 +127,7 @@ public final class MlpCommand extends CliCommand {
 
     private int train(ProcessGroup group, byte[] bytes) {
         MlpTraining.Result result;
-        try (MlpJob job = new MlpJob(group, bytes, dtype.scalarType())) {
+        try (MlpJob job = new MlpJob(group, bytes, options.scalarType())) {
             result = job.train(train);
         }
         List<Double> losses = result.losses();

@@ -188,7 +188,7 @@ public final class OpCommand extends CliCommand {
     }
 
     private OpJob job() {
-        ScalarType type = options.type() == null ? null : options.type().scalarType();
+        ScalarType type = options.scalarType();
         return new OpJob(
                 operation,
                 input == null ? null : new OpInput(input, arrays, split, type),

@@ -15,7 +15,6 @@ import org.djlx.fusedops.cost.Machine;
 import org.djlx.fusedops.cost.Network;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.samples.common.CliCommand;
-import org.djlx.samples.common.ElementType;
 import org.djlx.samples.common.MatmulShape;
 import org.djlx.samples.common.RankOptions;
 import org.djlx.samples.common.TextTable;
@@ -83,12 +82,7 @@ public final class PlanCommand extends CliCommand {
                             "Tensor-parallel ranks of a group, or several numbers; 8 if not given.")
                     .several()
                     .most(MAX_RANKS)
-                    .types(
-                            ElementType.bfloat16,
-                            ElementType.float64,
-                            ElementType.float32,
-                            ElementType.float16,
-                            ElementType.bfloat16);
+                    .types("bfloat16", "float64", "float32", "float16", "bfloat16");
 
     @Option(names = "--machine", description = "The GPUs; only h200 was measured.")
     private String machine = "h200";
@@ -144,7 +138,7 @@ public final class PlanCommand extends CliCommand {
         int count = multiprocessors == null ? Machine.H200.multiprocessors() : multiprocessors;
         Machine scaled = Machine.H200.scaled(count, clock);
         Network network = new Network(networkRate, networkLatency);
-        ScalarType type = options.type().scalarType();
+        ScalarType type = options.scalarType();
         List<Plan> plans = new ArrayList<>();
         for (Op each : op == null ? List.of(Op.values()) : List.of(op)) {
             for (String shape : shapes) {

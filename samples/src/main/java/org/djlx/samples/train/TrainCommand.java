@@ -25,7 +25,6 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.nativeops.host.Durations;
 import org.djlx.samples.common.CliCommand;
 import org.djlx.samples.common.DeviceKind;
-import org.djlx.samples.common.ElementType;
 import org.djlx.samples.common.RankOptions;
 import org.djlx.samples.common.Ranks;
 import org.djlx.samples.common.TextTable;
@@ -79,7 +78,7 @@ public final class TrainCommand extends CliCommand {
             new RankOptions()
                     .processes()
                     .device()
-                    .types(ElementType.float32, ElementType.float32, ElementType.bfloat16)
+                    .types("float32", "float32", "bfloat16")
                     .typesOf("Element type of activations (parameters are float32)");
 
     @Option(
@@ -143,7 +142,7 @@ public final class TrainCommand extends CliCommand {
             description = "Draws the losses into a file FILE.png.")
     private Path chart;
 
-    private ElementType type;
+    private String type;
     private DeviceKind device;
     private String name; // of the text
 
@@ -387,7 +386,7 @@ public final class TrainCommand extends CliCommand {
                 new TrainJob.Settings(
                         group,
                         tensorParallel,
-                        type == ElementType.bfloat16,
+                        type.equals("bfloat16"),
                         steps,
                         context,
                         batch,

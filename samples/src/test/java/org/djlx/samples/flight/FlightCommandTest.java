@@ -9,24 +9,21 @@ import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.io.IOException;
-import java.io.PrintWriter;
-import java.io.StringWriter;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.List;
 import org.djlx.collectives.trace.FlightDump;
 import org.djlx.collectives.trace.FlightEntry;
 import org.djlx.collectives.trace.FlightEntry.State;
-import org.djlx.samples.Main;
+import org.djlx.samples.CommandTest;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.ValueSource;
-import picocli.CommandLine;
 
 @Timeout(60)
-class FlightCommandTest {
+class FlightCommandTest extends CommandTest {
 
     private static final FlightEntry FIRST =
             new FlightEntry(
@@ -70,18 +67,6 @@ class FlightCommandTest {
                     null);
 
     @TempDir private Path directory;
-    private final StringWriter out = new StringWriter();
-    private final StringWriter err = new StringWriter();
-
-    private int run(Object... args) {
-        CommandLine root = Main.commandLine();
-        root.setOut(new PrintWriter(out, true)).setErr(new PrintWriter(err, true));
-        String[] texts = new String[args.length];
-        for (int i = 0; i < texts.length; i++) {
-            texts[i] = args[i].toString();
-        }
-        return root.execute(texts);
-    }
 
     private Path write(String name, int rank, FlightEntry... entries) throws IOException {
         return write("job", 0, name, rank, entries);

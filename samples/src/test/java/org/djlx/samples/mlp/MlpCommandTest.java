@@ -11,14 +11,13 @@ import static org.junit.jupiter.api.Assumptions.assumeTrue;
 import java.io.ByteArrayOutputStream;
 import java.io.IOException;
 import java.io.PrintStream;
-import java.io.PrintWriter;
-import java.io.StringWriter;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.List;
 import org.djlx.fusedops.FusedOps;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.samples.CommandTest;
 import org.djlx.samples.Main;
 import org.djlx.samples.launch.Launcher;
 import org.junit.jupiter.api.BeforeEach;
@@ -29,26 +28,17 @@ import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
 import org.junit.jupiter.params.provider.ValueSource;
-import picocli.CommandLine;
 
 @Timeout(200)
-class MlpCommandTest {
+class MlpCommandTest extends CommandTest {
 
     @TempDir private Path folder;
     private Path text;
-    private final StringWriter out = new StringWriter();
-    private final StringWriter err = new StringWriter();
 
     @BeforeEach
     void writeText() throws IOException {
         text = folder.resolve("text.txt");
         Files.writeString(text, "The quick brown fox jumps over the lazy dog. ".repeat(10));
-    }
-
-    private int run(Object... args) {
-        CommandLine root = Main.commandLine();
-        root.setOut(new PrintWriter(out, true)).setErr(new PrintWriter(err, true));
-        return root.execute(List.of(args).stream().map(Object::toString).toArray(String[]::new));
     }
 
     @ParameterizedTest

@@ -7,30 +7,16 @@ package org.djlx.samples.plan;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
-import java.io.PrintWriter;
-import java.io.StringWriter;
 import java.util.List;
-import org.djlx.samples.Main;
+import org.djlx.samples.CommandTest;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
-import picocli.CommandLine;
 
-class PlanCommandTest {
+class PlanCommandTest extends CommandTest {
 
-    private final StringWriter out = new StringWriter();
-    private final StringWriter err = new StringWriter();
-
-    private int execute(String args) {
-        out.getBuffer().setLength(0);
-        CommandLine root = Main.commandLine();
-        root.setOut(new PrintWriter(out, true)).setErr(new PrintWriter(err, true));
-        return root.execute(args.split(" "));
-    }
-
-    private String run(String args) {
-        assertEquals(0, execute(args), err::toString);
-        return out.toString();
+    private static String run(String args) {
+        return output(0, (Object[]) args.split(" "));
     }
 
     private static String line(String text, String start) {
@@ -132,7 +118,7 @@ class PlanCommandTest {
                 "plan --shape 8,8,8 --network-rate 0; the rate must be greater than 0"
             })
     void badArgumentsAreNamed(String args, String message) {
-        assertEquals(2, execute(args));
+        assertEquals(2, run((Object[]) args.split(" ")));
         assertTrue(err.toString().contains(message), err::toString);
         assertEquals(2, err.toString().lines().count(), err::toString);
     }

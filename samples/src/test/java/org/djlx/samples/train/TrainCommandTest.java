@@ -13,14 +13,13 @@ import java.awt.image.BufferedImage;
 import java.io.ByteArrayOutputStream;
 import java.io.IOException;
 import java.io.PrintStream;
-import java.io.PrintWriter;
-import java.io.StringWriter;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.nio.file.StandardOpenOption;
 import java.util.List;
 import java.util.stream.Stream;
 import javax.imageio.ImageIO;
+import org.djlx.samples.CommandTest;
 import org.djlx.samples.Main;
 import org.djlx.samples.launch.Launcher;
 import org.junit.jupiter.api.BeforeEach;
@@ -28,11 +27,10 @@ import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
-import picocli.CommandLine;
 
 @Timeout(200)
 @Tag("slow")
-class TrainCommandTest {
+class TrainCommandTest extends CommandTest {
 
     /** Of what a model writes: more than it can look back on, with what it goes on from. */
     private static final int SAMPLE = 36;
@@ -44,15 +42,6 @@ class TrainCommandTest {
     void writeText() throws IOException {
         text = folder.resolve("text.txt");
         Files.writeString(text, "The quick brown fox jumps over the lazy dog. ".repeat(20));
-    }
-
-    private String run(int code, Object... args) {
-        StringWriter out = new StringWriter();
-        CommandLine root = Main.commandLine();
-        root.setOut(new PrintWriter(out, true)).setErr(new PrintWriter(out, true));
-        String[] words = words(args).toArray(String[]::new);
-        assertEquals(code, root.execute(words), out::toString);
-        return out.toString();
     }
 
     private static List<String> words(Object... args) {
@@ -71,7 +60,7 @@ class TrainCommandTest {
         List<Float> one = null;
         for (int[] ranks : new int[][] {{1, 1}, {2, 1}, {1, 2}, {2, 2}}) {
             String output =
-                    run(
+                    output(
                             0,
                             with(
                                     train(40),
@@ -101,26 +90,26 @@ class TrainCommandTest {
     void theTrainedModelSpeaks() {
         Path one = folder.resolve("one");
         Path two = folder.resolve("two");
-        String output = run(0, with(train(60), "--data-parallel", 2, "--save-llama", one));
+        String output = output(0, with(train(60), "--data-parallel", 2, "--save-llama", one));
         assertTrue(output.contains("Wrote a Llama of 64 tokens of context to " + one), output);
-        run(0, with(train(60), "--tensor-parallel", 2, "--processes", "--save-llama", two));
+        output(0, with(train(60), "--tensor-parallel", 2, "--processes", "--save-llama", two));
         for (Path model : List.of(one, two)) {
             for (int ranks : new int[] {1, 2}) {
                 Object[] args = {"generate", model, "--ranks", ranks, "--max-tokens", 30};
-                String text = run(0, with(args, "--prompt", "The quick brown"));
+                String text = output(0, with(args, "--prompt", "The quick brown"));
                 assertTrue(text.contains(" fox jumps over the lazy dog. "), text);
             }
         }
         Object[] wide = {"--context", 128, "--save-llama", folder.resolve("wide")};
-        run(0, with(with(train(2), wide), "--dtype", "bfloat16"));
+        output(0, with(with(train(2), wide), "--dtype", "bfloat16"));
         assertTrue(read(folder.resolve("wide/config.json")).contains("_embeddings\": 128,"));
     }
 
     /** Activations of bfloat16 have three decimal digits. */
     @Test
     void learnsInBfloat16() {
-        List<Float> wide = losses(run(0, train(10)));
-        List<Float> narrow = losses(run(0, with(train(10), "--dtype", "bfloat16")));
+        List<Float> wide = losses(output(0, train(10)));
+        List<Float> narrow = losses(output(0, with(train(10), "--dtype", "bfloat16")));
         assertEquals(wide.size(), narrow.size());
         assertEquals(wide.get(0), narrow.get(0), 0.05f);
         assertTrue(narrow.get(9) < narrow.get(0) / 2, narrow::toString);
@@ -128,7 +117,7 @@ class TrainCommandTest {
 
     @Test
     void learnsInProcesses() throws Exception {
-        List<Float> threads = losses(run(0, with(train(10), "--tensor-parallel", 2)));
+        List<Float> threads = losses(output(0, with(train(10), "--tensor-parallel", 2)));
         Path output = folder.resolve("output.txt");
         try (var stream = new java.io.PrintStream(Files.newOutputStream(output))) {
             int code =
@@ -152,7 +141,7 @@ class TrainCommandTest {
     @Test
     void comparesRanksInOneChart() throws IOException {
         Path chart = folder.resolve("compared.png");
-        String output = run(0, with(train(9), "--compare", "--chart", chart));
+        String output = output(0, with(train(9), "--compare", "--chart", chart));
         for (String row :
                 List.of("one rank ", "two data-parallel ranks ", "two tensor-parallel ranks ")) {
             assertTrue(output.lines().anyMatch(line -> line.startsWith(row)), output);
@@ -162,7 +151,8 @@ class TrainCommandTest {
         assertEquals(27, output.lines().filter(line -> line.contains("   held out ")).count());
         assertTrue(ImageIO.read(chart.toFile()).getWidth() > 100);
         for (String option : List.of("--processes", "--data-parallel=2", "--resume=x")) {
-            assertTrue(run(2, with(train(9), "--compare", option)).contains("leave out"), option);
+            assertTrue(
+                    output(2, with(train(9), "--compare", option)).contains("leave out"), option);
         }
     }
 
@@ -178,9 +168,9 @@ class TrainCommandTest {
         Path parts = folder.resolve("parts");
         Object[] jobs = {"train", "--text", text, "--batch", 4, "--data-parallel", 2};
         Object[] args = with(jobs, "--sample", SAMPLE, "--steps");
-        String expected = run(0, with(args, 60, "--resume", whole, "--checkpoint-every", 25));
+        String expected = output(0, with(args, 60, "--resume", whole, "--checkpoint-every", 25));
         assertEquals("What it writes:\n\n".length() + 16 + SAMPLE, written(expected).length());
-        run(0, with(args, 35, "--resume", parts));
+        output(0, with(args, 35, "--resume", parts));
         assertEquals(
                 List.of(
                         "checkpoint-25.safetensors",
@@ -190,7 +180,7 @@ class TrainCommandTest {
                         "losses.csv"),
                 names(whole));
         String actual =
-                run(0, with(args, 60, "--resume", parts, "--chart", folder.resolve("c.png")));
+                output(0, with(args, 60, "--resume", parts, "--chart", folder.resolve("c.png")));
         assertTrue(actual.contains("Going on from step 35"), actual);
         assertTrue(expected.contains("Untrained it writes:\nThe quick brown "), expected);
         assertFalse(actual.contains("Untrained"), actual);
@@ -203,21 +193,24 @@ class TrainCommandTest {
         BufferedImage chart = ImageIO.read(folder.resolve("c.png").toFile());
         assertTrue(chart.getWidth() > 100 && chart.getHeight() > 100);
         // A job that is done writes again.
-        String again = run(0, with(args, 60, "--resume", parts));
+        String again = output(0, with(args, 60, "--resume", parts));
         assertEquals(List.of(), losses(again));
         assertEquals(written(expected), written(again));
-        String less = run(0, with(args, 59, "--resume", parts));
+        String less = output(0, with(args, 59, "--resume", parts));
         assertTrue(less.contains("Step 60 is reached already"), less);
         assertEquals(written(expected), written(less));
-        String other = run(2, with(args, 60, "--resume", parts, "--seed", 2));
+        String other = output(2, with(args, 60, "--resume", parts, "--seed", 2));
         assertTrue(other.contains("with other settings: --seed 1, here 2: give the same"), other);
-        other = run(2, with(args, 60, "--resume", parts, "--context", 32, "--dtype", "bfloat16"));
+        other =
+                output(
+                        2,
+                        with(args, 60, "--resume", parts, "--context", 32, "--dtype", "bfloat16"));
         assertTrue(
                 other.contains(": --context 64, here 32; --dtype float32, here bfloat16: give"),
                 other);
-        run(2, with(args, 60, "--resume", parts, "--tensor-parallel", 2));
+        output(2, with(args, 60, "--resume", parts, "--tensor-parallel", 2));
         Files.writeString(text, "x", StandardOpenOption.APPEND);
-        other = run(2, with(args, 60, "--resume", parts));
+        other = output(2, with(args, 60, "--resume", parts));
         assertTrue(other.matches("(?s).*settings: --text of \\d+ bytes.*, here of \\d+ .*"), other);
     }
 
@@ -227,20 +220,20 @@ class TrainCommandTest {
         Path whole = folder.resolve("whole");
         Path parts = folder.resolve("parts");
         Object[] divided = {"--tensor-parallel", 2, "--resume"};
-        run(0, with(with(train(8), divided), whole));
-        run(0, with(with(train(5), divided), parts));
-        String actual = run(0, with(with(train(8), divided), parts));
+        output(0, with(with(train(8), divided), whole));
+        output(0, with(with(train(5), divided), parts));
+        String actual = output(0, with(with(train(8), divided), parts));
         assertTrue(actual.contains("Going on from step 5"), actual);
         assertSameParts(8);
         // As when a job ends while one part has saved and the other has not yet.
         Files.delete(parts.resolve("part-1/checkpoint-8.safetensors"));
-        String again = run(0, with(with(train(8), divided), parts));
+        String again = output(0, with(with(train(8), divided), parts));
         assertTrue(again.contains("Going on from step 7"), again);
         assertSameParts(8);
         for (String name : names(parts.resolve("part-1"))) {
             Files.delete(parts.resolve("part-1").resolve(name));
         }
-        String none = run(1, with(with(train(8), divided), parts));
+        String none = output(1, with(with(train(8), divided), parts));
         assertTrue(none.contains("[[6, 7, 8], []]"), none);
     }
 
@@ -321,47 +314,51 @@ class TrainCommandTest {
         Object[] wrong = {"train", "--text", text, "--batch", 7, "--steps", 1, "--resume", fresh};
         Object[] llama = {"--save-llama", folder.resolve("llama")};
         for (Object[] more : new Object[][] {{}, {"--processes"}, {"--chart", folder}}) {
-            run(2, with(with(wrong, llama), more));
+            output(2, with(with(wrong, llama), more));
             assertEquals(List.of("text.txt"), names(folder));
         }
         // No host has so many GPUs.
         Object[] gpus = {"train", "--text", text, "--device", "gpu", "--data-parallel", 1024};
         Object[] files = with(llama, "--batch", 1024, "--resume", fresh);
         for (Object[] more : new Object[][] {{}, {"--processes"}}) {
-            String refused = run(1, with(with(gpus, files), more));
+            String refused = output(1, with(with(gpus, files), more));
             assertTrue(refused.contains("GPU"), refused);
             assertEquals(List.of("text.txt"), names(folder));
         }
-        run(0, with(with(train(1), "--resume"), fresh));
+        output(0, with(with(train(1), "--resume"), fresh));
         assertTrue(Files.exists(fresh.resolve("job.txt")));
     }
 
     @Test
     void wrongArgumentsAreNamed() throws IOException {
-        assertTrue(run(2, "train", "--text", folder.resolve("none")).contains("cannot read"));
-        assertTrue(run(2, "train", "--text", text, "--batch", 7).contains("7 cannot be"));
-        assertTrue(run(2, "train", "--text", text, "--steps", 0).contains("1 or more, not 0"));
+        assertTrue(output(2, "train", "--text", folder.resolve("none")).contains("cannot read"));
+        assertTrue(output(2, "train", "--text", text, "--batch", 7).contains("7 cannot be"));
+        assertTrue(output(2, "train", "--text", text, "--steps", 0).contains("1 or more, not 0"));
         assertTrue(
-                run(2, "train", "--text", text, "--sample", -1).contains("be 0 or more, not -1"));
+                output(2, "train", "--text", text, "--sample", -1)
+                        .contains("be 0 or more, not -1"));
         assertTrue(
-                run(2, "train", "--text", text, "--tensor-parallel", 3)
+                output(2, "train", "--text", text, "--tensor-parallel", 3)
                         .contains("must divide the model's 8 heads, not be 3"));
-        assertTrue(run(2, "train", "--text", text, "--context", 1).contains("from 2 to 4096"));
+        assertTrue(output(2, "train", "--text", text, "--context", 1).contains("from 2 to 4096"));
         assertTrue(
-                run(2, "train", "--text", text, "--context", 9, "--tensor-parallel", 2)
+                output(2, "train", "--text", text, "--context", 9, "--tensor-parallel", 2)
                         .contains("9 cannot be divided among --tensor-parallel 2"));
-        assertTrue(run(2, "train", "--text", text, "--checkpoint-every", 3).contains("--resume"));
-        assertTrue(run(2, "train", "--text", text, "--chart", folder).contains("is a folder"));
         assertTrue(
-                run(2, "train", "--chart", folder.resolve("x.jpg")).contains("must end in .png"));
+                output(2, "train", "--text", text, "--checkpoint-every", 3).contains("--resume"));
+        assertTrue(output(2, "train", "--text", text, "--chart", folder).contains("is a folder"));
+        assertTrue(
+                output(2, "train", "--chart", folder.resolve("x.jpg"))
+                        .contains("must end in .png"));
         String chart = folder.resolve("none/c.png").toString();
-        assertTrue(run(2, "train", "--text", text, "--chart", chart).contains("no such folder"));
+        assertTrue(output(2, "train", "--text", text, "--chart", chart).contains("no such folder"));
         assertFalse(Files.exists(folder.resolve("none")));
-        assertTrue(run(2, "train", "--text", text, "--chart", "/").contains("is a folder"));
+        assertTrue(output(2, "train", "--text", text, "--chart", "/").contains("is a folder"));
         // The whole command fails, where otherwise one rank would and the other would wait for it.
-        assertTrue(run(1, "train", "--text", text, "--resume", text.resolve("x")).contains("x: "));
+        assertTrue(
+                output(1, "train", "--text", text, "--resume", text.resolve("x")).contains("x: "));
         Path tiny = folder.resolve("tiny");
         Files.writeString(tiny, "tiny");
-        assertTrue(run(2, "train", "--text", tiny).contains("has 4 bytes"));
+        assertTrue(output(2, "train", "--text", tiny).contains("has 4 bytes"));
     }
 }
