@@ -45,7 +45,7 @@ import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.MethodSource;
 import picocli.CommandLine;
 
-/** What the benchmark for GPUs does, on the CPU as far as it goes. */
+/** Runs the parts of the GPU benchmark that work on the CPU. */
 @Timeout(300)
 class GpuBenchTest {
 
@@ -143,7 +143,7 @@ class GpuBenchTest {
         assertEquals(columns, row.columns().keySet());
         assertEquals(columns, row.replay().keySet());
         assertEquals(Map.of(), row.notes());
-        // Results are rounded to bfloat16: no error at all means that nothing was compared.
+        // Results are rounded to bfloat16: an error of 0 means that nothing was compared.
         assertTrue(row.correct() && row.error() > 0, row::toString);
         row.columns()
                 .values()
@@ -165,7 +165,7 @@ class GpuBenchTest {
                 Set.of("ours", "matmul"), measure(wanted, false, HostLane::new).columns().keySet());
     }
 
-    /** Then no rank may launch what the others cannot. */
+    /** If one rank cannot record, no rank may launch its recording. */
     @Test
     void whatOneRankCannotRecordIsNotReplayed() {
         AtomicInteger recorded = new AtomicInteger();
@@ -194,7 +194,7 @@ class GpuBenchTest {
         assertEquals(Set.of("ours", "nccl"), row.replay().keySet());
     }
 
-    /** A check that cannot fail checks nothing. */
+    /** The check detects wrong replays. */
     @Test
     void whatIsReplayedWronglyIsWrong() {
         Supplier<Lane> nothing =
@@ -234,7 +234,7 @@ class GpuBenchTest {
                             int other = 1 - group.rank();
                             byte[] read = store.get("rank" + other, Duration.ofSeconds(30));
                             assertEquals(other, read[0]);
-                            meeting.await(); // Rank 0's end is the server's.
+                            meeting.await(); // Rank 0 serves the store.
                             return null;
                         }
                     });
@@ -392,7 +392,7 @@ class GpuBenchTest {
         StringWriter err = new StringWriter();
         CommandLine root = Main.commandLine();
         root.setErr(new PrintWriter(err, true));
-        // Where there is one GPU, two ranks share it.
+        // On a host with one GPU, two ranks share it.
         int code =
                 root.execute(
                         "bench-gpu",

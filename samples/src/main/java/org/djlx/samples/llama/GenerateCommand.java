@@ -120,11 +120,12 @@ public final class GenerateCommand extends CliCommand {
         if (seed != null) {
             builder.optSeed(seed);
         }
+        GenerationRequest request = parsed(builder::build);
         refuseIf(
                 temperature == 0 && (topK != 0 || topP != 1 || seed != null),
                 "--top-k, --top-p and --seed take a --temperature above 0: without it, nothing is"
                         + " sampled");
-        return parsed(builder::build);
+        return request;
     }
 
     private void write(Generation generation, long start)

@@ -38,7 +38,7 @@ class GenerateCommandTest extends CommandTest {
     @BeforeAll
     static void writeModel() throws Exception {
         model = folder.resolve("tiny");
-        // Not the README: on GPUs tests are run in any folder.
+        // Not the README: GPU tests run in any folder.
         Path text = folder.resolve("text");
         Files.writeString(
                 text,
@@ -48,7 +48,7 @@ class GenerateCommandTest extends CommandTest {
         output(0, "serve-model", model, "--text", text, "--vocabulary", 400);
     }
 
-    /** Returns what was written, without what follows it about speed, and what loading said. */
+    /** Returns the generated text, without the progress of loading and the line about speed. */
     private static String text(Object... args) {
         Object[] all =
                 Stream.concat(Stream.of("generate", model, "--prompt", "GPUs"), Stream.of(args))
@@ -60,14 +60,14 @@ class GenerateCommandTest extends CommandTest {
     @Test
     void anyNumberOfRanksWritesTheSame() {
         String said = output(0, "generate", model, "--prompt", "GPUs", "--max-tokens", 1);
-        assertFalse(said.contains("MB of weights and"), said); // Loading takes no two seconds.
+        assertFalse(said.contains("MB of weights and"), said); // Loading takes less than 2 s.
         String one = text("--max-tokens", 24, "--ignore-eos");
         assertTrue(one.length() > 20, one);
         assertEquals(one, text("--max-tokens", 24, "--ignore-eos", "--ranks", 2));
         assertEquals(one, text("--max-tokens", 24, "--ignore-eos", "--ranks", 4));
     }
 
-    /** By launch, as a user runs it: what is on stdout comes from rank 0 alone. */
+    /** Ranks started by launch: only rank 0 writes to stdout. */
     @Test
     void processesWriteTheSame() throws Exception {
         String[] options = {"--max-tokens", "24", "--ignore-eos"};
@@ -96,7 +96,7 @@ class GenerateCommandTest extends CommandTest {
         Throwable cause = NativeLibrary.CUDA_PRESETS.unavailabilityCause();
         assumeTrue(cause == null, () -> cause.getMessage());
         assumeTrue(CudaDevice.count() >= 2, "there is one GPU only");
-        // Not more, as scores are rounded otherwise, and two tokens may be nearly as good.
+        // Few tokens: GPUs round otherwise, which may decide between two close logits.
         Object[] few = {"--max-tokens", 8, "--ignore-eos", "--ranks", 2, "--device", "cpu"};
         String expected = text(few);
         few[6] = "gpu";
@@ -151,7 +151,7 @@ class GenerateCommandTest extends CommandTest {
                 output(2, "generate", none, "--prompt", "x").contains("has neither"), "no weights");
     }
 
-    /** Weights of many GB would be read for nothing; here there are none. */
+    /** The tokenizer is checked before many GB of weights are read; here there are no weights. */
     @Test
     void tooManyTokensAreRefusedBeforeWeightsAreRead() throws Exception {
         Path bare = Files.createDirectory(folder.resolve("bare"));
@@ -170,7 +170,7 @@ class GenerateCommandTest extends CommandTest {
         assertTrue(tooLong.contains("or a --max-length of 1024 at most"), tooLong);
         set[5] = 99;
         assertTrue(output(2, set).contains("has neither"));
-        // What the prompt takes is known to the tokenizer alone.
+        // Only the tokenizer knows the prompt's tokens.
         assertTrue(
                 output(2, "generate", model, "--prompt", "GPUs", "--max-tokens", 1023)
                         .contains("maxNewTokens is 1023, together more than the maxLength"));

@@ -47,7 +47,7 @@ class MlpCommandTest extends CommandTest {
         int code = run("mlp", "--ranks", ranks, "--dtype", dtype, "--text", text);
         assertEquals(0, code, () -> out + "\n" + err);
         assertTrue(out.toString().contains("PASSED"), out::toString);
-        // So little is sent whole; one rank sends nothing.
+        // Small operands are sent at once; a single rank sends nothing.
         String path = ranks == 1 ? "pipelined (parts" : "gathered (all";
         long rows = out.toString().lines().filter(line -> line.contains(path)).count();
         assertEquals(2, rows, out::toString);
@@ -159,7 +159,7 @@ class MlpCommandTest extends CommandTest {
         assertTrue(out.toString().contains("PASSED"), out::toString);
         if (ranks > 1) {
             String table = out.toString();
-            // With 4 GPUs and more NCCL may be faster for what is so small.
+            // With 4 or more GPUs, NCCL may be faster for these small shapes.
             assertTrue(
                     table.matches(
                             "(?s).*(gathered|pipelined|fused|fallback \\(NCCL_IS_FASTER\\)).*"),

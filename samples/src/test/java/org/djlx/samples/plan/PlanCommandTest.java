@@ -47,7 +47,7 @@ class PlanCommandTest extends CommandTest {
         assertTrue(text.contains("\nmatmulReduceScatter 8192"), text);
     }
 
-    /** The communication decides: 8 GPUs, few columns of each. */
+    /** With few columns on each of 8 GPUs, communication is the limit. */
     @Test
     void theLimitMayBeTheBytes() {
         String text = run("plan --ranks 8 --shape 8192,1024,8192 --op ag --dtype float16");
@@ -112,7 +112,7 @@ class PlanCommandTest extends CommandTest {
                 "plan --shape 8,8,8 --machine a100; --machine must be h200",
                 "plan --shape 8,8,8 --ranks 0; --ranks must be from 1 to 1024, not 0",
                 "plan --shape 8,8,8 --ranks 3; the number of ranks, 3",
-                "plan --shape 8,8,8 --hosts 0; --hosts must be at least 1",
+                "plan --shape 8,8,8 --hosts 0; --hosts must be from 1 to 1024, not 0",
                 "plan --shape 32,32,32 --ranks 16 --hosts 3; which do not divide 3",
                 "plan --shape 8,8,8 --clock 0; not 132 and 0.0 MHz",
                 "plan --shape 8,8,8 --network-rate 0; the rate must be greater than 0"

@@ -27,9 +27,9 @@ import java.util.concurrent.ConcurrentHashMap;
 import java.util.stream.Stream;
 
 /**
- * Chromium without a window, steered over the <a
+ * A headless Chromium, controlled over the <a
  * href="https://chromedevtools.github.io/devtools-protocol/">DevTools protocol</a>: types and
- * clicks as a person does.
+ * clicks.
  */
 final class Browser implements AutoCloseable {
 
@@ -40,7 +40,7 @@ final class Browser implements AutoCloseable {
     private int calls;
 
     /**
-     * Starts one.
+     * Starts a browser.
      *
      * @param program the program
      * @param profile an empty directory
@@ -59,7 +59,8 @@ final class Browser implements AutoCloseable {
                                 "--user-data-dir=" + profile,
                                 "about:blank")
                         .redirectErrorStream(true);
-        builder.environment().put("TMPDIR", profile.toString()); // Killed, it leaves files there.
+        builder.environment()
+                .put("TMPDIR", profile.toString()); // A killed browser leaves files there.
         process = builder.start();
         BufferedReader output = process.inputReader();
         String line = output.readLine();
@@ -79,7 +80,7 @@ final class Browser implements AutoCloseable {
                         .join();
     }
 
-    /** Returns the program if this host has one. */
+    /** Returns the path of Chromium; empty if this host has none. */
     static Optional<Path> find() {
         return Stream.of(System.getenv("PATH").split(File.pathSeparator))
                 .flatMap(
@@ -106,7 +107,7 @@ final class Browser implements AutoCloseable {
         }
     }
 
-    /** Puts messages together and hands answers to whoever waits for them. */
+    /** Assembles messages and completes the futures of their requests. */
     private final class Listener implements WebSocket.Listener {
 
         private final StringBuilder text = new StringBuilder();
@@ -173,7 +174,7 @@ final class Browser implements AutoCloseable {
         }
     }
 
-    /** Types into what has the focus. */
+    /** Types into the focused element. */
     void type(String text) {
         JsonObject parameters = new JsonObject();
         parameters.addProperty("text", text);
@@ -210,7 +211,7 @@ final class Browser implements AutoCloseable {
         return Double.parseDouble(evaluate(expression));
     }
 
-    /** Writes what is to be seen to a PNG file. */
+    /** Writes a screenshot to a PNG file. */
     void photograph(Path file) throws IOException {
         String data = call("Page.captureScreenshot", new JsonObject()).get("data").getAsString();
         Files.createDirectories(file.toAbsolutePath().getParent());

@@ -20,7 +20,7 @@ import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
 
-/** The page to chat with, in a browser. */
+/** The chat page in a browser. */
 @Timeout(90)
 class ChatPageTest {
 
@@ -77,7 +77,7 @@ class ChatPageTest {
     @Test
     void chats() throws Exception {
         browser.open("http://127.0.0.1:" + server.port() + "/");
-        // The token is asked for, and then the model's name is there.
+        // The page asks for the token, then shows the model's name.
         browser.await("document.getElementById('status')?.textContent.includes('Bearer')");
         setValue("token", "t0ken");
         browser.await("document.title == 'tiny'");
@@ -93,7 +93,7 @@ class ChatPageTest {
                 browser.evaluate(MESSAGES));
         browser.photograph(Path.of("target", "chat-page.png"));
 
-        // What was said goes with the next message; this one hangs until it is stopped.
+        // The next message carries the history; its answer hangs until the user stops it.
         browser.type("HANG");
         browser.click("send");
         browser.await("document.querySelectorAll('.assistant')[1]?.textContent.length == 1");
@@ -102,7 +102,7 @@ class ChatPageTest {
         browser.await("document.getElementById('stop').hidden");
         assertEquals("", browser.evaluate("document.getElementById('status').textContent"));
 
-        // A failure is shown, and the chat goes on.
+        // The page shows a failure, and the chat goes on.
         browser.click("clear");
         assertEquals("", browser.evaluate(MESSAGES));
         browser.type("FAIL");

@@ -24,10 +24,14 @@ import org.djlx.fusedops.llm.TextGenerator;
 import org.djlx.fusedops.llm.text.TextTokenizer;
 
 /**
- * A generator whose tokens are characters, and which says the end of the prompt, its last ten
- * characters, again and again. A thread gives every running request a piece in turn. A prompt with
- * FAIL fails after two pieces, one with HANG has one piece and no more until it is cancelled, and
- * for one with HUGE memory runs out.
+ * A generator whose tokens are characters. It repeats the last ten characters of the prompt. One
+ * thread generates a piece of each running request in turn. Words in a prompt change this:
+ *
+ * <ul>
+ *   <li>FAIL: the generation fails after two pieces
+ *   <li>HANG: one piece, then none until the generation is cancelled
+ *   <li>HUGE: an OutOfMemoryError when the request is submitted
+ * </ul>
  */
 final class FakeGenerator implements TextGenerator, TextTokenizer {
 
@@ -46,7 +50,7 @@ final class FakeGenerator implements TextGenerator, TextTokenizer {
         thread.start();
     }
 
-    /** Returns what a prompt is answered with. */
+    /** Returns the answer to a prompt. */
     static String expected(String prompt, int tokens) {
         StringBuilder answer = new StringBuilder();
         for (int i = 0; i < tokens; i++) {
@@ -80,7 +84,7 @@ final class FakeGenerator implements TextGenerator, TextTokenizer {
             this.tokens = tokens;
         }
 
-        /** Generates a piece; tells whether it is over. */
+        /** Generates a piece; returns whether the generation has ended. */
         private synchronized boolean step() {
             if (reason == null && generated == 2 && prompt.contains("FAIL")) {
                 end(FinishReason.ERROR);
@@ -233,14 +237,14 @@ final class FakeGenerator implements TextGenerator, TextTokenizer {
         }
     }
 
-    /** Waits until so many requests have come to their end. */
+    /** Waits until a number of requests have finished. */
     synchronized void awaitFinished(long count) throws InterruptedException {
         while (finished < count) {
             wait();
         }
     }
 
-    /** Waits until so many requests were cancelled. */
+    /** Waits until a number of requests have been cancelled. */
     synchronized void awaitCancelled(long count) throws InterruptedException {
         while (cancelled < count) {
             wait();

@@ -74,7 +74,7 @@ class GenerationServerTest {
 
     @Test
     void saysSoWhenMemoryRunsOut() throws Exception {
-        for (int i = 0; i < 3; i++) { // More than there are threads that read requests.
+        for (int i = 0; i < 3; i++) { // More requests than reader threads.
             HttpResponse<String> reply = send(post("/v1/completions", "{'prompt': 'HUGE'}"));
             assertEquals(500, reply.statusCode());
             assertTrue(error(reply).contains("OutOfMemoryError: made up"), reply.body());
@@ -123,7 +123,7 @@ class GenerationServerTest {
 
     private static String error(HttpResponse<String> response) {
         JsonObject json = json(response.body());
-        if (json.has("code")) { // DJL Serving's form.
+        if (json.has("code")) { // DJL Serving's schema.
             assertEquals("/invocations", response.uri().getPath());
             assertEquals(response.statusCode(), json.get("code").getAsInt());
             return json.get("error").getAsString();
@@ -134,7 +134,7 @@ class GenerationServerTest {
         return error.get("message").getAsString();
     }
 
-    /** Puts together the text of an answer that came as events. */
+    /** Joins the text of an answer's events. */
     private static String text(Stream<String> lines) {
         StringBuilder text = new StringBuilder();
         List<String> events = lines.filter(line -> !line.isEmpty()).toList();
@@ -250,7 +250,7 @@ class GenerationServerTest {
                         BodyHandlers.ofInputStream());
         byte[] first = response.body().readNBytes(6);
         assertEquals("data: ", new String(first, StandardCharsets.UTF_8));
-        response.body().close(); // The client goes away.
+        response.body().close(); // The client disconnects.
         generator.awaitCancelled(1);
     }
 
@@ -295,7 +295,7 @@ class GenerationServerTest {
         HttpResponse<String> large = send(post("/v1/completions", " ".repeat(MAX_BODY + 1)));
         assertEquals(413, large.statusCode(), large::body);
         assertEquals("a request may have 2000 bytes at most", error(large));
-        // Java's client before 20 waits for ever if it is not told to go on.
+        // The HTTP client of Java before 20 waits forever without 100 Continue.
         try (Socket client = new Socket("127.0.0.1", server.port())) {
             client.setSoTimeout(20_000);
             String asks =
@@ -456,7 +456,7 @@ class GenerationServerTest {
         assertThrows(IllegalArgumentException.class, () -> start("a b", 1, LONG, LONG));
     }
 
-    /** Sends bytes and returns what comes until the server closes. */
+    /** Sends bytes and returns all received bytes until the server closes the connection. */
     private String exchange(String request) throws IOException {
         try (Socket socket = new Socket("127.0.0.1", server.port())) {
             socket.getOutputStream().write(request.getBytes(StandardCharsets.UTF_8));
@@ -473,7 +473,7 @@ class GenerationServerTest {
         String first = head + body.length() + "\r\n\r\n" + body;
         String answer = exchange(first + head + "9999\r\n\r\n" + " ".repeat(9999));
         assertFalse(answer.contains("413"), answer);
-        // Nor is one behind it, as it says.
+        // A request after the one that is too large is not served either.
         answer = exchange(head + "9999\r\n\r\n" + " ".repeat(9999) + first);
         assertTrue(answer.contains("413"), answer);
         assertFalse(answer.contains("HTTP/1.1 200"), answer);
@@ -579,7 +579,7 @@ class GenerationServerTest {
                 client.send(
                         post("/v1/completions", "{'prompt':'ab','max_tokens':20000,'stream':true}"),
                         BodyHandlers.ofInputStream());
-        generator.awaitFinished(1); // Most of it waits.
+        generator.awaitFinished(1); // Most of the answer waits in the generator.
         String body = new String(response.body().readAllBytes(), StandardCharsets.UTF_8);
         assertEquals("ab".repeat(10_000), text(body.lines()));
     }

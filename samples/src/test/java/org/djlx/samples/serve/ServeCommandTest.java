@@ -35,7 +35,7 @@ import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.ValueSource;
 
-/** The server with a model of two ranks, in a process of its own. */
+/** A server process with a model of two ranks. */
 @Timeout(180)
 @Tag("slow")
 class ServeCommandTest extends CommandTest {
@@ -54,7 +54,7 @@ class ServeCommandTest extends CommandTest {
         output(0, "serve-model", model, "--text", "../README.md");
     }
 
-    /** Starts it with ranks that are threads, or that launch starts with some arguments. */
+    /** Starts the server; its ranks are threads, or processes of launch. */
     private void start(String... launch) throws IOException {
         List<String> command = new ArrayList<>(List.of("env", "--default-signal=TERM"));
         command.add(Path.of(System.getProperty("java.home"), "bin", "java").toString());
@@ -115,7 +115,7 @@ class ServeCommandTest extends CommandTest {
         String port = address.replaceAll(".*:([0-9]+)/", "$1");
         String taken = output(1, "serve", model, "--port", port);
         assertTrue(taken.contains("cannot listen on 127.0.0.1"), taken);
-        assertFalse(taken.contains("Loading"), taken); // It is found before.
+        assertFalse(taken.contains("Loading"), taken); // The port is checked before loading.
         HttpRequest chat =
                 post(
                         "v1/chat/completions",
@@ -143,7 +143,7 @@ class ServeCommandTest extends CommandTest {
                                 "{'prompt':'x','max_tokens':50,'ignore_eos':true,'stream':true}"),
                         BodyHandlers.ofInputStream());
         answer.body().read();
-        process.toHandle().destroy(); // SIGTERM: the answer comes to its end.
+        process.toHandle().destroy(); // SIGTERM: the running answer is completed.
         String rest = new String(answer.body().readAllBytes(), StandardCharsets.UTF_8);
         assertTrue(rest.endsWith("\"finish_reason\":\"length\"}]}\n\ndata: [DONE]\n\n"), rest);
         output.lines().forEach(lines::add);

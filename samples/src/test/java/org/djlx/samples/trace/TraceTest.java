@@ -41,8 +41,8 @@ class TraceTest extends CommandTest {
     @TempDir private Path dir;
 
     /**
-     * The names of the spans of each rank and stream, in order; no two of a stream overlap. Where a
-     * thread was held up between two steps, more than one computation follows on another.
+     * Returns the names of the spans of each rank and stream, in order, and checks that spans of a
+     * stream do not overlap. Merges adjacent computations: a thread may pause between two steps.
      */
     private List<List<List<String>>> spans(Path file, int ranks) throws Exception {
         List<List<TreeMap<Double, JsonObject>>> spans = new ArrayList<>();
@@ -134,7 +134,7 @@ class TraceTest extends CommandTest {
         }
     }
 
-    /** What is traced is the operator: a step left out would show in the result. */
+    /** The traced streams compute the operator's result, so no step is left out. */
     @Test
     void resultsAreRight() {
         List<ProcessGroup> groups =
