@@ -22,8 +22,8 @@ import picocli.CommandLine;
 import picocli.CommandLine.Command;
 
 /**
- * The command line {@code samples/run.sh}. This class alone names the commands; each has a package
- * of its own.
+ * The command line {@code samples/run.sh}. Only this class names the commands. Each has its own
+ * package.
  */
 @Command(
         name = "samples/run.sh",

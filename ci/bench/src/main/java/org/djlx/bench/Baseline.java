@@ -12,8 +12,8 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * The collectives of another library, to compare with, on bfloat16 arrays; reductions are sums.
- * Arrays stay in use until the rank's stream has passed the call.
+ * The collectives of the library to compare with, on bfloat16 arrays; reductions are sums. Arrays
+ * stay in use until the rank's stream has passed the call.
  */
 interface Baseline extends AutoCloseable {
 

@@ -25,7 +25,7 @@ record BenchCase(long size, int warmUp, int iterations) {
     private static final Pattern WORD =
             Pattern.compile("(\\d{1,12})([KMG]?)(?::(\\d{1,9}):(\\d{1,9}))?");
 
-    // Enough for the JVM's compiler to finish; a size takes some seconds at most.
+    // Enough calls for the JVM's compiler to finish; a size takes a few seconds at most.
     private static final int MAX_ITERATIONS = 10_000;
     private static final int MIN_ITERATIONS = 20;
     private static final long BYTES = 512L << 20;

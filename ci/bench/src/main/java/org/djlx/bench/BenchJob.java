@@ -22,7 +22,7 @@ import org.djlx.nativeops.torch.Torch;
 /** One rank of a benchmark on the CPU. The slowest rank's median counts. */
 final class BenchJob implements AutoCloseable {
 
-    // Elements whose values are on the Java heap at a time, which cannot hold a large tensor's.
+    // Elements per slice: values are generated on the Java heap, which cannot hold a large tensor.
     private static final long SLICE = 4 << 20;
 
     private final ProcessGroup group;
@@ -85,7 +85,7 @@ final class BenchJob implements AutoCloseable {
     }
 
     /**
-     * Measures a wait in a barrier to which rank 0 comes late.
+     * Measures the CPU time of a wait in a barrier that rank 0 reaches late.
      *
      * @return the CPU time of a waiting rank's process in milliseconds
      */

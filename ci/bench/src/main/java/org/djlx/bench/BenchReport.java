@@ -28,8 +28,8 @@ final class BenchReport {
     /**
      * Creates a report.
      *
-     * @param commit the commit that is measured; null if not known
-     * @param versions the versions of libraries; those of Java and the system are added
+     * @param commit the measured commit; null if it is not known
+     * @param versions the versions of libraries; the report adds Java's and the system's
      */
     BenchReport(String benchmark, String commit, Map<String, String> versions) throws IOException {
         put("benchmark", benchmark);

@@ -61,7 +61,7 @@ record BenchRow(
                     "",
                     "(B)");
 
-    // Programs that are not Java print no heap.
+    // Programs in other languages print no heap.
     private static final Pattern ROW =
             Pattern.compile(
                     "(?:\\[\\d+]"

@@ -220,7 +220,7 @@ final class BlockBench {
         };
     }
 
-    /** Returns an input whose gradient is computed and dropped. */
+    /** Returns an input with a gradient that is computed and dropped. */
     private static NDArray input(GradientScope scope, NDManager round, NDArray x) {
         NDArray input = x.stopGradient();
         input.attach(round);

@@ -37,7 +37,7 @@ final class CoalescedBenchCommand extends ReportCommand {
     private static final List<BenchOp> OPERATIONS =
             List.of(BenchOp.ALL_REDUCE, BenchOp.ALL_GATHER, BenchOp.REDUCE_SCATTER);
     private static final int[] TENSORS = {2, 20};
-    private static final long BYTES = 100L << 20; // of a rank in all turns of a row, about
+    private static final long BYTES = 100L << 20; // of a rank in all turns of a row, roughly
     private static final int MIN_TURNS = 40;
     private static final int MAX_TURNS = 4000;
     private static final int WARM_UPS = 4;
@@ -102,7 +102,7 @@ final class CoalescedBenchCommand extends ReportCommand {
 
     /** Measures on one rank; returns the same rows on all ranks. */
     private static List<Row> measure(ProcessGroup group, List<BenchCase> cases) {
-        // Warms the JVM up, which compiles during the first 20,000 calls or so.
+        // Warms up the JVM, which compiles during the first 20,000 calls or so.
         for (int i = 0; i < WARM_UPS; i++) {
             for (BenchOp op : OPERATIONS) {
                 measure(group, op, 2, 1);
@@ -137,7 +137,7 @@ final class CoalescedBenchCommand extends ReportCommand {
             double[] separate = new double[turns];
             double[] coalesced = new double[turns];
             for (int turn = -turns / 4; turn < turns; turn++) { // Negative turns warm up.
-                // In random order: the caches depend on the call before.
+                // Random order, because caches depend on the previous call.
                 boolean first = order.nextBoolean();
                 for (boolean together : new boolean[] {first, !first}) {
                     group.barrier().await();
@@ -153,7 +153,7 @@ final class CoalescedBenchCommand extends ReportCommand {
                     }
                 }
             }
-            // Tensors differ: the check then detects mixed-up tensors.
+            // Each tensor has other values, so the check detects swapped tensors.
             for (int i = 0; i < tensors; i++) {
                 int factor = i + 1;
                 job.fill(inputs.get(i), at -> factor * BenchOp.input(group.rank(), at));

@@ -156,8 +156,8 @@ final class DecodeBench {
     }
 
     /**
-     * Reads server-sent events to the end; otherwise the connection could not be reused. The second
-     * to last event has the token count.
+     * Reads all server-sent events, so that the connection can be reused. The last event before
+     * [DONE] has the token count.
      */
     private Answer read(Iterator<String> lines, long start) {
         double first = 0;

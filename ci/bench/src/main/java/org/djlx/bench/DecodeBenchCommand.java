@@ -115,7 +115,8 @@ final class DecodeBenchCommand extends ReportCommand {
      *
      * @param bytes the size of the weights' files
      * @param seconds the time until the model was ready
-     * @param readSeconds the time to read the files before, with a thread for each rank
+     * @param readSeconds the time of plain reads of the files before loading, with a thread for
+     *     each rank
      * @param partOfReadSpeed the speed of loading divided by that of reading
      */
     record Loading(
@@ -138,8 +139,8 @@ final class DecodeBenchCommand extends ReportCommand {
     }
 
     /**
-     * Decode steps of a batch, greedy and sampled ({@code drawn}); on GPUs with the time to read
-     * the weights alone, and PyTorch's steps.
+     * Decode steps of a batch, greedy and sampled ({@code drawn}). On GPUs also the time to read
+     * the weights, and PyTorch's steps.
      */
     record StepRow(
             int batch,
@@ -374,7 +375,7 @@ final class DecodeBenchCommand extends ReportCommand {
 
     /**
      * Counts the tokens without text, which clients do not see: those without a whole character. A
-     * random model has the special tokens and the parts of characters only.
+     * random model has only special tokens and parts of characters as such tokens.
      */
     private static long tokensWithoutText(LlamaGenerator generator) {
         TextTokenizer tokenizer = generator.tokenizer().orElseThrow();

@@ -50,7 +50,7 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
     private static final int WARM_UP = 200; // calls; the first ones are reported in a column
     private static final int TIMED = 5; // calls of a round
     private static final double HALF_ULP = 1 / 256.0;
-    // All turns together exceed the GPU's L2 cache, 50 MB on Hopper.
+    // The inputs of all turns exceed the GPU's L2 cache, 50 MB on Hopper.
     private static final long ROTATED_BYTES = 256 << 20;
     private static final int MIN_TURNS = 2;
     private static final int MAX_TURNS = 20;
@@ -216,8 +216,8 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
     }
 
     /**
-     * Returns a contender that reduces in place. Its reset restores the inputs, as sums of sums
-     * would overflow.
+     * Returns a contender that reduces in place. Its reset restores the inputs, because sums of
+     * sums would overflow.
      *
      * @param kept the first turn's result; null if it is not checked
      */
@@ -347,8 +347,8 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
     }
 
     /**
-     * Replaces a sum by the RMSNorm of sum and residual, in the sum's type. All operands are
-     * arrays, so that a graph can record it.
+     * Replaces a sum by the RMSNorm of sum and residual, in the sum's type. A graph can record it,
+     * because all operands are arrays.
      */
     private static NDArray norm(NDArray sum, NDArray residual, NDArray weight, NDArray epsilon) {
         ScalarType type = Torch.scalarType(sum);

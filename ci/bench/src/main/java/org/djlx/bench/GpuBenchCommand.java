@@ -36,7 +36,7 @@ final class GpuBenchCommand extends ReportCommand {
 
     private static final int MAX_RANKS = 8;
 
-    // CudaP2pOptions.Builder.optSharedGpus says why.
+    // CudaP2pOptions.Builder.optSharedGpus explains these variables.
     private static final Map<String, String> SHARING =
             Map.of("CUDA_MODULE_LOADING", "EAGER", "CUDA_DEVICE_MAX_CONNECTIONS", "32");
 

@@ -59,7 +59,8 @@ final class GpuBenchJob {
      */
     boolean run(Meeting meeting, DoubleConsumer began, BiConsumer<GpuBenchCase, GpuBenchRow> rows) {
         int worldSize = meeting.control().worldSize();
-        meeting.await(); // Starting PyTorch on rank 0 may take longer than our group's timeout.
+        meeting.await(); // Starting PyTorch on rank 0 may take longer than the measured group's
+        // timeout.
         if (threads == worldSize) {
             return run(meeting, storeOfThreads, began, rows);
         }
@@ -120,7 +121,7 @@ final class GpuBenchJob {
                 return correct;
             } finally {
                 if (!done && baseline != null) {
-                    baseline.abort(); // Closing it would wait for the other ranks.
+                    baseline.abort(); // close() would wait for the other ranks.
                 }
                 guard.close();
             }

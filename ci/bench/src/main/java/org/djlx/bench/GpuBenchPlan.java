@@ -42,7 +42,7 @@ final class GpuBenchPlan {
      */
     static List<GpuBenchCase> cases(List<String> shapes, List<String> bytes, int worldSize) {
         List<GpuBenchCase> cases = new ArrayList<>();
-        // Tiny shapes come first: their first calls show a new JVM.
+        // Tiny shapes come first: their first calls are the first of a new JVM.
         for (String shape : shapes) {
             if (!shape.equals(NONE)) {
                 addFused(cases, shape, worldSize);

@@ -46,7 +46,8 @@ final class GpuBenchResults {
 
     /** Adds a row with PyTorch's times, which it measures now, while the ranks are idle. */
     void add(GpuBenchCase measured, GpuBenchRow row) {
-        // Without PyTorch the report says so once. PyTorch has no all-reduce + RMSNorm.
+        // Without PyTorch, "torch" of the report has the cause. PyTorch has no all-reduce +
+        // RMSNorm.
         boolean both =
                 torch != null
                         && !torch.version().isEmpty()

@@ -30,7 +30,7 @@ import org.djlx.bench.DecodeBenchCommand.StepRow;
  *   <li>{@code <!-- results FILE -->}: the tables of that file of ci/results; docs/images has its
  *       chart
  *   <li>{@code <!-- results highlights -->}: five rows of several files
- *   <li>{@code <!-- samples/run.sh COMMAND -->}: what that command prints
+ *   <li>{@code <!-- samples/run.sh COMMAND -->}: the output of that command
  * </ul>
  */
 final class ResultsPages {
@@ -144,7 +144,7 @@ final class ResultsPages {
         return name.equals(HIGHLIGHTS) ? highlights() : section(name).markdown();
     }
 
-    /** Returns what a command of samples/run.sh prints, as code unless it prints Markdown. */
+    /** Returns the output of a command of samples/run.sh: Markdown as it is, other text as code. */
     private static String output(String command) {
         StringWriter out = new StringWriter();
         int status =

@@ -28,7 +28,7 @@ import org.djlx.bench.DecodeBenchCommand.StepRow;
  */
 final class ResultsSection {
 
-    /** Sizes that a chart shows: enough of them, and one screen. */
+    /** Sizes on a chart, which fits one screen. */
     private static final Set<Integer> CHART_ROWS = Set.of(512, 2048, 8192, 16384);
 
     private static final Set<Long> CHART_BYTES =

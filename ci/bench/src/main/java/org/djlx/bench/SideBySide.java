@@ -170,7 +170,8 @@ record SideBySide(BenchRank rank, int turns, long turnBytes, Calls calls) {
         } catch (RuntimeException e) {
             failure = String.valueOf(e.getMessage());
         }
-        // If one rank fails, the others must not launch theirs, which would wait forever.
+        // If one rank fails, the other ranks must not launch their recordings, which would wait
+        // forever.
         String first = rank.meeting().failureOfAny(failure);
         if (!first.isEmpty() && samples.recording != null) {
             samples.recording.close();
@@ -235,9 +236,9 @@ record SideBySide(BenchRank rank, int turns, long turnBytes, Calls calls) {
     }
 
     /**
-     * Counts native calls. Not while times are measured, as marks call the driver, too. On GPUs
-     * ranks call one after the other, as threads of a process wait for each other in the driver;
-     * their work waits on the GPU. On CPUs the calls themselves wait for all ranks.
+     * Counts native calls, apart from the measured calls, because marks call the driver too. On
+     * GPUs, ranks call one after the other, because threads of a process wait for each other in the
+     * driver; their work waits on the GPU. On CPUs, a call waits for all ranks.
      */
     private void count(Contender contender, Samples samples) {
         meet();

@@ -17,7 +17,7 @@ import org.djlx.fusedops.llm.TextGenerator;
 
 /**
  * Measures decode steps as seen by callers of a generator: the time between two pieces. Prompts are
- * random.
+ * random tokens.
  */
 final class StepBench {
 
@@ -73,7 +73,8 @@ final class StepBench {
         void await(int tokens) throws InterruptedException, TimeoutException {
             generation.await(PATIENCE);
             synchronized (this) {
-                while (nanos.size() < tokens) { // onProgress for the last token is still to come.
+                while (nanos.size()
+                        < tokens) { // onProgress for the last token may not have been called yet.
                     wait();
                 }
             }

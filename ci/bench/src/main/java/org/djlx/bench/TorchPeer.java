@@ -24,14 +24,14 @@ import java.util.concurrent.TimeUnit;
 /**
  * Measures PyTorch on the same GPUs by a child process, a script in {@code ci/bench/peers}. {@code
  * torch_peer.py} and {@code train_peer.py} read a line of JSON for each case and answer with a
- * line. Without PyTorch, or if it fails or takes too long, its columns are missing and a note has
- * the cause; the benchmark goes on.
+ * line. Without PyTorch, or if it fails or times out, its columns are missing and a note has the
+ * cause; the benchmark goes on.
  */
 final class TorchPeer implements AutoCloseable {
 
     private static final Gson GSON = new Gson();
     private static final String END = "";
-    // PyTorch must not join our group.
+    // PyTorch must not join this job's group.
     private static final List<String> NOT_INHERITED =
             List.of(
                     "LD_PRELOAD",

@@ -14,22 +14,22 @@ import picocli.CommandLine.Model.OptionSpec;
 import picocli.CommandLine.Option;
 
 /**
- * The options {@code --ranks}, {@code --processes}, {@code --device} and {@code --dtype}, of those
- * commands that have them. A command names the ones it takes where it declares the mixin:
+ * The options {@code --ranks}, {@code --processes}, {@code --device} and {@code --dtype}. A command
+ * selects its options where it declares the mixin:
  *
  * <pre>{@code
  * @Mixin private final RankOptions options =
  *         new RankOptions().ranks(4).processes().device().types("float32");
  * }</pre>
  *
- * {@link RootCommand} removes the others from the command line.
+ * {@link RootCommand} removes the options that a command has not selected.
  */
 public final class RankOptions {
 
     private static final String[] TYPES =
             "float64 float32 float16 bfloat16 int64 int32 int8 uint8 bool".split(" ");
-    private static final int MOST_GPUS = 1024; // Gpus.require knows how many there are
-    private static final int CPU_RANKS = 2; // where the default is all GPUs, and there is none
+    private static final int MOST_GPUS = 1024; // Gpus.require checks the number of GPUs
+    private static final int CPU_RANKS = 2; // default without GPUs, where the default is all GPUs
 
     @Option(names = "--ranks", paramLabel = "N", split = ",")
     private List<Integer> requested; // null: not given; one number unless several are allowed
@@ -48,9 +48,9 @@ public final class RankOptions {
     @Option(names = "--dtype", paramLabel = "TYPE")
     private String type;
 
-    private CommandSpec spec; // the command's, whichever mixin these options are in
+    private CommandSpec spec; // of the command, even if another mixin holds this one
     private String ranksText; // null: no --ranks
-    private int otherwise; // ranks if --ranks is not given; 0 for all GPUs
+    private int otherwise; // default of --ranks; 0 for all GPUs
     private int most = Ranks.MOST_THREADS;
     private boolean several;
     private boolean hasProcesses;
@@ -120,7 +120,7 @@ public final class RankOptions {
         return this;
     }
 
-    /** Removes from a command the options it does not take, and describes the others. */
+    /** Removes the options that a command has not selected, and describes the selected ones. */
     void configure(CommandSpec command) {
         spec = command;
         configure(
@@ -156,9 +156,9 @@ public final class RankOptions {
     }
 
     /**
-     * Checks the options against each other and against this machine's limits.
+     * Checks each option, and whether the options fit each other and this machine.
      *
-     * @throws UsageException if a value is out of range, with the range
+     * @throws UsageException if a value is out of range; the message names the range
      */
     public void check() {
         int limit = device == DeviceKind.gpu ? Math.max(most, MOST_GPUS) : most;
@@ -212,15 +212,15 @@ public final class RankOptions {
     }
 
     /**
-     * Returns the ranks that this process runs.
+     * Returns the ranks that run in this process.
      *
-     * @throws UsageException if the job that this process is part of has another number
+     * @throws UsageException if this process belongs to a job with another number of ranks
      */
     public Ranks here() {
         return Ranks.of(requested == null ? null : count(), count());
     }
 
-    /** Returns whether each rank is to run in a process that the command starts. */
+    /** Returns whether the command starts a process for each rank. */
     public boolean inProcesses() {
         return processes;
     }

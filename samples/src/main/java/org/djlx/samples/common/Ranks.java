@@ -15,12 +15,12 @@ import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.nativeops.NativeLibrary;
 
 /**
- * The ranks that this process runs: its own one if {@code launch} or torchrun started it, otherwise
- * all ranks, each on a thread.
+ * The ranks that run in this process: one rank if {@code launch} or torchrun started the process,
+ * otherwise all ranks, each on a thread.
  */
 public final class Ranks {
 
-    /** The most ranks that one process runs as threads: each has its own copy of the data. */
+    /** Largest number of ranks that are threads of a process: each has its own copy of the data. */
     static final int MOST_THREADS = Math.max(64, Runtime.getRuntime().availableProcessors());
 
     private static final BackendOptions OPTIONS =
@@ -126,11 +126,11 @@ public final class Ranks {
     }
 
     /**
-     * Checks for the GPUs and libraries that a backend needs. {@link #run} does so, too; commands
-     * that create files call this before.
+     * Checks for the GPUs and libraries that a backend needs. {@link #run} checks too. Commands
+     * that create files call this first.
      *
      * @param ranks the number of ranks on this host, or in this process
-     * @throws IllegalStateException if it needs GPUs and there are not as many
+     * @throws IllegalStateException if the backend needs more GPUs than there are
      */
     public static void requireGpus(String backend, int ranks) {
         if (backend.equals("nccl")) {
@@ -144,7 +144,7 @@ public final class Ranks {
      * Runs the ranks as one group.
      *
      * @return the result of each rank, in the order of {@link #here}
-     * @throws IllegalStateException if the backend needs GPUs and there are not as many
+     * @throws IllegalStateException if the backend needs more GPUs than there are
      * @throws Exception the exception of a rank's code
      */
     public <T> List<T> run(String backend, ProcessGroups.RankBody<T> body) throws Exception {

@@ -20,7 +20,7 @@ import picocli.CommandLine.ParameterException;
 import picocli.CommandLine.UnmatchedArgumentException;
 
 /**
- * The command above all others, with the options that all have. A subclass names its commands.
+ * The root command, with the options of all commands. A subclass names its commands.
  *
  * <p>Exit codes: 0 for success, 1 for a failed run, 2 for wrong arguments or a missing input file.
  * An error is one line on stderr; {@code --verbose} adds the stack trace.
@@ -49,7 +49,7 @@ public abstract class RootCommand {
     protected final CommandLine build() {
         CommandLine root = new CommandLine(this);
         root.setCaseInsensitiveEnumValuesAllowed(true);
-        // Arguments that are passed on to a rank's main may begin with @.
+        // Arguments of a rank's main method may begin with @.
         root.setExpandAtFiles(false);
         root.setParameterExceptionHandler((e, args) -> badArguments(e, e.getCommandLine()));
         root.setExecutionExceptionHandler((e, command, result) -> failure(e, command));
@@ -74,7 +74,7 @@ public abstract class RootCommand {
     /** Runs a command and ends the JVM with its exit code. */
     protected final void runAndExit(String... args) {
         int code = build().execute(args);
-        // PrintStream swallows write errors.
+        // PrintStream throws no write errors.
         if (System.out.checkError() && code == 0) {
             System.err.println("error: cannot write to stdout");
             code = 1;
@@ -104,7 +104,7 @@ public abstract class RootCommand {
 
     private static String missing(MissingParameterException e) {
         if (e.getMissing().isEmpty() || !e.getMissing().stream().allMatch(ArgSpec::required)) {
-            return e.getMessage(); // For example, a missing option value.
+            return e.getMessage(); // For example, the value of an option is missing.
         }
         return e.getMissing().stream()
                 .map(

@@ -3,8 +3,8 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 /**
- * What the commands share: the root command, options of ranks, and helpers for output. Start with
- * {@link org.djlx.samples.common.RootCommand} for a command line, and with {@link
+ * Shared code of the commands: the root command, options of ranks, and helpers for output. Start
+ * with {@link org.djlx.samples.common.RootCommand} for a command line, and with {@link
  * org.djlx.samples.common.RankOptions} for a command that runs ranks.
  *
  * <p>Command lines:

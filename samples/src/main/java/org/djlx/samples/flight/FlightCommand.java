@@ -74,7 +74,7 @@ public final class FlightCommand extends CliCommand {
         try {
             return FlightDump.read(file);
         } catch (IOException e) {
-            // The parser's message means nothing to users.
+            // Users do not know the parser's terms.
             if (e.getCause() != null && e.getCause().getCause() instanceof JsonParseException) {
                 throw new IOException(
                         file + " is not a flight record: it is not JSON, or that of something else",

@@ -22,12 +22,12 @@ import org.djlx.samples.launch.RankProcesses.Outcome;
 import picocli.CommandLine.Model.CommandSpec;
 
 /**
- * Runs a main class in several JVMs of this host, one for each rank, with the environment that
- * torchrun gives its workers; alone, or as one of {@linkplain Builder#optNodes several launchers}.
+ * Runs a main class in several JVMs of this host, one for each rank, with the environment variables
+ * of torchrun. A job may have {@linkplain Builder#optNodes several launchers}.
  *
  * <p>The JVMs run the same java executable on the same class path as the caller. The launcher
- * prints each line of a rank with the prefix {@code [rank] }. A carriage return ends a line, too;
- * lines over 64 KiB are cut into pieces. When a rank exits with a code other than 0, the others are
+ * prints each line of a rank with the prefix {@code [rank] }. A carriage return also ends a line.
+ * Lines over 64 KiB are cut into pieces. When a rank exits with a code other than 0, the others are
  * stopped: SIGTERM, and SIGKILL once the grace period is over. The same happens when the calling
  * JVM shuts down. If it is killed, the ranks notice and exit on their own (see {@link RankMain}).
  * Each rank runs in a session of its own ({@code setsid} of util-linux); once the ranks have ended,
@@ -175,7 +175,7 @@ public final class Launcher {
         }
     }
 
-    /** Serves the store, as torchrun does; so the port is bound when it is chosen. */
+    /** Serves the store, as torchrun does. A free port is bound as soon as it is chosen. */
     private TcpStore store() {
         return TcpStore.builder()
                 .setHost(masterAddress)
@@ -200,7 +200,7 @@ public final class Launcher {
         command.add(Path.of(System.getProperty("java.home"), "bin", "java").toString());
         String home = System.getProperty(HOME);
         if (home != null) {
-            // Samples find their default files by it.
+            // Commands find their default files by this property.
             command.add("-D" + HOME + "=" + home);
         }
         command.addAll(builder.jvmArgs);
@@ -392,7 +392,7 @@ public final class Launcher {
                             + " again together. Start the whole job again instead");
         }
 
-        /** Checks once what would otherwise fail in every rank. */
+        /** Checks the main class once, before every rank fails on it. */
         private void checkMainClass() {
             refuseIf(mainClass == null, "no main class is set");
             try {

@@ -53,7 +53,7 @@ public final class RankMain {
 
     /**
      * Halts once the launcher is gone. Shutdown hooks do not run: they could wait for ranks that
-     * are gone, too.
+     * are gone.
      */
     private static void haltWithLauncher(InputStream lifeline) {
         try {

@@ -20,7 +20,7 @@ import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 
 /**
- * A tokenizer trained on a text: byte-pair encoding of bytes (Sennrich et al., 2015, <a
+ * A byte-level byte-pair encoding trained on a text (Sennrich et al., 2015, <a
  * href="https://arxiv.org/abs/1508.07909">arXiv:1508.07909</a>), with Llama 3's special tokens.
  * Every byte is a token, so it encodes any text.
  */
@@ -83,7 +83,7 @@ final class BytePairEncoding {
     }
 
     /**
-     * Adds tokens that no text is encoded to; their own texts are numbers.
+     * Adds tokens that the encoder never uses; their texts are numbers.
      *
      * @param size the tokens of the vocabulary afterwards
      */

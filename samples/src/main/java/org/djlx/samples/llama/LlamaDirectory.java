@@ -108,10 +108,10 @@ final class LlamaDirectory {
     /**
      * Writes a model.
      *
-     * @param directory where to; it is created if it is not there, and files in it are replaced
-     * @param config its sizes; scaling of positions is not written
-     * @param tokenizer its tokenizer, with no more tokens than the model
-     * @param ranks the ranks on which DJL Serving loads it
+     * @param directory the directory; created if missing; its files are replaced
+     * @param config the sizes; the scaling of positions is not written
+     * @param tokenizer the tokenizer, with at most as many tokens as the model
+     * @param ranks the number of ranks on which DJL Serving loads the model
      * @param maxFileBytes the largest file of weights
      * @param weights gives each of the {@linkplain #tensors tensors}
      * @throws IOException if a file cannot be written

@@ -31,7 +31,8 @@ import org.djlx.nativeops.torch.Torch;
 
 /**
  * A model directory of a Llama with random weights, for benchmarks. Closing it, or the end of the
- * JVM, deletes it. All layers share weights, as generating them takes longer than writing.
+ * JVM, deletes it. All layers have the same weights, because generating weights takes longer than
+ * writing them.
  */
 public final class RandomLlama implements AutoCloseable {
 
@@ -42,7 +43,7 @@ public final class RandomLlama implements AutoCloseable {
                 "tiny",
                 LlamaDirectory.config(
                         512, 128, 256, 2, 8, 4, 8192, 10_000, false, ScalarType.FLOAT32)),
-        /** Those of Llama 3's 8B. */
+        /** The sizes of Llama 3 8B. */
         LLAMA_8B(
                 "8b",
                 LlamaDirectory.config(
@@ -124,7 +125,7 @@ public final class RandomLlama implements AutoCloseable {
 
     private static Path place(long bytes) throws IOException {
         var system = (OperatingSystemMXBean) ManagementFactory.getOperatingSystemMXBean();
-        // Files in /dev/shm count as memory of the container; loading needs memory, too.
+        // Files in /dev/shm count as memory of the container, and loading needs memory too.
         return system.getTotalMemorySize() / 3 > bytes && hasRoom(SHARED_MEMORY, bytes)
                 ? SHARED_MEMORY
                 : Path.of(System.getProperty("java.io.tmpdir"));
@@ -184,7 +185,7 @@ public final class RandomLlama implements AutoCloseable {
                 }
             }
         }
-        // A view, as the writer closes its arrays.
+        // Returns a view, because the writer closes its arrays.
         return tensor -> drawn.get(kind(tensor)).reshape(tensor.shape());
     }
 
@@ -221,7 +222,7 @@ public final class RandomLlama implements AutoCloseable {
         try {
             Files.deleteIfExists(directory);
         } catch (DirectoryNotEmptyException e) {
-            // Another thread still writes while the JVM ends.
+            // Another thread still writes files while the JVM ends.
         }
     }
 }

@@ -97,7 +97,7 @@ public final class ServeModelCommand extends CliCommand {
                 BytePairEncoding.smallest(),
                 vocabulary);
         LlamaConfig config = config();
-        // More would take long to train, and the README has no more words.
+        // A larger vocabulary would take long to train, and the README has no more words.
         BytePairEncoding tokenizer =
                 BytePairEncoding.train(words, Math.min(vocabulary, MOST_LEARNED));
         try (NDManager manager = NDManager.newBaseManager(Device.cpu(), "PyTorch")) {

@@ -102,7 +102,7 @@ public final class MlpCommand extends CliCommand {
         try (MlpJob job = new MlpJob(group, bytes, options.scalarType())) {
             result = job.run();
         }
-        // NaN is not within the tolerance either.
+        // The comparison is false for NaN.
         boolean good = result.largestError() <= tolerance();
         if (group.rank() == 0) {
             PrintWriter out = out();

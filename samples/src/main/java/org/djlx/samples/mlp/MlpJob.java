@@ -146,7 +146,7 @@ final class MlpJob implements AutoCloseable {
         double[] gathered = new double[RUNS];
         double[] fused = new double[RUNS];
         for (int run = -WARM_UP; run < RUNS; run++) {
-            int slot = Math.max(run, 0); // A measured run overwrites the times of the warm-up.
+            int slot = Math.max(run, 0); // Measured runs overwrite the times of the warm-up.
             if (group.rank() == 0) {
                 undivided[slot] = time(() -> mlp(() -> x.matMul(w1), h -> h.matMul(w2)));
             }

@@ -73,10 +73,10 @@ final class MlpTraining {
     }
 
     /**
-     * Returns the loss of some rows, as their part of the mean.
+     * Returns the loss of some rows as a share of the mean over all tokens.
      *
-     * @param temporary is open until the backward pass: {@code div(tokens)} would have autograd
-     *     keep the address of memory of the JVM, as {@link GradientScope} says
+     * @param temporary the owner of the factor, open until the backward pass: with {@code
+     *     div(tokens)}, autograd would keep an address of JVM memory (see {@link GradientScope})
      */
     static NDArray loss(NDManager temporary, NDArray y, NDArray next, long tokens) {
         NDArray share = Torch.cast(temporary.create(1d / tokens), Torch.scalarType(y));

@@ -11,8 +11,8 @@ import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 
 /**
- * Checks the bytes of an .npy array before DJL decodes them. DJL does not read every array that
- * NumPy writes, and PyTorch does not have every type that DJL reads.
+ * Checks the bytes of an .npy array before DJL decodes them. DJL cannot read every array that NumPy
+ * writes, and PyTorch lacks some types that DJL reads.
  *
  * <pre>
  *   6 bytes        magic
@@ -80,7 +80,7 @@ final class NpyChecks {
     }
 
     private static void requireSize(String shape, int itemSize, long bytes) {
-        // In double precision: a damaged shape could overflow integers.
+        // Double precision: the product of a damaged shape could overflow integers.
         double wanted = itemSize;
         for (String size : shape.split("[, ]+")) {
             wanted *= size.isEmpty() ? 1 : Double.parseDouble(size);

@@ -51,7 +51,7 @@ import picocli.CommandLine.Parameters;
         })
 public final class OpCommand extends CliCommand {
 
-    private static final int SOME = 2; // example arrays where any number will do
+    private static final int SOME = 2; // number of example arrays of coalesced operations
 
     @Parameters(paramLabel = "OPERATION", description = "One of ${COMPLETION-CANDIDATES}.")
     private OpKind operation;
@@ -97,8 +97,8 @@ public final class OpCommand extends CliCommand {
             names = "--b",
             paramLabel = "FILE",
             description =
-                    "What the fused operators multiply with: one matrix or, for"
-                            + " allGatherMatmul, several.")
+                    "The right operands of the fused operators: one matrix or, for allGatherMatmul,"
+                            + " several.")
     private String b;
 
     @Option(
@@ -107,7 +107,7 @@ public final class OpCommand extends CliCommand {
             description = "Splits B along this dimension, as --split does the input.")
     private Integer splitB;
 
-    @Option(names = "--output", paramLabel = "FILE", description = "Where the results go.")
+    @Option(names = "--output", paramLabel = "FILE", description = "The file of the results.")
     private String output;
 
     @Option(
@@ -150,8 +150,8 @@ public final class OpCommand extends CliCommand {
         writeExamples(here.here(), here.worldSize());
         OpJob job = job();
         here.here().forEach(rank -> job.files(rank).forEach(this::checkFile));
-        // Read all files before ranks wait for each other: a bad file must not look like a lost
-        // rank.
+        // Read all files before ranks wait for each other: an unreadable file must not look like a
+        // lost rank.
         try (NDManager manager = NDManager.newBaseManager(Device.cpu(), "PyTorch")) {
             Map<Integer, OpJob.Arrays> arrays = new HashMap<>();
             for (int rank : here.here()) {

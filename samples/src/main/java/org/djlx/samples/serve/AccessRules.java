@@ -17,8 +17,8 @@ import java.security.NoSuchAlgorithmException;
  * <ul>
  *   <li>With a token: requests that carry it.
  *   <li>Without a token: requests with the server's own name or an IP address as host. Other host
- *       names are refused because of DNS rebinding: by one, a page of another site could reach this
- *       server from a browser.
+ *       names are refused because of DNS rebinding, by which a page of another site could reach
+ *       this server from a browser.
  * </ul>
  */
 final class AccessRules {

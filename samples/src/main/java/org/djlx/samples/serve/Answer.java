@@ -32,7 +32,7 @@ import org.slf4j.LoggerFactory;
 
 /**
  * An answer being sent to a client. When the generator reports progress, the connection's event
- * loop takes the pieces there are, but no more than the client reads; the rest waits in the
+ * loop takes the available pieces, but no more than the client reads. The rest waits in the
  * generations. The event loop calls all methods.
  */
 final class Answer {
@@ -107,7 +107,7 @@ final class Answer {
         }
     }
 
-    /** Sends the pieces there are, as far as the client reads. */
+    /** Sends the available pieces, as far as the client reads. */
     void pump() {
         awake.set(false);
         if (over) {
@@ -126,7 +126,8 @@ final class Answer {
                 take(next.get());
             }
         } catch (CancellationException e) {
-            // Cancelled by the server: a client that leaves ends this answer before.
+            // The server has cancelled the generation; a client that disconnects ends the answer
+            // earlier.
             fail(Replies.failure(503, e.getMessage()));
             return;
         } catch (EngineException e) {
@@ -139,7 +140,7 @@ final class Answer {
 
     private static void log(EngineException e) {
         if (e.getCause() instanceof CollectiveException) {
-            // The generator logs once, with the stack trace, why all generations fail.
+            // The generator logs the cause once, with the stack trace, for all generations.
             logger.warn("A generation has failed: {}", e.getMessage());
         } else {
             logger.warn("A generation has failed", e);
@@ -156,7 +157,7 @@ final class Answer {
             metrics.firstToken(Duration.ofNanos(System.nanoTime() - start));
         }
         if (!format.isStreamed()) {
-            whole = next; // The last one is all of it.
+            whole = next; // The last piece is the whole answer.
             return;
         }
         begin();

@@ -70,7 +70,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
     public void channelActive(ChannelHandlerContext context) {
         int connections = server.metrics().connections().incrementAndGet();
         if (server.isClosing()) {
-            context.close(); // It was accepted while the server started to close.
+            context.close(); // The connection was accepted while the server started to close.
             return;
         }
         if (connections > server.options().maxConnections()) {
@@ -154,7 +154,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
     @Override
     protected void channelRead0(ChannelHandlerContext context, FullHttpRequest request) {
         if (busy || last) {
-            context.close(); // A pipelined request, or one after the last.
+            context.close(); // A pipelined request, or a request after the last one.
             return;
         }
         busy = true;
@@ -307,7 +307,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
         requireToken(request);
         requireMethod(request, HttpMethod.POST);
         String type = request.headers().get(HttpHeaderNames.CONTENT_TYPE, "");
-        // Browsers let pages of other sites send other types without a preflight request.
+        // For other types, browsers let pages of other sites send requests without a preflight.
         if (!type.split(";")[0].trim().equalsIgnoreCase("application/json")) {
             throw Replies.failure(415, "the content type must be application/json");
         }

@@ -150,7 +150,8 @@ public final class GenerationServer implements AutoCloseable {
         @Override
         protected void handleOversizedMessage(ChannelHandlerContext context, HttpMessage request) {
             if (!context.pipeline().get(ConnectionHandler.class).takeLast()) {
-                context.close(); // The client would take it for the answer to the request before.
+                context.close(); // The client would take the error as the answer to its previous
+                // request.
                 return;
             }
             // The rest of the request is read and dropped: some clients read the reply only after

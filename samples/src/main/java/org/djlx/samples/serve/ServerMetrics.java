@@ -121,10 +121,10 @@ final class ServerMetrics {
                 out, "djlx_first_token_seconds", "Time from a request to its first token.");
         answer.write(out, "djlx_answer_seconds", "Time from a request to the end of its answer.");
         gauge(out, "djlx_http_connections", connections.get(), "Open connections.");
-        String left = "Clients that went away before their answer was complete.";
+        String left = "Clients that disconnected before their answer was complete.";
         counter(out, "djlx_disconnects", disconnects.sum(), left);
         gauge(out, "djlx_running", generator.running(), "Requests being generated.");
-        gauge(out, "djlx_queued", generator.queued(), "Requests that wait.");
+        gauge(out, "djlx_queued", generator.queued(), "Queued requests.");
         String used = "Blocks of the key-value cache in use.";
         gauge(out, "djlx_cache_blocks_in_use", generator.cacheBlocksInUse(), used);
         String all = "Blocks of the key-value cache.";

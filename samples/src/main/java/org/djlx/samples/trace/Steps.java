@@ -11,8 +11,8 @@ import java.util.function.Supplier;
 
 /**
  * The steps of one rank's operator, recorded by its streams, possibly on several threads. The time
- * between two steps of the current stream is the operator's computation, which it gets without a
- * {@link org.djlx.collectives.p2p.P2pStream}.
+ * between two steps of the current stream is the operator's computation, which the operator issues
+ * without a {@link org.djlx.collectives.p2p.P2pStream}.
  */
 final class Steps {
 

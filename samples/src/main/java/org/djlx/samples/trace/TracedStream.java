@@ -13,7 +13,7 @@ import org.djlx.collectives.p2p.P2pStream;
 import org.djlx.collectives.spi.Operation;
 
 /**
- * A stream that does the same as the stream of the group's buffers, and records when each step
+ * A stream with the same steps as the stream of the group's buffers. It records when each step
  * runs. It does not wrap that stream, because only the executing thread or CUDA stream knows when a
  * step begins.
  */

@@ -13,7 +13,7 @@
  * TraceFile - writes steps for Perfetto
  */
 /**
- * Traces the steps of a fused operator on all ranks, to see what overlaps.
+ * Traces the steps of a fused operator on all ranks, to show which steps overlap.
  *
  * <ul>
  *   <li>{@link org.djlx.samples.trace.TraceCommand} - {@code trace}

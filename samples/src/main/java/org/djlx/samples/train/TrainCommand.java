@@ -203,7 +203,7 @@ public final class TrainCommand extends CliCommand {
             checkJob(bytes);
         }
         Ranks.requireGpus(device.backend(), processes ? wanted() : all.here().size());
-        // No argument is refused from here on: folders made now stay.
+        // All arguments are valid from here on: folders are created only now.
         if (llama != null) {
             Files.createDirectories(llama.toAbsolutePath());
         }
@@ -277,7 +277,7 @@ public final class TrainCommand extends CliCommand {
         return 0;
     }
 
-    /** Refuses, before the training, a chart that could not be written after it. */
+    /** Checks before the training that the chart can be written. */
     private void checkChart() {
         refuseIf(Files.isDirectory(chart), "--chart %s is a folder, not a file", chart);
         refuseIf(
@@ -343,7 +343,7 @@ public final class TrainCommand extends CliCommand {
                 "--text of %d bytes, CRC-32C %08x".formatted(bytes.length, checksum.getValue()));
     }
 
-    /** Refuses to go on from checkpoints of a job with other settings. */
+    /** Refuses checkpoints of a job with other settings. */
     private void checkJob(byte[] bytes) throws IOException {
         if (!Files.exists(jobFile())) {
             return;
@@ -377,7 +377,8 @@ public final class TrainCommand extends CliCommand {
         }
         Path part = Files.createTempFile(file.getParent(), "job", ".part");
         Files.write(part, job(bytes));
-        Files.move(part, file, StandardCopyOption.ATOMIC_MOVE); // Other ranks may do the same.
+        Files.move(
+                part, file, StandardCopyOption.ATOMIC_MOVE); // Other ranks may write the same file.
     }
 
     private TrainJob.Result run(byte[] bytes, ProcessGroup group, boolean threads)
@@ -439,11 +440,11 @@ public final class TrainCommand extends CliCommand {
     private final class Progress implements TrainJob.Listener {
 
         private final PrintWriter out;
-        private final ProgressBar bar; // null if the output is no terminal
+        private final ProgressBar bar; // null if stdout is not a terminal
         private final long start = System.nanoTime();
         private long printed = start;
         private String losses = ""; // the last ones
-        private long firstStep; // from which the job goes on
+        private long firstStep; // the step of the checkpoint that the job resumed from
         private long warm; // when the first step ended
         private volatile long saved;
         private volatile long done;
@@ -472,7 +473,8 @@ public final class TrainCommand extends CliCommand {
         private String times(long step) {
             long now = System.nanoTime();
             long nanos = now - start;
-            // The first step is left out: the JVM loads classes, and libtorch allocates.
+            // The estimate excludes the first step, in which the JVM loads classes and libtorch
+            // allocates.
             if (step == firstStep + 1) {
                 warm = now;
             }
@@ -520,7 +522,7 @@ public final class TrainCommand extends CliCommand {
 
         @Override
         public void sampled(int percent, String text) {
-            // Control characters would change the terminal.
+            // Control characters would disturb the terminal.
             String shown = text.replaceAll("[\\p{Cc}&&[^\n]]", "·");
             String when = percent == 0 ? "Untrained" : "After " + percent + " % of the steps";
             print(String.format("%s it writes:%n%s%n", when, shown));
