@@ -40,17 +40,17 @@ record BenchCase(long size, int warmUp, int iterations) {
         Matcher matcher = WORD.matcher(word);
         refuseIf(
                 !matcher.matches(),
-                "'%s' is not a size: give SIZE, such as 64K, or SIZE:WARMUP:ITERATIONS",
-                word);
+                "'%s' is not a size: give SIZE, such as 64K, or SIZE:WARMUP:ITERATIONS"
+                        .formatted(word));
         int shift = 10 * " KMG".indexOf(matcher.group(2));
         long size = Long.parseLong(matcher.group(1));
-        refuseIf(size > Long.MAX_VALUE >> shift, "'%s' is larger than any memory", word);
+        refuseIf(size > Long.MAX_VALUE >> shift, "'%s' is larger than any memory".formatted(word));
         size <<= shift;
         if (matcher.group(3) == null) {
             return new BenchCase(size, times(8 * BYTES, size), times(BYTES, size));
         }
         int iterations = Integer.parseInt(matcher.group(4));
-        refuseIf(iterations == 0, "'%s' has 0 iterations: give 1 or more", word);
+        refuseIf(iterations == 0, "'%s' has 0 iterations: give 1 or more".formatted(word));
         return new BenchCase(size, Integer.parseInt(matcher.group(3)), iterations);
     }
 
@@ -70,17 +70,14 @@ record BenchCase(long size, int warmUp, int iterations) {
         for (BenchCase wanted : cases) {
             refuseIf(
                     wanted.size < least,
-                    "a size of %d bytes is too small; the smallest is %d",
-                    wanted.size,
-                    least);
+                    "a size of %d bytes is too small; the smallest is %d"
+                            .formatted(wanted.size, least));
             // Without memory the kernel kills processes, and not always this one.
             refuseIf(
                     wanted.size > memory / tensors,
-                    "a size of %d bytes is too large: %d tensors of it are more than this host's"
-                            + " memory, %d bytes",
-                    wanted.size,
-                    tensors,
-                    memory);
+                    ("a size of %d bytes is too large: %d tensors of it are more than this host's"
+                                    + " memory, %d bytes")
+                            .formatted(wanted.size, tensors, memory));
         }
         return cases;
     }

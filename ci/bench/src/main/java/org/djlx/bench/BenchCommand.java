@@ -58,7 +58,7 @@ final class BenchCommand extends CliCommand {
     @Override
     public Integer call() throws Exception {
         options.check();
-        refuseIf(idle != null && idle < 0, "--idle must be 0 or more, not %d", idle);
+        refuseIf(idle != null && idle < 0, "--idle must be 0 or more, not %d".formatted(idle));
         if (options.inProcesses()) {
             cases(options.count());
             return Launcher.launchRanksOf(spec(), options.count());

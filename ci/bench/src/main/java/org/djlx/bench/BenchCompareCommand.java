@@ -115,9 +115,9 @@ final class BenchCompareCommand extends ReportCommand {
 
     @Override
     public Integer call() throws Exception {
-        refuseIf(rounds < 1, "--rounds must be at least 1, not %d", rounds);
+        refuseIf(rounds < 1, "--rounds must be at least 1, not %d".formatted(rounds));
         Ranks.check("--many", many, false);
-        refuseIf(idle < 0, "--idle must be 0 or more, not %d", idle);
+        refuseIf(idle < 0, "--idle must be 0 or more, not %d".formatted(idle));
         List<BenchCase> cases = BenchCase.parse(sizes, Float.BYTES, Math.max(2, many));
         BenchComparison comparison = compare(cases);
         print("# all_reduce, 2 ranks, median of %d rounds%n%s%n", rounds, comparison);

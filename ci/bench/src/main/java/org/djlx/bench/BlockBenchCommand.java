@@ -68,13 +68,9 @@ final class BlockBenchCommand extends ReportCommand {
         int count = options.count();
         refuseIf(
                 tokens < 1 || tokens % count != 0 || turns < 1 || rounds < 1 || warmUp < 0,
-                "--tokens %d must be divisible among %s, --turns and --rounds be 1 or more, not %d"
-                        + " and %d, and --warm-up 0 or more, not %d",
-                tokens,
-                Ranks.count(count),
-                turns,
-                rounds,
-                warmUp);
+                ("--tokens %d must be divisible among %s, --turns and --rounds be 1 or more, not %d"
+                                + " and %d, and --warm-up 0 or more, not %d")
+                        .formatted(tokens, Ranks.count(count), turns, rounds, warmUp));
         refuseIf(
                 heads < 1
                         || keyValueHeads < 1
@@ -82,12 +78,9 @@ final class BlockBenchCommand extends ReportCommand {
                         || heads % keyValueHeads != 0
                         || hidden < 1
                         || hidden % count != 0,
-                "--heads %d and --hidden %d must be 1 or more and divisible among %s, and"
-                        + " --key-value-heads %d divide --heads",
-                heads,
-                hidden,
-                Ranks.count(count),
-                keyValueHeads);
+                ("--heads %d and --hidden %d must be 1 or more and divisible among %s, and"
+                                + " --key-value-heads %d divide --heads")
+                        .formatted(heads, hidden, Ranks.count(count), keyValueHeads));
         BlockBench.Size size =
                 new BlockBench.Size(tokens, heads * HEAD, heads, keyValueHeads, HEAD, hidden);
         ScalarType type = options.scalarType();

@@ -183,8 +183,8 @@ final class DecodeBenchCommand extends ReportCommand {
                         + " be 1 or more");
         refuseIf(
                 given != null && (size != null || parent != null),
-                "--model and --directory are for random models; leave them out with %s",
-                given);
+                "--model and --directory are for random models; leave them out with %s"
+                        .formatted(given));
         if (given != null) {
             return measure(given);
         }
@@ -282,10 +282,9 @@ final class DecodeBenchCommand extends ReportCommand {
         int longest = Math.max(longPrompt + 1, promptTokens + tokens);
         refuseIf(
                 longest > generator.maxLength(),
-                "--long-prompt or --prompt-tokens and --tokens need %d tokens, but the longest"
-                        + " sequence of this model is set to %d",
-                longest,
-                generator.maxLength());
+                ("--long-prompt or --prompt-tokens and --tokens need %d tokens, but the longest"
+                                + " sequence of this model is set to %d")
+                        .formatted(longest, generator.maxLength()));
         Double limit =
                 model.isGpu()
                         ? stepBytes(generator.config(), ranks) / BYTES_PER_SECOND * 1e6

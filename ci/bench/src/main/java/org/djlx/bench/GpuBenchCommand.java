@@ -77,7 +77,7 @@ final class GpuBenchCommand extends ReportCommand {
     @Override
     public Integer call() throws Exception {
         options.check();
-        refuseIf(rounds < 1, "--rounds must be at least 1, not %s", rounds);
+        refuseIf(rounds < 1, "--rounds must be at least 1, not %s".formatted(rounds));
         GpuBenchPlan.cases(shapes, bytes, 1); // Checks the shapes before the GPUs.
         Gpus.require(1, NativeLibrary.NCCL, NativeLibrary.NVRTC);
         Ranks here = options.here();

@@ -67,7 +67,7 @@ final class GpuBenchPlan {
         } else if (model.matches()) {
             int first = model.group(2) == null ? FEWEST_ROWS : Integer.parseInt(model.group(2));
             int last = model.group(3) == null ? MOST_ROWS : Integer.parseInt(model.group(3));
-            refuseIf(first == 0, "the rows of %s begin with 0; give 1 or more", shape);
+            refuseIf(first == 0, "the rows of %s begin with 0; give 1 or more".formatted(shape));
             addModel(cases, model.group(1).equals("8b"), first, last, worldSize);
         } else if (shape.equals("norms")) {
             for (int hidden : NORM_SIZES) {
@@ -81,10 +81,10 @@ final class GpuBenchPlan {
         } else {
             refuseIf(
                     !matcher.matches(),
-                    "'%s' is not a shape; give MxNxK such as 512x8192x8192, ag:512x8192x8192 or"
-                            + " rs:512x8192x8192 for one operator, llama-8b or llama-70b:16-64,"
-                            + " norms or norm:8x4096",
-                    shape);
+                    ("'%s' is not a shape; give MxNxK such as 512x8192x8192, ag:512x8192x8192 or"
+                         + " rs:512x8192x8192 for one operator, llama-8b or llama-70b:16-64, norms"
+                         + " or norm:8x4096")
+                            .formatted(shape));
             int m = size(shape, matcher.group(2), worldSize);
             int n = size(shape, matcher.group(3), worldSize);
             int k = size(shape, matcher.group(4), worldSize);
@@ -114,9 +114,7 @@ final class GpuBenchPlan {
         int size = Integer.parseInt(text);
         refuseIf(
                 size == 0 || size % worldSize != 0,
-                "the sizes of %s are not divisible by %s",
-                shape,
-                Ranks.count(worldSize));
+                "the sizes of %s are not divisible by %s".formatted(shape, Ranks.count(worldSize)));
         return size;
     }
 }

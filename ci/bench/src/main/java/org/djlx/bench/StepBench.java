@@ -73,8 +73,7 @@ final class StepBench {
         void await(int tokens) throws InterruptedException, TimeoutException {
             generation.await(PATIENCE);
             synchronized (this) {
-                while (nanos.size()
-                        < tokens) { // onProgress for the last token may not have been called yet.
+                while (nanos.size() < tokens) { // onProgress for the last token may follow.
                     wait();
                 }
             }

@@ -43,8 +43,7 @@ public abstract class CliCommand implements Callable<Integer> {
     protected static byte[] readFile(Path file) throws IOException {
         refuseIf(
                 !Files.isRegularFile(file) || !Files.isReadable(file),
-                "cannot read the text file %s",
-                file.toAbsolutePath());
+                "cannot read the text file %s".formatted(file.toAbsolutePath()));
         return Files.readAllBytes(file);
     }
 

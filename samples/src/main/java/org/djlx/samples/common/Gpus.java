@@ -28,11 +28,9 @@ public final class Gpus {
         }
         if (CudaDevice.count() < count) {
             throw new IllegalStateException(
-                    "each rank needs a GPU: there are "
-                            + CudaDevice.count()
-                            + " for "
-                            + Ranks.count(count)
-                            + " on this host");
+                    String.format(
+                            "each rank needs a GPU: there are %d for %s on this host",
+                            CudaDevice.count(), Ranks.count(count)));
         }
     }
 

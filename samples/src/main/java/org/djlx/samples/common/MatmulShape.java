@@ -24,8 +24,8 @@ public record MatmulShape(long m, long n, long k) {
         String size = "[1-9]\\d{0,8}";
         refuseIf(
                 !text.matches(size + "," + size + "," + size),
-                "--shape must be M,N,K, three positive numbers such as 512,8192,8192, not %s",
-                text);
+                "--shape must be M,N,K, three positive numbers such as 512,8192,8192, not %s"
+                        .formatted(text));
         String[] sizes = text.split(",");
         return new MatmulShape(
                 Long.parseLong(sizes[0]), Long.parseLong(sizes[1]), Long.parseLong(sizes[2]));

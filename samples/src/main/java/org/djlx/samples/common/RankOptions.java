@@ -167,9 +167,7 @@ public final class RankOptions {
         }
         refuseIf(
                 counts().size() > 1 && !several,
-                "--ranks takes one number, not %s: %s",
-                counts().size(),
-                requested);
+                "--ranks takes one number, not %s: %s".formatted(counts().size(), requested));
         if (!types.isEmpty()) {
             type();
         }
@@ -236,7 +234,9 @@ public final class RankOptions {
             return typeOtherwise;
         }
         String name = type.toLowerCase(Locale.ROOT);
-        refuseIf(!types.contains(name), "--dtype must be one of %s, not %s", names(), type);
+        refuseIf(
+                !types.contains(name),
+                "--dtype must be one of %s, not %s".formatted(names(), type));
         return name;
     }
 

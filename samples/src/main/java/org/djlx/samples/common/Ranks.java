@@ -52,11 +52,12 @@ public final class Ranks {
         boolean isRank = System.getenv("RANK") != null; // Then WORLD_SIZE is the only limit.
         refuseIf(
                 requested != null && (requested < 1 || requested > most && !isRank),
-                "%s must be from 1 to %d%s, not %d",
-                option,
-                most,
-                most == MOST_THREADS ? " on this host" : "",
-                requested);
+                "%s must be from 1 to %d%s, not %d"
+                        .formatted(
+                                option,
+                                most,
+                                most == MOST_THREADS ? " on this host" : "",
+                                requested));
         refuseIf(
                 processes && isRank,
                 "--processes starts a job, but this process is already a rank of one: RANK is set."
@@ -86,9 +87,8 @@ public final class Ranks {
             TorchThreads.choose(1);
             refuseIf(
                     requested != null && requested != ranks.worldSize,
-                    "%d ranks are requested, but WORLD_SIZE of this process's job is %d",
-                    requested,
-                    ranks.worldSize);
+                    "%d ranks are requested, but WORLD_SIZE of this process's job is %d"
+                            .formatted(requested, ranks.worldSize));
             return ranks;
         }
         int worldSize = requested == null ? otherwise : requested;
@@ -100,9 +100,7 @@ public final class Ranks {
         String value = System.getenv(name);
         refuseIf(
                 value == null || !value.matches("\\d{1,9}"),
-                "the environment variable %s is not a number: %s",
-                name,
-                value);
+                "the environment variable %s is not a number: %s".formatted(name, value));
         return Integer.parseInt(value);
     }
 

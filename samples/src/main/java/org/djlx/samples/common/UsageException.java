@@ -13,10 +13,10 @@ public final class UsageException extends IllegalArgumentException {
         super(message, cause);
     }
 
-    /** Throws if a condition holds. The message is formatted as by {@link String#format}. */
-    public static void refuseIf(boolean wrong, String format, Object... values) {
+    /** Throws if a condition holds. */
+    public static void refuseIf(boolean wrong, String message) {
         if (wrong) {
-            throw new UsageException(String.format(format, values), null);
+            throw new UsageException(message, null);
         }
     }
 

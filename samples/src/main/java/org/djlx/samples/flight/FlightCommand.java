@@ -51,7 +51,7 @@ public final class FlightCommand extends CliCommand {
     public Integer call() throws IOException {
         List<FlightDump> dumps = new ArrayList<>();
         for (Path file : files) {
-            refuseIf(Files.notExists(file), "%s does not exist", file);
+            refuseIf(Files.notExists(file), "%s does not exist".formatted(file));
             dumps.add(read(file));
         }
         PrintWriter out = out();

@@ -80,8 +80,7 @@ public final class Launcher {
         for (String name : rankEnvironment(0, 0, 0).keySet()) {
             refuseIf(
                     environment.containsKey(name),
-                    "--env %s is not allowed: the launcher sets this variable",
-                    name);
+                    "--env %s is not allowed: the launcher sets this variable".formatted(name));
         }
     }
 
@@ -355,33 +354,28 @@ public final class Launcher {
          */
         public Launcher build() {
             refuseIf(
-                    processes < 1, "The number of processes must be at least 1, not %s", processes);
+                    processes < 1,
+                    "The number of processes must be at least 1, not %s".formatted(processes));
             refuseIf(
                     masterPort < 0 || masterPort > 65535,
-                    "The master port must be between 0 and 65535, not %s",
-                    masterPort);
+                    "The master port must be between 0 and 65535, not %s".formatted(masterPort));
             refuseIf(
                     maxRestarts < 0,
-                    "the number of restarts must be 0 or more, not %s",
-                    maxRestarts);
+                    "the number of restarts must be 0 or more, not %s".formatted(maxRestarts));
             checkNodes();
             checkMainClass();
             return new Launcher(this);
         }
 
         private void checkNodes() {
-            refuseIf(nodes < 1, "The number of nodes must be at least 1, not %s", nodes);
+            refuseIf(nodes < 1, "The number of nodes must be at least 1, not %s".formatted(nodes));
             refuseIf(
                     nodeRank < 0 || nodeRank >= nodes,
-                    "The node rank must be between 0 and %d with %d node(s), not %d",
-                    nodes - 1,
-                    nodes,
-                    nodeRank);
+                    "The node rank must be between 0 and %d with %d node(s), not %d"
+                            .formatted(nodes - 1, nodes, nodeRank));
             refuseIf(
                     (long) nodes * processes > Integer.MAX_VALUE,
-                    "%s nodes of %s processes are too many",
-                    nodes,
-                    processes);
+                    "%s nodes of %s processes are too many".formatted(nodes, processes));
             refuseIf(
                     nodes > 1 && (masterAddress == null || masterPort == 0),
                     "With several nodes, the master address and the master port must be given, the"
@@ -399,8 +393,7 @@ public final class Launcher {
                 Class<?> type = Class.forName(mainClass, false, Launcher.class.getClassLoader());
                 refuseIf(
                         !Modifier.isStatic(type.getMethod("main", String[].class).getModifiers()),
-                        "%s.main is not static",
-                        mainClass);
+                        "%s.main is not static".formatted(mainClass));
             } catch (ClassNotFoundException | LinkageError e) {
                 throw new IllegalArgumentException(
                         "No class "

@@ -73,11 +73,10 @@ final class Nodes implements AutoCloseable {
         String first = text(store.compareSet("job", UNSET, bytes(job)));
         if (!first.equals(job)) {
             throw new IllegalArgumentException(
-                    "this launcher has "
-                            + job
-                            + " (--nnodes, --nproc), but another one with the same --master-addr"
-                            + " and --master-port has "
-                            + first);
+                    String.format(
+                            "this launcher has %s (--nnodes, --nproc), but another one with the"
+                                    + " same --master-addr and --master-port has %s",
+                            job, first));
         }
         if (store.add("node" + node, 1) > 1) {
             throw new IllegalArgumentException(

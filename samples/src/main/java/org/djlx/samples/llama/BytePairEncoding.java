@@ -63,9 +63,7 @@ final class BytePairEncoding {
     static BytePairEncoding train(String text, int most) {
         refuseIf(
                 most < smallest(),
-                "a vocabulary must have %s tokens or more, not %s",
-                smallest(),
-                most);
+                "a vocabulary must have %s tokens or more, not %s".formatted(smallest(), most));
         BytePairEncoding encoding = new BytePairEncoding();
         String[] letters = letters();
         encoding.tokens.addAll(Arrays.asList(letters));

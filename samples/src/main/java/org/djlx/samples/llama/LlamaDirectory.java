@@ -134,9 +134,8 @@ final class LlamaDirectory {
             throws IOException {
         refuseIf(
                 tokenizer.size() > config.vocabularySize(),
-                "the tokenizer has %d tokens, the model only %d",
-                tokenizer.size(),
-                config.vocabularySize());
+                "the tokenizer has %d tokens, the model only %d"
+                        .formatted(tokenizer.size(), config.vocabularySize()));
         Files.createDirectories(directory);
         write(directory, "config.json", config(config, tokenizer));
         write(directory, "generation_config.json", textTokens(tokenizer));

@@ -9,7 +9,6 @@ import static org.djlx.samples.common.UsageException.refuseIf;
 
 import ai.djl.Device;
 import java.io.IOException;
-import java.io.PrintWriter;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
@@ -103,8 +102,8 @@ public final class ModelOptions {
         check();
         refuseIf(
                 !Files.isDirectory(directory),
-                "%s is not a directory; serve-model writes a model to try things with",
-                directory.toAbsolutePath());
+                "%s is not a directory; serve-model writes a model to try things with"
+                        .formatted(directory.toAbsolutePath()));
         LlamaGenerator.Builder builder =
                 LlamaGenerator.builder()
                         .setDirectory(directory)
@@ -126,9 +125,7 @@ public final class ModelOptions {
     }
 
     private void print(String line) {
-        PrintWriter err = spec.commandLine().getErr();
-        err.println(line);
-        err.flush();
+        spec.commandLine().getErr().printf("%s%n", line).flush();
     }
 
     /**
@@ -141,8 +138,7 @@ public final class ModelOptions {
         refuseIf(
                 Files.exists(directory.resolve("config.json"))
                         && !Files.exists(directory.resolve("tokenizer.json")),
-                "%s has no tokenizer.json: it cannot turn text into tokens",
-                directory);
+                "%s has no tokenizer.json: it cannot turn text into tokens".formatted(directory));
     }
 
     /**
@@ -157,18 +153,18 @@ public final class ModelOptions {
         if (!Files.exists(directory.resolve("config.json"))) {
             return; // load() reports it.
         }
-        int most;
-        most = parsed(() -> LlamaConfig.read(directory).maxLength());
+        int most = parsed(() -> LlamaConfig.read(directory).maxLength());
         int wanted = maxLength == null ? LlamaGenerator.DEFAULT_MAX_LENGTH : maxLength;
         int limit = Math.min(wanted, most);
         refuseIf(
                 maxTokens >= limit,
-                "--max-tokens %d leaves no room for the prompt: %s takes %d tokens of"
-                        + " prompt and answer together; give less%s",
-                maxTokens,
-                directory,
-                limit,
-                limit < most ? ", or a --max-length of " + most + " at most" : "");
+                ("--max-tokens %d leaves no room for the prompt: %s takes %d tokens of"
+                                + " prompt and answer together; give less%s")
+                        .formatted(
+                                maxTokens,
+                                directory,
+                                limit,
+                                limit < most ? ", or a --max-length of " + most + " at most" : ""));
     }
 
     /**
@@ -192,9 +188,7 @@ public final class ModelOptions {
     private void positive(String name, Number value) {
         refuseIf(
                 value != null && value.longValue() < 1,
-                "%s must be 1 or more, not %s",
-                name,
-                value);
+                "%s must be 1 or more, not %s".formatted(name, value));
     }
 
     /** Returns the ranks. */
@@ -214,33 +208,27 @@ public final class ModelOptions {
      */
     public String placement() {
         Ranks all = ranks();
-        return String.format(
-                "%d %s %s, %s",
-                all.worldSize(),
-                options.deviceKind(),
-                all.worldSize() == 1 ? "rank" : "ranks",
-                all.areProcesses() ? "processes" : "threads");
+        String ranks = Ranks.count(all.worldSize()).replace(" ", " " + options.deviceKind() + " ");
+        return ranks + (all.areProcesses() ? ", processes" : ", threads");
     }
 
     /** Gives the builder its ranks; ranks that are processes join their group. */
     private void place(LlamaGenerator.Builder builder) {
         Ranks all = ranks();
-        boolean gpu = isGpu();
-        Duration timeout = Duration.ofSeconds(rankTimeout);
         if (all.areProcesses()) {
-            builder.optProcessGroup(gpu ? gpuProcess(timeout) : cpuProcess(timeout));
-        } else if (gpu) {
+            builder.optProcessGroup(process());
+        } else if (isGpu()) {
             builder.optDevices(all.here().stream().map(Device::gpu).toList());
         } else {
             builder.optRanks(all.worldSize());
         }
     }
 
-    private static ProcessGroup cpuProcess(Duration timeout) {
-        return ProcessGroups.init("shm", new BackendOptions(timeout));
-    }
-
-    private static ProcessGroup gpuProcess(Duration timeout) {
+    private ProcessGroup process() {
+        Duration timeout = Duration.ofSeconds(rankTimeout);
+        if (!isGpu()) {
+            return ProcessGroups.init("shm", new BackendOptions(timeout));
+        }
         NcclOptions nccl = NcclOptions.builder().optTimeout(timeout).build();
         return ProcessGroups.init(
                 "cuda_p2p", CudaP2pOptions.builder().optNcclOptions(nccl).build());

@@ -90,12 +90,13 @@ public final class ServeModelCommand extends CliCommand {
         text = text == null ? readme() : text;
         options.check();
         String words = new String(readFile(text), StandardCharsets.UTF_8);
-        refuseIf(maxFileBytes < 1, "--max-file-size must be 1 or more, not %s", maxFileBytes);
+        refuseIf(
+                maxFileBytes < 1,
+                "--max-file-size must be 1 or more, not %s".formatted(maxFileBytes));
         refuseIf(
                 vocabulary < BytePairEncoding.smallest(),
-                "--vocabulary must be %s or more, not %s",
-                BytePairEncoding.smallest(),
-                vocabulary);
+                "--vocabulary must be %s or more, not %s"
+                        .formatted(BytePairEncoding.smallest(), vocabulary));
         LlamaConfig config = config();
         // A larger vocabulary would take long to train, and the README has no more words.
         BytePairEncoding tokenizer =
@@ -125,9 +126,7 @@ public final class ServeModelCommand extends CliCommand {
     private LlamaConfig config() {
         refuseIf(
                 heads < 1 || hidden % heads != 0,
-                "--heads %d does not divide --hidden %d",
-                heads,
-                hidden);
+                "--heads %d does not divide --hidden %d".formatted(heads, hidden));
         return parsed(
                 () -> {
                     LlamaConfig config =

@@ -75,14 +75,13 @@ public final class MlpCommand extends CliCommand {
         options.check();
         dtype = options.type();
         device = options.deviceKind();
-        refuseIf(!(tolerance() >= 0), "--tolerance must be 0 or more, not %s", tolerance);
+        refuseIf(!(tolerance() >= 0), "--tolerance must be 0 or more, not %s".formatted(tolerance));
         refuseIf(
                 train != null && (train < 1 || !dtype.equals("float32")),
-                "--train takes 1 step or more and --dtype float32, not %d and %s",
-                train,
-                dtype);
+                "--train takes 1 step or more and --dtype float32, not %d and %s"
+                        .formatted(train, dtype));
         byte[] bytes = readFile(text);
-        refuseIf(bytes.length == 0, "the text file %s is empty", text);
+        refuseIf(bytes.length == 0, "the text file %s is empty".formatted(text));
         if (options.inProcesses()) {
             return Launcher.launchRanksOf(spec(), options.count());
         }

@@ -59,10 +59,10 @@ final class NpyChecks {
         Integer itemSize = ITEM_SIZES.get(matcher.group(1));
         if (itemSize == null) {
             throw new IllegalArgumentException(
-                    "its type is '"
-                            + matcher.group(1)
-                            + "'; save it as float16, float32, float64, int8, uint8, int32, int64"
-                            + " or bool, little-endian");
+                    String.format(
+                            "its type is '%s'; save it as float16, float32, float64, int8, uint8,"
+                                    + " int32, int64 or bool, little-endian",
+                            matcher.group(1)));
         }
         if (matcher.group(2).equals("True")) {
             throw new IllegalArgumentException(

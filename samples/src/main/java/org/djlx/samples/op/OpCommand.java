@@ -173,8 +173,7 @@ public final class OpCommand extends CliCommand {
                     file != null
                             && !Files.isDirectory(
                                     OpInput.file(file, 0).toAbsolutePath().getParent()),
-                    "there is no folder for the example file %s; create it",
-                    file);
+                    "there is no folder for the example file %s; create it".formatted(file));
         }
         int count = operation.readsSome() ? SOME : operation.inputs(worldSize);
         for (int rank : ranks) {
@@ -210,12 +209,10 @@ public final class OpCommand extends CliCommand {
         checkTaken("--dim", dim, operation.takes(Takes.DIM));
         refuseIf(
                 operation.reads() && input == null,
-                "%s needs --input FILE, or --example",
-                operation);
+                "%s needs --input FILE, or --example".formatted(operation));
         refuseIf(
                 operation.takes(Takes.B) && b == null,
-                "%s needs --b FILE, or --example",
-                operation);
+                "%s needs --b FILE, or --example".formatted(operation));
         checkSplit("--split", split, "--input", input);
         checkSplit("--split-b", splitB, "--b", b);
         refuseIf(
@@ -224,23 +221,20 @@ public final class OpCommand extends CliCommand {
     }
 
     private void checkTaken(String option, Object value, boolean taken) {
-        refuseIf(value != null && !taken, "%s takes no %s", operation, option);
+        refuseIf(value != null && !taken, "%s takes no %s".formatted(operation, option));
     }
 
     private void checkSplit(String option, Integer dimension, String of, String file) {
         refuseIf(
                 dimension != null && (file == null || file.contains(OpInput.RANK)),
-                "%s is for one %s that all ranks share",
-                option,
-                of);
+                "%s is for one %s that all ranks share".formatted(option, of));
     }
 
     private void checkCall(int worldSize) {
         refuseIf(
                 root() < 0 || root() >= worldSize,
-                "--root must be from 0 to %d, the last rank, not %d",
-                worldSize - 1,
-                root());
+                "--root must be from 0 to %d, the last rank, not %d"
+                        .formatted(worldSize - 1, root()));
         if (output == null) {
             return;
         }
@@ -248,20 +242,17 @@ public final class OpCommand extends CliCommand {
                 operation.yields() == Yields.EVERYWHERE
                         && worldSize > 1
                         && !output.contains(OpInput.RANK),
-                "--output needs {rank} in its name: each of %d ranks writes",
-                worldSize);
+                "--output needs {rank} in its name: each of %d ranks writes".formatted(worldSize));
         Path folder = Path.of(output).toAbsolutePath().getParent();
         refuseIf(
                 !Files.isDirectory(folder),
-                "there is no folder %s for --output; create it",
-                folder);
+                "there is no folder %s for --output; create it".formatted(folder));
     }
 
     private void checkFile(Path file) {
         refuseIf(
                 !Files.isRegularFile(file) || !Files.isReadable(file),
-                "cannot read the file %s",
-                file.toAbsolutePath());
+                "cannot read the file %s".formatted(file.toAbsolutePath()));
     }
 
     private int root() {

@@ -73,7 +73,6 @@ final class Plan {
         this.hosts = hosts == 0 ? needed : hosts;
         refuseIf(
                 this.hosts % needed != 0,
-                "%s",
                 "a group of %d ranks takes %d hosts of %d GPUs, which do not divide %d"
                         .formatted(ranks, needed, machine.hostRanks(), hosts));
         work = Workload.unsharded(operator, type, ranks, shape.m(), shape.n(), shape.k());

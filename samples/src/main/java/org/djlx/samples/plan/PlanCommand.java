@@ -132,9 +132,8 @@ public final class PlanCommand extends CliCommand {
     private List<Plan> plans() {
         refuseIf(
                 !machine.equals(Machine.H200.name()),
-                "--machine must be %s, not %s; --multiprocessors and --clock scale to others",
-                Machine.H200.name(),
-                machine);
+                "--machine must be %s, not %s; --multiprocessors and --clock scale to others"
+                        .formatted(Machine.H200.name(), machine));
         int count = multiprocessors == null ? Machine.H200.multiprocessors() : multiprocessors;
         Machine scaled = Machine.H200.scaled(count, clock);
         Network network = new Network(networkRate, networkLatency);
@@ -146,9 +145,7 @@ public final class PlanCommand extends CliCommand {
                     for (int all : hosts.isEmpty() ? List.of(0) : hosts) {
                         refuseIf(
                                 !hosts.isEmpty() && (all < 1 || all > MAX_RANKS),
-                                "--hosts must be from 1 to %d, not %d",
-                                MAX_RANKS,
-                                all);
+                                "--hosts must be from 1 to %d, not %d".formatted(MAX_RANKS, all));
                         plans.add(
                                 new Plan(
                                         scaled,

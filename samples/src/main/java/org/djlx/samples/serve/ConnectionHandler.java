@@ -68,12 +68,12 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
 
     @Override
     public void channelActive(ChannelHandlerContext context) {
-        int connections = server.metrics().connections().incrementAndGet();
+        int connections = server.metrics.connections().incrementAndGet();
         if (server.isClosing()) {
             context.close(); // The connection was accepted while the server started to close.
             return;
         }
-        if (connections > server.options().maxConnections()) {
+        if (connections > server.options.maxConnections()) {
             busy = true;
             refuse(context, Replies.failure(503, "too many clients are connected"));
             return;
@@ -83,7 +83,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
 
     @Override
     public void channelInactive(ChannelHandlerContext context) {
-        server.metrics().connections().decrementAndGet();
+        server.metrics.connections().decrementAndGet();
         setClock(null);
         if (answer != null) {
             answer.abandon();
@@ -139,7 +139,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
         busy = false;
         keepAlive = false;
         route = OTHER;
-        setClock(context, server.options().requestTimeout(), context::close);
+        setClock(context, server.options.requestTimeout(), context::close);
     }
 
     /**
@@ -160,7 +160,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
         busy = true;
         chunked = request.protocolVersion().equals(HttpVersion.HTTP_1_1);
         keepAlive = chunked && HttpUtil.isKeepAlive(request) && !server.isClosing();
-        setClock(context, server.options().answerTimeout(), () -> timeOut(context));
+        setClock(context, server.options.answerTimeout(), () -> timeOut(context));
         try {
             serve(context, request);
         } catch (ApiException e) {
@@ -173,12 +173,12 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
             context.close(); // The client does not read.
             return;
         }
-        setClock(context, server.options().requestTimeout(), context::close);
+        setClock(context, server.options.requestTimeout(), context::close);
         answer.fail(
                 Replies.failure(
                         504,
                         "the answer has taken longer than "
-                                + server.options().answerTimeout().toSeconds()
+                                + server.options.answerTimeout().toSeconds()
                                 + " s"));
     }
 
@@ -193,7 +193,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
                     large ? 431 : 400,
                     large ? "the request's head is too large" : "the request is not HTTP");
         }
-        if (!server.access().allowsHost(request.headers())) {
+        if (!server.access.allowsHost(request.headers())) {
             throw Replies.failure(
                     403,
                     "this server does not go by the name of "
@@ -230,7 +230,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
     }
 
     private void requireToken(FullHttpRequest request) {
-        if (!server.access().allowsToken(request.headers())) {
+        if (!server.access.allowsToken(request.headers())) {
             throw Replies.failure(401, "send the server's token as 'Authorization: Bearer TOKEN'");
         }
     }
@@ -261,7 +261,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
         return Replies.text(
                 200,
                 "text/plain; version=0.0.4; charset=utf-8",
-                server.metrics().write(server.generator().statistics()));
+                server.metrics.write(server.generator.statistics()));
     }
 
     private FullHttpResponse models() {
@@ -280,7 +280,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
         } catch (IllegalArgumentException e) {
             name = encodedName; // Not percent-encoded.
         }
-        String served = server.api().model();
+        String served = server.api.model();
         if (!name.equals(served)) {
             throw new ApiException(
                     404,
@@ -293,11 +293,11 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
 
     private JsonObject describeModel() {
         JsonObject json = new JsonObject();
-        json.addProperty("id", server.api().model());
+        json.addProperty("id", server.api.model());
         json.addProperty("object", "model");
-        json.addProperty("created", server.startedAt().getEpochSecond());
+        json.addProperty("created", server.startedAt.getEpochSecond());
         json.addProperty("owned_by", "djlx");
-        json.addProperty("max_model_len", server.generator().maxLength());
+        json.addProperty("max_model_len", server.generator.maxLength());
         return json;
     }
 
@@ -319,7 +319,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
         byte[] json = ByteBufUtil.getBytes(request.content());
         long start = System.nanoTime();
         try {
-            server.readers().execute(() -> submit(context, reader, json, start));
+            server.readers.execute(() -> submit(context, reader, json, start));
         } catch (RejectedExecutionException e) {
             throw tooMany();
         }
@@ -333,8 +333,8 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
     private void submit(ChannelHandlerContext context, Reader reader, byte[] json, long start) {
         ApiException failure;
         try {
-            TextCall call = reader.read(server.api(), json);
-            TextAnswer text = call.submit(server.generator());
+            TextCall call = reader.read(server.api, json);
+            TextAnswer text = call.submit(server.generator);
             if (!onLoop(context, () -> begin(context, call, text, start))) {
                 text.cancel();
             }
@@ -368,7 +368,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
     private void begin(ChannelHandlerContext context, TextCall call, TextAnswer text, long start) {
         if (!context.channel().isActive()) {
             text.cancel();
-            server.metrics().disconnected();
+            server.metrics.disconnected();
             return;
         }
         answer =
@@ -379,10 +379,10 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
                         chunked,
                         keepAlive,
                         start,
-                        server.metrics(),
+                        server.metrics,
                         (status, sent) -> {
                             answer = null;
-                            server.metrics().replied(route, status);
+                            server.metrics.replied(route, status);
                             next(context, sent);
                         });
         answer.start();
@@ -395,7 +395,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
     }
 
     private void reply(ChannelHandlerContext context, FullHttpResponse reply) {
-        server.metrics().replied(route, reply.status().code());
+        server.metrics.replied(route, reply.status().code());
         HttpUtil.setKeepAlive(reply, keepAlive);
         context.writeAndFlush(reply)
                 .addListener((ChannelFutureListener) sent -> next(context, sent.isSuccess()));

@@ -33,7 +33,6 @@ import java.time.Duration;
 import java.time.Instant;
 import java.util.Optional;
 import java.util.concurrent.ArrayBlockingQueue;
-import java.util.concurrent.Executor;
 import java.util.concurrent.ThreadPoolExecutor;
 import java.util.concurrent.TimeUnit;
 import org.djlx.fusedops.llm.TextGenerator;
@@ -49,18 +48,18 @@ public final class GenerationServer implements AutoCloseable {
     private static final int MAX_UNREAD = 256;
     private static final Duration FAREWELL = Duration.ofSeconds(2);
 
-    private final TextApi api;
-    private final TextGenerator generator;
-    private final ServerOptions options;
-    private final AccessRules access;
-    private final ServerMetrics metrics = new ServerMetrics();
-    private final Instant startedAt = Instant.now();
+    final TextApi api;
+    final TextGenerator generator;
+    final ServerOptions options;
+    final AccessRules access;
+    final ServerMetrics metrics = new ServerMetrics();
+    final Instant startedAt = Instant.now();
     private final ChannelGroup connections = new DefaultChannelGroup(GlobalEventExecutor.INSTANCE);
     private final EventLoopGroup acceptors =
             new NioEventLoopGroup(1, new DefaultThreadFactory("serve-accept", true));
     private final EventLoopGroup loops =
             new NioEventLoopGroup(2, new DefaultThreadFactory("serve", true));
-    private final ThreadPoolExecutor readers =
+    final ThreadPoolExecutor readers =
             new ThreadPoolExecutor(
                     READERS,
                     READERS,
@@ -181,34 +180,6 @@ public final class GenerationServer implements AutoCloseable {
             metrics.replied(ConnectionHandler.OTHER, reply.status().code());
             return reply;
         }
-    }
-
-    TextApi api() {
-        return api;
-    }
-
-    TextGenerator generator() {
-        return generator;
-    }
-
-    ServerOptions options() {
-        return options;
-    }
-
-    AccessRules access() {
-        return access;
-    }
-
-    ServerMetrics metrics() {
-        return metrics;
-    }
-
-    Executor readers() {
-        return readers;
-    }
-
-    Instant startedAt() {
-        return startedAt;
     }
 
     boolean isClosing() {

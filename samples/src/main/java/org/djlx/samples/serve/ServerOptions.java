@@ -40,24 +40,25 @@ public record ServerOptions(
                 token != null
                         && (token.isEmpty() || !token.chars().allMatch(c -> c > 32 && c < 127)),
                 "the token (DJLX_SERVE_TOKEN) must be of visible ASCII characters, one or more");
-        refuseIf(port < 0 || port > 65_535, "the port must be from 0 to 65535, not %s", port);
+        refuseIf(
+                port < 0 || port > 65_535,
+                "the port must be from 0 to 65535, not %s".formatted(port));
         refuseIf(
                 maxBodyBytes < 1,
-                "the largest request (--max-body) must be 1 byte or more, not %s",
-                maxBodyBytes);
+                "the largest request (--max-body) must be 1 byte or more, not %s"
+                        .formatted(maxBodyBytes));
         refuseIf(
                 maxConnections < 1,
-                "the most connections must be 1 or more, not %s",
-                maxConnections);
+                "the most connections must be 1 or more, not %s".formatted(maxConnections));
         for (Duration timeout : new Duration[] {requestTimeout, answerTimeout}) {
             refuseIf(
                     timeout.isNegative() || timeout.isZero(),
-                    "the timeouts of requests and answers must be above 0 s, not %s",
-                    timeout.toSeconds());
+                    "the timeouts of requests and answers must be above 0 s, not %s"
+                            .formatted(timeout.toSeconds()));
         }
         refuseIf(
                 shutdownTimeout.isNegative(),
-                "the timeout of the shutdown must be 0 s or more, not %s",
-                shutdownTimeout.toSeconds());
+                "the timeout of the shutdown must be 0 s or more, not %s"
+                        .formatted(shutdownTimeout.toSeconds()));
     }
 }

@@ -116,9 +116,8 @@ public final class TraceCommand extends CliCommand {
         for (long size : new long[] {sizes.m(), sizes.n(), sizes.k()}) {
             refuseIf(
                     size % worldSize != 0,
-                    "the sizes %s are not divisible by %s",
-                    sizes,
-                    Ranks.count(worldSize));
+                    "the sizes %s are not divisible by %s"
+                            .formatted(sizes, Ranks.count(worldSize)));
         }
         return sizes;
     }

@@ -157,25 +157,19 @@ public final class TrainCommand extends CliCommand {
         }
         refuseIf(
                 tensorParallel < 1 || TrainJob.heads() % tensorParallel != 0,
-                "--tensor-parallel must divide the model's %d heads, not be %d",
-                TrainJob.heads(),
-                tensorParallel);
+                "--tensor-parallel must divide the model's %d heads, not be %d"
+                        .formatted(TrainJob.heads(), tensorParallel));
         refuseIf(
                 context < 2 || context > MOST_CONTEXT,
-                "--context must be from 2 to %s, not %s",
-                MOST_CONTEXT,
-                context);
+                "--context must be from 2 to %s, not %s".formatted(MOST_CONTEXT, context));
         refuseIf(
                 context % tensorParallel != 0,
-                "--context %d cannot be divided among --tensor-parallel %d",
-                context,
-                tensorParallel);
+                "--context %d cannot be divided among --tensor-parallel %d"
+                        .formatted(context, tensorParallel));
         refuseIf(
                 steps < 1 || batch < 1,
-                "--steps and --batch must be 1 or more, not %s and %s",
-                steps,
-                batch);
-        refuseIf(sample < 0, "--sample must be 0 or more, not %s", sample);
+                "--steps and --batch must be 1 or more, not %s and %s".formatted(steps, batch));
+        refuseIf(sample < 0, "--sample must be 0 or more, not %s".formatted(sample));
         refuseIf(
                 checkpointEvery != null && checkpoints == null,
                 "--checkpoint-every needs --resume, which names the folder");
@@ -184,8 +178,7 @@ public final class TrainCommand extends CliCommand {
         }
         refuseIf(
                 checkpointEvery < 1,
-                "--checkpoint-every must be 1 or more, not %d",
-                checkpointEvery);
+                "--checkpoint-every must be 1 or more, not %d".formatted(checkpointEvery));
         if (chart != null) {
             checkChart();
         }
@@ -279,31 +272,26 @@ public final class TrainCommand extends CliCommand {
 
     /** Checks before the training that the chart can be written. */
     private void checkChart() {
-        refuseIf(Files.isDirectory(chart), "--chart %s is a folder, not a file", chart);
+        refuseIf(Files.isDirectory(chart), "--chart %s is a folder, not a file".formatted(chart));
         refuseIf(
                 !chart.toString().toLowerCase(Locale.ROOT).endsWith(".png"),
-                "--chart %s must end in .png, the one format that is drawn",
-                chart);
+                "--chart %s must end in .png, the one format that is drawn".formatted(chart));
         Path parent = chart.toAbsolutePath().getParent();
         refuseIf(
                 !Files.isDirectory(parent),
-                "--chart %s: there is no such folder as %s; create it",
-                chart,
-                parent);
+                "--chart %s: there is no such folder as %s; create it".formatted(chart, parent));
     }
 
     private void checkDivision(int worldSize) {
         refuseIf(
                 worldSize % tensorParallel != 0,
-                "%s cannot be divided into groups of --tensor-parallel %d",
-                Ranks.count(worldSize),
-                tensorParallel);
+                "%s cannot be divided into groups of --tensor-parallel %d"
+                        .formatted(Ranks.count(worldSize), tensorParallel));
         int copies = worldSize / tensorParallel;
         refuseIf(
                 batch % copies != 0,
-                "--batch %d cannot be divided among %d copies of the model",
-                batch,
-                copies);
+                "--batch %d cannot be divided among %d copies of the model"
+                        .formatted(batch, copies));
     }
 
     /** Returns the number of ranks of the job. */
@@ -317,12 +305,9 @@ public final class TrainCommand extends CliCommand {
         byte[] bytes = text == null ? LicenceTexts.read() : readFile(text);
         refuseIf(
                 bytes.length < TrainJob.shortest(context),
-                "the text, %s, has %d bytes; --context %d takes %d or more: name a"
-                        + " longer one by --text",
-                name,
-                bytes.length,
-                context,
-                TrainJob.shortest(context));
+                ("the text, %s, has %d bytes; --context %d takes %d or more: name a"
+                                + " longer one by --text")
+                        .formatted(name, bytes.length, context, TrainJob.shortest(context)));
         return bytes;
     }
 
@@ -352,12 +337,13 @@ public final class TrainCommand extends CliCommand {
         List<String> begun = Files.readAllLines(jobFile());
         refuseIf(
                 !begun.equals(job),
-                "--resume %s was begun with other settings: %s: give the same, or another folder",
-                checkpoints,
-                job.stream()
-                        .filter(setting -> !begun.contains(setting))
-                        .map(setting -> difference(begun, setting))
-                        .collect(Collectors.joining("; ")));
+                "--resume %s was begun with other settings: %s: give the same, or another folder"
+                        .formatted(
+                                checkpoints,
+                                job.stream()
+                                        .filter(setting -> !begun.contains(setting))
+                                        .map(setting -> difference(begun, setting))
+                                        .collect(Collectors.joining("; "))));
     }
 
     private static String difference(List<String> begun, String here) {

@@ -567,7 +567,7 @@ class GenerationServerTest {
                                             + "\r\n\r\n"
                                             + json)
                                     .getBytes(StandardCharsets.UTF_8));
-            while (server.metrics().connections().get() > 0) {
+            while (server.metrics.connections().get() > 0) {
                 Thread.sleep(10);
             }
         }
@@ -596,7 +596,7 @@ class GenerationServerTest {
             String answer = exchange("");
             assertTrue(answer.startsWith("HTTP/1.1 503"), answer);
         }
-        while (server.metrics().connections().get() > 0) {
+        while (server.metrics.connections().get() > 0) {
             Thread.sleep(1);
         }
         assertEquals(200, send(request("/health").build()).statusCode());
@@ -703,7 +703,7 @@ class GenerationServerTest {
         IOException ofServer =
                 assertThrows(
                         IOException.class,
-                        () -> new GenerationServer(server.api(), generator, options));
+                        () -> new GenerationServer(server.api, generator, options));
         assertTrue(
                 ofServer.getMessage()
                         .startsWith("cannot listen on " + host + " port " + port + ": "),
