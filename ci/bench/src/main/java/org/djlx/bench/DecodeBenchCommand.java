@@ -7,6 +7,8 @@ package org.djlx.bench;
 import static org.djlx.samples.common.UsageException.refuseIf;
 
 import java.io.IOException;
+import java.nio.ByteBuffer;
+import java.nio.channels.FileChannel;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
@@ -14,9 +16,14 @@ import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
 import java.util.Map;
+import java.util.concurrent.Callable;
 import java.util.concurrent.ExecutionException;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+import java.util.concurrent.Future;
 import java.util.concurrent.TimeoutException;
 import java.util.stream.IntStream;
+import java.util.stream.Stream;
 import org.djlx.fusedops.llm.api.TextApi;
 import org.djlx.fusedops.llm.engine.LlamaGenerator;
 import org.djlx.fusedops.llm.model.LlamaConfig;
@@ -45,6 +52,7 @@ import picocli.CommandLine.Parameters;
 final class DecodeBenchCommand extends ReportCommand {
 
     private static final int FIRST_TOKEN_RUNS = 5;
+    private static final int READ_BYTES = 16 << 20;
     private static final double BYTES_PER_SECOND = 4.8e12;
     private static final long DEFAULT_CACHE_BYTES = 2L << 30; // the generator's own choice at most
 
@@ -200,12 +208,15 @@ final class DecodeBenchCommand extends ReportCommand {
     private int measure(Path directory) throws Exception {
         int ranks = model.ranks().worldSize();
         begin("text generation", NativeVersions.query());
-        List<Path> files = FileReads.weights(directory);
+        List<Path> files;
+        try (Stream<Path> all = Files.list(directory)) {
+            files = all.filter(file -> file.toString().endsWith(".safetensors")).toList();
+        }
         long bytes = 0;
         for (Path file : files) {
             bytes += Files.size(file);
         }
-        double readSeconds = FileReads.seconds(files, ranks);
+        double readSeconds = readSeconds(files, ranks);
         LlamaConfig config = LlamaConfig.read(directory);
         long cache = cacheBytes(config, ranks);
         List<StepRow> steps;
@@ -227,6 +238,34 @@ final class DecodeBenchCommand extends ReportCommand {
             compare(config, ranks, steps, first);
         }
         return served.stream().allMatch(row -> row.errors().isEmpty()) ? 0 : 1;
+    }
+
+    /** Reads files in parallel, a thread a file; returns the seconds, the limit of loading. */
+    private static double readSeconds(List<Path> files, int threads)
+            throws InterruptedException, ExecutionException {
+        ExecutorService readers = Executors.newFixedThreadPool(threads);
+        try {
+            List<Callable<Void>> reads = files.stream().map(DecodeBenchCommand::read).toList();
+            long start = System.nanoTime();
+            for (Future<Void> read : readers.invokeAll(reads)) {
+                read.get();
+            }
+            return (System.nanoTime() - start) / 1e9;
+        } finally {
+            readers.shutdownNow();
+        }
+    }
+
+    private static Callable<Void> read(Path file) {
+        return () -> {
+            ByteBuffer chunk = ByteBuffer.allocateDirect(READ_BYTES);
+            try (FileChannel channel = FileChannel.open(file)) {
+                while (channel.read(chunk) >= 0) {
+                    chunk.clear();
+                }
+            }
+            return null;
+        };
     }
 
     /** Returns the bytes of a rank's KV cache for the largest batch. */

@@ -42,7 +42,6 @@
  * TrainBench - one contender of bench-train
  * DecodeBench - clients of the HTTP server
  * StepBench - callers of a generator
- * FileReads - reads a model's files
  * DecodePeer - decoding written with PyTorch's operators
  */
 /**

@@ -25,46 +25,31 @@ import org.junit.jupiter.params.provider.ValueSource;
 @Timeout(60)
 class FlightCommandTest extends CommandTest {
 
-    private static final FlightEntry FIRST =
-            new FlightEntry(
-                    1,
-                    false,
-                    1,
-                    "shm:barrier",
-                    "barrier()",
-                    null,
-                    null,
-                    null,
-                    0,
-                    1_000,
-                    State.COMPLETED,
-                    1_000,
-                    2_000L,
-                    3_000L,
-                    0.001,
-                    0.0125,
-                    null,
-                    null);
-    private static final FlightEntry SECOND =
-            new FlightEntry(
-                    2,
-                    false,
-                    2,
-                    "shm:barrier",
-                    "barrier()",
-                    null,
-                    null,
-                    null,
-                    0,
-                    1_000,
-                    State.STARTED,
-                    4_000,
-                    5_000L,
-                    null,
-                    0.001,
-                    null,
-                    null,
-                    null);
+    private static final FlightEntry FIRST = barrier(1, State.COMPLETED, 1_000, 3_000L, 0.0125);
+    private static final FlightEntry SECOND = barrier(2, State.STARTED, 4_000, null, null);
+
+    private static FlightEntry barrier(
+            int number, State state, long scheduled, Long completed, Double millis) {
+        return new FlightEntry(
+                number,
+                false,
+                number,
+                "shm:barrier",
+                "barrier()",
+                null,
+                null,
+                null,
+                0,
+                1_000,
+                state,
+                scheduled,
+                scheduled + 1_000,
+                completed,
+                0.001,
+                millis,
+                null,
+                null);
+    }
 
     @TempDir private Path directory;
 
