@@ -28,8 +28,14 @@ import org.djlx.nativeops.torch.Torch;
 /**
  * Times the forward and backward pass of a sequence-parallel transformer block on one rank and, as
  * lower bounds, its matmuls and its attention alone.
+ *
+ * @param warmUp the uncounted rounds. The JVM compiles the host's code after some hundred rounds;
+ *     until then the GPU waits for the host at the start of a round
+ * @param turns the number of measurements
+ * @param rounds the rounds of a turn, one after the other
  */
-final class BlockBench {
+record BlockBench(
+        ProcessGroup group, Size size, ScalarType type, int warmUp, int turns, int rounds) {
 
     /**
      * The sizes of a block, as in Llama 3.
@@ -59,29 +65,6 @@ final class BlockBench {
      * so this is more than the sum of the two.
      */
     static final String BOTH = "matmulsAndAttentionMilliseconds";
-
-    private final ProcessGroup group;
-    private final Size size;
-    private final ScalarType type;
-    private final int warmUp;
-    private final int turns;
-    private final int rounds;
-
-    /**
-     * Creates a benchmark.
-     *
-     * @param warmUp the uncounted rounds. The JVM compiles the host's code after some hundred
-     *     rounds; until then the GPU waits for the host at the start of a round
-     * @param rounds the rounds of a turn, one after the other
-     */
-    BlockBench(ProcessGroup group, Size size, ScalarType type, int warmUp, int turns, int rounds) {
-        this.group = group;
-        this.size = size;
-        this.type = type;
-        this.warmUp = warmUp;
-        this.turns = turns;
-        this.rounds = rounds;
-    }
 
     /** Returns the medians by their names in the report. */
     Map<String, Double> run() {

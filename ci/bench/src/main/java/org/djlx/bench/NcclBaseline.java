@@ -18,19 +18,9 @@ import org.djlx.nativeops.torch.Torch;
  * NCCL, called directly on the rank's stream, without a process group: as fast as possible, and
  * recordable into graphs.
  */
-final class NcclBaseline implements Baseline {
+record NcclBaseline(NcclCommunicator nccl, CudaStream stream, boolean windows) implements Baseline {
 
     private static final int SUM = NcclCommunicator.Op.SUM.ordinal();
-
-    private final NcclCommunicator nccl;
-    private final CudaStream stream;
-    private final boolean windows;
-
-    private NcclBaseline(NcclCommunicator nccl, CudaStream stream, boolean windows) {
-        this.nccl = nccl;
-        this.stream = stream;
-        this.windows = windows;
-    }
 
     /**
      * Creates the baseline of a rank; all ranks call this together.

@@ -34,20 +34,12 @@ public final class Gpus {
         }
     }
 
-    /**
-     * Returns how many GPUs this process can use.
-     *
-     * @return the number; 0 if there is no GPU, or no driver
-     */
+    /** Returns the number of GPUs of this process; 0 without a GPU or a driver. */
     public static int count() {
         return NativeLibrary.CUDA.isAvailable() ? CudaDevice.count() : 0;
     }
 
-    /**
-     * Returns the product names of the GPUs that this process can use.
-     *
-     * @return the names by GPU; empty without GPUs
-     */
+    /** Returns the product names of the GPUs of this process, by GPU; empty without GPUs. */
     public static List<String> names() {
         if (!NativeLibrary.CUDA_PRESETS.isAvailable()) {
             return List.of();

@@ -64,11 +64,7 @@ public final class Ranks {
                         + " Leave --processes out");
     }
 
-    /**
-     * Returns a number of ranks in words.
-     *
-     * @return for example {@code 2 ranks}
-     */
+    /** Returns a number of ranks in words, such as "2 ranks". */
     public static String count(int ranks) {
         return ranks + (ranks == 1 ? " rank" : " ranks");
     }
@@ -104,11 +100,7 @@ public final class Ranks {
         return Integer.parseInt(value);
     }
 
-    /**
-     * Returns whether the ranks are processes.
-     *
-     * @return true if this process is one rank; false if the ranks are its threads
-     */
+    /** Returns whether the ranks are processes; otherwise they are threads of this process. */
     public boolean areProcesses() {
         return !threads;
     }

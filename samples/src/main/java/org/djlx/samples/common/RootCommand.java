@@ -42,9 +42,6 @@ public abstract class RootCommand {
             description = "Shows the stack trace of an error.")
     private boolean verbose;
 
-    /** Creates the command. */
-    protected RootCommand() {}
-
     /** Returns the command line. Tests may replace its streams. */
     protected final CommandLine build() {
         CommandLine root = new CommandLine(this);

@@ -76,8 +76,6 @@ public final class ModelOptions {
             description = "How long ranks wait for each other.")
     private int rankTimeout = 60;
 
-    private ModelOptions() {}
-
     /**
      * Loads a model or, in a process started by {@code launch} or torchrun, its rank's part.
      *
@@ -201,11 +199,7 @@ public final class ModelOptions {
         return options.deviceKind() == DeviceKind.gpu;
     }
 
-    /**
-     * Describes the ranks of the model.
-     *
-     * @return for example {@code 2 cpu ranks, threads}
-     */
+    /** Describes the ranks of the model, such as "2 cpu ranks, threads". */
     public String placement() {
         Ranks all = ranks();
         String ranks = Ranks.count(all.worldSize()).replace(" ", " " + options.deviceKind() + " ");

@@ -25,7 +25,7 @@ import org.djlx.nativeops.torch.Torch;
  * through the fused operators and, as the reference, on rank 0 in plain DJL, unsharded and in
  * float64. The loss is the squared distance, averaged over tokens.
  */
-final class MlpTraining {
+record MlpTraining(ProcessGroup group, NDManager manager) {
 
     private static final float RATE = 0.01f;
 
@@ -81,14 +81,6 @@ final class MlpTraining {
     static NDArray loss(NDManager temporary, NDArray y, NDArray next, long tokens) {
         NDArray share = Torch.cast(temporary.create(1d / tokens), Torch.scalarType(y));
         return y.sub(next).square().sum().mul(share);
-    }
-
-    private final ProcessGroup group;
-    private final NDManager manager;
-
-    MlpTraining(ProcessGroup group, NDManager manager) {
-        this.group = group;
-        this.manager = manager;
     }
 
     /**
