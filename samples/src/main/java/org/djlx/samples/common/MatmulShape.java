@@ -15,11 +15,7 @@ import static org.djlx.samples.common.UsageException.refuseIf;
  */
 public record MatmulShape(long m, long n, long k) {
 
-    /**
-     * Parses the value of {@code --shape}.
-     *
-     * @throws IllegalArgumentException if the text is not a shape
-     */
+    /** Parses M,N,K, the value of {@code --shape}. */
     public static MatmulShape parse(String text) {
         String size = "[1-9]\\d{0,8}";
         refuseIf(

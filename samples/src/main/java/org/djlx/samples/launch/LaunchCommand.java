@@ -12,6 +12,7 @@ import java.util.List;
 import java.util.Map;
 import org.djlx.samples.common.CliCommand;
 import picocli.CommandLine.Command;
+import picocli.CommandLine.Help.Visibility;
 import picocli.CommandLine.Option;
 import picocli.CommandLine.Parameters;
 
@@ -44,7 +45,7 @@ public final class LaunchCommand extends CliCommand {
     @Option(
             names = "--node-rank",
             paramLabel = "RANK",
-            description = "Number of this node, from 0; node 0 serves the store. 0 if not given.")
+            description = "Number of this node, from 0; node 0 serves the store.")
     private int nodeRank;
 
     @Option(
@@ -59,27 +60,29 @@ public final class LaunchCommand extends CliCommand {
     @Option(
             names = "--master-port",
             paramLabel = "PORT",
-            description = "Port of the store; a free one if not given. Required with --nnodes.")
+            description = "Port of the store; 0 for a free one. Required with --nnodes.")
     private int masterPort;
 
     @Option(
             names = "--max-restarts",
             paramLabel = "N",
             description =
-                    "How often all ranks start again after one has failed; 0 if not given. Not"
+                    "How often all ranks start again after one has failed. Not"
                             + " with several nodes: start the whole job again there.")
     private int maxRestarts;
 
     @Option(
             names = "--env",
             paramLabel = "NAME=VALUE",
-            description = "Sets an environment variable of the ranks; may be repeated.")
+            description = "Sets an environment variable of the ranks; may be repeated.",
+            showDefaultValue = Visibility.NEVER)
     private Map<String, String> environment = new LinkedHashMap<>();
 
     @Option(
             names = "--jvm-arg",
             paramLabel = "ARG",
-            description = "Adds a JVM option for the ranks, for example -Xmx1g; may be repeated.")
+            description = "Adds a JVM option for the ranks, for example -Xmx1g; may be repeated.",
+            showDefaultValue = Visibility.NEVER)
     private List<String> jvmArgs = new ArrayList<>();
 
     @Parameters(
@@ -89,7 +92,12 @@ public final class LaunchCommand extends CliCommand {
             description = "The name of a class with a main method, or a command of samples/run.sh.")
     private String main;
 
-    @Parameters(paramLabel = "ARG", arity = "0..*", index = "1..*", description = "Its arguments.")
+    @Parameters(
+            paramLabel = "ARG",
+            arity = "0..*",
+            index = "1..*",
+            description = "Its arguments.",
+            showDefaultValue = Visibility.NEVER)
     private List<String> args = new ArrayList<>();
 
     @Override

@@ -93,8 +93,7 @@ public final class Launcher {
      * Runs a command that a user gave {@code --processes} again without it, once for each rank, and
      * waits until all have exited.
      *
-     * @return the exit code, as {@link #launch} returns it
-     * @throws IOException if a process cannot be started
+     * @return the exit code of {@link #launch}
      * @throws InterruptedException if the thread is interrupted; the ranks have been stopped then
      */
     public static int launchRanksOf(CommandSpec command, int processes)

@@ -19,6 +19,7 @@ import org.djlx.fusedops.llm.GenerationRequest;
 import org.djlx.fusedops.llm.engine.LlamaGenerator;
 import org.djlx.samples.common.CliCommand;
 import picocli.CommandLine.Command;
+import picocli.CommandLine.Help.Visibility;
 import picocli.CommandLine.Mixin;
 import picocli.CommandLine.Option;
 import picocli.CommandLine.Parameters;
@@ -84,7 +85,8 @@ public final class GenerateCommand extends CliCommand {
     @Option(
             names = "--stop",
             paramLabel = "TEXT",
-            description = "Stops at this text; may be repeated.")
+            description = "Stops at this text; may be repeated.",
+            showDefaultValue = Visibility.NEVER)
     private List<String> stops = List.of();
 
     @Option(names = "--ignore-eos", description = "Goes on after an end-of-text token.")

@@ -29,6 +29,7 @@ import org.djlx.samples.launch.Launcher;
 import org.djlx.samples.op.OpKind.Takes;
 import org.djlx.samples.op.OpKind.Yields;
 import picocli.CommandLine.Command;
+import picocli.CommandLine.Help.Visibility;
 import picocli.CommandLine.Mixin;
 import picocli.CommandLine.Option;
 import picocli.CommandLine.Parameters;
@@ -82,7 +83,8 @@ public final class OpCommand extends CliCommand {
             paramLabel = "NAME",
             description =
                     "Takes this array of the input, not all; may be repeated, for several in this"
-                            + " order.")
+                            + " order.",
+            showDefaultValue = Visibility.NEVER)
     private List<String> arrays = new ArrayList<>();
 
     @Option(

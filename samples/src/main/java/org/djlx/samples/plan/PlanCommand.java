@@ -19,6 +19,7 @@ import org.djlx.samples.common.MatmulShape;
 import org.djlx.samples.common.RankOptions;
 import org.djlx.samples.common.TextTable;
 import picocli.CommandLine.Command;
+import picocli.CommandLine.Help.Visibility;
 import picocli.CommandLine.Mixin;
 import picocli.CommandLine.Option;
 
@@ -64,7 +65,8 @@ public final class PlanCommand extends CliCommand {
             split = ",",
             description =
                     "Hosts, or several numbers; those of one group if not given. Further hosts hold"
-                            + " replicas, which sum gradients.")
+                            + " replicas, which sum gradients.",
+            showDefaultValue = Visibility.NEVER)
     private List<Integer> hosts = List.of();
 
     @Option(

@@ -103,12 +103,7 @@ public final class GenerationServer implements AutoCloseable {
         listener = bound.channel();
     }
 
-    /**
-     * Checks that a server could listen.
-     *
-     * @param options the address, which stays free
-     * @throws IOException if it cannot
-     */
+    /** Checks that a server could listen; the address stays free. */
     static void checkAddress(ServerOptions options) throws IOException {
         try (ServerSocketChannel channel = ServerSocketChannel.open()) {
             channel.bind(new InetSocketAddress(options.host(), options.port()));

@@ -30,11 +30,7 @@ public record ServerOptions(
         Duration answerTimeout,
         Duration shutdownTimeout) {
 
-    /**
-     * Checks the options.
-     *
-     * @throws IllegalArgumentException if an option is out of range
-     */
+    /** Checks the options; throws IllegalArgumentException if one is out of range. */
     public ServerOptions {
         refuseIf(
                 token != null
