@@ -16,6 +16,7 @@ import java.util.LinkedHashSet;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
+import java.util.TreeMap;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 
@@ -172,71 +173,69 @@ final class BytePairEncoding {
         return result;
     }
 
+    /** Orders keys: {@code Map.of} has another order in every JVM. */
+    private static Map<String, Object> sorted(Map<String, ?> json) {
+        return new TreeMap<>(json);
+    }
+
     /** Returns Hugging Face's {@code tokenizer.json}, for Gson. */
     Map<String, Object> toJson() {
         Map<String, Object> byteLevel =
-                Map.of(
-                        "type", "ByteLevel",
-                        "add_prefix_space", false,
-                        "trim_offsets", true,
-                        "use_regex", true);
-        return Map.of(
-                "version",
-                "1.0",
-                "added_tokens",
-                SPECIAL.stream().map(this::addedToken).toList(),
-                "pre_tokenizer",
-                byteLevel,
-                "post_processor",
-                beginsWithToken(),
-                "decoder",
-                byteLevel,
-                "model",
-                model());
+                sorted(
+                        Map.of(
+                                "type", "ByteLevel",
+                                "add_prefix_space", false,
+                                "trim_offsets", true,
+                                "use_regex", true));
+        Map<String, Object> json = new TreeMap<>();
+        json.put("version", "1.0");
+        json.put("added_tokens", SPECIAL.stream().map(this::addedToken).toList());
+        json.put("pre_tokenizer", byteLevel);
+        json.put("post_processor", beginsWithToken());
+        json.put("decoder", byteLevel);
+        json.put("model", model());
+        return json;
     }
 
     private Map<String, Object> addedToken(String special) {
-        return Map.of(
-                "id", id(special),
-                "content", special,
-                "single_word", false,
-                "lstrip", false,
-                "rstrip", false,
-                "normalized", false,
-                "special", true);
+        return sorted(
+                Map.of(
+                        "id", id(special),
+                        "content", special,
+                        "single_word", false,
+                        "lstrip", false,
+                        "rstrip", false,
+                        "normalized", false,
+                        "special", true));
     }
 
     private Map<String, Object> beginsWithToken() {
         Map<String, Object> begin = part("SpecialToken", BEGIN, 0);
         Map<String, Object> text = part("Sequence", "A", 0);
         Map<String, Object> token =
-                Map.of("id", BEGIN, "ids", List.of(id(BEGIN)), "tokens", List.of(BEGIN));
-        return Map.of(
-                "type", "TemplateProcessing",
-                "single", List.of(begin, text),
-                "pair", List.of(begin, text, part("Sequence", "B", 1)),
-                "special_tokens", Map.of(BEGIN, token));
+                sorted(Map.of("id", BEGIN, "ids", List.of(id(BEGIN)), "tokens", List.of(BEGIN)));
+        return sorted(
+                Map.of(
+                        "type", "TemplateProcessing",
+                        "single", List.of(begin, text),
+                        "pair", List.of(begin, text, part("Sequence", "B", 1)),
+                        "special_tokens", sorted(Map.of(BEGIN, token))));
     }
 
     private static Map<String, Object> part(String kind, String id, int type) {
-        return Map.of(kind, Map.of("id", id, "type_id", type));
+        return sorted(Map.of(kind, sorted(Map.of("id", id, "type_id", type))));
     }
 
     private Map<String, Object> model() {
         Map<String, Integer> vocabulary = new LinkedHashMap<>();
         tokens.forEach(token -> vocabulary.put(token, vocabulary.size()));
-        return Map.of(
-                "type",
-                "BPE",
-                "fuse_unk",
-                false,
-                "byte_fallback",
-                false,
-                "ignore_merges",
-                false,
-                "vocab",
-                vocabulary,
-                "merges",
-                merges.stream().map(pair -> pair.left + ' ' + pair.right).toList());
+        Map<String, Object> model = new TreeMap<>();
+        model.put("type", "BPE");
+        model.put("fuse_unk", false);
+        model.put("byte_fallback", false);
+        model.put("ignore_merges", false);
+        model.put("vocab", vocabulary);
+        model.put("merges", merges.stream().map(pair -> pair.left + ' ' + pair.right).toList());
+        return model;
     }
 }
