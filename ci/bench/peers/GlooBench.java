@@ -19,9 +19,9 @@ import java.util.Arrays;
 import java.util.List;
 
 /**
- * Gloo's all-reduce over loopback, measured as `ci/bench/run.sh bench` measures ours: 2 processes,
- * float32, in place, sum; each iteration is timed on its own, the slowest rank counts, the row has
- * the median.
+ * Measures Gloo's all-reduce over loopback as `ci/bench/run.sh bench` measures this project's: 2
+ * processes, float32, in place, sum. A row has the median of the iterations, each with the slowest
+ * rank's time.
  *
  * <p>Run from source with PyTorch's JavaCPP jars as class path; arguments are SIZE:WARMUP:ITERATIONS.
  * The first process starts the second with {@code --port} before the same arguments.
@@ -45,7 +45,7 @@ public final class GlooBench {
         options.port((short) (child ? Integer.parseInt(args[1]) : 0));
         options.waitWorkers(false);
         TCPStore store = new TCPStore("127.0.0.1", options);
-        // Started only now, when the libraries are unpacked: two JVMs must not unpack at once.
+        // Starts the peer after this JVM has unpacked the libraries: two JVMs must not unpack at once.
         Process other = child ? null : startOther(Short.toUnsignedInt(store.getPort()), args);
         ProcessGroupGloo.Options gloo = ProcessGroupGloo.Options.create();
         Device loopback = ProcessGroupGloo.createDeviceForHostname("127.0.0.1");
@@ -66,7 +66,7 @@ public final class GlooBench {
         if (other != null) {
             System.exit(other.waitFor());
         }
-        // Without the destructors of static objects, which wait for threads of Gloo.
+        // Skips the destructors of static objects, which wait for threads of Gloo.
         Runtime.getRuntime().halt(0);
     }
 
@@ -110,7 +110,7 @@ public final class GlooBench {
         }
     }
 
-    /** Every rank sends what no other does; all sums are exact. */
+    /** Returns an input that differs between ranks; all sums are exact. */
     private long wrong(Tensor tensor, TensorVector tensors) {
         FloatBuffer values = values(tensor);
         for (int i = 0; i < values.capacity(); i++) {
@@ -124,9 +124,9 @@ public final class GlooBench {
         return wrong;
     }
 
-    /** Each iteration's time on the rank where it took longest. */
+    /** Returns the slowest rank's time of each iteration. */
     private double[] slowest(double[] nanos) {
-        // Each rank has places of its own, where the other adds zeros.
+        // Each rank writes its own half; the other rank adds zeros there.
         Tensor tensor = torch.zeros(WORLD_SIZE * nanos.length);
         FloatBuffer values = values(tensor);
         for (int i = 0; i < nanos.length; i++) {

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Measures a Llama's decoding written with PyTorch's operators, for ci/bench/run.sh bench-decode --torch.
 
-Says {"torch": VERSION} when all ranks are ready, then a line of JSON for each measurement, and at last {"done": true}:
+Prints {"torch": VERSION} when all ranks are ready, then a line of JSON for each measurement, and at the end {"done": true}:
   {"batch": B, "method": "nccl", "oneShot" or "alone", "micros": ...}    a step, replayed from a CUDA graph
   {"prompt": N, "matmulMicros": ...}                                      all matmuls of a prompt, called by the host
-With "note" in place of the figure where PyTorch refuses; {"error": WHY} if something goes wrong altogether. Weights are
-random, bfloat16, and divided as in our model, with two all-reduces a layer: NCCL's, or the one-shot one of symmetric
-memory; "alone" is one rank, without any. The cache is static, and the new token is the last of its context. Figures are
-medians of the slowest rank. Ranks are processes, one a GPU. Ends when it is done, or a rank is dead, or after --limit.
+"note" replaces the time of a method that PyTorch refuses; {"error": CAUSE} is a failure of the script. Weights are random
+bfloat16, sharded as in this project's model, with two all-reduces a layer: NCCL's, or symmetric memory's one-shot. "alone"
+is one rank without all-reduces. The cache is static; the new token is the last of its context. Times are medians of the
+slowest rank. Each rank is a process with one GPU. Ends after the last measurement, if a rank dies, or after --limit.
 """
 
 import argparse
@@ -78,7 +78,7 @@ class Llama(torch_peer.Rank):
         return statistics.median(1e3 * a.elapsed_time(b) for a, b in zip(marks, marks[1:]))
 
     def step(self, batch, method):
-        """Returns what decodes a token of each sequence, which is that of the step before."""
+        """Returns a function that decodes one token of each sequence from the token of the step before."""
         torch, dist, functional, sizes = self.torch, self.dist, self.torch.nn.functional, self.sizes
         hidden, last = sizes.hidden, sizes.context - 1
         caches = [[self.random(batch, self.kv, sizes.context, self.size) for _ in range(2)] for _ in self.layers]
@@ -130,7 +130,7 @@ class Llama(torch_peer.Rank):
         return run
 
     def matmuls(self, rows):
-        """All matmuls of a prompt, one after the other; of its last token alone the scores."""
+        """Runs all matmuls of a prompt; the output matmul for its last token only."""
         linear, sizes = self.torch.nn.functional.linear, self.sizes
         x = self.random(rows, sizes.hidden)
         heads, inner = self.random(rows, self.heads * self.size), self.random(rows, self.inner)
@@ -148,12 +148,12 @@ class Llama(torch_peer.Rank):
 
 
 def run_rank(rank, ranks, meeting, cases, answers, sizes):
-    """The main of a rank's process."""
+    """Runs a rank's process."""
     torch_peer.serve(rank, cases, answers, lambda: Llama(rank, ranks, meeting, sizes))
 
 
 def slowest(answers):
-    """Merges the ranks' answers: the slowest one's, or why there is none."""
+    """Merges the ranks' answers: the slowest rank's time, or the cause of a missing one."""
     merged = {}
     for answer in answers:
         if "notes" in answer:

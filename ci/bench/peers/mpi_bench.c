@@ -2,8 +2,8 @@
  * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
  * SPDX-License-Identifier: Apache-2.0
  *
- * MPI's all-reduce, measured as `ci/bench/run.sh bench` measures ours: float32, in place, sum; each
- * iteration is timed on its own, the slowest rank counts, the row has the median. Arguments are
+ * Measures MPI's all-reduce as `ci/bench/run.sh bench` measures this project's: float32, in place,
+ * sum. A row has the median of the iterations, each with the slowest rank's time. Arguments are
  * SIZE:WARMUP:ITERATIONS.
  */
 #include <mpi.h>
@@ -19,7 +19,7 @@ static void all_reduce(float *data, int count) {
     MPI_Allreduce(MPI_IN_PLACE, data, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
 }
 
-/* Every rank sends what no other does; all sums are exact. */
+/* Returns an input that differs between ranks; all sums are exact. */
 static long wrong(float *data, int count, int rank, int ranks) {
     long wrong = 0;
     for (int i = 0; i < count; i++) {

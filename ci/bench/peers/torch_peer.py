@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Measures PyTorch's operators on symmetric memory, for ci/bench/run.sh bench-gpu --torch.
 
-Says {"torch": VERSION} when all ranks are ready, then reads a case a line and answers each with a line of JSON:
+Prints {"torch": VERSION} when all ranks are ready, then reads a case a line and answers each with a line of JSON:
   {"operation": "allReduce", "bytes": N, "turns": T, "rounds": R}
   {"operation": "allGatherMatmul" or "matmulReduceScatter", "mnk": [M, N, K], "turns": T, "rounds": R}
-  -> {"columns": {NAME: {"gpuMicros": ..., "hostMicros": ...}}, "replay": {NAME: micros}, "notes": {NAME: why not}}
-What goes wrong altogether is {"error": WHY}. Inputs are bfloat16 and rotate over T turns; figures are medians of the
-slowest rank; a graph holds one call of each turn. Ranks are processes, one a GPU. Ends with its standard input, or when
-a rank is dead or does not answer.
+  -> {"columns": {NAME: {"gpuMicros": ..., "hostMicros": ...}}, "replay": {NAME: micros}, "notes": {NAME: cause}}
+{"error": CAUSE} is a failure of the script. Inputs are bfloat16 and rotate over T turns. Times are medians of the slowest
+rank. A graph holds one call of each turn. Each rank is a process with one GPU. Ends with its standard input, or if a rank
+dies or does not answer.
 """
 
 import argparse
@@ -55,7 +55,7 @@ class Rank:
         return self.torch.randn(*sizes, device=self.device, dtype=self.torch.bfloat16)
 
     def contenders(self, case):
-        """Returns for each name what does a turn, and what restores inputs that calls overwrite."""
+        """Returns, by name, a function that runs a turn and one that restores overwritten inputs."""
         ops, turns = self.torch.ops.symm_mem, case["turns"]
 
         def nothing():
@@ -144,7 +144,7 @@ class Rank:
         }
 
     def capture(self, call, turns):
-        """Records a call of each turn; the stream of the capture is warm before, and other threads may go on."""
+        """Records a call of each turn on a stream that is warmed up; other threads may use CUDA meanwhile."""
         torch = self.torch
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -160,12 +160,12 @@ class Rank:
 
 
 def run_rank(rank, ranks, meeting, cases, answers):
-    """The main of a rank's process."""
+    """Runs a rank's process."""
     serve(rank, cases, answers, lambda: Rank(rank, ranks, meeting))
 
 
 def serve(rank, cases, answers, start):
-    """Answers cases by what `start` returns, until the process is ended."""
+    """Answers cases with the function that `start` returns, until the process ends."""
     try:
         here = start()
         answers.put({"torch": here.torch.__version__})
@@ -200,7 +200,7 @@ def say(value):
 
 
 def collect(queues, processes):
-    """One answer of each rank; raises if one fails, dies or does not answer."""
+    """Returns one answer of each rank; raises if a rank fails, dies or does not answer."""
     end, answers = time.monotonic() + PATIENCE, []
     for rank, answers_of_rank in enumerate(queues):
         while len(answers) == rank:
@@ -217,9 +217,10 @@ def collect(queues, processes):
 
 
 def with_ranks(ranks, run, use, *more):
-    """Starts ranks' processes, and has `use` ask them by the function that it is given; says what goes wrong, and ends them.
+    """Starts the ranks' processes, calls `use` and ends the processes; prints a failure as {"error": CAUSE}.
 
-    `run` is the main of a rank: (rank, ranks, meeting, cases, answers, *more). The function sends all ranks a case, and returns their answers."""
+    `run` is the code of a rank: (rank, ranks, meeting, cases, answers, *more). `use` gets a function that sends a case to all ranks and returns
+    their answers."""
     try:
         import torch
         import torch.multiprocessing as mp

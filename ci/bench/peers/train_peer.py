@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 """Measures PyTorch's data-parallel training step, for ci/bench/run.sh bench-train --torch.
 
-Says {"torch": VERSION} when all ranks are ready, then reads a case a line and answers each with a line of JSON:
+Prints {"torch": VERSION} when all ranks are ready, then reads a case a line and answers each with a line of JSON:
   {"who": "TORCH_ALONE", "TORCH_DDP" or "TORCH_DDP_TUNED", "rows": R, "layers": L, "width": W, "hidden": H, "warmUp": U, "steps": S}
   -> {"milliseconds": [the time of each step], "matmulError": E}
-  {"forget": true} -> {}: models and batches are given up
-What goes wrong is {"error": WHY}. The model is L times (Linear W -> H, ReLU, Linear H -> W) in float32, without TF32, each rank
-has R rows, and SGD updates it. DDP is DistributedDataParallel as it is without options; tuned, gradients are views of its buckets
-and SGD is fused; alone is without it. A time is the slowest rank's, from a batch on the GPU until the GPU has done the step. E is
-the relative error of a product of matrices, to be compared with the other side's: about 1e-7 in float32, 1e-4 with TF32. Ranks are
-processes, one a GPU. Ends with its standard input, or when a rank is dead or does not answer.
+  {"forget": true} -> {}: frees models and batches
+{"error": CAUSE} is a failure. The model is L times (Linear W -> H, ReLU, Linear H -> W) in float32, without TF32. Each rank has R
+rows; SGD updates the model. TORCH_DDP is DistributedDataParallel without options. TORCH_DDP_TUNED has gradients as views of buckets
+and fused SGD. TORCH_ALONE has no DistributedDataParallel. A time is the slowest rank's, from a batch on the GPU until the GPU has
+finished the step. E is the relative error of a float32 matmul, to compare with DJL's: about 1e-7, or 1e-4 with TF32. Each rank is a
+process with one GPU. Ends with its standard input, or if a rank dies or does not answer.
 """
 
 import argparse
@@ -68,7 +68,7 @@ class Training(torch_peer.Rank):
 
 
 def run_rank(rank, ranks, meeting, cases, answers):
-    """The main of a rank's process."""
+    """Runs a rank's process."""
     torch_peer.serve(rank, cases, answers, lambda: Training(rank, ranks, meeting))
 
 

@@ -41,7 +41,7 @@ public final class Quickstart {
         System.out.printf("loss after 20 epochs: %.4f%n", loss);
         System.out.printf("largest difference of the fused operator: %.1e%n", difference);
         if (!(loss < 0.2f && difference < 1e-4f)) {
-            throw new IllegalStateException("that is too much");
+            throw new IllegalStateException("the loss or the difference is too large");
         }
     }
 

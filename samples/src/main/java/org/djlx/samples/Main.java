@@ -22,8 +22,8 @@ import picocli.CommandLine;
 import picocli.CommandLine.Command;
 
 /**
- * The command line {@code samples/run.sh}. This class alone names the commands; each has a package
- * of its own.
+ * The command line {@code samples/run.sh}. Only this class names the commands. Each has its own
+ * package.
  */
 @Command(
         name = "samples/run.sh",
@@ -46,22 +46,11 @@ import picocli.CommandLine.Command;
         })
 public final class Main extends RootCommand {
 
-    private Main() {}
-
-    /**
-     * Runs a command and ends the JVM with its exit code.
-     *
-     * @param args the command and its arguments
-     */
     public static void main(String[] args) {
         new Main().runAndExit(args);
     }
 
-    /**
-     * Returns the command line.
-     *
-     * @return a new command line
-     */
+    /** Returns a new command line. */
     public static CommandLine commandLine() {
         return new Main().build();
     }

@@ -72,8 +72,8 @@ import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.MethodSource;
 
 /**
- * The code of the examples in the documents: they are copies of what runs here, but for spaces and
- * comments.
+ * Runs the code of the examples in the documents. An example is a copy of code here, apart from
+ * spaces and comments.
  */
 @Timeout(120)
 class ExamplesTest {
@@ -110,7 +110,7 @@ class ExamplesTest {
         return examples.stream();
     }
 
-    /** Returns the source of a class, whatever its package. */
+    /** Returns the source of a class in any package. */
     private static Path source(String name) throws IOException {
         for (String module : List.of("djl-collectives", "fused-ops")) {
             try (Stream<Path> files = Files.walk(ROOT.resolve(module).resolve("src/main/java"))) {
@@ -135,7 +135,7 @@ class ExamplesTest {
     @MethodSource("documents")
     void anExampleIsCodeThatRuns(String example) throws IOException {
         String here = Files.readString(Path.of("src/test/java/org/djlx/samples/ExamplesTest.java"));
-        // An example may leave out what lies between two paragraphs.
+        // An example may leave out code between two paragraphs.
         for (String paragraph : example.split("\\n( \\*)?\\n")) {
             String code = squeeze(paragraph.replaceAll("(?m)^ \\* ?", ""));
             assertFalse(code.isEmpty(), example);
@@ -143,7 +143,7 @@ class ExamplesTest {
         }
     }
 
-    /** The README's program, and what it says that the program prints. */
+    /** The README's program prints the text that the README names. */
     @Test
     void theProgramOfTheReadmeRunsAsPrinted(@TempDir Path dir) throws Exception {
         Path readme = Path.of("README.md");
@@ -224,7 +224,7 @@ class ExamplesTest {
                         NDArray w1 = manager.ones(new Shape(4, 5)).mul(10);
                         NDArray w2 = manager.ones(new Shape(5, 4));
                         NDArray y = fusedOperators(group, x, w1, w2);
-                        // Of 40, gelu is 40 to float's precision.
+                        // gelu(40) is 40 in float32.
                         assertEquals(manager.full(new Shape(3, 4), 400f), y);
                     }
                     return null;
@@ -239,13 +239,15 @@ class ExamplesTest {
         return y;
     }
 
-    /** Runs in a process that torchrun, or launch, has started. */
+    /** Runs in a process started by torchrun or launch. */
     static ProcessGroup initialise() {
         ProcessGroup group = ProcessGroups.init("shm");
         return group;
     }
 
-    /** DJL's multiplies by a number, whose memory it may lose before the backward pass. */
+    /**
+     * DJL's own loss multiplies by a number; autograd may lose its memory before the backward pass.
+     */
     private static final class Squares extends Loss {
 
         Squares() {
@@ -324,7 +326,7 @@ class ExamplesTest {
                         w1.setRequiresGradient(true);
                         w2.setRequiresGradient(true);
                         gradients(group, x, w1, w2);
-                        // The sum of 6 tokens' hidden values, which are gelu(4).
+                        // The sum of 6 tokens' hidden values of gelu(4).
                         float expected = 6 * Activation.gelu(manager.create(4f)).getFloat();
                         assertEquals(expected, w2.getGradient().getFloat(0, 0), 1e-4f);
                         assertTrue(w1.getGradient().getFloat(0, 0) > 0);
@@ -343,7 +345,7 @@ class ExamplesTest {
         }
     }
 
-    /** What the generator writes with random weights means nothing; that it writes is enough. */
+    /** With random weights the text has no meaning: the test checks only that there is text. */
     @Test
     void text(@TempDir Path dir) throws Exception {
         Path directory = dir.resolve("tiny");
@@ -378,7 +380,7 @@ class ExamplesTest {
         }
     }
 
-    /** A rank's quarter of the sum of a request's numbers. */
+    /** Computes a rank's quarter of the sum of a request's numbers. */
     private record MlpPart(ProcessGroup group) implements RankWorker<float[], float[]> {
 
         @Override
@@ -401,7 +403,7 @@ class ExamplesTest {
         assertArrayEquals(new float[] {6, 12}, output);
     }
 
-    /** Runs in processes that a launcher has started. */
+    /** Runs in processes started by a launcher. */
     static void poolOfProcesses(RequestCodec<float[]> codec, float[] input) throws Exception {
         ProcessGroup group = ProcessGroups.init("shm");
         try (RankPool<float[], float[]> pool =
@@ -457,7 +459,7 @@ class ExamplesTest {
         return buffers.p2pBuffer(manager, rank, array.getShape(), Torch.scalarType(array), offset);
     }
 
-    /** Runs in processes that a launcher has started. */
+    /** Runs in processes started by a launcher. */
     static void synchronizer(
             ProcessGroup group,
             Model model,
@@ -474,7 +476,7 @@ class ExamplesTest {
         }
     }
 
-    /** The tests of checkpoints run it. */
+    /** The checkpoint tests run this example. */
     static void checkpoints(
             Path directory,
             Model model,

@@ -7,10 +7,13 @@ package org.djlx.bench;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
+import org.djlx.nativeops.host.NativeMemory;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
 
 /**
- * The collectives of another library, to compare with, on bfloat16 arrays; reductions are sums.
- * Arrays stay in use until the rank's stream has passed the call.
+ * The collectives of the library to compare with, on bfloat16 arrays; reductions are sums. Arrays
+ * stay in use until the rank's stream has passed the call.
  */
 interface Baseline extends AutoCloseable {
 
@@ -23,21 +26,25 @@ interface Baseline extends AutoCloseable {
     /** Reduce-scatters; {@code part} gets this rank's part. */
     void reduceScatter(NDArray part, NDArray all);
 
-    /** Memory on which the collectives are faster. */
-    interface Window extends AutoCloseable {
+    /**
+     * Memory on which the collectives are faster.
+     *
+     * @param memory holds the arrays
+     * @param free frees the memory
+     */
+    record Window(NativeMemory memory, Runnable free) {
 
         /** Returns a view of an array that begins at an offset in bytes. */
-        NDArray view(NDManager manager, long offset, Shape shape);
-
-        @Override
-        void close();
+        NDArray view(NDManager manager, long offset, Shape shape) {
+            return Torch.view(manager, memory, offset, shape, ScalarType.BFLOAT16);
+        }
     }
 
     /**
      * Creates a window; all ranks call this together.
      *
      * @param byteSize the size in bytes
-     * @return the window, to be closed by the caller; null if there is no such memory, on all ranks
+     * @return the window, which the caller frees; null if there is no such memory, on all ranks
      */
     Window window(long byteSize);
 

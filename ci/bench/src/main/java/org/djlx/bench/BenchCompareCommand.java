@@ -4,25 +4,22 @@
  */
 package org.djlx.bench;
 
+import static org.djlx.samples.common.UsageException.refuseIf;
+
+import java.io.BufferedReader;
 import java.io.IOException;
-import java.io.PrintWriter;
+import java.nio.charset.StandardCharsets;
 import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
-import java.util.concurrent.Callable;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
-import org.djlx.bench.BenchComparison.Ratio;
 import org.djlx.samples.common.Ranks;
 import picocli.CommandLine.Command;
-import picocli.CommandLine.Mixin;
-import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Option;
-import picocli.CommandLine.ParameterException;
 import picocli.CommandLine.Parameters;
-import picocli.CommandLine.Spec;
 
 /** {@code bench-compare}: compares the all-reduce of 2 ranks with other programs. */
 @Command(
@@ -33,118 +30,146 @@ import picocli.CommandLine.Spec;
                     + " waiting rank.",
             "The programs take turns; the median of the rounds counts."
         })
-public final class BenchCompareCommand implements Callable<Integer> {
+final class BenchCompareCommand extends ReportCommand {
 
     private static final String THREADS = "threads";
     private static final String PROCESSES = "processes";
     private static final Pattern IDLE = Pattern.compile(".*idle: (\\d+) ms.*");
-
-    @Spec private CommandSpec spec;
 
     @Option(
             names = "--peer",
             paramLabel = "NAME=COMMAND",
             description =
                     "A program to compare with: a shell command that takes SIZE:WARMUP:ITERATIONS"
-                            + " arguments and prints nccl-tests' table. Known names with targets"
-                            + " are gloo and openmpi.")
-    private Map<String, String> peers = Map.of();
+                            + " arguments and prints nccl-tests' table. gloo and openmpi have"
+                            + " targets.")
+    private Map<String, String> peers;
 
     @Option(
             names = "--version-of",
             paramLabel = "NAME=VERSION",
             description = "The version of a peer, for the report.")
-    private Map<String, String> versions = Map.of();
+    private Map<String, String> versions;
 
-    @Option(names = "--rounds", defaultValue = "3", description = "${DEFAULT-VALUE} if not given.")
-    private int rounds;
+    @Option(names = "--rounds", description = "Turns of each program.")
+    private int rounds = 3;
 
     @Option(
             names = "--many",
             paramLabel = "N",
-            defaultValue = "8",
-            description = "A number of ranks above that of cores; ${DEFAULT-VALUE} if not given.")
-    private int many;
+            description = "A number of ranks above that of cores.")
+    private int many = 8;
 
-    @Option(
-            names = "--idle",
-            paramLabel = "SECONDS",
-            defaultValue = "5",
-            description = "How long a rank waits; ${DEFAULT-VALUE} if not given.")
-    private int idle;
-
-    @Mixin private ReportOptions reports;
+    @Option(names = "--idle", paramLabel = "SECONDS", description = "How long a rank waits.")
+    private int idle = 5;
 
     @Parameters(
             paramLabel = "SIZE[:WARMUP:ITERATIONS]",
             description = "Sizes in bytes; 4K to 64M if not given.")
-    private List<String> sizes = List.of();
+    private List<String> sizes;
 
-    private BenchCompareCommand() {}
+    /**
+     * A program that takes cases as arguments and prints nccl-tests' table.
+     *
+     * @param command the program and its first arguments
+     */
+    private record Program(String name, List<String> command) {
+
+        /** Runs the program and returns the lines of its stdout. */
+        List<String> run(List<String> args) throws IOException, InterruptedException {
+            List<String> words = new ArrayList<>(command);
+            words.addAll(args);
+            Process process =
+                    new ProcessBuilder(words)
+                            .redirectError(ProcessBuilder.Redirect.INHERIT)
+                            .start();
+            Thread stop = new Thread(process::destroy, "stop-" + name);
+            Runtime.getRuntime().addShutdownHook(stop);
+            List<String> lines;
+            try (BufferedReader output = process.inputReader(StandardCharsets.UTF_8)) {
+                lines = output.lines().toList();
+            }
+            int code = process.waitFor();
+            Runtime.getRuntime().removeShutdownHook(stop);
+            if (code != 0) {
+                String printed = lines.isEmpty() ? "" : ": " + String.join("\n", lines);
+                throw new IOException(name + " ended with code " + code + printed);
+            }
+            return lines;
+        }
+
+        /** Measures cases; returns a row for each. */
+        List<BenchRow> measure(List<BenchCase> cases) throws IOException, InterruptedException {
+            List<String> lines = run(cases.stream().map(BenchCase::toString).toList());
+            List<BenchRow> rows =
+                    lines.stream().flatMap(line -> BenchRow.parse(line).stream()).toList();
+            if (rows.size() != cases.size()) {
+                throw new IOException(
+                        String.format(
+                                "%s printed %d rows instead of %d: %s",
+                                name, rows.size(), cases.size(), String.join("\n", lines)));
+            }
+            return rows;
+        }
+    }
 
     @Override
     public Integer call() throws Exception {
-        if (rounds < 1) {
-            throw new ParameterException(
-                    spec.commandLine(), "--rounds must be at least 1, not " + rounds);
-        }
-        Ranks.check(spec, "--many", many, false);
-        if (idle < 0) {
-            throw new ParameterException(
-                    spec.commandLine(), "--idle must be 0 or more, not " + idle);
-        }
-        List<BenchCase> cases = BenchCommand.cases(spec, sizes, Float.BYTES, Math.max(2, many));
-        PrintWriter out = spec.commandLine().getOut();
+        refuseIf(rounds < 1, "--rounds must be at least 1, not %d".formatted(rounds));
+        Ranks.check("--many", many, false);
+        refuseIf(idle < 0, "--idle must be 0 or more, not %d".formatted(idle));
+        List<BenchCase> cases = BenchCase.parse(sizes, Float.BYTES, Math.max(2, many));
         BenchComparison comparison = compare(cases);
-        out.printf("# all_reduce, 2 ranks, median of %d rounds%n%s%n", rounds, comparison);
-        out.printf("%s to peers:%n%s%n", PROCESSES, comparison.targets(PROCESSES));
-
+        print("# all_reduce, 2 ranks, median of %d rounds%n%s%n", rounds, comparison);
+        print("%s to peers:%n%s%n", PROCESSES, comparison.targets(PROCESSES));
+        Map<String, List<BenchRow>> medians = comparison.medians();
         Map<String, Double> slowdowns = new LinkedHashMap<>();
         Map<String, Integer> idleMillis = new LinkedHashMap<>();
         for (String ranks : List.of(THREADS, PROCESSES)) {
-            for (BenchRow row : comparison.medians().get(many(ranks))) {
+            for (BenchRow row : medians.get(many(ranks))) {
                 double slowdown = row.micros() / comparison.micros(ranks, row.size()).orElseThrow();
                 slowdowns.put(ranks + " " + row.size(), slowdown);
-                out.printf(
-                        "%s, %d bytes: %.1f times as long as 2%n",
-                        many(ranks), row.size(), slowdown);
+                print("%s, %d bytes: %.1f times as long as 2%n", many(ranks), row.size(), slowdown);
             }
-            idleMillis.put(ranks, idleMillis(ranks));
-            out.printf(
-                    "%s: %d ms of CPU time while waiting for %d s%n",
-                    ranks, idleMillis.get(ranks), idle);
-            out.flush();
+            int millis = idleMillis(ranks);
+            idleMillis.put(ranks, millis);
+            print("%s: %d ms of CPU time while waiting for %d s%n", ranks, millis, idle);
         }
-        if (reports.json() != null) {
-            store(comparison, slowdowns, idleMillis);
-        }
-        boolean correct =
-                comparison.medians().values().stream()
-                        .flatMap(List::stream)
-                        .allMatch(row -> row.wrong() == 0);
-        return correct ? 0 : 1;
+        begin("float32 all_reduce, 2 ranks on one host", versions == null ? Map.of() : versions);
+        put("rounds", rounds);
+        put("medians", medians);
+        put("processesToPeers", comparison.ratios(PROCESSES));
+        put("manyRanks", many);
+        put("manyRanksSlowdown", slowdowns);
+        put("idleSeconds", idle);
+        put("idleCpuMillis", idleMillis);
+        store();
+        return medians.values().stream().flatMap(List::stream).allMatch(row -> row.wrong() == 0)
+                ? 0
+                : 1;
     }
 
     private BenchComparison compare(List<BenchCase> cases)
             throws IOException, InterruptedException {
-        List<BenchProgram> programs = new ArrayList<>();
+        List<Program> programs = new ArrayList<>();
         // Peers run first: a broken one then fails before minutes of measurements.
-        peers.forEach(
-                (name, command) ->
-                        programs.add(
-                                new BenchProgram(
-                                        name, List.of("bash", "-c", command + " \"$@\"", name))));
+        if (peers != null) {
+            peers.forEach(
+                    (name, command) ->
+                            programs.add(
+                                    new Program(
+                                            name,
+                                            List.of("bash", "-c", command + " \"$@\"", name))));
+        }
         programs.add(program(THREADS, THREADS, 2, "--bind"));
         programs.add(program(PROCESSES, PROCESSES, 2, "--bind"));
         programs.add(program(many(THREADS), THREADS, many));
         programs.add(program(many(PROCESSES), PROCESSES, many));
-        PrintWriter err = spec.commandLine().getErr();
         BenchComparison comparison = new BenchComparison();
-        for (int round = 0; round < rounds; round++) {
-            for (BenchProgram program : programs) {
+        for (int round = 1; round <= rounds; round++) {
+            for (Program program : programs) {
                 // A round takes minutes.
-                err.printf("round %d of %d: %s%n", round + 1, rounds, program.name());
-                err.flush();
+                progress("round %d of %d: %s", round, rounds, program.name());
                 comparison.add(program.name(), program.measure(cases));
             }
         }
@@ -155,7 +180,7 @@ public final class BenchCompareCommand implements Callable<Integer> {
         return many + " " + ranks;
     }
 
-    private static BenchProgram program(String name, String kind, int ranks, String... options) {
+    private static Program program(String name, String kind, int ranks, String... options) {
         List<String> command = new ArrayList<>();
         command.add(Path.of(System.getProperty("java.home"), "bin", "java").toString());
         command.addAll(List.of("-cp", System.getProperty("java.class.path")));
@@ -164,7 +189,7 @@ public final class BenchCompareCommand implements Callable<Integer> {
             command.add("--processes");
         }
         command.addAll(List.of(options));
-        return new BenchProgram(name, command);
+        return new Program(name, command);
     }
 
     private int idleMillis(String kind) throws IOException, InterruptedException {
@@ -175,22 +200,5 @@ public final class BenchCompareCommand implements Callable<Integer> {
             }
         }
         throw new IOException("no idle time was printed");
-    }
-
-    private void store(
-            BenchComparison comparison,
-            Map<String, Double> slowdowns,
-            Map<String, Integer> idleMillis)
-            throws IOException {
-        BenchReport result = reports.report("float32 all_reduce, 2 ranks on one host", versions);
-        result.put("rounds", rounds);
-        result.put("medians", comparison.medians());
-        List<Ratio> ratios = comparison.ratios(PROCESSES);
-        result.put("processesToPeers", ratios);
-        result.put("manyRanks", many);
-        result.put("manyRanksSlowdown", slowdowns);
-        result.put("idleSeconds", idle);
-        result.put("idleCpuMillis", idleMillis);
-        result.store(reports.json());
     }
 }

@@ -10,6 +10,7 @@ import ai.djl.ndarray.types.Shape;
 import com.sun.management.OperatingSystemMXBean;
 import java.lang.management.ManagementFactory;
 import java.time.Duration;
+import java.util.Arrays;
 import java.util.Locale;
 import java.util.Map;
 import java.util.function.LongToIntFunction;
@@ -21,10 +22,7 @@ import org.djlx.nativeops.torch.Torch;
 /** One rank of a benchmark on the CPU. The slowest rank's median counts. */
 final class BenchJob implements AutoCloseable {
 
-    /**
-     * Elements per slice: values are made on the Java heap, which cannot hold those of a large
-     * tensor.
-     */
+    // Elements per slice: values are generated on the Java heap, which cannot hold a large tensor.
     private static final long SLICE = 4 << 20;
 
     private final ProcessGroup group;
@@ -46,27 +44,15 @@ final class BenchJob implements AutoCloseable {
         long part = wanted.size() / parts / type.itemSize();
         long inputCount = part * op.inputParts(worldSize);
         long outputCount = part * op.outputParts(worldSize);
-        try (NDArray output = tensor(outputCount, i -> 0);
-                NDArray input = op.inPlace() ? output : tensor(inputCount, i -> 0)) {
-            LongToIntFunction expected = i -> op.expected(group.rank(), worldSize, part, i);
+        try (NDArray output = tensor(outputCount);
+                NDArray input = op.inPlace() ? output : tensor(inputCount)) {
             Contender contender =
-                    new Contender() {
-                        @Override
-                        public NDArray call(int turn) {
-                            op.issue(group, output, input).await();
-                            return null;
-                        }
-
-                        @Override
-                        public void reset() {
-                            fill(input, i -> BenchOp.input(group.rank(), i));
-                        }
-
-                        @Override
-                        public NDArray kept() {
-                            return output;
-                        }
-                    };
+                    new Contender.IntoArrays(
+                            turn -> op.issue(group, output, input).await(),
+                            output,
+                            () -> fill(input, i -> BenchOp.input(group.rank(), i)),
+                            () -> {});
+            LongToIntFunction expected = i -> op.expected(group.rank(), worldSize, part, i);
             BenchRank rank =
                     new BenchRank(group, null, manager, new Meeting(group), new HostLane());
             SideBySide.Calls calls =
@@ -82,16 +68,15 @@ final class BenchJob implements AutoCloseable {
                 result.heap().get(GpuBenchRow.OURS)
             };
             reduce(slowest, ReduceOp.MAX);
-            double micros = slowest[0];
             long size = part * parts * type.itemSize();
-            double algbw = size / micros / 1e3;
+            double algbw = size / slowest[0] / 1e3;
             return new BenchRow(
                     size,
                     inputCount,
                     type.name().toLowerCase(Locale.ROOT),
                     op.redop(),
                     op.root(),
-                    micros,
+                    slowest[0],
                     algbw,
                     algbw * op.busFactor(worldSize),
                     (long) reduce(wrong, ReduceOp.SUM)[0],
@@ -100,7 +85,7 @@ final class BenchJob implements AutoCloseable {
     }
 
     /**
-     * Measures a wait in a barrier to which rank 0 comes late.
+     * Measures the CPU time of a wait in a barrier that rank 0 reaches late.
      *
      * @return the CPU time of a waiting rank's process in milliseconds
      */
@@ -108,7 +93,7 @@ final class BenchJob implements AutoCloseable {
         // The first waits load classes.
         group.barrier().await();
         OperatingSystemMXBean system =
-                (OperatingSystemMXBean) ManagementFactory.getOperatingSystemMXBean();
+                ManagementFactory.getPlatformMXBean(OperatingSystemMXBean.class);
         long before = system.getProcessCpuTime();
         if (group.rank() == 0) {
             Thread.sleep(time.toMillis());
@@ -122,30 +107,31 @@ final class BenchJob implements AutoCloseable {
     long wrong(NDArray output, LongToIntFunction expected) {
         long wrong = 0;
         for (long from = 0; from < output.size(); from += SLICE) {
-            long start = from;
             try (NDArray slice = slice(output, from);
-                    NDArray wanted = tensor(slice.size(), i -> expected.applyAsInt(start + i));
-                    NDArray differ = slice.neq(wanted);
-                    NDArray count = differ.countNonzero()) {
-                wrong += count.getLong();
+                    NDArray wanted = tensor(slice.size());
+                    NDArray values = values(from, slice.size(), expected)) {
+                Torch.copy(wanted, values);
+                try (NDArray differ = slice.neq(wanted);
+                        NDArray count = differ.countNonzero()) {
+                    wrong += count.getLong();
+                }
             }
         }
         return wrong;
     }
 
-    /** Creates a tensor. */
-    NDArray tensor(long count, LongToIntFunction value) {
+    /** Creates a tensor of zeros. */
+    NDArray tensor(long count) {
         NDArray tensor = Torch.empty(manager, new Shape(count), type);
-        fill(tensor, value);
+        fill(tensor, i -> 0);
         return tensor;
     }
 
     /** Sets each element to a function of its index. */
     void fill(NDArray tensor, LongToIntFunction value) {
         for (long from = 0; from < tensor.size(); from += SLICE) {
-            long start = from;
             try (NDArray slice = slice(tensor, from);
-                    NDArray values = create((int) slice.size(), i -> value.applyAsInt(start + i))) {
+                    NDArray values = values(from, slice.size(), value)) {
                 Torch.copy(slice, values);
             }
         }
@@ -156,11 +142,9 @@ final class BenchJob implements AutoCloseable {
     }
 
     /** Returns integers: their conversion wraps around as sums in a smaller type do. */
-    private NDArray create(int count, LongToIntFunction value) {
-        int[] values = new int[count];
-        for (int i = 0; i < values.length; i++) {
-            values[i] = value.applyAsInt(i);
-        }
+    private NDArray values(long from, long count, LongToIntFunction value) {
+        int[] values = new int[(int) count];
+        Arrays.setAll(values, i -> value.applyAsInt(from + i));
         return manager.create(values);
     }
 

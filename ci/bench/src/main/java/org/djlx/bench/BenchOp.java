@@ -6,6 +6,7 @@ package org.djlx.bench;
 
 import ai.djl.ndarray.NDArray;
 import java.util.Locale;
+import java.util.stream.IntStream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
@@ -54,18 +55,12 @@ enum BenchOp {
     }
 
     Work issue(ProcessGroup group, NDArray output, NDArray input) {
-        switch (this) {
-            case ALL_REDUCE:
-                return group.allReduce(output, ReduceOp.SUM);
-            case ALL_GATHER:
-                return group.allGatherIntoTensor(output, input);
-            case REDUCE_SCATTER:
-                return group.reduceScatterTensor(output, input, ReduceOp.SUM);
-            case BROADCAST:
-                return group.broadcast(output, root);
-            default:
-                throw new AssertionError(this);
-        }
+        return switch (this) {
+            case ALL_REDUCE -> group.allReduce(output, ReduceOp.SUM);
+            case ALL_GATHER -> group.allGatherIntoTensor(output, input);
+            case REDUCE_SCATTER -> group.reduceScatterTensor(output, input, ReduceOp.SUM);
+            case BROADCAST -> group.broadcast(output, root);
+        };
     }
 
     /** Returns a rank's input at an index. Values are small, so sums are exact in every type. */
@@ -77,39 +72,26 @@ enum BenchOp {
      * Returns a rank's expected output at an index; each rank has a part of {@code part} elements.
      */
     int expected(int rank, int worldSize, long part, long index) {
-        switch (this) {
-            case ALL_REDUCE:
-                return sum(worldSize, index);
-            case ALL_GATHER:
-                return input((int) (index / part), index % part);
-            case REDUCE_SCATTER:
-                return sum(worldSize, rank * part + index);
-            case BROADCAST:
-                return input(root, index);
-            default:
-                throw new AssertionError(this);
-        }
+        return switch (this) {
+            case ALL_REDUCE -> sum(worldSize, index);
+            case ALL_GATHER -> input((int) (index / part), index % part);
+            case REDUCE_SCATTER -> sum(worldSize, rank * part + index);
+            case BROADCAST -> input(root, index);
+        };
     }
 
     private static int sum(int worldSize, long index) {
-        int sum = 0;
-        for (int rank = 0; rank < worldSize; rank++) {
-            sum += input(rank, index);
-        }
-        return sum;
+        return IntStream.range(0, worldSize).map(rank -> input(rank, index)).sum();
     }
 
     /** Returns nccl-tests' factor from algbw to busbw, the speed of the links. */
     double busFactor(int worldSize) {
         double others = (worldSize - 1.0) / worldSize;
-        switch (this) {
-            case ALL_REDUCE:
-                return 2 * others;
-            case BROADCAST:
-                return 1;
-            default:
-                return others;
-        }
+        return switch (this) {
+            case ALL_REDUCE -> 2 * others;
+            case BROADCAST -> 1;
+            default -> others;
+        };
     }
 
     @Override

@@ -7,6 +7,7 @@ package org.djlx.bench;
 import com.google.gson.Gson;
 import com.google.gson.GsonBuilder;
 import java.io.IOException;
+import java.io.UncheckedIOException;
 import java.lang.management.ManagementFactory;
 import java.nio.file.Files;
 import java.nio.file.Path;
@@ -27,9 +28,8 @@ final class BenchReport {
     /**
      * Creates a report.
      *
-     * @param benchmark the description of the benchmark
-     * @param commit the commit that is measured; null if not known
-     * @param versions the versions of libraries; those of Java and the system are added
+     * @param commit the measured commit; null if it is not known
+     * @param versions the versions of libraries; the report adds Java's and the system's
      */
     BenchReport(String benchmark, String commit, Map<String, String> versions) throws IOException {
         put("benchmark", benchmark);
@@ -55,11 +55,15 @@ final class BenchReport {
     }
 
     /** Writes the report's current state. */
-    void store(Path json) throws IOException {
+    void store(Path json) {
         Gson gson = new GsonBuilder().setPrettyPrinting().create();
         Path file = json.toAbsolutePath();
-        Files.createDirectories(file.getParent());
-        Files.writeString(file, gson.toJson(values) + "\n");
+        try {
+            Files.createDirectories(file.getParent());
+            Files.writeString(file, gson.toJson(values) + "\n");
+        } catch (IOException e) {
+            throw new UncheckedIOException("cannot write the report " + file + ": " + e, e);
+        }
     }
 
     private static String cpuModel() throws IOException {

@@ -37,31 +37,12 @@ record BenchRow(
         long heap) {
 
     static final String HEADER =
-            String.format(
-                    "#%11s  %12s  %8s  %6s  %6s  %9s  %6s  %6s  %6s  %6s%n#%11s  %12s  %8s  %6s "
-                            + " %6s  %9s  %6s  %6s  %6s  %6s",
-                    "size",
-                    "count",
-                    "type",
-                    "redop",
-                    "root",
-                    "time",
-                    "algbw",
-                    "busbw",
-                    "#wrong",
-                    "heap",
-                    "(B)",
-                    "(elements)",
-                    "",
-                    "",
-                    "",
-                    "(us)",
-                    "(GB/s)",
-                    "(GB/s)",
-                    "",
-                    "(B)");
+            """
+            #       size         count      type   redop    root       time   algbw   busbw  #wrong    heap
+            #        (B)    (elements)                                 (us)  (GB/s)  (GB/s)             (B)\
+            """;
 
-    // Programs that are not Java print no heap.
+    // Programs in other languages print no heap.
     private static final Pattern ROW =
             Pattern.compile(
                     "(?:\\[\\d+]"

@@ -14,7 +14,9 @@ import ai.djl.training.ParameterStore;
 import ai.djl.training.initializer.NormalInitializer;
 import java.util.ArrayList;
 import java.util.Collections;
+import java.util.LinkedHashMap;
 import java.util.List;
+import java.util.Map;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.fusedops.nn.ParallelTransformerBlock;
@@ -26,8 +28,14 @@ import org.djlx.nativeops.torch.Torch;
 /**
  * Times the forward and backward pass of a sequence-parallel transformer block on one rank and, as
  * lower bounds, its matmuls and its attention alone.
+ *
+ * @param warmUp the uncounted rounds. The JVM compiles the host's code after some hundred rounds;
+ *     until then the GPU waits for the host at the start of a round
+ * @param turns the number of measurements
+ * @param rounds the rounds of a turn, one after the other
  */
-final class BlockBench {
+record BlockBench(
+        ProcessGroup group, Size size, ScalarType type, int warmUp, int turns, int rounds) {
 
     /**
      * The sizes of a block, as in Llama 3.
@@ -36,61 +44,47 @@ final class BlockBench {
      */
     record Size(int tokens, int size, int heads, int keyValueHeads, int headSize, int hidden) {}
 
-    /**
-     * Median milliseconds of a round.
-     *
-     * @param block the block, with the host running ahead of the GPU
-     * @param fromIdle the block, with an idle GPU at the start of each round: the GPU waits until
-     *     the host has launched the first kernels. In a model of many layers this happens once a
-     *     step, not once a block
-     * @param matmuls the matmuls alone
-     * @param attention the attention alone
-     * @param both matmuls, then attention. Matmuls at full power lower the GPU's clock, so this is
-     *     more than the sum of the two
-     */
-    record Times(double block, double fromIdle, double matmuls, double attention, double both) {}
-
-    private final ProcessGroup group;
-    private final Size size;
-    private final ScalarType type;
-    private final int warmUp;
-    private final int turns;
-    private final int rounds;
+    /** Milliseconds of the block, with the host running ahead of the GPU. */
+    static final String BLOCK = "blockMilliseconds";
 
     /**
-     * Creates a benchmark.
-     *
-     * @param warmUp the uncounted rounds. The JVM compiles the host's code after some hundred
-     *     rounds; until then the GPU waits for the host at the start of a round
-     * @param turns the number of measurements
-     * @param rounds the rounds of a turn, one after the other
+     * Milliseconds of the block, with an idle GPU at the start of each round: the GPU waits until
+     * the host has launched the first kernels. In a model of many layers this happens once a step,
+     * not once a block.
      */
-    BlockBench(ProcessGroup group, Size size, ScalarType type, int warmUp, int turns, int rounds) {
-        this.group = group;
-        this.size = size;
-        this.type = type;
-        this.warmUp = warmUp;
-        this.turns = turns;
-        this.rounds = rounds;
-    }
+    static final String FROM_IDLE = "blockFromIdleMilliseconds";
 
-    Times run() {
+    /** Milliseconds of the matmuls alone. */
+    static final String MATMULS = "matmulsMilliseconds";
+
+    /** Milliseconds of the attention alone. */
+    static final String ATTENTION = "attentionMilliseconds";
+
+    /**
+     * Milliseconds of the matmuls, then the attention. Matmuls at full power lower the GPU's clock,
+     * so this is more than the sum of the two.
+     */
+    static final String BOTH = "matmulsAndAttentionMilliseconds";
+
+    /** Returns the medians by their names in the report. */
+    Map<String, Double> run() {
+        Map<String, Double> medians = new LinkedHashMap<>();
         try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
             Round block = block(manager);
             Round matmuls = matmuls(manager);
             Round attention = attention(manager);
             double fromIdle = median(block, 1);
-            return new Times(
-                    median(block, rounds),
-                    fromIdle,
-                    median(matmuls, rounds),
-                    median(attention, rounds),
-                    median(
-                            own -> {
-                                matmuls.run(own);
-                                attention.run(own);
-                            },
-                            rounds));
+            medians.put(BLOCK, median(block, rounds));
+            medians.put(FROM_IDLE, fromIdle);
+            medians.put(MATMULS, median(matmuls, rounds));
+            medians.put(ATTENTION, median(attention, rounds));
+            Round both =
+                    own -> {
+                        matmuls.run(own);
+                        attention.run(own);
+                    };
+            medians.put(BOTH, median(both, rounds));
+            return medians;
         }
     }
 
@@ -209,7 +203,7 @@ final class BlockBench {
         };
     }
 
-    /** Returns an input whose gradient is computed and dropped. */
+    /** Returns an input with a gradient that is computed and dropped. */
     private static NDArray input(GradientScope scope, NDManager round, NDArray x) {
         NDArray input = x.stopGradient();
         input.attach(round);

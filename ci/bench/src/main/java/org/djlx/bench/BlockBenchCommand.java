@@ -4,19 +4,17 @@
  */
 package org.djlx.bench;
 
-import java.util.List;
-import java.util.concurrent.Callable;
+import static org.djlx.samples.common.UsageException.refuseIf;
+
+import java.util.LinkedHashMap;
+import java.util.Map;
 import org.djlx.nativeops.NativeVersions;
-import org.djlx.samples.common.ElementType;
-import org.djlx.samples.common.Gpus;
+import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.samples.common.RankOptions;
 import org.djlx.samples.common.Ranks;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Mixin;
-import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Option;
-import picocli.CommandLine.ParameterException;
-import picocli.CommandLine.Spec;
 
 /** {@code bench-block}: measures a tensor-parallel transformer block. */
 @Command(
@@ -27,157 +25,102 @@ import picocli.CommandLine.Spec;
                     + " attention alone. Times are the slowest rank's medians.",
             "Ranks are threads: one for each GPU, or 2 on the CPU, where smaller sizes make sense."
         })
-public final class BlockBenchCommand implements Callable<Integer> {
+final class BlockBenchCommand extends ReportCommand {
 
-    @Spec private CommandSpec spec;
+    private static final int HEAD = 128; // values of a head
 
     @Mixin
     private final RankOptions options =
             new RankOptions()
                     .ranksOfGpus()
-                    .types(ElementType.bfloat16, ElementType.bfloat16, ElementType.float32)
+                    .types("bfloat16", "bfloat16", "float32")
                     .typesOf("Element type of activations");
 
-    @Option(
-            names = "--tokens",
-            defaultValue = "8192",
-            description = "Length of the sequence; ${DEFAULT-VALUE} if not given.")
-    private int tokens;
+    @Option(names = "--tokens", description = "Length of the sequence.")
+    private int tokens = 8192;
 
-    @Option(
-            names = "--heads",
-            defaultValue = "32",
-            description = "Heads of 128 values; ${DEFAULT-VALUE} if not given.")
-    private int heads;
+    @Option(names = "--heads", description = "Heads of 128 values.")
+    private int heads = 32;
 
-    @Option(
-            names = "--key-value-heads",
-            defaultValue = "8",
-            description = "${DEFAULT-VALUE} if not given.")
-    private int keyValueHeads;
+    @Option(names = "--key-value-heads", description = "Heads of keys and values.")
+    private int keyValueHeads = 8;
 
-    @Option(
-            names = "--hidden",
-            defaultValue = "14336",
-            description = "Hidden values of the MLP; ${DEFAULT-VALUE} if not given.")
-    private int hidden;
+    @Option(names = "--hidden", description = "Hidden values of the MLP.")
+    private int hidden = 14336;
 
-    @Option(
-            names = "--warm-up",
-            defaultValue = "300",
-            description = "Uncounted rounds; ${DEFAULT-VALUE} if not given.")
-    private int warmUp;
+    @Option(names = "--warm-up", description = "Uncounted rounds.")
+    private int warmUp = 300;
 
-    @Option(names = "--turns", defaultValue = "20", description = "${DEFAULT-VALUE} if not given.")
-    private int turns;
+    @Option(names = "--turns", description = "Measurements.")
+    private int turns = 20;
 
     @Option(
             names = "--rounds",
-            defaultValue = "8",
             description =
                     "Rounds of a turn, one after the other as the layers of a model; a turn starts"
-                            + " with an idle GPU. ${DEFAULT-VALUE} if not given.")
-    private int rounds;
-
-    @Mixin private ReportOptions reports;
-
-    private BlockBenchCommand() {}
+                            + " with an idle GPU.")
+    private int rounds = 8;
 
     @Override
     public Integer call() throws Exception {
         options.check();
-        int gpus = Gpus.count();
+        int gpus = options.gpus();
         int count = options.count();
-        if (gpus > 0) {
-            Gpus.require(count);
-        }
-        ElementType type = options.type();
-        if (tokens < 1 || tokens % count != 0 || turns < 1 || rounds < 1 || warmUp < 0) {
-            throw new ParameterException(
-                    spec.commandLine(),
-                    String.format(
-                            "--tokens %d must be divisible among %s, --turns and --rounds be 1 or"
-                                    + " more, not %d and %d, and --warm-up 0 or more, not %d",
-                            tokens, Ranks.count(count), turns, rounds, warmUp));
-        }
-        if (heads < 1
-                || keyValueHeads < 1
-                || heads % count != 0
-                || heads % keyValueHeads != 0
-                || hidden < 1
-                || hidden % count != 0) {
-            throw new ParameterException(
-                    spec.commandLine(),
-                    String.format(
-                            "--heads %d and --hidden %d must be 1 or more and divisible among %s,"
-                                    + " and --key-value-heads %d divide --heads",
-                            heads, hidden, Ranks.count(count), keyValueHeads));
-        }
-        int headSize = 128;
+        refuseIf(
+                tokens < 1 || tokens % count != 0 || turns < 1 || rounds < 1 || warmUp < 0,
+                ("--tokens %d must be divisible among %s, --turns and --rounds be 1 or more, not %d"
+                                + " and %d, and --warm-up 0 or more, not %d")
+                        .formatted(tokens, Ranks.count(count), turns, rounds, warmUp));
+        refuseIf(
+                heads < 1
+                        || keyValueHeads < 1
+                        || heads % count != 0
+                        || heads % keyValueHeads != 0
+                        || hidden < 1
+                        || hidden % count != 0,
+                ("--heads %d and --hidden %d must be 1 or more and divisible among %s, and"
+                                + " --key-value-heads %d divide --heads")
+                        .formatted(heads, hidden, Ranks.count(count), keyValueHeads));
         BlockBench.Size size =
-                new BlockBench.Size(
-                        tokens, heads * headSize, heads, keyValueHeads, headSize, hidden);
-        List<BlockBench.Times> all =
-                options.here()
-                        .run(
-                                gpus > 0 ? "cuda_p2p" : "shm",
-                                group ->
-                                        new BlockBench(
-                                                        group,
-                                                        size,
-                                                        type.scalarType(),
-                                                        warmUp,
-                                                        turns,
-                                                        rounds)
-                                                .run());
-        double block = slowest(all.stream().map(BlockBench.Times::block).toList());
-        double fromIdle = slowest(all.stream().map(BlockBench.Times::fromIdle).toList());
-        double matmuls = slowest(all.stream().map(BlockBench.Times::matmuls).toList());
-        double attention = slowest(all.stream().map(BlockBench.Times::attention).toList());
-        double both = slowest(all.stream().map(BlockBench.Times::both).toList());
-        spec.commandLine()
-                .getOut()
-                .printf(
-                        "%s, %d tokens, %s: block %.2f ms (%.2f from idle), its matmuls alone"
-                                + " %.2f ms, its attention alone %.2f ms, one behind the other"
-                                + " %.2f ms; block / matmuls %.3f, block / both %.3f%n",
-                        Ranks.count(count) + " on " + (gpus > 0 ? "GPUs" : "the CPU"),
-                        tokens,
-                        type,
-                        block,
-                        fromIdle,
-                        matmuls,
-                        attention,
-                        both,
-                        block / matmuls,
-                        block / both);
-        spec.commandLine().getOut().flush();
-        if (reports.json() != null) {
-            BenchReport report =
-                    reports.report(
-                            "a transformer block, forward and backward, median",
-                            NativeVersions.query());
-            report.put("gpus", gpus);
-            report.put("ranks", count);
-            report.put("tokens", tokens);
-            report.put("size", size.size());
-            report.put("heads", heads);
-            report.put("keyValueHeads", keyValueHeads);
-            report.put("hidden", hidden);
-            report.put("dtype", type.name());
-            report.put("turns", turns);
-            report.put("rounds", rounds);
-            report.put("blockMilliseconds", block);
-            report.put("blockFromIdleMilliseconds", fromIdle);
-            report.put("matmulsMilliseconds", matmuls);
-            report.put("attentionMilliseconds", attention);
-            report.put("matmulsAndAttentionMilliseconds", both);
-            report.store(reports.json());
-        }
+                new BlockBench.Size(tokens, heads * HEAD, heads, keyValueHeads, HEAD, hidden);
+        ScalarType type = options.scalarType();
+        Map<String, Double> slowest = new LinkedHashMap<>();
+        options.here()
+                .run(
+                        gpus > 0 ? "cuda_p2p" : "shm",
+                        group -> new BlockBench(group, size, type, warmUp, turns, rounds).run())
+                .forEach(
+                        medians ->
+                                medians.forEach(
+                                        (name, time) -> slowest.merge(name, time, Math::max)));
+        double block = slowest.get(BlockBench.BLOCK);
+        print(
+                "%s, %d tokens, %s: block %.2f ms (%.2f from idle), its matmuls alone %.2f ms, its"
+                        + " attention alone %.2f ms, one behind the other %.2f ms; block / matmuls"
+                        + " %.3f, block / both %.3f%n",
+                options.placement(),
+                tokens,
+                options.type(),
+                block,
+                slowest.get(BlockBench.FROM_IDLE),
+                slowest.get(BlockBench.MATMULS),
+                slowest.get(BlockBench.ATTENTION),
+                slowest.get(BlockBench.BOTH),
+                block / slowest.get(BlockBench.MATMULS),
+                block / slowest.get(BlockBench.BOTH));
+        begin("a transformer block, forward and backward, median", NativeVersions.query());
+        put("gpus", gpus);
+        put("ranks", count);
+        put("tokens", tokens);
+        put("size", size.size());
+        put("heads", heads);
+        put("keyValueHeads", keyValueHeads);
+        put("hidden", hidden);
+        put("dtype", options.type());
+        put("turns", turns);
+        put("rounds", rounds);
+        slowest.forEach(this::put);
+        store();
         return 0;
-    }
-
-    private static double slowest(List<Double> times) {
-        return times.stream().mapToDouble(Double::doubleValue).max().orElseThrow();
     }
 }

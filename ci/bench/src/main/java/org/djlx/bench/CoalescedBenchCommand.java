@@ -5,14 +5,11 @@
 package org.djlx.bench;
 
 import ai.djl.ndarray.NDArray;
-import java.io.PrintWriter;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
-import java.util.Locale;
 import java.util.Map;
 import java.util.Random;
-import java.util.concurrent.Callable;
 import java.util.stream.IntStream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
@@ -23,9 +20,7 @@ import org.djlx.samples.common.Ranks;
 import org.djlx.samples.common.TextTable;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Mixin;
-import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Parameters;
-import picocli.CommandLine.Spec;
 
 /** {@code bench-coalesced}: compares coalesced collectives with separate ones. */
 @Command(
@@ -37,29 +32,20 @@ import picocli.CommandLine.Spec;
             "Ranks are threads; in a process started by 'launch' or torchrun, the command runs that"
                     + " process's rank."
         })
-public final class CoalescedBenchCommand implements Callable<Integer> {
+final class CoalescedBenchCommand extends ReportCommand {
 
     private static final List<BenchOp> OPERATIONS =
             List.of(BenchOp.ALL_REDUCE, BenchOp.ALL_GATHER, BenchOp.REDUCE_SCATTER);
     private static final int[] TENSORS = {2, 20};
-    private static final List<String> SIZES = List.of("4", "4K", "64K", "256K", "1M", "4M");
-    private static final long BYTES = 100L << 20; // of a rank in all turns of a row, about
+    private static final long BYTES = 100L << 20; // of a rank in all turns of a row, roughly
     private static final int MIN_TURNS = 40;
     private static final int MAX_TURNS = 4000;
     private static final int WARM_UPS = 4;
 
-    @Spec private CommandSpec spec;
-
     @Mixin private final RankOptions options = new RankOptions().ranks(2);
 
-    @Mixin private ReportOptions reports;
-
-    @Parameters(
-            paramLabel = "SIZE",
-            description = "Bytes of a rank's part of a tensor; 4 to 4M if not given.")
-    private List<String> sizes = SIZES;
-
-    private CoalescedBenchCommand() {}
+    @Parameters(paramLabel = "SIZE", description = "Bytes of a rank's part of a tensor.")
+    private List<String> sizes = List.of("4", "4K", "64K", "256K", "1M", "4M");
 
     /**
      * A row of the results.
@@ -89,49 +75,34 @@ public final class CoalescedBenchCommand implements Callable<Integer> {
         Ranks here = options.here();
         int most = Arrays.stream(TENSORS).max().orElseThrow();
         int tensors = most * (here.worldSize() + 1) * here.worldSize();
-        List<BenchCase> cases = BenchCommand.cases(spec, sizes, Float.BYTES, tensors);
+        List<BenchCase> cases = BenchCase.parse(sizes, Float.BYTES, tensors);
         List<Row> rows = here.run("shm", group -> measure(group, cases)).get(0);
         if (here.here().contains(0)) {
-            PrintWriter out = spec.commandLine().getOut();
             TextTable table =
                     new TextTable(
-                            "operation",
-                            "tensors",
-                            "bytes",
-                            "separate",
-                            "coalesced",
-                            "ratio",
-                            "wrong");
-            rows.forEach(
-                    row ->
-                            table.add(
-                                    row.operation,
-                                    row.tensors,
-                                    row.bytes,
-                                    rounded(row.separateMicros),
-                                    rounded(row.coalescedMicros),
-                                    rounded(row.ratio),
-                                    row.wrong));
-            out.printf("# %s, microseconds%n%s", Ranks.count(here.worldSize()), table);
-            out.flush();
-            if (reports.json() != null) {
-                BenchReport report =
-                        reports.report("float32 coalesced and separate, on one host", Map.of());
-                report.put("ranks", here.worldSize());
-                report.put("rows", rows);
-                report.store(reports.json());
+                            "operation,tensors,bytes,separate,coalesced,ratio,wrong".split(","));
+            for (Row row : rows) {
+                table.add(
+                        row.operation,
+                        row.tensors,
+                        row.bytes,
+                        number("%.2f", row.separateMicros),
+                        number("%.2f", row.coalescedMicros),
+                        number("%.2f", row.ratio),
+                        row.wrong);
             }
+            print("# %s, microseconds%n%s", Ranks.count(here.worldSize()), table);
+            begin("float32 coalesced and separate, on one host", Map.of());
+            put("ranks", here.worldSize());
+            put("rows", rows);
+            store();
         }
         return rows.stream().allMatch(row -> row.wrong == 0) ? 0 : 1;
     }
 
-    private static String rounded(double value) {
-        return String.format(Locale.ROOT, "%.2f", value);
-    }
-
     /** Measures on one rank; returns the same rows on all ranks. */
     private static List<Row> measure(ProcessGroup group, List<BenchCase> cases) {
-        // Warms the JVM up, which compiles during the first 20,000 calls or so.
+        // Warms up the JVM, which compiles during the first 20,000 calls or so.
         for (int i = 0; i < WARM_UPS; i++) {
             for (BenchOp op : OPERATIONS) {
                 measure(group, op, 2, 1);
@@ -156,35 +127,33 @@ public final class CoalescedBenchCommand implements Callable<Integer> {
             List<NDArray> outputs = new ArrayList<>();
             List<NDArray> inputs = new ArrayList<>();
             for (int i = 0; i < tensors; i++) {
-                outputs.add(job.tensor(elements * op.outputParts(worldSize), at -> 0));
+                outputs.add(job.tensor(elements * op.outputParts(worldSize)));
                 inputs.add(
                         op.inPlace()
                                 ? outputs.get(i)
-                                : job.tensor(elements * op.inputParts(worldSize), at -> 0));
+                                : job.tensor(elements * op.inputParts(worldSize)));
             }
             Random order = new Random(turns); // the same on all ranks
             double[] separate = new double[turns];
             double[] coalesced = new double[turns];
             for (int turn = -turns / 4; turn < turns; turn++) { // Negative turns warm up.
-                // In random order: the caches depend on the call before.
+                // Random order, because caches depend on the previous call.
                 boolean first = order.nextBoolean();
                 for (boolean together : new boolean[] {first, !first}) {
-                    double micros =
-                            timed(
-                                    group,
-                                    () -> {
-                                        if (together) {
-                                            coalesced(group, op, outputs, inputs).await();
-                                        } else {
-                                            separate(group, op, outputs, inputs);
-                                        }
-                                    });
+                    group.barrier().await();
+                    long start = System.nanoTime();
+                    if (together) {
+                        coalesced(group, op, outputs, inputs).await();
+                    } else {
+                        separate(group, op, outputs, inputs);
+                    }
                     if (turn >= 0) {
+                        double micros = (System.nanoTime() - start) / 1e3;
                         (together ? coalesced : separate)[turn] = micros;
                     }
                 }
             }
-            // Tensors differ: the check then detects mixed-up tensors.
+            // Each tensor has other values, so the check detects swapped tensors.
             for (int i = 0; i < tensors; i++) {
                 int factor = i + 1;
                 job.fill(inputs.get(i), at -> factor * BenchOp.input(group.rank(), at));
@@ -198,19 +167,20 @@ public final class CoalescedBenchCommand implements Callable<Integer> {
                                 outputs.get(i),
                                 at -> factor * op.expected(group.rank(), worldSize, elements, at));
             }
-            double theirs = slowest(job, separate);
-            double ours = slowest(job, coalesced);
+            // The median over turns of the slowest rank's time.
+            double apart = Stats.median(job.reduce(separate, ReduceOp.MAX));
+            double together = Stats.median(job.reduce(coalesced, ReduceOp.MAX));
             long wrongOfAll = (long) job.reduce(new double[] {wrong}, ReduceOp.SUM)[0];
             return new Row(
-                    op.toString(), tensors, bytes, turns, theirs, ours, ours / theirs, wrongOfAll);
+                    op.toString(),
+                    tensors,
+                    bytes,
+                    turns,
+                    apart,
+                    together,
+                    together / apart,
+                    wrongOfAll);
         }
-    }
-
-    private static double timed(ProcessGroup group, Runnable calls) {
-        group.barrier().await();
-        long start = System.nanoTime();
-        calls.run();
-        return (System.nanoTime() - start) / 1e3;
     }
 
     private static void separate(
@@ -229,10 +199,5 @@ public final class CoalescedBenchCommand implements Callable<Integer> {
             case REDUCE_SCATTER -> group.reduceScatterCoalesced(outputs, inputs, ReduceOp.SUM);
             default -> throw new AssertionError(op);
         };
-    }
-
-    /** Returns the median over turns of the slowest rank's time. */
-    private static double slowest(BenchJob job, double[] micros) {
-        return Stats.median(job.reduce(micros, ReduceOp.MAX));
     }
 }

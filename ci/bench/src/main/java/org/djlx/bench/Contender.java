@@ -5,6 +5,7 @@
 package org.djlx.bench;
 
 import ai.djl.ndarray.NDArray;
+import java.util.function.IntConsumer;
 
 /**
  * One way to do an operation on one rank. It rotates through several sets of inputs: no input is in
@@ -24,11 +25,7 @@ interface Contender extends AutoCloseable {
     /** Restores the inputs that calls overwrite. */
     default void reset() {}
 
-    /**
-     * Returns the array of the first turn's result.
-     *
-     * @return the array; null if calls return their results
-     */
+    /** Returns the array of the first turn's result; null if calls return their results. */
     default NDArray kept() {
         return null;
     }
@@ -40,4 +37,37 @@ interface Contender extends AutoCloseable {
 
     @Override
     default void close() {}
+
+    /**
+     * Writes results into arrays of its own.
+     *
+     * @param body the operation, by turn
+     * @param kept the array of the first turn's result; null if results are not checked
+     * @param restore restores the inputs that calls overwrite
+     * @param free frees the arrays
+     */
+    record IntoArrays(IntConsumer body, NDArray kept, Runnable restore, Runnable free)
+            implements Contender {
+
+        @Override
+        public NDArray call(int turn) {
+            body.accept(turn);
+            return null;
+        }
+
+        @Override
+        public void reset() {
+            restore.run();
+        }
+
+        @Override
+        public boolean isChecked() {
+            return kept != null;
+        }
+
+        @Override
+        public void close() {
+            free.run();
+        }
+    }
 }

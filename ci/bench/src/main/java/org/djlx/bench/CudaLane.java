@@ -21,9 +21,9 @@ final class CudaLane implements Lane {
     /**
      * Wraps a stream.
      *
-     * @param device stays the caller's
-     * @param stream stays the caller's. Not the default stream, and used for measured work only, so
-     *     that libtorch gives no memory of a graph to other work
+     * @param device the GPU; stays the caller's
+     * @param stream the stream; stays the caller's. Only measured work uses it: on the default
+     *     stream, libtorch could give memory of a graph to other work
      */
     CudaLane(CudaDevice device, CudaStream stream) {
         this.device = device;
@@ -40,7 +40,7 @@ final class CudaLane implements Lane {
 
     @Override
     public void synchronize() {
-        // Not the device: ranks may share it, and the others' work may wait for this rank.
+        // Not the device: ranks may share it, and another rank's work may wait for this rank.
         stream.synchronize();
     }
 

@@ -4,6 +4,7 @@
  */
 package org.djlx.bench;
 
+import com.google.gson.Gson;
 import com.google.gson.JsonObject;
 import com.google.gson.JsonParser;
 import java.io.IOException;
@@ -18,6 +19,7 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Iterator;
 import java.util.List;
+import java.util.Map;
 import java.util.Objects;
 import java.util.concurrent.Callable;
 import java.util.concurrent.CountDownLatch;
@@ -85,9 +87,7 @@ final class DecodeBench {
     /**
      * Runs concurrent clients.
      *
-     * @param clients the number of clients
      * @param each the requests of each client
-     * @return their results
      */
     Row run(int clients, int each) throws InterruptedException, ExecutionException {
         ExecutorService threads = Executors.newFixedThreadPool(clients);
@@ -128,20 +128,25 @@ final class DecodeBench {
     }
 
     private Answer ask(String prompt) throws InterruptedException {
-        JsonObject json = new JsonObject();
-        json.addProperty("prompt", prompt);
-        json.addProperty("max_tokens", tokens);
-        json.addProperty("temperature", 0);
-        json.addProperty("ignore_eos", true);
-        json.addProperty("stream", true);
-        JsonObject options = new JsonObject();
-        options.addProperty("include_usage", true);
-        json.add("stream_options", options);
+        Map<String, Object> json =
+                Map.of(
+                        "prompt",
+                        prompt,
+                        "max_tokens",
+                        tokens,
+                        "temperature",
+                        0,
+                        "ignore_eos",
+                        true,
+                        "stream",
+                        true,
+                        "stream_options",
+                        Map.of("include_usage", true));
         HttpRequest request =
                 HttpRequest.newBuilder(completions)
                         .timeout(PATIENCE)
                         .header("Content-Type", "application/json")
-                        .POST(BodyPublishers.ofString(json.toString()))
+                        .POST(BodyPublishers.ofString(new Gson().toJson(json)))
                         .build();
         long start = System.nanoTime();
         try {
@@ -158,8 +163,8 @@ final class DecodeBench {
     }
 
     /**
-     * Reads server-sent events to the end; otherwise the connection could not be reused. The second
-     * to last event has the token count.
+     * Reads all server-sent events, so that the connection can be reused. The last event before
+     * [DONE] has the token count.
      */
     private Answer read(Iterator<String> lines, long start) {
         double first = 0;

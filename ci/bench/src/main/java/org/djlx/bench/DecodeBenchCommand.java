@@ -4,9 +4,12 @@
  */
 package org.djlx.bench;
 
+import static org.djlx.samples.common.UsageException.refuseIf;
+
 import ai.djl.Device;
 import java.io.IOException;
-import java.io.PrintWriter;
+import java.nio.ByteBuffer;
+import java.nio.channels.FileChannel;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
@@ -17,8 +20,12 @@ import java.util.Locale;
 import java.util.Map;
 import java.util.concurrent.Callable;
 import java.util.concurrent.ExecutionException;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+import java.util.concurrent.Future;
 import java.util.concurrent.TimeoutException;
 import java.util.stream.IntStream;
+import java.util.stream.Stream;
 import org.djlx.fusedops.llm.api.TextApi;
 import org.djlx.fusedops.llm.engine.LlamaGenerator;
 import org.djlx.fusedops.llm.model.LlamaConfig;
@@ -35,11 +42,8 @@ import org.djlx.samples.serve.GenerationServer;
 import org.djlx.samples.serve.ServerOptions;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Mixin;
-import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Option;
-import picocli.CommandLine.ParameterException;
 import picocli.CommandLine.Parameters;
-import picocli.CommandLine.Spec;
 
 /** {@code bench-decode}: measures loading and text generation of a model. */
 @Command(
@@ -49,13 +53,11 @@ import picocli.CommandLine.Spec;
                 + " of a long prompt, and streamed answers to clients of its HTTP server. Server"
                 + " and clients share a process and its cores."
         })
-public final class DecodeBenchCommand implements Callable<Integer> {
+final class DecodeBenchCommand extends ReportCommand {
 
-    private static final Duration PATIENCE = Duration.ofMinutes(10);
     private static final int FIRST_TOKEN_RUNS = 5;
+    private static final int READ_BYTES = 16 << 20;
     private static final long DEFAULT_CACHE_BYTES = 2L << 30; // the generator's own choice at most
-
-    @Spec private CommandSpec spec;
 
     @Parameters(
             arity = "0..1",
@@ -86,43 +88,30 @@ public final class DecodeBenchCommand implements Callable<Integer> {
             names = "--batches",
             split = ",",
             defaultValue = "1,8,32",
-            description = "Batch sizes of the decode steps; ${DEFAULT-VALUE} if not given.")
+            description = "Batch sizes of the decode steps.")
     private int[] batches;
 
     @Option(
             names = "--prompt-tokens",
             paramLabel = "N",
-            defaultValue = "512",
-            description = "Tokens of the prompts in a batch; ${DEFAULT-VALUE} if not given.")
-    private int promptTokens;
+            description = "Tokens of the prompts in a batch.")
+    private int promptTokens = 512;
 
-    @Option(
-            names = "--long-prompt",
-            paramLabel = "N",
-            defaultValue = "4096",
-            description = "Tokens of the long prompt; ${DEFAULT-VALUE} if not given.")
-    private int longPrompt;
+    @Option(names = "--long-prompt", paramLabel = "N", description = "Tokens of the long prompt.")
+    private int longPrompt = 4096;
 
     @Option(
             names = "--clients",
             split = ",",
             defaultValue = "1,64",
-            description = "Numbers of concurrent clients; ${DEFAULT-VALUE} if not given.")
+            description = "Numbers of concurrent clients.")
     private int[] clients;
 
-    @Option(
-            names = "--tokens",
-            paramLabel = "N",
-            defaultValue = "64",
-            description = "Tokens of an answer; ${DEFAULT-VALUE} if not given.")
-    private int tokens;
+    @Option(names = "--tokens", paramLabel = "N", description = "Tokens of an answer.")
+    private int tokens = 64;
 
-    @Option(
-            names = "--requests",
-            paramLabel = "N",
-            defaultValue = "8",
-            description = "Requests of each client; ${DEFAULT-VALUE} if not given.")
-    private int requests;
+    @Option(names = "--requests", paramLabel = "N", description = "Requests of each client.")
+    private int requests = 8;
 
     @Option(
             names = "--torch",
@@ -132,22 +121,18 @@ public final class DecodeBenchCommand implements Callable<Integer> {
                             + " PyTorch's operators on GPUs, or reports why it cannot.")
     private String python;
 
-    @Mixin private ReportOptions reports;
-
-    private BenchReport report;
     private GpuRates rates; // null on the CPU, or if unknown
-
-    private DecodeBenchCommand() {}
 
     /**
      * The speed of loading.
      *
      * @param bytes the size of the weights' files
      * @param seconds the time until the model was ready
-     * @param readSeconds the time to read the files before, with a thread for each rank
+     * @param readSeconds the time of plain reads of the files before loading, with a thread for
+     *     each rank
      * @param partOfReadSpeed the speed of loading divided by that of reading
      */
-    private record Loading(
+    record Loading(
             long bytes,
             double seconds,
             double gigabytesPerSecond,
@@ -167,10 +152,10 @@ public final class DecodeBenchCommand implements Callable<Integer> {
     }
 
     /**
-     * Decode steps of a batch, greedy and sampled; on GPUs with the time to read the weights alone,
-     * and PyTorch's steps.
+     * Decode steps of a batch, greedy and sampled ({@code drawn}). On GPUs also the time to read
+     * the weights, and PyTorch's steps.
      */
-    private record StepRow(
+    record StepRow(
             int batch,
             int promptTokens,
             int newTokens,
@@ -180,56 +165,63 @@ public final class DecodeBenchCommand implements Callable<Integer> {
             double tokensPerSecond,
             double drawnMedianMicros,
             Double limitMicros,
-            Map<String, Double> torchMicros) {}
+            Map<String, Double> torchMicros) {
+
+        StepRow withTorch(Map<String, Double> micros) {
+            return new StepRow(
+                    batch,
+                    promptTokens,
+                    newTokens,
+                    steps,
+                    medianMicros,
+                    p90Micros,
+                    tokensPerSecond,
+                    drawnMedianMicros,
+                    limitMicros,
+                    micros);
+        }
+    }
 
     /** The time to the first token; on GPUs with PyTorch's matmuls of the prompt. */
-    private record FirstToken(int promptTokens, double medianMicros, Double torchMatmulMicros) {}
+    record FirstToken(int promptTokens, double medianMicros, Double torchMatmulMicros) {}
 
     @Override
     public Integer call() throws Exception {
         model.check();
-        checkOptions();
+        refuseIf(
+                IntStream.of(tokens, requests, promptTokens, longPrompt).anyMatch(n -> n < 1)
+                        || IntStream.of(batches).anyMatch(n -> n < 1)
+                        || IntStream.of(clients).anyMatch(n -> n < 1),
+                "--tokens, --requests, --prompt-tokens, --long-prompt, --batches and --clients must"
+                        + " be 1 or more");
+        refuseIf(
+                given != null && (size != null || parent != null),
+                "--model and --directory are for random models; leave them out with %s"
+                        .formatted(given));
         if (given != null) {
             return measure(given);
         }
+        refuseIf(
+                model.ranks().areProcesses(),
+                "ranks that are processes need a model that exists: give DIR");
         try (RandomLlama random =
                 RandomLlama.write(size == null ? RandomLlama.Size.TINY : size, parent)) {
             return measure(random.directory());
         }
     }
 
-    private void checkOptions() {
-        List<Integer> positive =
-                new ArrayList<>(List.of(tokens, requests, promptTokens, longPrompt));
-        Arrays.stream(batches).forEach(positive::add);
-        Arrays.stream(clients).forEach(positive::add);
-        check(
-                positive.stream().allMatch(value -> value > 0),
-                "--tokens, --requests, --prompt-tokens, --long-prompt, --batches and --clients must"
-                        + " be 1 or more");
-        check(
-                given == null || (size == null && parent == null),
-                "--model and --directory are for random models; leave them out with " + given);
-        check(
-                given != null || !model.ranks().areProcesses(),
-                "ranks that are processes need a model that exists: give DIR");
-    }
-
-    private void check(boolean right, String problem) {
-        if (!right) {
-            throw new ParameterException(spec.commandLine(), problem);
-        }
-    }
-
     private int measure(Path directory) throws Exception {
         int ranks = model.ranks().worldSize();
-        report = reports.report("text generation", NativeVersions.query());
-        List<Path> files = FileReads.weights(directory);
+        begin("text generation", NativeVersions.query());
+        List<Path> files;
+        try (Stream<Path> all = Files.list(directory)) {
+            files = all.filter(file -> file.toString().endsWith(".safetensors")).toList();
+        }
         long bytes = 0;
         for (Path file : files) {
             bytes += Files.size(file);
         }
-        double readSeconds = FileReads.seconds(files, ranks);
+        double readSeconds = readSeconds(files, ranks);
         rates = model.isGpu() ? rates() : null; // while there is memory
         LlamaConfig config = LlamaConfig.read(directory);
         long cache = cacheBytes(config, ranks);
@@ -243,8 +235,7 @@ public final class DecodeBenchCommand implements Callable<Integer> {
                 generator.awaitEnd();
                 return 0;
             }
-            Loading loading = Loading.of(bytes, (System.nanoTime() - start) / 1e9, readSeconds);
-            begin(config, loading);
+            report(config, Loading.of(bytes, (System.nanoTime() - start) / 1e9, readSeconds));
             steps = steps(generator, ranks);
             first = firstToken(generator);
             served = serve(directory, generator);
@@ -265,6 +256,34 @@ public final class DecodeBenchCommand implements Callable<Integer> {
     /** Returns the time to read the weights of a step; null on the CPU, or if it is unknown. */
     private Double limit(LlamaConfig config, int ranks) {
         return rates == null ? null : stepBytes(config, ranks) / rates.gigabytesPerSecond() / 1e3;
+    }
+
+    /** Reads files in parallel, a thread a file; returns the seconds, the limit of loading. */
+    private static double readSeconds(List<Path> files, int threads)
+            throws InterruptedException, ExecutionException {
+        ExecutorService readers = Executors.newFixedThreadPool(threads);
+        try {
+            List<Callable<Void>> reads = files.stream().map(DecodeBenchCommand::read).toList();
+            long start = System.nanoTime();
+            for (Future<Void> read : readers.invokeAll(reads)) {
+                read.get();
+            }
+            return (System.nanoTime() - start) / 1e9;
+        } finally {
+            readers.shutdownNow();
+        }
+    }
+
+    private static Callable<Void> read(Path file) {
+        return () -> {
+            ByteBuffer chunk = ByteBuffer.allocateDirect(READ_BYTES);
+            try (FileChannel channel = FileChannel.open(file)) {
+                while (channel.read(chunk) >= 0) {
+                    chunk.clear();
+                }
+            }
+            return null;
+        };
     }
 
     /** Returns the bytes of a rank's KV cache for the largest batch. */
@@ -288,11 +307,11 @@ public final class DecodeBenchCommand implements Callable<Integer> {
         return (layer * config.layers() + output + norms) * config.type().itemSize();
     }
 
-    private void begin(LlamaConfig config, Loading loading) throws IOException {
+    private void report(LlamaConfig config, Loading loading) {
         int ranks = model.ranks().worldSize();
         if (model.isGpu()) {
-            report.put("gpus", Gpus.names().subList(0, ranks));
-            report.put(
+            put("gpus", Gpus.names().subList(0, ranks));
+            put(
                     "limitMicros",
                     rates == null
                             ? "not known: the GPU's memory could not be measured"
@@ -304,9 +323,9 @@ public final class DecodeBenchCommand implements Callable<Integer> {
                                     rates.gigabytesPerSecond(),
                                     rates.gpu()));
         }
-        report.put("config", config);
-        report.put("ranks", model.placement());
-        report.put("loading", loading);
+        put("config", config);
+        put("ranks", model.placement());
+        put("loading", loading);
         print(
                 "%s%n%d bytes loaded in %.2f s, %.2f GB/s; read in %.2f s, %.2f GB/s: %.2f of that"
                         + " speed%n",
@@ -321,64 +340,55 @@ public final class DecodeBenchCommand implements Callable<Integer> {
     }
 
     private List<StepRow> steps(LlamaGenerator generator, int ranks)
-            throws IOException, InterruptedException, TimeoutException {
+            throws InterruptedException, TimeoutException {
         int longest = Math.max(longPrompt + 1, promptTokens + tokens);
-        check(
-                longest <= generator.maxLength(),
-                String.format(
-                        "--long-prompt or --prompt-tokens and --tokens need %d tokens, but the"
-                                + " longest sequence of this model is set to %d",
-                        longest, generator.maxLength()));
+        refuseIf(
+                longest > generator.maxLength(),
+                ("--long-prompt or --prompt-tokens and --tokens need %d tokens, but the longest"
+                                + " sequence of this model is set to %d")
+                        .formatted(longest, generator.maxLength()));
         Double limit = limit(generator.config(), ranks);
         StepBench bench = new StepBench(generator, generator.config().vocabularySize());
         List<StepRow> rows = new ArrayList<>();
+        TextTable table =
+                new TextTable(
+                        "batch,steps,median us,90 % us,tokens/s,sampled us,limit us".split(","));
+        put("steps", rows);
         for (int batch : batches) {
-            StepBench.Steps steps = bench.steps(batch, promptTokens, tokens, false);
-            StepBench.Steps drawn = bench.steps(batch, promptTokens, tokens, true);
+            StepBench.Steps greedy = bench.steps(batch, promptTokens, tokens, false);
+            StepBench.Steps sampled = bench.steps(batch, promptTokens, tokens, true);
             rows.add(
                     new StepRow(
                             batch,
                             promptTokens,
                             tokens,
-                            steps.steps(),
-                            steps.medianMicros(),
-                            steps.p90Micros(),
-                            steps.tokensPerSecond(),
-                            drawn.medianMicros(),
+                            greedy.steps(),
+                            greedy.medianMicros(),
+                            greedy.p90Micros(),
+                            greedy.tokensPerSecond(),
+                            sampled.medianMicros(),
                             limit,
                             null));
-            report.put("steps", rows);
-            store();
-        }
-        TextTable table =
-                new TextTable(
-                        "batch",
-                        "steps",
-                        "median us",
-                        "90 % us",
-                        "tokens/s",
-                        "drawn us",
-                        "limit us");
-        for (StepRow row : rows) {
             table.add(
-                    row.batch,
-                    row.steps,
-                    text(row.medianMicros),
-                    text(row.p90Micros),
-                    text(row.tokensPerSecond),
-                    text(row.drawnMedianMicros),
-                    limit == null ? "-" : text(limit));
+                    batch,
+                    greedy.steps(),
+                    text(greedy.medianMicros()),
+                    text(greedy.p90Micros()),
+                    text(greedy.tokensPerSecond()),
+                    text(sampled.medianMicros()),
+                    text(limit));
+            store();
         }
         print("%n%s", table);
         return rows;
     }
 
     private FirstToken firstToken(LlamaGenerator generator)
-            throws IOException, InterruptedException, TimeoutException {
+            throws InterruptedException, TimeoutException {
         StepBench bench = new StepBench(generator, generator.config().vocabularySize());
         double micros = bench.firstTokenMicros(longPrompt, FIRST_TOKEN_RUNS);
         FirstToken first = new FirstToken(longPrompt, micros, null);
-        report.put("firstToken", first);
+        put("firstToken", first);
         store();
         print("%nfirst token of a prompt of %d after %.0f us%n", longPrompt, micros);
         return first;
@@ -386,6 +396,7 @@ public final class DecodeBenchCommand implements Callable<Integer> {
 
     private List<DecodeBench.Row> serve(Path directory, LlamaGenerator generator)
             throws IOException, InterruptedException, ExecutionException {
+        Duration limit = Duration.ofMinutes(10);
         ServerOptions options =
                 new ServerOptions(
                         "127.0.0.1",
@@ -395,45 +406,44 @@ public final class DecodeBenchCommand implements Callable<Integer> {
                         1 << 20,
                         1 << 26,
                         1024,
-                        PATIENCE,
-                        PATIENCE,
+                        limit,
+                        limit,
                         Duration.ZERO);
         TextApi api = new TextApi("bench", generator, ChatTemplate.of(directory));
         List<DecodeBench.Row> rows = new ArrayList<>();
+        TextTable table =
+                new TextTable(
+                        "clients,requests,errors,tokens/s,first text ms,answer ms".split(","));
         try (GenerationServer server = new GenerationServer(api, generator, options)) {
             DecodeBench bench = new DecodeBench(server.port(), tokens);
             for (int count : clients) {
                 bench.run(count, 1); // Uncounted: the JVM compiles.
-                rows.add(bench.run(count, requests));
+                DecodeBench.Row row = bench.run(count, requests);
+                rows.add(row);
+                table.add(
+                        row.clients(),
+                        row.requests(),
+                        row.errors().size(),
+                        text(row.tokensPerSecond()),
+                        text(row.firstTextMillis()),
+                        text(row.answerMillis()));
             }
         }
-        report.put("servedTokens", tokens);
-        report.put("tokensWithoutText", tokensWithoutText(generator));
-        report.put("served", rows);
+        put("servedTokens", tokens);
+        put("tokensWithoutText", tokensWithoutText(generator));
+        put("served", rows);
         store();
-        TextTable table =
-                new TextTable(
-                        "clients", "requests", "errors", "tokens/s", "first text ms", "answer ms");
-        for (DecodeBench.Row row : rows) {
-            table.add(
-                    row.clients(),
-                    row.requests(),
-                    row.errors().size(),
-                    text(row.tokensPerSecond()),
-                    text(row.firstTextMillis()),
-                    text(row.answerMillis()));
-        }
         print("%nanswers of %d tokens, by the HTTP server%n%s", tokens, table);
         rows.stream()
                 .flatMap(row -> row.errors().stream())
                 .distinct()
-                .forEach(spec.commandLine().getErr()::println);
+                .forEach(error -> progress("%s", error));
         return rows;
     }
 
     /**
      * Counts the tokens without text, which clients do not see: those without a whole character. A
-     * random model has the special tokens and the parts of characters only.
+     * random model has only special tokens and parts of characters as such tokens.
      */
     private static long tokensWithoutText(LlamaGenerator generator) {
         TextTokenizer tokenizer = generator.tokenizer().orElseThrow();
@@ -444,32 +454,16 @@ public final class DecodeBenchCommand implements Callable<Integer> {
     }
 
     /** Measures PyTorch, which has the GPUs to itself now, and adds its times to the report. */
-    private void compare(LlamaConfig config, int ranks, List<StepRow> steps, FirstToken first)
-            throws IOException {
+    private void compare(LlamaConfig config, int ranks, List<StepRow> steps, FirstToken first) {
         DecodePeer.Result result =
                 DecodePeer.run(
                         python,
-                        TorchPeer.script(DecodePeer.SCRIPT),
+                        TorchPeer.script("decode_peer.py"),
                         DecodePeer.arguments(config, ranks, promptTokens, batches, longPrompt));
-        report.put("torch", result.torch());
-        report.put("torchNotes", result.notes());
-        List<StepRow> rows = new ArrayList<>();
-        for (StepRow row : steps) {
-            rows.add(
-                    new StepRow(
-                            row.batch,
-                            row.promptTokens,
-                            row.newTokens,
-                            row.steps,
-                            row.medianMicros,
-                            row.p90Micros,
-                            row.tokensPerSecond,
-                            row.drawnMedianMicros,
-                            row.limitMicros,
-                            result.stepMicros().get(row.batch)));
-        }
-        report.put("steps", rows);
-        report.put(
+        put("torch", result.torch());
+        put("torchNotes", result.notes());
+        steps.replaceAll(row -> row.withTorch(result.stepMicros().get(row.batch)));
+        put(
                 "firstToken",
                 new FirstToken(first.promptTokens, first.medianMicros, result.matmulMicros()));
         store();
@@ -482,19 +476,7 @@ public final class DecodeBenchCommand implements Callable<Integer> {
                 result.notes());
     }
 
-    private static String text(double value) {
-        return String.format("%.1f", value);
-    }
-
-    private void print(String format, Object... values) {
-        PrintWriter out = spec.commandLine().getOut();
-        out.printf(format, values);
-        out.flush();
-    }
-
-    private void store() throws IOException {
-        if (reports.json() != null) {
-            report.store(reports.json());
-        }
+    private static String text(Double value) {
+        return number("%.1f", value);
     }
 }

@@ -13,7 +13,6 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.stream.Collectors;
-import java.util.stream.Stream;
 import org.djlx.fusedops.llm.model.LlamaConfig;
 
 /**
@@ -21,9 +20,6 @@ import org.djlx.fusedops.llm.model.LlamaConfig;
  * the same GPUs.
  */
 final class DecodePeer {
-
-    /** The script's name. */
-    static final String SCRIPT = "decode_peer.py";
 
     private static final Duration PATIENCE = Duration.ofSeconds(120);
 
@@ -53,22 +49,24 @@ final class DecodePeer {
             LlamaConfig config, int ranks, int context, int[] batches, int prompt) {
         String all =
                 Arrays.stream(batches).mapToObj(String::valueOf).collect(Collectors.joining(","));
-        Map<String, Object> options = new LinkedHashMap<>();
-        options.put("--ranks", ranks);
-        options.put("--layers", config.layers());
-        options.put("--hidden", config.hiddenSize());
-        options.put("--inner", config.intermediateSize());
-        options.put("--heads", config.heads());
-        options.put("--kv-heads", config.kvHeads());
-        options.put("--head-size", config.headSize());
-        options.put("--vocabulary", config.vocabularySize());
-        options.put("--theta", config.rope().theta());
-        options.put("--context", context);
-        options.put("--batches", all);
-        options.put("--prompt", prompt);
-        return options.entrySet().stream()
-                .flatMap(option -> Stream.of(option.getKey(), option.getValue().toString()))
-                .toList();
+        return List.of(
+                ("--ranks %s --layers %s --hidden %s --inner %s --heads %s --kv-heads %s"
+                                + " --head-size %s --vocabulary %s --theta %s --context %s"
+                                + " --batches %s --prompt %s")
+                        .formatted(
+                                ranks,
+                                config.layers(),
+                                config.hiddenSize(),
+                                config.intermediateSize(),
+                                config.heads(),
+                                config.kvHeads(),
+                                config.headSize(),
+                                config.vocabularySize(),
+                                config.rope().theta(),
+                                context,
+                                all,
+                                prompt)
+                        .split(" "));
     }
 
     /**

@@ -31,7 +31,7 @@ import org.djlx.nativeops.torch.Torch;
  * An operation at one size in bfloat16: its contenders, and the expected result.
  *
  * @param operation all-reduce, or a fused operator
- * @param bytes the size of an all-reduce's tensor; 0 for others
+ * @param bytes the size of an all-reduce's tensor; 0 for other operations
  * @param m the rows of the unsharded A of a fused operator, or the rows of an all-reduce + RMSNorm
  * @param n the columns of the unsharded B, or the elements of a row
  * @param k the columns of A and rows of B
@@ -47,13 +47,10 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
     }
 
     private static final float EPSILON = 1e-5f; // of an RMSNorm
-
     private static final int WARM_UP = 200; // calls; the first ones are reported in a column
     private static final int TIMED = 5; // calls of a round
-
     private static final double HALF_ULP = 1 / 256.0;
-
-    // All turns together exceed the GPU's L2 cache, 50 MB on Hopper.
+    // The inputs of all turns exceed the GPU's L2 cache, 50 MB on Hopper.
     private static final long ROTATED_BYTES = 256 << 20;
     private static final int MIN_TURNS = 2;
     private static final int MAX_TURNS = 20;
@@ -70,7 +67,7 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
         return new GpuBenchCase(Operation.allReduceRmsNorm, 0, rows, hidden, 0);
     }
 
-    /** Returns the number of rotating inputs; those of small sizes all stay in the cache. */
+    /** Returns the number of rotating inputs; inputs of small sizes all stay in the cache. */
     int turns(int worldSize) {
         long turns = 1 + ROTATED_BYTES / turnBytes(worldSize);
         return (int) Math.max(MIN_TURNS, Math.min(MAX_TURNS, turns));
@@ -89,36 +86,32 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
         };
     }
 
-    /** The contenders, and the first turn's expected result in float64. */
-    private record Prepared(Map<String, Contender> contenders, Supplier<NDArray> expected) {}
-
     /** Measures on this rank; the row's error is the largest of its contenders. */
     GpuBenchRow measure(BenchRank rank, int gpus, int threads, int rounds) {
-        int turns = turns(rank.worldSize());
+        int worldSize = rank.worldSize();
+        Map<String, Contender> contenders = new LinkedHashMap<>();
         Map<String, String> notes = new LinkedHashMap<>();
-        Prepared prepared =
+        int turns = turns(worldSize);
+        Supplier<NDArray> expecting =
                 switch (operation) {
-                    case allReduce -> prepareAllReduce(rank, turns, notes);
-                    case allGatherMatmul -> prepareGather(rank, turns);
-                    case matmulReduceScatter -> prepareScatter(rank, turns);
-                    case allReduceRmsNorm -> prepareNorm(rank, turns);
+                    case allReduce -> addAllReduce(rank, turns, contenders, notes);
+                    case allGatherMatmul -> addGather(rank, turns, contenders);
+                    case matmulReduceScatter -> addScatter(rank, turns, contenders);
+                    case allReduceRmsNorm -> addNorm(rank, turns, contenders);
                 };
         // NCCL rounds at each rank, and a product is rounded once before the reduction.
-        double allowed = HALF_ULP * (rank.worldSize() + 1);
+        double allowed = HALF_ULP * (worldSize + 1);
         double[] error = {0};
         SideBySide.Result result;
+        SideBySide.Calls calls = new SideBySide.Calls(WARM_UP, TIMED, rounds, true);
         try (NDManager checks = rank.manager().newSubManager()) {
             // Before graphs are recorded: replays write into memory that is temporary now.
-            NDArray expected = prepared.expected.get();
+            NDArray expected = expecting.get();
             expected.attach(checks);
             result =
-                    new SideBySide(
-                                    rank,
-                                    turns,
-                                    turnBytes(rank.worldSize()),
-                                    new SideBySide.Calls(WARM_UP, TIMED, rounds, true))
+                    new SideBySide(rank, turns, turnBytes(worldSize), calls)
                             .measure(
-                                    prepared.contenders,
+                                    contenders,
                                     (name, array) -> {
                                         double own = error(array, expected);
                                         if (!(own <= allowed)) {
@@ -129,13 +122,13 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
         }
         // All ranks are done with each other's memory. A failed rank does not get here.
         rank.meeting().await();
-        prepared.contenders.values().forEach(Contender::close);
+        contenders.values().forEach(Contender::close);
         notes.putAll(result.notes());
         return new GpuBenchRow(
                 operation.name(),
                 sizes(),
                 operation == Operation.allReduce ? bytes : null,
-                rank.worldSize(),
+                worldSize,
                 threads,
                 gpus,
                 error[0],
@@ -153,10 +146,14 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
         };
     }
 
-    private Prepared prepareAllReduce(BenchRank rank, int turns, Map<String, String> notes) {
+    /** Adds the contenders; returns the first turn's expected result in float64, computed later. */
+    private Supplier<NDArray> addAllReduce(
+            BenchRank rank,
+            int turns,
+            Map<String, Contender> contenders,
+            Map<String, String> notes) {
         long count = bytes / 2;
         List<NDArray> inputs = arrays(turns, i -> rank.input(rank.ours().rank(), i, 0, count));
-        Map<String, Contender> contenders = new LinkedHashMap<>();
         List<NDArray> own = arrays(turns, i -> rank.empty(count));
         contenders.put(
                 OURS,
@@ -164,20 +161,17 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
                         inputs,
                         own,
                         i -> rank.ours().allReduce(own.get(i), ReduceOp.SUM, false),
-                        null));
+                        own.get(0)));
         if (rank.baseline() != null) {
             List<NDArray> plain = arrays(turns, i -> rank.empty(count));
-            contenders.put(
-                    NCCL,
-                    inPlace(inputs, plain, i -> rank.baseline().allReduce(plain.get(i)), null));
+            IntConsumer reduce = i -> rank.baseline().allReduce(plain.get(i));
+            contenders.put(NCCL, inPlace(inputs, plain, reduce, plain.get(0)));
             String failure = putWindows(rank, contenders, inputs);
             if (!failure.isEmpty()) {
                 notes.put(NCCL_WINDOWS, failure);
             }
         }
-        return new Prepared(
-                contenders,
-                () -> sum(rank.worldSize(), r -> doubles(rank.input(r, 0, 0, count), true)));
+        return () -> sum(rank.worldSize(), r -> doubles(rank.input(r, 0, 0, count)));
     }
 
     /**
@@ -188,87 +182,59 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
         // Aligned as an allocation.
         long distance = (bytes + 255) / 256 * 256;
         Baseline.Window window = null;
-        String failure = "";
+        String own = "";
         try {
             window = rank.baseline().window(distance * inputs.size());
         } catch (RuntimeException e) {
-            failure = String.valueOf(e.getMessage());
+            own = String.valueOf(e.getMessage());
         }
-        failure = rank.meeting().failureOfAny(failure);
-        if (!failure.isEmpty() && window != null) {
-            window.close();
-        } else if (window != null) {
-            Baseline.Window made = window;
-            List<NDArray> views =
-                    arrays(
-                            inputs.size(),
-                            i -> made.view(rank.manager(), i * distance, inputs.get(i).getShape()));
-            contenders.put(
-                    NCCL_WINDOWS,
-                    inPlace(inputs, views, i -> rank.baseline().allReduce(views.get(i)), made));
+        String failure = rank.meeting().failureOfAny(own);
+        if (window == null) {
+            return failure;
         }
-        return failure;
-    }
-
-    private static Contender inPlace(
-            List<NDArray> inputs,
-            List<NDArray> tensors,
-            IntConsumer reduce,
-            Baseline.Window window) {
-        return inPlace(inputs, tensors, reduce, tensors.get(0), window);
+        if (!failure.isEmpty()) {
+            window.free().run();
+            return failure;
+        }
+        Baseline.Window made = window;
+        Shape shape = inputs.get(0).getShape();
+        List<NDArray> views =
+                arrays(inputs.size(), i -> made.view(rank.manager(), i * distance, shape));
+        IntConsumer reduce = i -> rank.baseline().allReduce(views.get(i));
+        Contender reducing = inPlace(inputs, views, reduce, views.get(0));
+        contenders.put(
+                NCCL_WINDOWS,
+                new Contender.IntoArrays(
+                        reduce,
+                        views.get(0),
+                        reducing::reset,
+                        () -> {
+                            views.forEach(NDArray::close);
+                            made.free().run();
+                        }));
+        return "";
     }
 
     /**
-     * Returns a contender that reduces in place. Its reset restores the inputs, as sums of sums
-     * would overflow.
+     * Returns a contender that reduces in place. Its reset restores the inputs, because sums of
+     * sums would overflow.
      *
      * @param kept the first turn's result; null if it is not checked
-     * @param window the window of the tensors; null without one
      */
     private static Contender inPlace(
-            List<NDArray> inputs,
-            List<NDArray> tensors,
-            IntConsumer reduce,
-            NDArray kept,
-            Baseline.Window window) {
-        Contender contender =
-                new Contender() {
-                    @Override
-                    public NDArray call(int turn) {
-                        reduce.accept(turn);
-                        return null;
-                    }
-
-                    @Override
-                    public void reset() {
-                        for (int i = 0; i < tensors.size(); i++) {
-                            Torch.copy(tensors.get(i), inputs.get(i));
-                        }
-                    }
-
-                    @Override
-                    public NDArray kept() {
-                        return kept;
-                    }
-
-                    @Override
-                    public boolean isChecked() {
-                        return kept != null;
-                    }
-
-                    @Override
-                    public void close() {
-                        if (window != null) {
-                            tensors.forEach(NDArray::close);
-                            window.close();
-                        }
+            List<NDArray> inputs, List<NDArray> tensors, IntConsumer reduce, NDArray kept) {
+        Runnable restore =
+                () -> {
+                    for (int i = 0; i < tensors.size(); i++) {
+                        Torch.copy(tensors.get(i), inputs.get(i));
                     }
                 };
-        contender.reset();
-        return contender;
+        restore.run();
+        return new Contender.IntoArrays(reduce, kept, restore, () -> {});
     }
 
-    private Prepared prepareGather(BenchRank rank, int turns) {
+    private Supplier<NDArray> addGather(
+            BenchRank rank, int turns, Map<String, Contender> contenders) {
         int rows = m / rank.worldSize();
         int columns = n / rank.worldSize();
         int own = rank.ours().rank();
@@ -276,7 +242,6 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
         List<NDArray> bs = arrays(turns, i -> rank.input(own, i, 1, k, columns));
         List<NDArray> gathered = arrays(turns, i -> rank.input(own, i, 2, m, k));
         List<NDArray> outs = arrays(turns, i -> rank.empty(m, columns));
-        Map<String, Contender> contenders = new LinkedHashMap<>();
         contenders.put(
                 OURS,
                 turn ->
@@ -284,34 +249,27 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
                                         as.get(turn), List.of(bs.get(turn)), 0, rank.ours(), false)
                                 .outputs()
                                 .get(0));
+        IntConsumer gather = i -> rank.baseline().allGather(gathered.get(i), as.get(i));
         IntConsumer matmul = i -> Torch.mmOut(outs.get(i), gathered.get(i), bs.get(i));
-        putBaselines(
-                rank,
-                contenders,
-                i -> rank.baseline().allGather(gathered.get(i), as.get(i)),
-                matmul,
-                true,
-                outs.get(0));
-        return new Prepared(
-                contenders,
-                () -> {
-                    try (NDArray b = doubles(rank.input(own, 0, 1, k, columns), true)) {
-                        NDArray expected =
-                                Torch.empty(
-                                        rank.manager(), new Shape(m, columns), ScalarType.FLOAT64);
-                        for (int r = 0; r < rank.worldSize(); r++) {
-                            try (NDArray a = doubles(rank.input(r, 0, 0, rows, k), true);
-                                    NDArray part = a.matMul(b);
-                                    NDArray place = expected.get(r * rows + ":" + (r + 1) * rows)) {
-                                Torch.copy(place, part);
-                            }
-                        }
-                        return expected;
+        putBaselines(rank, contenders, gather, matmul, gather.andThen(matmul), outs.get(0));
+        return () -> {
+            try (NDArray b = doubles(rank.input(own, 0, 1, k, columns))) {
+                Shape shape = new Shape(m, columns);
+                NDArray expected = Torch.empty(rank.manager(), shape, ScalarType.FLOAT64);
+                for (int r = 0; r < rank.worldSize(); r++) {
+                    try (NDArray a = doubles(rank.input(r, 0, 0, rows, k));
+                            NDArray part = a.matMul(b);
+                            NDArray place = expected.get(r * rows + ":" + (r + 1) * rows)) {
+                        Torch.copy(place, part);
                     }
-                });
+                }
+                return expected;
+            }
+        };
     }
 
-    private Prepared prepareScatter(BenchRank rank, int turns) {
+    private Supplier<NDArray> addScatter(
+            BenchRank rank, int turns, Map<String, Contender> contenders) {
         int rows = m / rank.worldSize();
         int inner = k / rank.worldSize();
         int own = rank.ours().rank();
@@ -319,45 +277,32 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
         List<NDArray> bs = arrays(turns, i -> rank.input(own, i, 1, inner, n));
         List<NDArray> products = arrays(turns, i -> rank.empty(m, n));
         List<NDArray> parts = arrays(turns, i -> rank.empty(rows, n));
-        Map<String, Contender> contenders = new LinkedHashMap<>();
         contenders.put(
                 OURS,
                 turn ->
                         FusedOps.matmulReduceScatter(
                                 as.get(turn), bs.get(turn), ReduceOp.SUM, 0, rank.ours()));
         IntConsumer matmul = i -> Torch.mmOut(products.get(i), as.get(i), bs.get(i));
-        putBaselines(
-                rank,
-                contenders,
-                i -> rank.baseline().reduceScatter(parts.get(i), products.get(i)),
-                matmul,
-                false,
-                parts.get(0));
-        return new Prepared(
-                contenders,
-                () ->
-                        sum(
-                                rank.worldSize(),
-                                r -> {
-                                    try (NDArray a = rank.input(r, 0, 0, m, inner);
-                                            NDArray mine =
-                                                    doubles(
-                                                            a.get(
-                                                                    own * rows
-                                                                            + ":"
-                                                                            + (own + 1) * rows),
-                                                            true);
-                                            NDArray b =
-                                                    doubles(rank.input(r, 0, 1, inner, n), true)) {
-                                        return mine.matMul(b);
-                                    }
-                                }));
+        IntConsumer scatter = i -> rank.baseline().reduceScatter(parts.get(i), products.get(i));
+        putBaselines(rank, contenders, scatter, matmul, matmul.andThen(scatter), parts.get(0));
+        String range = own * rows + ":" + (own + 1) * rows;
+        IntFunction<NDArray> product =
+                r -> {
+                    try (NDArray a = rank.input(r, 0, 0, m, inner);
+                            NDArray mine = doubles(a.get(range));
+                            NDArray b = doubles(rank.input(r, 0, 1, inner, n))) {
+                        return mine.matMul(b);
+                    }
+                };
+        return () -> sum(rank.worldSize(), product);
     }
 
-    private Prepared prepareNorm(BenchRank rank, int turns) {
+    private Supplier<NDArray> addNorm(
+            BenchRank rank, int turns, Map<String, Contender> contenders) {
         List<NDArray> partials = arrays(turns, i -> rank.input(rank.ours().rank(), i, 0, m, n));
         List<NDArray> residuals = arrays(turns, i -> rank.input(0, i, 1, m, n));
         List<NDArray> weights = arrays(turns, i -> rank.input(0, i, 2, n));
+        NDArray epsilon = rank.manager().create(EPSILON);
         Contender ours =
                 turn -> {
                     NormedResidual result =
@@ -370,36 +315,27 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
                     result.residual().close();
                     return result.norm();
                 };
-        Map<String, Contender> contenders = new LinkedHashMap<>();
         contenders.put(OURS, ours);
         if (rank.baseline() != null) {
             // Not the last contender: ranks meet before the next one, outside of this scope.
             contenders.put(OURS_APART, turn -> notFused(ours, turn));
             List<NDArray> sums = arrays(turns, i -> rank.empty(m, n));
             List<NDArray> norms = arrays(turns, i -> rank.empty(m, n));
-            NDArray epsilon = rank.manager().create(EPSILON);
             IntConsumer collective = i -> rank.baseline().allReduce(sums.get(i));
-            IntConsumer both =
-                    collective.andThen(
-                            i ->
-                                    norm(
-                                            sums.get(i),
-                                            residuals.get(i),
-                                            weights.get(i),
-                                            epsilon,
-                                            norms.get(i)));
-            contenders.put(NCCL, inPlace(partials, sums, both, norms.get(0), null));
-            contenders.put(COMMUNICATION, inPlace(partials, sums, collective, null, null));
+            IntConsumer norm =
+                    i -> {
+                        try (NDArray wide = Torch.cast(sums.get(i), ScalarType.FLOAT32)) {
+                            norm(wide, residuals.get(i), weights.get(i), epsilon);
+                            Torch.copy(norms.get(i), wide);
+                        }
+                    };
+            contenders.put(NCCL, inPlace(partials, sums, collective.andThen(norm), norms.get(0)));
+            contenders.put(COMMUNICATION, inPlace(partials, sums, collective, null));
         }
-        return new Prepared(
-                contenders,
-                () ->
-                        expectedNorm(
-                                sum(
-                                        rank.worldSize(),
-                                        r -> doubles(rank.input(r, 0, 0, m, n), true)),
-                                residuals.get(0),
-                                weights.get(0)));
+        return () -> {
+            NDArray sum = sum(rank.worldSize(), r -> doubles(rank.input(r, 0, 0, m, n)));
+            return norm(sum, residuals.get(0), weights.get(0), epsilon);
+        };
     }
 
     /** Calls with fallback forced, which affects all threads of the process. */
@@ -410,29 +346,18 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
         }
     }
 
-    /** The unfused norm. It uses arrays only, so that a graph can record it. */
-    private static void norm(
-            NDArray sum, NDArray residual, NDArray weight, NDArray epsilon, NDArray norm) {
-        try (NDArray wide = Torch.cast(residual, ScalarType.FLOAT32);
-                NDArray addend = Torch.cast(sum, ScalarType.FLOAT32);
-                NDArray factors = Torch.cast(weight, ScalarType.FLOAT32)) {
-            wide.addi(addend);
-            try (NDArray squares = wide.square();
-                    NDArray mean = squares.mean(new int[] {1}, true);
-                    NDArray root = mean.addi(epsilon).sqrt()) {
-                wide.divi(root).muli(factors);
-            }
-            Torch.copy(norm, wide);
-        }
-    }
-
-    private static NDArray expectedNorm(NDArray sum, NDArray residual, NDArray weight) {
-        try (NDArray addend = doubles(residual, false);
-                NDArray factors = doubles(weight, false)) {
+    /**
+     * Replaces a sum by the RMSNorm of sum and residual, in the sum's type. A graph can record it,
+     * because all operands are arrays.
+     */
+    private static NDArray norm(NDArray sum, NDArray residual, NDArray weight, NDArray epsilon) {
+        ScalarType type = Torch.scalarType(sum);
+        try (NDArray addend = Torch.cast(residual, type);
+                NDArray factors = Torch.cast(weight, type)) {
             sum.addi(addend);
             try (NDArray squares = sum.square();
                     NDArray mean = squares.mean(new int[] {1}, true);
-                    NDArray root = mean.addi(EPSILON).sqrt()) {
+                    NDArray root = mean.addi(epsilon).sqrt()) {
                 return sum.divi(root).muli(factors);
             }
         }
@@ -444,11 +369,9 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
             Map<String, Contender> contenders,
             IntConsumer collective,
             IntConsumer matmul,
-            boolean collectiveFirst,
+            IntConsumer both,
             NDArray kept) {
         if (rank.baseline() != null) {
-            IntConsumer both =
-                    collectiveFirst ? collective.andThen(matmul) : matmul.andThen(collective);
             contenders.put(NCCL, intoArrays(both, kept));
         }
         contenders.put(MATMUL, intoArrays(matmul, null));
@@ -457,27 +380,8 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
         }
     }
 
-    /**
-     * Returns a contender that writes into its own arrays; without {@code kept}, it is not checked.
-     */
     private static Contender intoArrays(IntConsumer body, NDArray kept) {
-        return new Contender() {
-            @Override
-            public NDArray call(int turn) {
-                body.accept(turn);
-                return null;
-            }
-
-            @Override
-            public NDArray kept() {
-                return kept;
-            }
-
-            @Override
-            public boolean isChecked() {
-                return kept != null;
-            }
-        };
+        return new Contender.IntoArrays(body, kept, () -> {}, () -> {});
     }
 
     private static List<NDArray> arrays(int turns, IntFunction<NDArray> maker) {
@@ -496,7 +400,7 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
 
     /** Returns the largest error relative to the largest magnitude. */
     private static double error(NDArray result, NDArray expected) {
-        try (NDArray difference = doubles(result, false)) {
+        try (NDArray difference = Torch.cast(result, ScalarType.FLOAT64)) {
             difference.subi(expected);
             return magnitude(difference) / magnitude(expected);
         }
@@ -509,11 +413,10 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
         }
     }
 
-    private static NDArray doubles(NDArray array, boolean close) {
-        NDArray wide = Torch.cast(array, ScalarType.FLOAT64);
-        if (close) {
-            array.close();
+    /** Returns an array in float64, and closes the array. */
+    private static NDArray doubles(NDArray array) {
+        try (array) {
+            return Torch.cast(array, ScalarType.FLOAT64);
         }
-        return wide;
     }
 }

@@ -4,11 +4,11 @@
  */
 package org.djlx.bench;
 
+import static org.djlx.samples.common.UsageException.refuseIf;
+
 import java.io.IOException;
-import java.time.Duration;
 import java.util.List;
 import java.util.Map;
-import java.util.concurrent.Callable;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.NativeVersions;
 import org.djlx.nativeops.cuda.CudaDevice;
@@ -17,10 +17,7 @@ import org.djlx.samples.common.RankOptions;
 import org.djlx.samples.common.Ranks;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Mixin;
-import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Option;
-import picocli.CommandLine.ParameterException;
-import picocli.CommandLine.Spec;
 
 /** {@code bench-gpu}: compares all-reduce and the fused operators on GPUs with NCCL and PyTorch. */
 @Command(
@@ -35,16 +32,13 @@ import picocli.CommandLine.Spec;
                 + " 'host' are times of the calling thread. More ranks than GPUs share GPUs; NCCL"
                 + " does not allow that and has no column then."
         })
-public final class GpuBenchCommand implements Callable<Integer> {
+final class GpuBenchCommand extends ReportCommand {
 
     private static final int MAX_RANKS = 8;
-    private static final Duration TORCH_PATIENCE = Duration.ofSeconds(120);
 
-    // CudaP2pOptions.Builder.optSharedGpus says why.
+    // CudaP2pOptions.Builder.optSharedGpus explains these variables.
     private static final Map<String, String> SHARING =
             Map.of("CUDA_MODULE_LOADING", "EAGER", "CUDA_DEVICE_MAX_CONNECTIONS", "32");
-
-    @Spec private CommandSpec spec;
 
     @Mixin private final RankOptions options = new RankOptions().ranksOfGpus().most(MAX_RANKS);
 
@@ -53,7 +47,7 @@ public final class GpuBenchCommand implements Callable<Integer> {
             paramLabel = "SIZE",
             split = ",",
             defaultValue = GpuBenchPlan.BYTES,
-            description = "Sizes of all-reduces, or none; ${DEFAULT-VALUE} if not given.")
+            description = "Sizes of all-reduces, or none.")
     private List<String> bytes;
 
     @Option(
@@ -66,16 +60,11 @@ public final class GpuBenchCommand implements Callable<Integer> {
                             + " before, of one of them; tiny is 16 for each rank; llama-8b and"
                             + " llama-70b are a model's, with M from 16 to 32768, or for example"
                             + " llama-8b:64-512; norm:8x4096 is an all-reduce + RMSNorm of 8 rows,"
-                            + " norms are those of decoding. ${DEFAULT-VALUE} if not given.")
+                            + " norms are those of decoding.")
     private List<String> shapes;
 
-    @Option(
-            names = "--rounds",
-            defaultValue = "20",
-            description =
-                    "Turns of 5 calls and 2 launches of a graph each; ${DEFAULT-VALUE} if not"
-                            + " given.")
-    private int rounds;
+    @Option(names = "--rounds", description = "Turns of 5 calls and 2 launches of a graph each.")
+    private int rounds = 20;
 
     @Option(
             names = "--torch",
@@ -85,33 +74,23 @@ public final class GpuBenchCommand implements Callable<Integer> {
                             + " it cannot.")
     private String python;
 
-    @Mixin private ReportOptions reports;
-
-    private GpuBenchCommand() {}
-
     @Override
     public Integer call() throws Exception {
         options.check();
-        if (rounds < 1) {
-            throw new ParameterException(
-                    spec.commandLine(), "--rounds must be at least 1, not " + rounds);
-        }
-        // Checks the shapes first.
-        cases(1);
+        refuseIf(rounds < 1, "--rounds must be at least 1, not %s".formatted(rounds));
+        GpuBenchPlan.cases(shapes, bytes, 1); // Checks the shapes before the GPUs.
         Gpus.require(1, NativeLibrary.NCCL, NativeLibrary.NVRTC);
         Ranks here = options.here();
         int worldSize = here.worldSize();
         int threads = here.here().size();
         int gpus = Math.min(worldSize, CudaDevice.count());
         if (gpus < worldSize && !System.getenv().entrySet().containsAll(SHARING.entrySet())) {
-            spec.commandLine()
-                    .getErr()
-                    .printf(
-                            "%d ranks share %d GPUs: without %s in the environment they may wait"
-                                    + " for each other until they time out%n",
-                            worldSize, gpus, SHARING);
+            progress(
+                    "%d ranks share %d GPUs: without %s in the environment they may wait for each"
+                            + " other until they time out",
+                    worldSize, gpus, SHARING);
         }
-        List<GpuBenchCase> cases = cases(worldSize);
+        List<GpuBenchCase> cases = GpuBenchPlan.cases(shapes, bytes, worldSize);
         GpuBenchJob job = new GpuBenchJob(cases, rounds, threads, gpus);
         List<Boolean> correct =
                 here.run(
@@ -121,42 +100,32 @@ public final class GpuBenchCommand implements Callable<Integer> {
                             if (control.rank() > 0) {
                                 return job.run(meeting, seconds -> {}, (wanted, row) -> {});
                             }
-                            try (GpuBenchResults results = results(worldSize, threads, gpus)) {
-                                boolean right = job.run(meeting, results::began, results::add);
-                                results.print(spec.commandLine().getOut());
-                                return right;
+                            try (TorchPeer torch =
+                                    TorchPeer.start(python, "torch_peer.py", worldSize)) {
+                                return report(job, meeting, torch, threads, gpus);
                             }
                         });
         return correct.contains(false) ? 1 : 0;
     }
 
-    private GpuBenchResults results(int worldSize, int threads, int gpus) throws IOException {
-        BenchReport report =
-                reports.report(
-                        "all_reduce and fused operators, bfloat16, a "
-                                + (threads == worldSize ? "thread" : "process")
-                                + " a rank",
-                        NativeVersions.query());
-        report.put("gpus", Gpus.names().subList(0, gpus));
-        report.put("ranks", worldSize);
-        report.put("rounds", rounds);
-        TorchPeer torch =
-                python == null
-                        ? null
-                        : TorchPeer.start(
-                                python,
-                                TorchPeer.script("torch_peer.py"),
-                                List.of("--ranks", Integer.toString(worldSize)),
-                                TORCH_PATIENCE);
-        return new GpuBenchResults(
-                report, reports.json(), torch, rounds, spec.commandLine().getErr());
-    }
-
-    private List<GpuBenchCase> cases(int worldSize) {
-        try {
-            return GpuBenchPlan.cases(shapes, bytes, worldSize);
-        } catch (IllegalArgumentException e) {
-            throw new ParameterException(spec.commandLine(), e.getMessage(), e);
+    /** Runs rank 0, which reports. */
+    private boolean report(GpuBenchJob job, Meeting meeting, TorchPeer torch, int threads, int gpus)
+            throws IOException {
+        int worldSize = meeting.control().worldSize();
+        begin(
+                "all_reduce and fused operators, bfloat16, a "
+                        + (threads == worldSize ? "thread" : "process")
+                        + " a rank",
+                NativeVersions.query());
+        put("gpus", Gpus.names().subList(0, gpus));
+        put("ranks", worldSize);
+        put("rounds", rounds);
+        if (torch != null) {
+            put("torch", torch.description());
         }
+        GpuBenchResults results = new GpuBenchResults(this, torch, rounds);
+        boolean right = job.run(meeting, seconds -> put("groupSeconds", seconds), results::add);
+        print("bfloat16, microseconds, replayed and eager%n%n%s", results.table());
+        return right;
     }
 }

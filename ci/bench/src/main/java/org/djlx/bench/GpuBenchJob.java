@@ -5,8 +5,6 @@
 package org.djlx.bench;
 
 import ai.djl.ndarray.NDManager;
-import com.google.gson.Gson;
-import com.google.gson.GsonBuilder;
 import java.time.Duration;
 import java.util.List;
 import java.util.function.BiConsumer;
@@ -29,8 +27,6 @@ import org.djlx.nativeops.torch.Torch;
  */
 final class GpuBenchJob {
 
-    private static final Gson GSON =
-            new GsonBuilder().serializeSpecialFloatingPointValues().create();
     private static final String THIS_HOST = "127.0.0.1";
     private static final Duration TIMEOUT = Duration.ofMinutes(2);
 
@@ -62,7 +58,8 @@ final class GpuBenchJob {
      */
     boolean run(Meeting meeting, DoubleConsumer began, BiConsumer<GpuBenchCase, GpuBenchRow> rows) {
         int worldSize = meeting.control().worldSize();
-        meeting.await(); // Starting PyTorch on rank 0 may take longer than our group's timeout.
+        meeting.await(); // Starting PyTorch on rank 0 may take longer than the measured group's
+        // timeout.
         if (threads == worldSize) {
             return run(meeting, storeOfThreads, began, rows);
         }
@@ -113,7 +110,7 @@ final class GpuBenchJob {
                     try (NDManager manager = NDManager.newBaseManager(device.device(), "PyTorch")) {
                         BenchRank rank = new BenchRank(ours, baseline, manager, meeting, lane);
                         GpuBenchRow row =
-                                merged(meeting, wanted.measure(rank, gpus, threads, rounds));
+                                wanted.measure(rank, gpus, threads, rounds).merged(meeting);
                         correct &= row.correct();
                         rows.accept(wanted, row);
                     }
@@ -123,7 +120,7 @@ final class GpuBenchJob {
                 return correct;
             } finally {
                 if (!done && baseline != null) {
-                    baseline.abort(); // Closing it would wait for the other ranks.
+                    baseline.abort(); // close() would wait for the other ranks.
                 }
                 guard.close();
             }
@@ -144,14 +141,6 @@ final class GpuBenchJob {
                         .max()
                         .orElseThrow());
         return group;
-    }
-
-    /** Returns the row with the slowest rank's times. */
-    static GpuBenchRow merged(Meeting meeting, GpuBenchRow own) {
-        return meeting.exchange(GSON.toJson(own)).stream()
-                .map(json -> GSON.fromJson(json, GpuBenchRow.class))
-                .reduce(GpuBenchRow::slowest)
-                .orElseThrow();
     }
 
     /**

@@ -4,12 +4,15 @@
  */
 package org.djlx.bench;
 
+import static org.djlx.samples.common.UsageException.refuseIf;
+
 import java.util.ArrayList;
 import java.util.List;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 import org.djlx.bench.GpuBenchCase.Operation;
 import org.djlx.samples.common.Ranks;
+import org.djlx.samples.common.UsageException;
 
 /** Parses the cases of {@code bench-gpu}. */
 final class GpuBenchPlan {
@@ -35,11 +38,11 @@ final class GpuBenchPlan {
      *
      * @param shapes the shapes of fused operators
      * @param bytes the sizes of all-reduces
-     * @throws IllegalArgumentException if a case is malformed, or not divisible among the ranks
+     * @throws UsageException if a case is malformed, or not divisible among the ranks
      */
     static List<GpuBenchCase> cases(List<String> shapes, List<String> bytes, int worldSize) {
         List<GpuBenchCase> cases = new ArrayList<>();
-        // Tiny shapes come first: their first calls show a new JVM.
+        // Tiny shapes come first: their first calls are the first of a new JVM.
         for (String shape : shapes) {
             if (!shape.equals(NONE)) {
                 addFused(cases, shape, worldSize);
@@ -64,10 +67,7 @@ final class GpuBenchPlan {
         } else if (model.matches()) {
             int first = model.group(2) == null ? FEWEST_ROWS : Integer.parseInt(model.group(2));
             int last = model.group(3) == null ? MOST_ROWS : Integer.parseInt(model.group(3));
-            if (first == 0) {
-                throw new IllegalArgumentException(
-                        "the rows of " + shape + " begin with 0; give 1 or more");
-            }
+            refuseIf(first == 0, "the rows of %s begin with 0; give 1 or more".formatted(shape));
             addModel(cases, model.group(1).equals("8b"), first, last, worldSize);
         } else if (shape.equals("norms")) {
             for (int hidden : NORM_SIZES) {
@@ -78,7 +78,13 @@ final class GpuBenchPlan {
         } else if (norm.matches()) {
             int rows = size(shape, norm.group(1), 1);
             cases.add(GpuBenchCase.norm(rows, size(shape, norm.group(2), 1)));
-        } else if (matcher.matches()) {
+        } else {
+            refuseIf(
+                    !matcher.matches(),
+                    ("'%s' is not a shape; give MxNxK such as 512x8192x8192, ag:512x8192x8192 or"
+                         + " rs:512x8192x8192 for one operator, llama-8b or llama-70b:16-64, norms"
+                         + " or norm:8x4096")
+                            .formatted(shape));
             int m = size(shape, matcher.group(2), worldSize);
             int n = size(shape, matcher.group(3), worldSize);
             int k = size(shape, matcher.group(4), worldSize);
@@ -88,13 +94,6 @@ final class GpuBenchPlan {
             if (!"ag".equals(matcher.group(1))) {
                 cases.add(GpuBenchCase.fused(Operation.matmulReduceScatter, m, n, k));
             }
-        } else {
-            throw new IllegalArgumentException(
-                    "'"
-                            + shape
-                            + "' is not a shape; give MxNxK such as 512x8192x8192, ag:512x8192x8192"
-                            + " or rs:512x8192x8192 for one operator, llama-8b or llama-70b:16-64,"
-                            + " norms or norm:8x4096");
         }
     }
 
@@ -113,10 +112,9 @@ final class GpuBenchPlan {
 
     private static int size(String shape, String text, int worldSize) {
         int size = Integer.parseInt(text);
-        if (size == 0 || size % worldSize != 0) {
-            throw new IllegalArgumentException(
-                    "the sizes of " + shape + " are not divisible by " + Ranks.count(worldSize));
-        }
+        refuseIf(
+                size == 0 || size % worldSize != 0,
+                "the sizes of %s are not divisible by %s".formatted(shape, Ranks.count(worldSize)));
         return size;
     }
 }

@@ -4,78 +4,109 @@
  */
 package org.djlx.bench;
 
-import java.io.IOException;
-import java.io.PrintWriter;
-import java.io.UncheckedIOException;
-import java.nio.file.Path;
+import static org.djlx.bench.GpuBenchRow.COMMUNICATION;
+import static org.djlx.bench.GpuBenchRow.MATMUL;
+import static org.djlx.bench.GpuBenchRow.NCCL;
+import static org.djlx.bench.GpuBenchRow.NCCL_WINDOWS;
+import static org.djlx.bench.GpuBenchRow.OURS;
+import static org.djlx.bench.GpuBenchRow.TORCH;
+import static org.djlx.bench.GpuBenchRow.TORCH_ONE_SHOT;
+import static org.djlx.bench.GpuBenchRow.TORCH_TWO_SHOT;
+
 import java.util.ArrayList;
 import java.util.List;
+import java.util.Objects;
+import java.util.function.Function;
+import java.util.stream.Stream;
 import org.djlx.bench.GpuBenchCase.Operation;
+import org.djlx.samples.common.TextTable;
 
 /** Collects the rows of {@code bench-gpu} on rank 0, and adds PyTorch's times to them. */
-final class GpuBenchResults implements AutoCloseable {
+final class GpuBenchResults {
 
-    private final BenchReport report;
-    private final Path json;
+    private static final String COLUMNS =
+            "operation,size,matmul,comm.,nccl,windows,torch,ours,eager:,nccl,torch,ours,host,alone,"
+                    + "first 20,driver,native,error,";
+
+    private final ReportCommand report;
     private final TorchPeer torch;
     private final int rounds;
-    private final PrintWriter progress;
     private final List<GpuBenchRow> rows = new ArrayList<>();
 
     /**
      * Creates empty results.
      *
-     * @param json the file of the report; null for none
-     * @param torch measures PyTorch, and is closed with this; null for none
-     * @param progress gets a line for each row
+     * @param torch measures PyTorch; null for none
      */
-    GpuBenchResults(
-            BenchReport report, Path json, TorchPeer torch, int rounds, PrintWriter progress) {
+    GpuBenchResults(ReportCommand report, TorchPeer torch, int rounds) {
         this.report = report;
-        this.json = json;
         this.torch = torch;
         this.rounds = rounds;
-        this.progress = progress;
-        if (torch != null) {
-            report.put("torch", torch.version().isEmpty() ? torch.cause() : torch.version());
-        }
-    }
-
-    /** Sets the time until all ranks had created the group. */
-    void began(double seconds) {
-        report.put("groupSeconds", seconds);
     }
 
     /** Adds a row with PyTorch's times, which it measures now, while the ranks are idle. */
     void add(GpuBenchCase measured, GpuBenchRow row) {
-        // Without PyTorch the report says so once. PyTorch has no all-reduce + RMSNorm.
+        // Without PyTorch, "torch" of the report has the cause. PyTorch has no all-reduce +
+        // RMSNorm.
         boolean both =
                 torch != null
                         && !torch.version().isEmpty()
                         && measured.operation() != Operation.allReduceRmsNorm;
         rows.add(both ? torch.measure(row, measured.turns(row.ranks()), rounds) : row);
         report.put("rows", rows);
-        try {
-            if (json != null) {
-                // After each row: a failure of the last one loses nothing.
-                report.store(json);
-            }
-        } catch (IOException e) {
-            throw new UncheckedIOException(e);
-        }
-        progress.println(measured);
-        progress.flush();
+        report.store(); // After each row: a failure of the last one loses nothing.
+        report.progress("%s", measured);
     }
 
-    void print(PrintWriter out) {
-        out.printf("bfloat16, microseconds, replayed and eager%n%n%s", GpuBenchTable.of(rows));
-        out.flush();
+    /** Returns a line for each row: replayed times, then those of host calls. */
+    static TextTable table(List<GpuBenchRow> rows) {
+        TextTable table = new TextTable(COLUMNS.split(",", -1));
+        for (GpuBenchRow row : rows) {
+            CallTimes ours = row.columns().get(OURS);
+            table.add(
+                    row.operation(),
+                    row.size(),
+                    number(row.replay().get(MATMUL)),
+                    number(row.replay().get(COMMUNICATION)),
+                    number(row.replay().get(NCCL)),
+                    number(row.replay().get(NCCL_WINDOWS)),
+                    number(best(row.replay()::get)),
+                    number(row.replay().get(OURS)),
+                    "",
+                    number(micros(row, NCCL)),
+                    number(best(name -> micros(row, name))),
+                    number(ours.gpuMicros()),
+                    number(ours.hostMicros()),
+                    number(ours.aloneHostMicros()),
+                    number(ours.firstHostMicros()),
+                    number(ours.driverCalls()),
+                    number(ours.otherNativeCalls()),
+                    ReportCommand.number("%.1e", row.error()),
+                    row.correct() ? "" : "WRONG");
+        }
+        return table;
     }
 
-    @Override
-    public void close() {
-        if (torch != null) {
-            torch.close();
-        }
+    private static String number(Double value) {
+        return ReportCommand.number("%.1f", value);
+    }
+
+    private static Double micros(GpuBenchRow row, String name) {
+        CallTimes times = row.columns().get(name);
+        return times == null ? null : times.gpuMicros();
+    }
+
+    /** Returns the best time of PyTorch's operators; null without any. */
+    static Double best(Function<String, Double> micros) {
+        return Stream.of(TORCH, TORCH_ONE_SHOT, TORCH_TWO_SHOT)
+                .map(micros)
+                .filter(Objects::nonNull)
+                .min(Double::compare)
+                .orElse(null);
+    }
+
+    /** Returns the rows as text. */
+    TextTable table() {
+        return table(rows);
     }
 }

@@ -4,10 +4,13 @@
  */
 package org.djlx.bench;
 
-import java.util.LinkedHashMap;
+import com.google.gson.Gson;
+import com.google.gson.GsonBuilder;
+import com.google.gson.JsonElement;
+import com.google.gson.JsonObject;
+import com.google.gson.JsonPrimitive;
 import java.util.List;
 import java.util.Map;
-import java.util.function.BinaryOperator;
 import java.util.stream.Collectors;
 
 /**
@@ -39,6 +42,9 @@ record GpuBenchRow(
         Map<String, CallTimes> columns,
         Map<String, Double> replay,
         Map<String, String> notes) {
+
+    private static final Gson GSON =
+            new GsonBuilder().serializeSpecialFloatingPointValues().create();
 
     /** Our operator, on the path that it chooses. */
     static final String OURS = "ours";
@@ -81,50 +87,35 @@ record GpuBenchRow(
                 : mnk.stream().map(String::valueOf).collect(Collectors.joining(", "));
     }
 
-    /** Returns the larger times and the larger error of two ranks; NaN is the largest error. */
+    /** Returns the larger of each number of two ranks; NaN counts as the largest. */
     GpuBenchRow slowest(GpuBenchRow other) {
-        return with(
-                Math.max(error, other.error),
-                merged(columns, other.columns, CallTimes::slowest),
-                merged(replay, other.replay, Math::max),
-                merged(notes, other.notes, (a, b) -> a));
+        return plus(GSON.toJsonTree(other).getAsJsonObject());
     }
 
-    /** Returns this row with the results of another program. */
-    GpuBenchRow plus(
-            Map<String, CallTimes> moreColumns,
-            Map<String, Double> moreReplay,
-            Map<String, String> moreNotes) {
-        return with(
-                error,
-                merged(columns, moreColumns, CallTimes::slowest),
-                merged(replay, moreReplay, Math::max),
-                merged(notes, moreNotes, (a, b) -> a));
+    /** Returns this row with the results of another program, JSON with fields of this record. */
+    GpuBenchRow plus(JsonObject other) {
+        return GSON.fromJson(larger(GSON.toJsonTree(this), other), GpuBenchRow.class);
     }
 
-    private GpuBenchRow with(
-            double newError,
-            Map<String, CallTimes> newColumns,
-            Map<String, Double> newReplay,
-            Map<String, String> newNotes) {
-        return new GpuBenchRow(
-                operation,
-                mnk,
-                bytes,
-                ranks,
-                threads,
-                gpus,
-                newError,
-                allowedError,
-                newColumns,
-                newReplay,
-                newNotes);
+    /** Exchanges the rows of all ranks; returns the row of the slowest rank's times. */
+    GpuBenchRow merged(Meeting meeting) {
+        return meeting.exchange(GSON.toJson(this)).stream()
+                .map(json -> GSON.fromJson(json, GpuBenchRow.class))
+                .reduce(GpuBenchRow::slowest)
+                .orElseThrow();
     }
 
-    private static <T> Map<String, T> merged(
-            Map<String, T> a, Map<String, T> b, BinaryOperator<T> both) {
-        Map<String, T> all = new LinkedHashMap<>(a);
-        b.forEach((name, value) -> all.merge(name, value, both));
-        return all;
+    private static JsonElement larger(JsonElement a, JsonElement b) {
+        if (a == null) {
+            return b;
+        }
+        if (a instanceof JsonObject object) {
+            b.getAsJsonObject()
+                    .asMap()
+                    .forEach((name, value) -> object.add(name, larger(object.get(name), value)));
+        } else if (a instanceof JsonPrimitive number && number.isNumber()) {
+            return Double.compare(a.getAsDouble(), b.getAsDouble()) < 0 ? b : a;
+        }
+        return a;
     }
 }

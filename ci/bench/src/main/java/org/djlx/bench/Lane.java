@@ -5,8 +5,8 @@
 package org.djlx.bench;
 
 /**
- * A queue that runs a rank's work in order: a CUDA stream, or a thread. Marks, numbered from 0,
- * measure the time between points of the work. Recorded work can be issued again with one call.
+ * A queue that runs a rank's work in order: a CUDA stream, or a thread. Marks have numbers from 0;
+ * the time between two marks can be measured. One call issues recorded work again.
  */
 interface Lane extends AutoCloseable {
 
@@ -17,10 +17,10 @@ interface Lane extends AutoCloseable {
         void launch();
 
         @Override
-        void close();
+        default void close() {}
     }
 
-    /** Sets a mark after all issued work; a mark that was set before moves. */
+    /** Sets a mark after all issued work; an earlier mark of the same number moves. */
     void set(int mark);
 
     /** Waits until all issued work is done. */

@@ -29,22 +29,11 @@ import picocli.CommandLine.Command;
         })
 public final class Main extends RootCommand {
 
-    private Main() {}
-
-    /**
-     * Runs a command and ends the JVM with its exit code.
-     *
-     * @param args the command and its arguments
-     */
     public static void main(String[] args) {
         new Main().runAndExit(args);
     }
 
-    /**
-     * Returns the command line.
-     *
-     * @return a new command line
-     */
+    /** Returns a new command line. */
     public static CommandLine commandLine() {
         return new Main().build();
     }

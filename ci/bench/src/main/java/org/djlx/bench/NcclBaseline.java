@@ -5,8 +5,6 @@
 package org.djlx.bench;
 
 import ai.djl.ndarray.NDArray;
-import ai.djl.ndarray.NDManager;
-import ai.djl.ndarray.types.Shape;
 import java.util.Base64;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.CudaStream;
@@ -20,19 +18,9 @@ import org.djlx.nativeops.torch.Torch;
  * NCCL, called directly on the rank's stream, without a process group: as fast as possible, and
  * recordable into graphs.
  */
-final class NcclBaseline implements Baseline {
+record NcclBaseline(NcclCommunicator nccl, CudaStream stream, boolean windows) implements Baseline {
 
     private static final int SUM = NcclCommunicator.Op.SUM.ordinal();
-
-    private final NcclCommunicator nccl;
-    private final CudaStream stream;
-    private final boolean windows;
-
-    private NcclBaseline(NcclCommunicator nccl, CudaStream stream, boolean windows) {
-        this.nccl = nccl;
-        this.stream = stream;
-        this.windows = windows;
-    }
 
     /**
      * Creates the baseline of a rank; all ranks call this together.
@@ -91,17 +79,7 @@ final class NcclBaseline implements Baseline {
             return null;
         }
         NcclWindow window = NcclWindow.create(nccl, byteSize);
-        return new Window() {
-            @Override
-            public NDArray view(NDManager manager, long offset, Shape shape) {
-                return Torch.view(manager, window.memory(), offset, shape, ScalarType.BFLOAT16);
-            }
-
-            @Override
-            public void close() {
-                window.close();
-            }
-        };
+        return new Window(window.memory(), window::close);
     }
 
     /**

@@ -8,11 +8,9 @@ import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.Map;
-import java.util.concurrent.Callable;
+import org.djlx.samples.common.CliCommand;
 import picocli.CommandLine.Command;
-import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Option;
-import picocli.CommandLine.Spec;
 
 /** {@code pages}: writes the figures of ci/results into README.md and docs. */
 @Command(
@@ -20,17 +18,13 @@ import picocli.CommandLine.Spec;
         description =
                 "Writes the tables and charts of ci/results into README.md and docs, and prints the"
                         + " files that changed.")
-public final class PagesCommand implements Callable<Integer> {
-
-    @Spec private CommandSpec spec;
+final class PagesCommand extends CliCommand {
 
     @Option(
             names = "--root",
             paramLabel = "FOLDER",
             description = "The checkout; the one that the command was started from if not given.")
     private Path root = Path.of(System.getProperty("djlx.home", "."));
-
-    private PagesCommand() {}
 
     @Override
     public Integer call() throws IOException {
@@ -39,7 +33,7 @@ public final class PagesCommand implements Callable<Integer> {
             if (!Files.exists(file) || !Files.readString(file).equals(page.getValue())) {
                 Files.createDirectories(file.getParent());
                 Files.writeString(file, page.getValue());
-                spec.commandLine().getOut().println(file);
+                out().println(file);
             }
         }
         return 0;

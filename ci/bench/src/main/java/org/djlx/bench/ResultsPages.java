@@ -4,7 +4,6 @@
  */
 package org.djlx.bench;
 
-import com.google.gson.JsonElement;
 import com.google.gson.JsonObject;
 import com.google.gson.JsonParser;
 import java.io.IOException;
@@ -15,13 +14,13 @@ import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.LinkedHashMap;
 import java.util.List;
-import java.util.Locale;
 import java.util.Map;
 import java.util.Set;
 import java.util.TreeMap;
 import java.util.TreeSet;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
+import org.djlx.bench.DecodeBenchCommand.StepRow;
 
 /**
  * The generated sections of README.md and docs. A section ends at {@code <!-- end -->} and begins
@@ -31,7 +30,7 @@ import java.util.regex.Pattern;
  *   <li>{@code <!-- results FILE -->}: the tables of that file of ci/results; docs/images has its
  *       chart
  *   <li>{@code <!-- results highlights -->}: five rows of several files
- *   <li>{@code <!-- samples/run.sh COMMAND -->}: what that command prints
+ *   <li>{@code <!-- samples/run.sh COMMAND -->}: the output of that command
  * </ul>
  */
 final class ResultsPages {
@@ -145,7 +144,7 @@ final class ResultsPages {
         return name.equals(HIGHLIGHTS) ? highlights() : section(name).markdown();
     }
 
-    /** Returns what a command of samples/run.sh prints, as code unless it prints Markdown. */
+    /** Returns the output of a command of samples/run.sh: Markdown as it is, other text as code. */
     private static String output(String command) {
         StringWriter out = new StringWriter();
         int status =
@@ -172,26 +171,22 @@ final class ResultsPages {
         operator(text, "gpu-bench-4.json", "all-gather + matmul", "8192, 8192, 8192");
         operator(text, "gpu-bench-8.json", "matmul + reduce-scatter", "8192, 28672, 8192");
         operator(text, "gpu-bench.json", "all-reduce", "64 KiB");
-        JsonObject training = reportOf("train.json");
+        Map<String, Double> steps = section("train.json").steps().get(64);
         text.append(
                 ResultsSection.line(
                         "data-parallel step, 537 M parameters, 64 rows a rank, float32",
                         "2 × NVIDIA H200",
-                        step(training, "P2P"),
-                        step(training, "TORCH_DDP") + " (DDP)",
-                        step(training, "DJL") + " (DJL)"));
-        JsonObject decode =
-                reportOf("decode.json").getAsJsonArray("steps").get(0).getAsJsonObject();
+                        millis(steps.get("P2P")),
+                        millis(steps.get("TORCH_DDP")) + " (DDP)",
+                        millis(steps.get("DJL")) + " (DJL)"));
+        ResultsSection decode = section("decode.json");
+        StepRow step = decode.read("steps", StepRow[].class)[0];
         text.append(
                 ResultsSection.line(
                         "decode step of a Llama of 8B's sizes, 1 sequence",
-                        section("decode.json").cards(),
-                        ResultsSection.micros(decode.get("medianMicros").getAsDouble()) + " µs",
-                        ResultsSection.micros(
-                                        decode.getAsJsonObject("torchMicros")
-                                                .get("nccl")
-                                                .getAsDouble())
-                                + " µs",
+                        decode.cards(),
+                        ResultsSection.micros(step.medianMicros()) + " µs",
+                        ResultsSection.micros(step.torchMicros().get("nccl")) + " µs",
                         ""));
         return text.toString();
     }
@@ -215,18 +210,7 @@ final class ResultsPages {
                         ResultsSection.micros(ResultsSection.baseline(row)) + " µs (NCCL)"));
     }
 
-    private JsonObject reportOf(String name) {
-        return section(name).report();
-    }
-
-    private static String step(JsonObject training, String who) {
-        for (JsonElement element : training.getAsJsonArray("steps")) {
-            JsonObject step = element.getAsJsonObject();
-            if (step.get("rows").getAsInt() == 64 && step.get("who").getAsString().equals(who)) {
-                return String.format(
-                        Locale.ROOT, "%.1f ms", step.get("milliseconds").getAsDouble());
-            }
-        }
-        throw new IllegalArgumentException("train.json has no step of " + who);
+    private static String millis(double value) {
+        return ResultsSection.format("%.1f ms", value);
     }
 }

@@ -17,9 +17,10 @@ import java.util.Optional;
 import java.util.Set;
 import java.util.TreeMap;
 import java.util.function.Predicate;
-import java.util.stream.Collectors;
 import java.util.stream.IntStream;
-import java.util.stream.Stream;
+import org.djlx.bench.DecodeBenchCommand.FirstToken;
+import org.djlx.bench.DecodeBenchCommand.Loading;
+import org.djlx.bench.DecodeBenchCommand.StepRow;
 
 /**
  * One file of {@code ci/results} as Markdown: a line that names the machine and the versions, a
@@ -27,50 +28,63 @@ import java.util.stream.Stream;
  */
 final class ResultsSection {
 
-    /** Sizes that a chart shows: enough of them, and one screen. */
+    /** Sizes on a chart, which fits one screen. */
     private static final Set<Integer> CHART_ROWS = Set.of(512, 2048, 8192, 16384);
 
     private static final Set<Long> CHART_BYTES =
             Set.of(1L << 10, 1L << 16, 1L << 20, 1L << 24, 1L << 26);
 
+    /** Keys of libraries in a report's versions, each with its name on a page. */
+    private static final List<String> LIBRARIES =
+            List.of(
+                    "driver driver",
+                    "cuda CUDA",
+                    "nccl NCCL",
+                    "libtorch libtorch",
+                    "gloo Gloo of",
+                    "openmpi Open MPI");
+
+    private static final String OPERATORS = "all_reduce and fused operators";
+    private static final String TRAINING = "a data-parallel training step";
+    private static final String HOST_ALL_REDUCE = "float32 all_reduce";
+    private static final Gson GSON = new Gson();
+
     private final String name;
     private final JsonObject report;
+    private final String benchmark;
 
     ResultsSection(String name, JsonObject report) {
         this.name = name;
         this.report = report;
+        benchmark = report.get("benchmark").getAsString();
     }
 
     /** Returns the lines between the markers. */
     String markdown() {
-        String benchmark = report.get("benchmark").getAsString();
-        StringBuilder text = new StringBuilder(machine()).append("\n\n");
-        chart(row -> true)
-                .ifPresent(
-                        chart ->
-                                text.append(
-                                        String.format(
-                                                "![Speed-up on %s](images/%s)%n%n",
-                                                cards(), chartName())));
-        if (benchmark.startsWith("all_reduce and fused operators")) {
-            text.append(operators());
+        String table;
+        if (benchmark.startsWith(OPERATORS)) {
+            table = operators();
         } else if (benchmark.startsWith("text generation")) {
-            text.append(generation());
-        } else if (benchmark.startsWith("a data-parallel training step")) {
-            text.append(training());
+            table = generation();
+        } else if (benchmark.startsWith(TRAINING)) {
+            table = training();
         } else if (benchmark.startsWith("a transformer block")) {
-            text.append(block());
-        } else if (benchmark.startsWith("float32 all_reduce")) {
-            text.append(hostAllReduce());
+            table = block();
+        } else if (benchmark.startsWith(HOST_ALL_REDUCE)) {
+            table = hostAllReduce();
         } else if (benchmark.startsWith("float32 coalesced")) {
-            text.append(coalesced());
+            table = coalesced();
         } else if (benchmark.equals("tests")) {
-            text.append(tests());
+            table = tests();
         } else {
             throw new IllegalArgumentException(
                     name + ": no table is known for the benchmark: " + benchmark);
         }
-        return text.toString();
+        String chart =
+                chart(row -> true).isEmpty()
+                        ? ""
+                        : "![Speed-up on %s](images/%s)\n\n".formatted(cards(), chartName());
+        return machine() + "\n\n" + chart + table;
     }
 
     /** Returns the chart's file name in docs/images. */
@@ -85,103 +99,97 @@ final class ResultsSection {
      * @return the chart; empty if the file has nothing to compare with
      */
     Optional<String> chart(Predicate<GpuBenchRow> accepted) {
-        String benchmark = report.get("benchmark").getAsString();
-        if (benchmark.startsWith("float32 all_reduce")) {
-            return Optional.of(hostChart());
-        }
-        if (benchmark.startsWith("a data-parallel training step")) {
-            return Optional.of(trainingChart());
-        }
         List<SpeedUpChart.Bar> bars = new ArrayList<>();
+        if (benchmark.startsWith(HOST_ALL_REDUCE)) {
+            medians()
+                    .forEach(
+                            (size, row) ->
+                                    bars.add(
+                                            bar(
+                                                    "all-reduce  " + bytes(size),
+                                                    row.get("openmpi"),
+                                                    row.get("processes"),
+                                                    row.get("gloo"))));
+            String subtitle =
+                    String.format("%s, float32, two processes; ci/results/%s", cards(), name);
+            return Optional.of(
+                    SpeedUpChart.draw("Speed-up over Open MPI (1.0×)", subtitle, "Gloo", bars));
+        }
+        if (benchmark.startsWith(TRAINING)) {
+            steps().forEach(
+                            (rows, step) ->
+                                    bars.add(
+                                            bar(
+                                                    "step, " + rows + " rows a rank",
+                                                    step.get("DJL"),
+                                                    step.get("P2P"),
+                                                    step.get("TORCH_DDP"))));
+            String title = "Speed-up over DJL's engine PyTorch (1.0×)";
+            String subtitle =
+                    String.format(
+                            "%s, float32, SGD; PyTorch %s; ci/results/%s",
+                            cards(), version("torch"), name);
+            return Optional.of(SpeedUpChart.draw(title, subtitle, "PyTorch DDP", bars));
+        }
         for (GpuBenchRow row : chartRows(accepted)) {
-            bars.add(
-                    new SpeedUpChart.Bar(
-                            operation(row) + "  " + size(row),
-                            baseline(row) / ours(row),
-                            baseline(row) / torch(row)));
+            String text = operation(row) + "  " + size(row);
+            bars.add(bar(text, baseline(row), ours(row), torch(row)));
         }
-        return bars.isEmpty()
-                ? Optional.empty()
-                : Optional.of(
-                        SpeedUpChart.draw(
-                                "Speed-up over NCCL + matmul (1.0×)",
-                                String.format(
-                                        "%s, bfloat16, CUDA graph replay; NCCL %s, PyTorch %s;"
-                                                + " ci/results/%s",
-                                        cards(), version("nccl"), version("torch"), name),
-                                "PyTorch symmetric memory",
-                                bars));
-    }
-
-    private String hostChart() {
-        List<SpeedUpChart.Bar> bars = new ArrayList<>();
-        medians()
-                .forEach(
-                        (size, row) ->
-                                bars.add(
-                                        new SpeedUpChart.Bar(
-                                                "all-reduce  " + bytes(size),
-                                                row.get("openmpi") / row.get("processes"),
-                                                row.get("openmpi") / row.get("gloo"))));
-        return SpeedUpChart.draw(
-                "Speed-up over Open MPI (1.0×)",
-                String.format("%s, float32, two processes; ci/results/%s", cards(), name),
-                "Gloo",
-                bars);
-    }
-
-    private String trainingChart() {
-        List<SpeedUpChart.Bar> bars = new ArrayList<>();
-        steps().forEach(
-                        (rows, step) ->
-                                bars.add(
-                                        new SpeedUpChart.Bar(
-                                                "step, " + rows + " rows a rank",
-                                                step.get("DJL") / step.get("P2P"),
-                                                step.get("DJL") / step.get("TORCH_DDP"))));
-        return SpeedUpChart.draw(
-                "Speed-up over DJL's engine PyTorch (1.0×)",
+        if (bars.isEmpty()) {
+            return Optional.empty();
+        }
+        String title = "Speed-up over NCCL + matmul (1.0×)";
+        String subtitle =
                 String.format(
-                        "%s, float32, SGD; PyTorch %s; ci/results/%s",
-                        cards(), version("torch"), name),
-                "PyTorch DDP",
-                bars);
+                        "%s, bfloat16, CUDA graph replay; NCCL %s, PyTorch %s; ci/results/%s",
+                        cards(), version("nccl"), version("torch"), name);
+        return Optional.of(SpeedUpChart.draw(title, subtitle, "PyTorch symmetric memory", bars));
+    }
+
+    private static SpeedUpChart.Bar bar(String name, double baseline, double ours, double other) {
+        return new SpeedUpChart.Bar(name, baseline / ours, baseline / other);
     }
 
     private List<GpuBenchRow> chartRows(Predicate<GpuBenchRow> accepted) {
-        if (!report.get("benchmark").getAsString().startsWith("all_reduce and fused")) {
+        if (!benchmark.startsWith(OPERATORS)) {
             return List.of();
         }
         Map<String, GpuBenchRow> rows = new LinkedHashMap<>();
         for (GpuBenchRow row : rows()) {
-            if (shown(row) && torch(row) != null && baseline(row) != null && accepted.test(row)) {
+            boolean shown =
+                    row.bytes() != null
+                            ? CHART_BYTES.contains(row.bytes())
+                            : CHART_ROWS.contains(row.mnk().get(0));
+            if (shown && torch(row) != null && baseline(row) != null && accepted.test(row)) {
                 rows.put(operation(row) + size(row), row);
             }
         }
         return List.copyOf(rows.values());
     }
 
-    private static boolean shown(GpuBenchRow row) {
-        return row.bytes() != null
-                ? CHART_BYTES.contains(row.bytes())
-                : CHART_ROWS.contains(row.mnk().get(0));
+    /** Reads a value of the report as the type that a benchmark wrote. */
+    <T> T read(String key, Class<T> type) {
+        return GSON.fromJson(report.get(key), type);
+    }
+
+    private String text(String key) {
+        return report.get(key).getAsString();
+    }
+
+    private double number(String key) {
+        return report.get(key).getAsDouble();
     }
 
     /** Returns the rows of a report on GPUs. */
     List<GpuBenchRow> rows() {
-        List<GpuBenchRow> rows = new ArrayList<>();
-        for (JsonElement row : report.getAsJsonArray("rows")) {
-            rows.add(new Gson().fromJson(row, GpuBenchRow.class));
-        }
-        return rows;
+        return List.of(read("rows", GpuBenchRow[].class));
     }
 
     /** Returns the machine as in "4 × NVIDIA H200". */
     String cards() {
         JsonElement gpus = report.get("gpus");
         if (gpus == null) {
-            return String.format(
-                    "%s, %s cores", report.get("machine").getAsString(), report.get("cores"));
+            return String.format("%s, %s cores", text("machine"), report.get("cores"));
         }
         if (!gpus.isJsonArray()) {
             return gpus.getAsInt() + " GPUs";
@@ -190,132 +198,95 @@ final class ResultsSection {
         return names.size() + " × " + names.get(0).getAsString();
     }
 
-    /** Returns the report itself. */
-    JsonObject report() {
-        return report;
-    }
-
-    private String date() {
-        return report.get("date").getAsString().substring(0, 10);
-    }
-
     private String version(String library) {
-        if (library.equals("torch")) {
-            return report.get("torch").getAsString().replaceFirst("\\+.*", "");
-        }
-        return report.getAsJsonObject("versions").get(library).getAsString();
+        return library.equals("torch")
+                ? text("torch").replaceFirst("\\+.*", "")
+                : report.getAsJsonObject("versions").get(library).getAsString();
     }
 
     private String machine() {
-        String commit = report.get("commit").getAsString();
+        String commit = text("commit");
         List<String> parts = new ArrayList<>();
         parts.add("**" + cards() + "**");
         if (report.has("ranks")) {
-            parts.add("ranks: " + report.get("ranks").getAsString());
+            parts.add("ranks: " + text("ranks"));
         }
-        parts.add(date());
+        parts.add(text("date").substring(0, 10));
         parts.add("commit " + (commit.length() > 7 ? commit.substring(0, 7) : commit));
-        for (Map.Entry<String, String> library :
-                Map.of(
-                                "a driver", "driver",
-                                "b cuda", "CUDA",
-                                "c nccl", "NCCL",
-                                "d libtorch", "libtorch",
-                                "e gloo", "Gloo of",
-                                "f openmpi", "Open MPI")
-                        .entrySet()
-                        .stream()
-                        .sorted(Map.Entry.comparingByKey())
-                        .toList()) {
-            String key = library.getKey().substring(2);
-            if (report.getAsJsonObject("versions").has(key)) {
-                parts.add(library.getValue() + " " + version(key));
+        for (String library : LIBRARIES) {
+            String[] words = library.split(" ", 2);
+            if (report.getAsJsonObject("versions").has(words[0])) {
+                parts.add(words[1] + " " + version(words[0]));
             }
         }
         if (report.has("torch")) {
-            parts.add("PyTorch " + report.get("torch").getAsString());
+            parts.add("PyTorch " + text("torch"));
         }
-        JsonArray options = report.getAsJsonArray("jvmOptions");
-        if (options != null && !options.isEmpty()) {
-            parts.add(
-                    options.asList().stream()
-                            .map(option -> "`" + option.getAsString() + "`")
-                            .collect(Collectors.joining(" ")));
+        String[] options = read("jvmOptions", String[].class);
+        if (options != null && options.length > 0) {
+            parts.add("`" + String.join("` `", options) + "`");
         }
         return String.join(" · ", parts) + String.format(" · [%s](../ci/results/%s)", name, name);
     }
 
     private String operators() {
-        StringBuilder text = new StringBuilder();
-        if (report.has("groupSeconds")) {
-            text.append(
-                    String.format(
-                            Locale.ROOT,
-                            "Creating the group took %.1f s on the slowest rank.%n%n",
-                            report.get("groupSeconds").getAsDouble()));
-        }
-        List<List<String>> table = new ArrayList<>();
+        List<String[]> table = new ArrayList<>();
         table.add(
-                List.of(
-                        "operation",
-                        "M, N, K or bytes",
-                        "ours",
-                        "NCCL",
-                        "PyTorch",
-                        "over NCCL",
-                        "over PyTorch",
-                        "limit",
-                        "called: ours",
-                        "called: NCCL",
-                        "host"));
+                ("operation|M, N, K or bytes|ours|NCCL|PyTorch|over NCCL|over PyTorch|limit"
+                                + "|called: ours|called: NCCL|host")
+                        .split("\\|"));
         for (GpuBenchRow row : rows()) {
+            Double matmul = row.replay().get(GpuBenchRow.MATMUL);
+            Double communication = row.replay().get(GpuBenchRow.COMMUNICATION);
+            boolean isMatmul = row.bytes() == null && row.mnk().size() == 3;
             Double limit =
-                    row.bytes() == null && row.mnk().size() == 3
-                            ? max(
-                                    row.replay().get(GpuBenchRow.MATMUL),
-                                    row.replay().get(GpuBenchRow.COMMUNICATION))
+                    isMatmul && matmul != null && communication != null
+                            ? Double.valueOf(Math.max(matmul, communication))
                             : null;
             CallTimes called = row.columns().get(GpuBenchRow.OURS);
-            CallTimes calledNccl = row.columns().get(GpuBenchRow.NCCL);
+            CallTimes nccl = row.columns().get(GpuBenchRow.NCCL);
             table.add(
-                    List.of(
-                            operation(row),
-                            size(row),
-                            micros(ours(row)),
-                            micros(baseline(row)),
-                            micros(torch(row)),
-                            ratio(baseline(row), ours(row)),
-                            ratio(torch(row), ours(row)),
-                            micros(limit),
-                            micros(called == null ? null : called.gpuMicros()),
-                            micros(calledNccl == null ? null : calledNccl.gpuMicros()),
-                            micros(called == null ? null : called.hostMicros())));
+                    new String[] {
+                        operation(row),
+                        size(row),
+                        micros(ours(row)),
+                        micros(baseline(row)),
+                        micros(torch(row)),
+                        ratio(baseline(row), ours(row)),
+                        ratio(torch(row), ours(row)),
+                        micros(limit),
+                        micros(called == null ? null : called.gpuMicros()),
+                        micros(nccl == null ? null : nccl.gpuMicros()),
+                        micros(called == null ? null : called.hostMicros())
+                    });
         }
-        return text.append(table(table)).toString();
+        String group =
+                report.has("groupSeconds")
+                        ? format(
+                                "Creating the group took %.1f s on the slowest rank.\n\n",
+                                number("groupSeconds"))
+                        : "";
+        return group + table(table);
     }
 
     /** Returns a table without the columns that have a title only. */
-    private static String table(List<List<String>> rows) {
-        List<List<String>> body = rows.subList(1, rows.size());
+    private static String table(List<String[]> rows) {
+        List<String[]> body = rows.subList(1, rows.size());
         int[] columns =
-                IntStream.range(0, rows.get(0).size())
-                        .filter(i -> body.stream().anyMatch(row -> !row.get(i).isEmpty()))
+                IntStream.range(0, rows.get(0).length)
+                        .filter(i -> body.stream().anyMatch(row -> !row[i].isEmpty()))
                         .toArray();
         StringBuilder text = new StringBuilder();
-        for (List<String> row : rows) {
-            String[] cells = IntStream.of(columns).mapToObj(row::get).toArray(String[]::new);
+        for (String[] row : rows) {
+            String[] cells = IntStream.of(columns).mapToObj(i -> row[i]).toArray(String[]::new);
             text.append(text.isEmpty() ? header(cells) : line(cells));
         }
         return text.toString();
     }
 
-    private static Double max(Double a, Double b) {
-        return a == null || b == null ? null : Double.valueOf(Math.max(a, b));
-    }
-
     private String generation() {
-        StringBuilder text = new StringBuilder();
         JsonObject config = report.getAsJsonObject("config");
+        StringBuilder text = new StringBuilder();
         text.append(
                 String.format(
                         "A random Llama: %s layers, hidden size %s, vocabulary %s, %s.%n%n",
@@ -332,41 +303,38 @@ final class ResultsSection {
                         "tokens/s",
                         "reading the weights, µs",
                         "PyTorch, CUDA graph, µs"));
-        for (JsonElement element : report.getAsJsonArray("steps")) {
-            JsonObject step = element.getAsJsonObject();
-            JsonObject torch = step.getAsJsonObject("torchMicros");
+        for (StepRow step : read("steps", StepRow[].class)) {
+            Map<String, Double> torch = step.torchMicros();
             text.append(
                     line(
-                            step.get("batch").getAsString(),
-                            whole(step, "medianMicros"),
-                            whole(step, "p90Micros"),
-                            whole(step, "drawnMedianMicros"),
-                            whole(step, "tokensPerSecond"),
-                            whole(step, "limitMicros"),
-                            torch == null ? "" : whole(torch, "nccl")));
+                            String.valueOf(step.batch()),
+                            whole(step.medianMicros()),
+                            whole(step.p90Micros()),
+                            whole(step.drawnMedianMicros()),
+                            whole(step.tokensPerSecond()),
+                            whole(step.limitMicros()),
+                            whole(torch == null ? null : torch.get("nccl"))));
         }
         text.append('\n').append(header("clients", "requests", "errors", "tokens/s"));
-        for (JsonElement element : report.getAsJsonArray("served")) {
-            JsonObject served = element.getAsJsonObject();
+        for (DecodeBench.Row served : read("served", DecodeBench.Row[].class)) {
             text.append(
                     line(
-                            served.get("clients").getAsString(),
-                            served.get("requests").getAsString(),
-                            String.valueOf(served.getAsJsonArray("errors").size()),
-                            whole(served, "tokensPerSecond")));
+                            String.valueOf(served.clients()),
+                            String.valueOf(served.requests()),
+                            String.valueOf(served.errors().size()),
+                            whole(served.tokensPerSecond())));
         }
-        JsonObject first = report.getAsJsonObject("firstToken");
-        JsonObject loading = report.getAsJsonObject("loading");
-        text.append(
-                String.format(
+        FirstToken first = read("firstToken", FirstToken.class);
+        Loading loading = read("loading", Loading.class);
+        return text
+                + String.format(
                         Locale.ROOT,
-                        "%nFirst token of a prompt of %s tokens: %.1f ms. Loading: %.1f s; plain"
+                        "%nFirst token of a prompt of %d tokens: %.1f ms. Loading: %.1f s; plain"
                                 + " reading of the files: %.1f s.%n",
-                        first.get("promptTokens"),
-                        first.get("medianMicros").getAsDouble() / 1000,
-                        loading.get("seconds").getAsDouble(),
-                        loading.get("readSeconds").getAsDouble()));
-        return text.toString();
+                        first.promptTokens(),
+                        first.medianMicros() / 1000,
+                        loading.seconds(),
+                        loading.readSeconds());
     }
 
     private String training() {
@@ -381,72 +349,61 @@ final class ResultsSection {
         Map<Integer, Map<String, Double>> steps = steps();
         List<String> titles = new ArrayList<>(List.of("ms a step"));
         steps.keySet().forEach(rows -> titles.add(rows + " rows a rank"));
-        StringBuilder text =
-                new StringBuilder(
-                        String.format(
-                                "%s × (Linear %s → %s, ReLU, Linear %s → %s), float32, SGD.%n%n",
-                                report.get("layers"),
-                                report.get("width"),
-                                report.get("hidden"),
-                                report.get("hidden"),
-                                report.get("width")));
+        String width = text("width");
+        String hidden = text("hidden");
+        StringBuilder text = new StringBuilder();
+        text.append(
+                String.format(
+                        "%s × (Linear %s → %s, ReLU, Linear %s → %s), float32, SGD.%n%n",
+                        text("layers"), width, hidden, hidden, width));
         text.append(header(titles.toArray(String[]::new)));
         names.forEach(
                 (who, words) -> {
                     List<String> cells = new ArrayList<>(List.of(words));
-                    steps.values()
-                            .forEach(
-                                    row ->
-                                            cells.add(
-                                                    row.containsKey(who)
-                                                            ? format("%.1f", row.get(who))
-                                                            : ""));
+                    steps.values().forEach(row -> cells.add(format("%.1f", row.get(who))));
                     text.append(line(cells.toArray(String[]::new)));
                 });
         return text.toString();
     }
 
     /** Returns the milliseconds of a training step by rows a rank and contender. */
-    private Map<Integer, Map<String, Double>> steps() {
+    Map<Integer, Map<String, Double>> steps() {
         Map<Integer, Map<String, Double>> steps = new TreeMap<>();
-        for (JsonElement element : report.getAsJsonArray("steps")) {
-            JsonObject step = element.getAsJsonObject();
-            steps.computeIfAbsent(step.get("rows").getAsInt(), rows -> new LinkedHashMap<>())
-                    .put(step.get("who").getAsString(), step.get("milliseconds").getAsDouble());
+        for (TrainBenchCommand.Step step : read("steps", TrainBenchCommand.Step[].class)) {
+            steps.computeIfAbsent(step.rows(), rows -> new LinkedHashMap<>())
+                    .put(step.who(), step.milliseconds());
         }
         return steps;
     }
 
     private String block() {
-        double all = report.get("matmulsAndAttentionMilliseconds").getAsDouble();
-        double block = report.get("blockMilliseconds").getAsDouble();
+        double both = number(BlockBench.BOTH);
+        double block = number(BlockBench.BLOCK);
         return header("forward and backward", "ms")
                 + line("the block", format("%.2f", block))
-                + line("its matmuls and its attention", format("%.2f", all))
-                + line(
-                        "its matmuls",
-                        format("%.2f", report.get("matmulsMilliseconds").getAsDouble()))
-                + line("block / matmuls and attention", format("%.2f", block / all));
+                + line("its matmuls and its attention", format("%.2f", both))
+                + line("its matmuls", format("%.2f", number(BlockBench.MATMULS)))
+                + line("block / matmuls and attention", format("%.2f", block / both));
     }
 
     /** Returns the microseconds of all-reduces on the CPU by bytes and program. */
     private Map<Long, Map<String, Double>> medians() {
-        JsonObject medians = report.getAsJsonObject("medians");
         Map<Long, Map<String, Double>> sizes = new TreeMap<>();
-        for (String program : medians.keySet()) {
-            for (JsonElement element : medians.getAsJsonArray(program)) {
-                JsonObject row = element.getAsJsonObject();
-                sizes.computeIfAbsent(row.get("size").getAsLong(), size -> new LinkedHashMap<>())
-                        .put(program, row.get("micros").getAsDouble());
-            }
-        }
+        report.getAsJsonObject("medians")
+                .asMap()
+                .forEach(
+                        (program, rows) -> {
+                            for (BenchRow row : GSON.fromJson(rows, BenchRow[].class)) {
+                                sizes.computeIfAbsent(row.size(), size -> new LinkedHashMap<>())
+                                        .put(program, row.micros());
+                            }
+                        });
         return sizes;
     }
 
     private String hostAllReduce() {
-        StringBuilder text =
-                new StringBuilder(
-                        header("bytes", "threads", "processes", "Open MPI", "Gloo", "over Gloo"));
+        StringBuilder text = new StringBuilder();
+        text.append(header("bytes", "threads", "processes", "Open MPI", "Gloo", "over Gloo"));
         medians()
                 .forEach(
                         (size, row) ->
@@ -462,46 +419,41 @@ final class ResultsSection {
     }
 
     private String coalesced() {
-        StringBuilder text =
-                new StringBuilder(
-                        header("operation", "tensors", "bytes each", "separate", "coalesced"));
-        for (JsonElement element : report.getAsJsonArray("rows")) {
-            JsonObject row = element.getAsJsonObject();
+        StringBuilder text = new StringBuilder();
+        text.append(header("operation", "tensors", "bytes each", "separate", "coalesced"));
+        for (CoalescedBenchCommand.Row row : read("rows", CoalescedBenchCommand.Row[].class)) {
             text.append(
                     line(
-                            row.get("operation").getAsString().replace('_', '-'),
-                            row.get("tensors").getAsString(),
-                            bytes(row.get("bytes").getAsLong()),
-                            micros(row.get("separateMicros").getAsDouble()),
-                            micros(row.get("coalescedMicros").getAsDouble())));
+                            row.operation().replace('_', '-'),
+                            String.valueOf(row.tensors()),
+                            bytes(row.bytes()),
+                            micros(row.separateMicros()),
+                            micros(row.coalescedMicros())));
         }
         return text.toString();
     }
 
     private String tests() {
         return header("found", "passed", "skipped", "failed")
-                + line(
-                        Stream.of("found", "succeeded", "skipped", "failed")
-                                .map(key -> report.get(key).getAsString())
-                                .toArray(String[]::new));
+                + line(text("found"), text("succeeded"), text("skipped"), text("failed"));
     }
 
-    /** Returns the replayed time of ours; null if it was not measured. */
+    /** Returns this project's replayed time; null if it was not measured. */
     static Double ours(GpuBenchRow row) {
         return row.replay().get(GpuBenchRow.OURS);
     }
 
-    /** Returns NCCL's time, plain, for a fused operator with the matmul. */
+    /** Returns NCCL's time without windows; for a fused operator, with the matmul. */
     static Double baseline(GpuBenchRow row) {
         return row.replay().get(GpuBenchRow.NCCL);
     }
 
     /** Returns the time of PyTorch's fused operator or of its faster all-reduce. */
     static Double torch(GpuBenchRow row) {
-        return GpuBenchTable.best(row.replay()::get);
+        return GpuBenchResults.best(row.replay()::get);
     }
 
-    /** Returns an operation in the words of the pages. */
+    /** Returns the name of an operation on the pages. */
     static String operation(GpuBenchRow row) {
         return switch (row.operation()) {
             case "allGatherMatmul" -> "all-gather + matmul";
@@ -524,22 +476,22 @@ final class ResultsSection {
     }
 
     static String micros(Double value) {
-        if (value == null) {
-            return "";
-        }
-        return format(value < 9.95 ? "%.2f" : value < 99.95 ? "%.1f" : "%.0f", value);
+        return value == null
+                ? ""
+                : format(value < 9.95 ? "%.2f" : value < 99.95 ? "%.1f" : "%.0f", value);
     }
 
-    static String ratio(Double other, Double ours) {
+    private static String ratio(Double other, Double ours) {
         return other == null || ours == null ? "" : format("%.2f×", other / ours);
     }
 
-    private static String whole(JsonObject object, String key) {
-        return object.has(key) ? format("%,.0f", object.get(key).getAsDouble()) : "";
+    private static String whole(Double value) {
+        return format("%,.0f", value);
     }
 
-    private static String format(String format, double value) {
-        return String.format(Locale.ROOT, format, value);
+    /** Formats a number; empty for null. */
+    static String format(String format, Double value) {
+        return value == null ? "" : String.format(Locale.ROOT, format, value);
     }
 
     static String header(String... titles) {
@@ -547,6 +499,6 @@ final class ResultsSection {
     }
 
     static String line(String... cells) {
-        return Stream.of(cells).collect(Collectors.joining(" | ", "| ", " |\n"));
+        return "| " + String.join(" | ", cells) + " |\n";
     }
 }

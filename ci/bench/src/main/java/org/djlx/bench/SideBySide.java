@@ -62,6 +62,8 @@ record SideBySide(BenchRank rank, int turns, long turnBytes, Calls calls) {
 
     /** The times of one contender so far. */
     private static final class Samples {
+        private final String name;
+        private final Contender contender;
         private final double[] first;
         private final double[] gpu;
         private final double[] host;
@@ -74,7 +76,9 @@ record SideBySide(BenchRank rank, int turns, long turnBytes, Calls calls) {
         private Lane.Recording recording; // null if there is none
         private final List<NDArray> recorded = new ArrayList<>(); // results of its calls
 
-        Samples(Calls calls) {
+        Samples(String name, Contender contender, Calls calls) {
+            this.name = name;
+            this.contender = contender;
             first = new double[Math.min(FIRST, calls.warmUp)];
             gpu = new double[calls.rounds * calls.timed];
             host = new double[calls.rounds * calls.timed];
@@ -109,47 +113,43 @@ record SideBySide(BenchRank rank, int turns, long turnBytes, Calls calls) {
      *     for the GPU, which may wait for another rank forever
      */
     Result measure(Map<String, Contender> contenders, BiConsumer<String, NDArray> check) {
-        Map<String, Samples> samples = new LinkedHashMap<>();
-        contenders.keySet().forEach(name -> samples.put(name, new Samples(calls)));
+        List<Samples> all = new ArrayList<>();
+        contenders.forEach((name, contender) -> all.add(new Samples(name, contender, calls)));
         Map<String, String> notes = new LinkedHashMap<>();
-        contenders.forEach((name, contender) -> warmUp(contender, samples.get(name)));
-        contenders.forEach(
-                (name, contender) -> {
-                    String failure = !calls.recorded ? "" : record(contender, samples.get(name));
-                    if (!failure.isEmpty()) {
-                        notes.put(name, "not recorded into a graph: " + failure);
-                    }
-                });
-        for (int round = 0; round < calls.rounds; round++) {
-            int number = round;
-            contenders.forEach(
-                    (name, contender) -> {
-                        time(contender, samples.get(name), number);
-                        replay(contender, samples.get(name), number);
-                    });
+        all.forEach(this::warmUp);
+        for (Samples samples : all) {
+            String failure = calls.recorded ? record(samples) : "";
+            if (!failure.isEmpty()) {
+                notes.put(samples.name, "not recorded into a graph: " + failure);
+            }
         }
-        contenders.forEach((name, contender) -> count(contender, samples.get(name)));
-        contenders.forEach((name, contender) -> check(name, contender, samples.get(name), check));
+        for (int round = 0; round < calls.rounds; round++) {
+            for (Samples samples : all) {
+                time(samples, round);
+                replay(samples, round);
+            }
+        }
+        all.forEach(this::count);
+        all.forEach(samples -> check(samples, check));
         rank.lane().synchronize();
         Map<String, CallTimes> columns = new LinkedHashMap<>();
         Map<String, Double> replay = new LinkedHashMap<>();
-        samples.forEach(
-                (name, all) -> {
-                    columns.put(name, all.times());
-                    if (all.recording != null) {
-                        replay.put(name, hundredths(Stats.median(all.replay)));
-                    }
-                });
         Map<String, Long> heap = new LinkedHashMap<>();
-        samples.forEach((name, all) -> heap.put(name, all.heap));
-        samples.values().forEach(Samples::close);
+        for (Samples samples : all) {
+            columns.put(samples.name, samples.times());
+            heap.put(samples.name, samples.heap);
+            if (samples.recording != null) {
+                replay.put(samples.name, hundredths(Stats.median(samples.replay)));
+            }
+            samples.close();
+        }
         return new Result(columns, replay, notes, heap);
     }
 
-    private void warmUp(Contender contender, Samples samples) {
+    private void warmUp(Samples samples) {
         meet();
         for (int i = 0; i < calls.warmUp; i++) {
-            double micros = call(contender, samples);
+            double micros = call(samples);
             if (i < samples.first.length) {
                 samples.first[i] = micros;
             }
@@ -160,17 +160,19 @@ record SideBySide(BenchRank rank, int turns, long turnBytes, Calls calls) {
     }
 
     /** Records a call of each turn; returns the cause if that fails, otherwise an empty text. */
-    private String record(Contender contender, Samples samples) {
-        callAll(contender, new ArrayList<>()).forEach(NDArray::close);
+    private String record(Samples samples) {
+        callAll(samples.contender, new ArrayList<>()).forEach(NDArray::close);
         fillCache();
         meet();
         String failure = "";
         try {
-            samples.recording = rank.lane().record(() -> callAll(contender, samples.recorded));
+            samples.recording =
+                    rank.lane().record(() -> callAll(samples.contender, samples.recorded));
         } catch (RuntimeException e) {
             failure = String.valueOf(e.getMessage());
         }
-        // If one rank fails, the others must not launch theirs, which would wait forever.
+        // If one rank fails, the other ranks must not launch their recordings, which would wait
+        // forever.
         String first = rank.meeting().failureOfAny(failure);
         if (!first.isEmpty() && samples.recording != null) {
             samples.recording.close();
@@ -199,14 +201,14 @@ record SideBySide(BenchRank rank, int turns, long turnBytes, Calls calls) {
         return results;
     }
 
-    private void time(Contender contender, Samples samples, int round) {
-        contender.reset();
+    private void time(Samples samples, int round) {
+        samples.contender.reset();
         meet();
         Lane lane = rank.lane();
-        call(contender, samples); // Ranks do not start together; this call synchronizes them.
+        call(samples); // Ranks do not start together; this call synchronizes them.
         lane.set(0);
         for (int i = 0; i < calls.timed; i++) {
-            samples.host[round * calls.timed + i] = call(contender, samples);
+            samples.host[round * calls.timed + i] = call(samples);
             lane.set(i + 1);
         }
         lane.synchronize();
@@ -215,11 +217,11 @@ record SideBySide(BenchRank rank, int turns, long turnBytes, Calls calls) {
         }
     }
 
-    private void replay(Contender contender, Samples samples, int round) {
+    private void replay(Samples samples, int round) {
         if (samples.recording == null) {
             return;
         }
-        contender.reset();
+        samples.contender.reset();
         meet();
         Lane lane = rank.lane();
         samples.recording.launch();
@@ -235,33 +237,33 @@ record SideBySide(BenchRank rank, int turns, long turnBytes, Calls calls) {
     }
 
     /**
-     * Counts native calls. Not while times are measured, as marks call the driver, too. On GPUs
-     * ranks call one after the other, as threads of a process wait for each other in the driver;
-     * their work waits on the GPU. On CPUs the calls themselves wait for all ranks.
+     * Counts native calls, apart from the measured calls, because marks call the driver too. On
+     * GPUs, ranks call one after the other, because threads of a process wait for each other in the
+     * driver; their work waits on the GPU. On CPUs, a call waits for all ranks.
      */
-    private void count(Contender contender, Samples samples) {
+    private void count(Samples samples) {
         meet();
         if (!rank.ours().device().isGpu()) {
-            countCalls(contender, samples);
+            countCalls(samples);
             return;
         }
         for (int turn = 0; turn < rank.worldSize(); turn++) {
             if (turn == rank.ours().rank()) {
-                samples.alone = hundredths(Stats.median(countCalls(contender, samples)));
+                samples.alone = hundredths(Stats.median(countCalls(samples)));
             }
             rank.meeting().await();
         }
     }
 
     /** Returns the time of each call. */
-    private double[] countCalls(Contender contender, Samples samples) {
+    private double[] countCalls(Samples samples) {
         int counted = (int) Math.max(2, Math.min(COUNTED, MOST_COUNTED_BYTES / turnBytes));
         double[] micros = new double[counted];
         ThreadMXBean threads = (ThreadMXBean) ManagementFactory.getThreadMXBean();
         NativeCalls before = NativeCalls.ofThread();
         long allocated = threads.getCurrentThreadAllocatedBytes();
         for (int i = 0; i < counted; i++) {
-            micros[i] = call(contender, samples);
+            micros[i] = call(samples);
         }
         samples.heap = (threads.getCurrentThreadAllocatedBytes() - allocated) / counted;
         NativeCalls after = NativeCalls.ofThread();
@@ -270,27 +272,26 @@ record SideBySide(BenchRank rank, int turns, long turnBytes, Calls calls) {
         return micros;
     }
 
-    private void check(
-            String name, Contender contender, Samples samples, BiConsumer<String, NDArray> check) {
-        if (!contender.isChecked()) {
+    private void check(Samples samples, BiConsumer<String, NDArray> check) {
+        if (!samples.contender.isChecked()) {
             return;
         }
-        contender.reset();
+        samples.contender.reset();
         meet();
-        NDArray result = contender.call(0);
+        NDArray result = samples.contender.call(0);
         rank.lane().synchronize();
-        check.accept(name, result == null ? contender.kept() : result);
+        check.accept(samples.name, result == null ? samples.contender.kept() : result);
         if (result != null) {
             result.close();
         }
         if (samples.recording != null) {
-            contender.reset();
+            samples.contender.reset();
             meet();
             samples.recording.launch();
             rank.lane().synchronize();
             NDArray recorded =
-                    samples.recorded.isEmpty() ? contender.kept() : samples.recorded.get(0);
-            check.accept(name + ", replayed", recorded);
+                    samples.recorded.isEmpty() ? samples.contender.kept() : samples.recorded.get(0);
+            check.accept(samples.name + ", replayed", recorded);
         }
     }
 
@@ -300,10 +301,10 @@ record SideBySide(BenchRank rank, int turns, long turnBytes, Calls calls) {
     }
 
     /** Calls once; returns the microseconds of the calling thread. */
-    private double call(Contender contender, Samples samples) {
+    private double call(Samples samples) {
         int turn = samples.turn++ % turns;
         long start = System.nanoTime();
-        NDArray result = contender.call(turn);
+        NDArray result = samples.contender.call(turn);
         long nanos = System.nanoTime() - start;
         if (result != null) {
             result.close();

@@ -56,7 +56,7 @@ final class SpeedUpChart {
     /**
      * Draws a chart.
      *
-     * @param title the title: what the baseline is
+     * @param title the title, which names the baseline
      * @param subtitle the machine, the type and how times were taken
      * @param other the name of the other program
      * @param bars the cases, from top to bottom; at least one

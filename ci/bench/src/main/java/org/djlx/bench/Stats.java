@@ -11,12 +11,12 @@ final class Stats {
 
     private Stats() {}
 
-    /** Returns the median, the larger of two middle values; the values stay as they are. */
+    /** Returns the median, the larger of two middle values. Does not change the values. */
     static double median(double... values) {
         return quantile(values, 0.5);
     }
 
-    /** Returns the value below which a part of the values is; 0 of no values. */
+    /** Returns the quantile of a fraction from 0 to 1; 0 without values. */
     static double quantile(double[] values, double part) {
         double[] sorted = values.clone();
         Arrays.sort(sorted);

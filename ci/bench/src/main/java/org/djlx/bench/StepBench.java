@@ -17,9 +17,12 @@ import org.djlx.fusedops.llm.TextGenerator;
 
 /**
  * Measures decode steps as seen by callers of a generator: the time between two pieces. Prompts are
- * random.
+ * random tokens.
+ *
+ * @param generator the measured generator
+ * @param vocabulary the size of the vocabulary
  */
-final class StepBench {
+record StepBench(TextGenerator generator, int vocabulary) {
 
     private static final Duration PATIENCE = Duration.ofMinutes(5);
     private static final int SEED = 1;
@@ -32,19 +35,6 @@ final class StepBench {
     static final double TOP_P = 0.95;
 
     private static final int WARM_UP = 3; // uncounted runs, while the JVM compiles
-
-    private final TextGenerator generator;
-    private final int vocabulary;
-
-    /**
-     * Creates the benchmark of a generator.
-     *
-     * @param vocabulary the size of the vocabulary
-     */
-    StepBench(TextGenerator generator, int vocabulary) {
-        this.generator = generator;
-        this.vocabulary = vocabulary;
-    }
 
     /**
      * The steps in which all requests got a token, without the first ones.
@@ -77,7 +67,7 @@ final class StepBench {
         void await(int tokens) throws InterruptedException, TimeoutException {
             generation.await(PATIENCE);
             synchronized (this) {
-                while (nanos.size() < tokens) { // onProgress for the last token is still to come.
+                while (nanos.size() < tokens) { // onProgress for the last token may follow.
                     wait();
                 }
             }

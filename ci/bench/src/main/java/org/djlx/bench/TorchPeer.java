@@ -24,14 +24,14 @@ import java.util.concurrent.TimeUnit;
 /**
  * Measures PyTorch on the same GPUs by a child process, a script in {@code ci/bench/peers}. {@code
  * torch_peer.py} and {@code train_peer.py} read a line of JSON for each case and answer with a
- * line. Without PyTorch, or if it fails or takes too long, its columns are missing and a note has
- * the cause; the benchmark goes on.
+ * line. Without PyTorch, or if it fails or times out, its columns are missing and a note has the
+ * cause; the benchmark goes on.
  */
 final class TorchPeer implements AutoCloseable {
 
     private static final Gson GSON = new Gson();
     private static final String END = "";
-    // PyTorch must not join our group.
+    // PyTorch must not join this job's group.
     private static final List<String> NOT_INHERITED =
             List.of(
                     "LD_PRELOAD",
@@ -60,10 +60,22 @@ final class TorchPeer implements AutoCloseable {
     }
 
     /**
+     * Starts a script with a timeout of 2 minutes.
+     *
+     * @param interpreter the program that runs the script, such as python3; null for none
+     * @return the peer; null without an interpreter
+     */
+    static TorchPeer start(String interpreter, String script, int ranks) {
+        List<String> arguments = List.of("--ranks", Integer.toString(ranks));
+        return interpreter == null
+                ? null
+                : start(interpreter, script(script), arguments, Duration.ofSeconds(120));
+    }
+
+    /**
      * Starts a script and waits until it is ready.
      *
      * @param interpreter the program that runs the script, such as python3
-     * @param arguments of the script
      * @param patience the timeout of the start and of each answer
      */
     static TorchPeer start(
@@ -95,7 +107,12 @@ final class TorchPeer implements AutoCloseable {
         return version;
     }
 
-    /** Returns the cause why PyTorch does not work (any more); empty if it does. */
+    /** Returns the version of PyTorch or, without PyTorch, the cause. */
+    String description() {
+        return version.isEmpty() ? cause : version;
+    }
+
+    /** Returns why PyTorch does not answer; empty while it answers. */
     String cause() {
         return cause;
     }
@@ -110,10 +127,12 @@ final class TorchPeer implements AutoCloseable {
         request.addProperty("rounds", rounds);
         JsonObject answer = ask(request);
         if (answer == null) {
-            return row.plus(Map.of(), Map.of(), Map.of(GpuBenchRow.TORCH, cause));
+            JsonObject note = new JsonObject();
+            note.addProperty(GpuBenchRow.TORCH, cause);
+            answer = new JsonObject();
+            answer.add("notes", note);
         }
-        SideBySide.Result result = GSON.fromJson(answer, SideBySide.Result.class);
-        return row.plus(result.columns(), result.replay(), result.notes());
+        return row.plus(answer);
     }
 
     /** Sends a line of JSON and returns the answer; null if there is none. */

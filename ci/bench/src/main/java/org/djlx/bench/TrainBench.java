@@ -54,7 +54,7 @@ final class TrainBench implements AutoCloseable {
         }
     }
 
-    /** The mean of squares. Autograd may lose the memory of a factor in DJL's L2 loss. */
+    /** The mean of squares. DJL's L2 loss multiplies by a number; autograd may lose its memory. */
     private static final class Squares extends Loss {
 
         Squares() {
@@ -128,7 +128,7 @@ final class TrainBench implements AutoCloseable {
      * Measures steps.
      *
      * @param warmUp the uncounted steps before
-     * @return the milliseconds of each step, from the batch on the first device until all devices
+     * @return the milliseconds of each step, from a batch on the first device until all devices
      *     have finished
      */
     double[] milliseconds(int warmUp, int steps) throws TranslateException {
@@ -167,8 +167,7 @@ final class TrainBench implements AutoCloseable {
     }
 
     /**
-     * Measures the precision of float32 matmuls, because DJL has no query for libtorch's use of
-     * TF32.
+     * Measures the precision of float32 matmuls: DJL cannot query whether libtorch uses TF32.
      *
      * @return the relative error: about 1e-7, or 1e-4 with TF32
      */

@@ -4,31 +4,25 @@
  */
 package org.djlx.bench;
 
+import static org.djlx.samples.common.UsageException.refuseIf;
+
 import ai.djl.Device;
 import ai.djl.translate.TranslateException;
-import com.google.gson.JsonElement;
+import com.google.gson.Gson;
 import com.google.gson.JsonObject;
-import java.io.IOException;
-import java.io.PrintWriter;
-import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Collections;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
-import java.util.concurrent.Callable;
+import java.util.stream.DoubleStream;
 import java.util.stream.IntStream;
 import org.djlx.nativeops.NativeVersions;
-import org.djlx.samples.common.Gpus;
 import org.djlx.samples.common.RankOptions;
-import org.djlx.samples.common.Ranks;
 import org.djlx.samples.common.TextTable;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Mixin;
-import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Option;
-import picocli.CommandLine.ParameterException;
-import picocli.CommandLine.Spec;
 
 /** {@code bench-train}: measures a data-parallel training step. */
 @Command(
@@ -39,9 +33,7 @@ import picocli.CommandLine.Spec;
                     + " where PyTorch is found, by PyTorch alone and with DistributedDataParallel.",
             "On the CPU all ranks share one device, so DJL's engine has nothing to synchronize."
         })
-public final class TrainBenchCommand implements Callable<Integer> {
-
-    @Spec private CommandSpec spec;
+final class TrainBenchCommand extends ReportCommand {
 
     @Mixin private final RankOptions options = new RankOptions().ranksOfGpus();
 
@@ -49,32 +41,23 @@ public final class TrainBenchCommand implements Callable<Integer> {
             names = "--rows",
             split = ",",
             defaultValue = "64,512",
-            description = "Rows of each rank in a batch; ${DEFAULT-VALUE} if not given.")
+            description = "Rows of each rank in a batch.")
     private int[] rows;
 
-    @Option(names = "--layers", defaultValue = "8", description = "${DEFAULT-VALUE} if not given.")
-    private int layers;
+    @Option(names = "--layers", description = "Times (Linear, ReLU, Linear).")
+    private int layers = 8;
 
-    @Option(
-            names = "--width",
-            defaultValue = "4096",
-            description = "${DEFAULT-VALUE} if not given.")
-    private int width;
+    @Option(names = "--width", description = "Values of a row.")
+    private int width = 4096;
 
-    @Option(
-            names = "--hidden",
-            defaultValue = "8192",
-            description = "${DEFAULT-VALUE} if not given.")
-    private int hidden;
+    @Option(names = "--hidden", description = "Values between the Linears.")
+    private int hidden = 8192;
 
-    @Option(
-            names = "--steps",
-            defaultValue = "10",
-            description = "Steps of each in a turn; ${DEFAULT-VALUE} if not given.")
-    private int steps;
+    @Option(names = "--steps", description = "Steps of each in a turn.")
+    private int steps = 10;
 
-    @Option(names = "--rounds", defaultValue = "3", description = "${DEFAULT-VALUE} if not given.")
-    private int rounds;
+    @Option(names = "--rounds", description = "Turns of each.")
+    private int rounds = 3;
 
     @Option(
             names = "--torch",
@@ -82,127 +65,124 @@ public final class TrainBenchCommand implements Callable<Integer> {
             description = "A Python with PyTorch to compare with; none if not given.")
     private String torch;
 
-    @Mixin private ReportOptions reports;
-
-    private TrainBenchCommand() {}
-
     private static final int WARM_UP = 10; // uncounted steps of each turn
     private static final int FIRST_WARM_UP = 60; // of the first turn, in which the JVM compiles
-    private static final Duration TORCH_PATIENCE = Duration.ofSeconds(120);
-    private static final String OURS = TrainBench.Contender.P2P.name();
     private static final String TORCH = "TORCH_DDP";
     private static final List<String> TORCHES = List.of("TORCH_ALONE", TORCH, "TORCH_DDP_TUNED");
 
+    private final TextTable table =
+            new TextTable("rows a rank", "who", "ms a step", "of " + TORCH, "ms over alone");
+    private final List<Step> figures = new ArrayList<>();
+    private final Map<String, Double> errors = new LinkedHashMap<>(); // of float32 matmuls
+    private int gpus;
+
     /** A contender of a turn. */
     private interface Turn {
+
         double[] milliseconds(int warmUp) throws TranslateException;
     }
+
+    /**
+     * The median of a contender's steps.
+     *
+     * @param rows the rows of each rank in a batch
+     * @param who the contender
+     * @param ofTorchDdp divided by the time of PyTorch's DistributedDataParallel; null without
+     * @param millisecondsOverAlone minus the time of the same program on one device; null without
+     */
+    record Step(
+            int rows,
+            String who,
+            double milliseconds,
+            Double ofTorchDdp,
+            Double millisecondsOverAlone) {}
 
     @Override
     public Integer call() throws Exception {
         options.check();
-        int gpus = Gpus.count();
+        gpus = options.gpus();
         int count = options.count();
-        if (gpus > 0) {
-            Gpus.require(count);
-        }
-        if (IntStream.of(rows).anyMatch(size -> size < 1)
-                || IntStream.of(layers, width, hidden, steps, rounds).anyMatch(size -> size < 1)) {
-            throw new ParameterException(
-                    spec.commandLine(),
-                    "--rows, --layers, --width, --hidden, --steps and --rounds must be 1 or more");
-        }
+        refuseIf(
+                IntStream.of(rows).anyMatch(size -> size < 1)
+                        || IntStream.of(layers, width, hidden, steps, rounds)
+                                .anyMatch(size -> size < 1),
+                "--rows, --layers, --width, --hidden, --steps and --rounds must be 1 or more");
         Device[] devices =
                 gpus == 0
                         ? new Device[] {Device.cpu()}
                         : IntStream.range(0, count).mapToObj(Device::gpu).toArray(Device[]::new);
-        PrintWriter out = spec.commandLine().getOut();
-        TextTable table =
-                new TextTable("rows a rank", "who", "ms a step", "of " + TORCH, "ms over alone");
-        List<Map<String, Object>> figures = new ArrayList<>();
-        try (TorchPeer peer = torch == null ? null : startPeer(count)) {
-            Map<String, Object> errors = new LinkedHashMap<>();
+        begin("a data-parallel training step, SGD, float32, median", NativeVersions.query());
+        try (TorchPeer peer = TorchPeer.start(torch, "train_peer.py", count)) {
+            put("gpus", gpus);
+            put("ranks", count);
+            put("layers", layers);
+            put("width", width);
+            put("hidden", hidden);
             errors.put("djl", TrainBench.matmulError(devices[0]));
+            put("float32MatmulError", errors);
+            put("steps", figures);
             for (int size : rows) {
-                TrainBench.Size model = new TrainBench.Size(layers, width, hidden, size);
-                Map<String, Double> medians = measure(model, devices, count, gpus, peer, errors);
-                medians.forEach(
-                        (who, time) -> {
-                            Double theirs = medians.get(TORCH);
-                            Map<String, Object> figure = new LinkedHashMap<>();
-                            figure.put("rows", size);
-                            figure.put("who", who);
-                            figure.put("milliseconds", time);
-                            if (theirs != null) {
-                                figure.put("ofTorchDdp", time / theirs);
-                            }
-                            // TORCH_DDP and TORCH_DDP_TUNED have one step of theirs alone.
-                            Double alone = medians.get(who.replaceFirst("_DDP.*", "") + "_ALONE");
-                            if (alone != null) {
-                                figure.put("millisecondsOverAlone", time - alone);
-                            }
-                            figures.add(figure);
-                            table.add(
-                                    size,
-                                    who,
-                                    String.format("%.2f", time),
-                                    theirs == null ? "-" : String.format("%.2f", time / theirs),
-                                    alone == null ? "-" : String.format("%.2f", time - alone));
-                        });
-                store(count, gpus, figures, errors, peer);
+                add(size, measure(size, devices, count, peer));
+                if (peer != null) {
+                    put("torch", peer.description());
+                }
+                store();
             }
             if (peer != null && !peer.cause().isEmpty()) {
-                spec.commandLine().getErr().println("PyTorch: " + peer.cause());
+                progress("PyTorch: %s", peer.cause());
             }
         }
-        out.printf(
-                "%s%n%s%n", Ranks.count(count) + " on " + (gpus > 0 ? "GPUs" : "the CPU"), table);
-        out.flush();
+        print("%s%n%s%n", options.placement(), table);
         return 0;
     }
 
-    private TorchPeer startPeer(int count) {
-        return TorchPeer.start(
-                torch,
-                TorchPeer.script("train_peer.py"),
-                List.of("--ranks", Integer.toString(count)),
-                TORCH_PATIENCE);
+    private void add(int size, Map<String, Double> medians) {
+        Double ddp = medians.get(TORCH);
+        medians.forEach(
+                (who, time) -> {
+                    // TORCH_DDP and TORCH_DDP_TUNED are compared with the same step alone.
+                    Double alone = medians.get(who.replaceFirst("_DDP.*", "") + "_ALONE");
+                    Step step =
+                            new Step(
+                                    size,
+                                    who,
+                                    time,
+                                    ddp == null ? null : Double.valueOf(time / ddp),
+                                    alone == null ? null : Double.valueOf(time - alone));
+                    figures.add(step);
+                    table.add(
+                            size,
+                            who,
+                            number("%.2f", time),
+                            number("%.2f", step.ofTorchDdp),
+                            number("%.2f", step.millisecondsOverAlone));
+                });
     }
 
-    /**
-     * Returns the median of each contender. They take turns; each round starts with another one.
-     */
-    private Map<String, Double> measure(
-            TrainBench.Size size,
-            Device[] devices,
-            int count,
-            int gpus,
-            TorchPeer peer,
-            Map<String, Object> errors)
+    /** Returns the median of each contender. They take turns; each round starts with another. */
+    private Map<String, Double> measure(int size, Device[] devices, int count, TorchPeer peer)
             throws TranslateException {
+        TrainBench.Size model = new TrainBench.Size(layers, width, hidden, size);
         Map<String, Turn> turns = new LinkedHashMap<>();
         List<TrainBench> benches = new ArrayList<>();
         try {
             for (TrainBench.Contender who : TrainBench.Contender.values()) {
                 if (who != TrainBench.Contender.DJL || gpus > 0) {
-                    TrainBench bench = new TrainBench(who, size, devices, count);
+                    TrainBench bench = new TrainBench(who, model, devices, count);
                     benches.add(bench);
                     turns.put(who.name(), warmUp -> bench.milliseconds(warmUp, steps));
                 }
             }
             if (peer != null) {
-                TORCHES.forEach(
-                        who -> turns.put(who, warmUp -> askPeer(peer, who, size, warmUp, errors)));
+                TORCHES.forEach(who -> turns.put(who, warmUp -> askPeer(peer, who, model, warmUp)));
             }
             List<String> order = new ArrayList<>(turns.keySet());
-            Map<String, List<Double>> times = new LinkedHashMap<>();
-            order.forEach(who -> times.put(who, new ArrayList<>()));
+            Map<String, DoubleStream.Builder> times = new LinkedHashMap<>();
+            order.forEach(who -> times.put(who, DoubleStream.builder()));
             for (int round = 0; round < rounds; round++) {
                 int warmUp = round == 0 ? FIRST_WARM_UP : WARM_UP;
                 for (String who : order) {
-                    for (double time : turns.get(who).milliseconds(warmUp)) {
-                        times.get(who).add(time);
-                    }
+                    DoubleStream.of(turns.get(who).milliseconds(warmUp)).forEach(times.get(who));
                 }
                 Collections.rotate(order, 1);
             }
@@ -211,34 +191,23 @@ public final class TrainBenchCommand implements Callable<Integer> {
                 forget.addProperty("forget", true);
                 peer.ask(forget);
             }
-            times.values().removeIf(List::isEmpty);
             Map<String, Double> medians = new LinkedHashMap<>();
             times.forEach(
-                    (who, all) ->
-                            medians.put(
-                                    who,
-                                    Stats.median(
-                                            all.stream()
-                                                    .mapToDouble(Double::doubleValue)
-                                                    .toArray())));
+                    (who, all) -> {
+                        double[] millis = all.build().toArray();
+                        if (millis.length > 0) {
+                            medians.put(who, Stats.median(millis));
+                        }
+                    });
             return medians;
         } finally {
             benches.forEach(TrainBench::close);
         }
     }
 
-    private double[] askPeer(
-            TorchPeer peer,
-            String who,
-            TrainBench.Size size,
-            int warmUp,
-            Map<String, Object> errors) {
-        JsonObject request = new JsonObject();
+    private double[] askPeer(TorchPeer peer, String who, TrainBench.Size size, int warmUp) {
+        JsonObject request = new Gson().toJsonTree(size).getAsJsonObject();
         request.addProperty("who", who);
-        request.addProperty("rows", size.rows());
-        request.addProperty("layers", size.layers());
-        request.addProperty("width", size.width());
-        request.addProperty("hidden", size.hidden());
         request.addProperty("warmUp", warmUp);
         request.addProperty("steps", steps);
         JsonObject answer = peer.ask(request);
@@ -246,35 +215,6 @@ public final class TrainBenchCommand implements Callable<Integer> {
             return new double[0];
         }
         errors.put("torch", answer.get("matmulError").getAsDouble());
-        return answer.getAsJsonArray("milliseconds").asList().stream()
-                .mapToDouble(JsonElement::getAsDouble)
-                .toArray();
-    }
-
-    private void store(
-            int count,
-            int gpus,
-            List<Map<String, Object>> figures,
-            Map<String, Object> errors,
-            TorchPeer peer)
-            throws IOException {
-        if (reports.json() == null) {
-            return;
-        }
-        BenchReport report =
-                reports.report(
-                        "a data-parallel training step, SGD, float32, median",
-                        NativeVersions.query());
-        if (peer != null) {
-            report.put("torch", peer.version().isEmpty() ? peer.cause() : peer.version());
-        }
-        report.put("gpus", gpus);
-        report.put("ranks", count);
-        report.put("layers", layers);
-        report.put("width", width);
-        report.put("hidden", hidden);
-        report.put("float32MatmulError", errors);
-        report.put("steps", figures);
-        report.store(reports.json());
+        return new Gson().fromJson(answer.get("milliseconds"), double[].class);
     }
 }

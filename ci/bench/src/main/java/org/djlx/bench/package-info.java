@@ -3,7 +3,15 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 /* Package-private:
- * ReportOptions - --json and --commit
+ * BenchCommand - bench: a collective on the CPU, in nccl-tests' table
+ * BenchCompareCommand - bench-compare: all-reduce on the CPU beside other programs
+ * CoalescedBenchCommand - bench-coalesced: coalesced collectives beside separate ones
+ * GpuBenchCommand - bench-gpu: all-reduce and fused operators on GPUs
+ * BlockBenchCommand - bench-block: a tensor-parallel transformer block
+ * TrainBenchCommand - bench-train: data-parallel training steps
+ * DecodeBenchCommand - bench-decode: text generation
+ * PagesCommand - pages: tables and charts of README.md and docs
+ * ReportCommand - a command that writes a report
  * BenchReport - a report as JSON
  * Stats - medians and quantiles
  * BenchCase - a size and a number of calls
@@ -11,14 +19,12 @@
  * BenchOp - the collectives of bench
  * BenchJob - one rank of a benchmark on the CPU
  * BenchRow - a row of nccl-tests' table
- * BenchProgram - a program that prints such a table
  * BenchComparison - the medians of several programs, and the targets
  * GpuBenchPlan - parses the cases of bench-gpu
  * GpuBenchCase - an operation at one size, its contenders and expected result
  * GpuBenchJob - the ranks of bench-gpu
  * GpuBenchRow - the results of an operation at one size
- * GpuBenchResults - the rows of all cases, with PyTorch's times
- * GpuBenchTable - the rows as text
+ * GpuBenchResults - the rows of all cases, with PyTorch's times, and their table
  * ResultsPages - writes the figures of README.md and docs
  * ResultsSection - one file of ci/results as Markdown
  * SpeedUpChart - a bar chart as SVG
@@ -36,7 +42,6 @@
  * TrainBench - one contender of bench-train
  * DecodeBench - clients of the HTTP server
  * StepBench - callers of a generator
- * FileReads - reads a model's files
  * DecodePeer - decoding written with PyTorch's operators
  */
 /**
@@ -45,25 +50,8 @@
  * ci/results}. The base of all: {@code BenchReport} writes a report, {@code Stats} computes
  * medians, {@code SideBySide} measures and checks contenders in turns.
  *
- * <p>The commands of {@code ci/bench/run.sh}:
- *
  * <ul>
- *   <li>{@link org.djlx.bench.Main} - the command line
- *   <li>{@link org.djlx.bench.BenchCommand} - {@code bench}: a collective on the CPU, in
- *       nccl-tests' table
- *   <li>{@link org.djlx.bench.BenchCompareCommand} - {@code bench-compare}: all-reduce on the CPU
- *       beside other programs
- *   <li>{@link org.djlx.bench.CoalescedBenchCommand} - {@code bench-coalesced}: coalesced
- *       collectives beside separate ones
- *   <li>{@link org.djlx.bench.GpuBenchCommand} - {@code bench-gpu}: all-reduce and fused operators
- *       on GPUs
- *   <li>{@link org.djlx.bench.PagesCommand} - {@code pages}: tables and charts of README.md and
- *       docs
- *   <li>{@link org.djlx.bench.BlockBenchCommand} - {@code bench-block}: a tensor-parallel
- *       transformer block
- *   <li>{@link org.djlx.bench.TrainBenchCommand} - {@code bench-train}: data-parallel training
- *       steps
- *   <li>{@link org.djlx.bench.DecodeBenchCommand} - {@code bench-decode}: text generation
+ *   <li>{@link org.djlx.bench.Main} - the command line {@code ci/bench/run.sh}
  * </ul>
  */
 package org.djlx.bench;

@@ -76,8 +76,7 @@ class BenchTest {
 
     @Test
     void measuresProcesses() {
-        // The ranks' output goes to the launcher's stdout; the exit code says that nothing is
-        // wrong.
+        // The ranks print to the launcher's stdout; exit code 0 means that no element is wrong.
         assertEquals(0, run("bench", "--processes", "--bind", "1K:1:1"), err::toString);
     }
 
@@ -89,7 +88,7 @@ class BenchTest {
                 JsonParser.parseString(Files.readString(json))
                         .getAsJsonObject()
                         .getAsJsonArray("rows");
-        assertEquals(6, rows.size()); // of 3 operations, of 2 tensors and of 20
+        assertEquals(6, rows.size()); // 3 operations, each with 2 and with 20 tensors
         for (JsonElement row : rows) {
             assertEquals(256 << 10, row.getAsJsonObject().get("bytes").getAsInt());
             assertTrue(row.getAsJsonObject().get("ratio").getAsDouble() > 0);
@@ -138,7 +137,7 @@ class BenchTest {
         assertTrue(err.toString().startsWith("error: "), err::toString);
     }
 
-    /** Of the smaller one there are more elements than an int can count. */
+    /** Even the smaller size has more elements than an int can count. */
     @ParameterizedTest
     @ValueSource(strings = {"1000000G", "999999999999G"})
     void aSizeBeyondTheMemoryIsRejected(String size) {
@@ -147,7 +146,7 @@ class BenchTest {
         assertEquals("", out.toString());
     }
 
-    /** Values are made, and compared, slice by slice. */
+    /** Values are generated and compared slice by slice. */
     @Test
     void aSizeOfSeveralSlicesIsChecked() {
         assertEquals(

@@ -42,12 +42,10 @@ class BlockBenchTest {
                         block / report.get("matmulsMilliseconds").getAsDouble(),
                         block / report.get("matmulsAndAttentionMilliseconds").getAsDouble());
         assertTrue(out.toString().contains(ratios), out::toString);
-        assertEquals(2, Main.commandLine().execute("bench-block", "--tokens", "3"));
-        assertEquals(2, Main.commandLine().execute("bench-block", "--warm-up", "-1"));
-        assertEquals(2, Main.commandLine().execute("bench-block", "--turns", "0"));
-        assertEquals(2, Main.commandLine().execute("bench-block", "--rounds", "0"));
-        assertEquals(2, Main.commandLine().execute("bench-block", "--heads", "12"));
-        assertEquals(2, Main.commandLine().execute("bench-block", "--key-value-heads", "0"));
-        assertEquals(2, Main.commandLine().execute("bench-block", "--hidden", "0"));
+        for (String wrong :
+                "--tokens=3 --warm-up=-1 --turns=0 --rounds=0 --heads=12 --key-value-heads=0 --hidden=0"
+                        .split(" ")) {
+            assertEquals(2, Main.commandLine().execute("bench-block", wrong), wrong);
+        }
     }
 }

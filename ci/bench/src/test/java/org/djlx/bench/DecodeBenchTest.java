@@ -83,7 +83,8 @@ class DecodeBenchTest {
             assertEquals(batches[i], row.get("batch").getAsInt());
             int count = row.get("steps").getAsInt();
             assertTrue(
-                    count > 0 && count <= 16 - 1 - 8, row::toString); // 15 of which 8 do not count
+                    count > 0 && count <= 16 - 1 - 8,
+                    row::toString); // 15 steps, of which 8 are not counted
             double median = row.get("medianMicros").getAsDouble();
             assertTrue(median > 0 && median <= row.get("p90Micros").getAsDouble(), row::toString);
             assertTrue(row.get("tokensPerSecond").getAsDouble() > 0, row::toString);
@@ -93,7 +94,7 @@ class DecodeBenchTest {
         assertEquals(70, firstToken.get("promptTokens").getAsInt());
         assertTrue(firstToken.get("medianMicros").getAsDouble() > 0, table);
         assertTrue(report.get("torch").getAsString().contains("no-such-python"), table);
-        // Halves of characters, and special tokens; all others were given a text.
+        // Parts of characters, and special tokens; all other tokens have a text.
         assertEquals(128 + 5, report.get("tokensWithoutText").getAsInt());
         JsonArray rows = report.getAsJsonArray("served");
         int[] clients = {1, 4};
@@ -125,7 +126,7 @@ class DecodeBenchTest {
         assertTrue(run(1, words).contains("too few steps gave all 1 requests a token"));
     }
 
-    /** A server that refuses, cuts off, or gives fewer tokens than asked for. */
+    /** A server that refuses, ends early, or sends too few tokens. */
     @ParameterizedTest
     @CsvSource({
         "429, {\"usage\":{\"completion_tokens\":5}}\\n\\ndata: [DONE], 3",

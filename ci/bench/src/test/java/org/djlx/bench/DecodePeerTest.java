@@ -17,7 +17,7 @@ import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
 
-/** What becomes of what the script says; here it is one for a shell. */
+/** Reads the answers of a peer, here a shell script. */
 @Timeout(60)
 class DecodePeerTest {
 

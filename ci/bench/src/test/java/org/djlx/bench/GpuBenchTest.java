@@ -13,7 +13,6 @@ import static org.junit.jupiter.api.Assumptions.assumeTrue;
 import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
-import ai.djl.ndarray.types.Shape;
 import com.google.gson.JsonElement;
 import com.google.gson.JsonObject;
 import com.google.gson.JsonParser;
@@ -38,8 +37,6 @@ import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.store.Store;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.host.NativeMemory;
-import org.djlx.nativeops.torch.ScalarType;
-import org.djlx.nativeops.torch.Torch;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
@@ -48,7 +45,7 @@ import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.MethodSource;
 import picocli.CommandLine;
 
-/** What the benchmark for GPUs does, on the CPU as far as it goes. */
+/** Runs the parts of the GPU benchmark that work on the CPU. */
 @Timeout(300)
 class GpuBenchTest {
 
@@ -79,17 +76,7 @@ class GpuBenchTest {
             NativeMemory memory =
                     new NativeMemory(
                             Pointer.nativeValue(buffer), byteSize, Device.cpu(), buffer::close);
-            return new Window() {
-                @Override
-                public NDArray view(NDManager manager, long offset, Shape shape) {
-                    return Torch.view(manager, memory, offset, shape, ScalarType.BFLOAT16);
-                }
-
-                @Override
-                public void close() {
-                    memory.close();
-                }
-            };
+            return new Window(memory, memory::close);
         }
 
         @Override
@@ -132,8 +119,7 @@ class GpuBenchTest {
                                                     manager,
                                                     meeting,
                                                     lanes.get());
-                                    return GpuBenchJob.merged(
-                                            meeting, wanted.measure(measuring, 2, 2, 1));
+                                    return wanted.measure(measuring, 2, 2, 1).merged(meeting);
                                 }
                             })
                     .get(1);
@@ -157,7 +143,7 @@ class GpuBenchTest {
         assertEquals(columns, row.columns().keySet());
         assertEquals(columns, row.replay().keySet());
         assertEquals(Map.of(), row.notes());
-        // Results are rounded to bfloat16: no error at all means that nothing was compared.
+        // Results are rounded to bfloat16: an error of 0 means that nothing was compared.
         assertTrue(row.correct() && row.error() > 0, row::toString);
         row.columns()
                 .values()
@@ -179,7 +165,7 @@ class GpuBenchTest {
                 Set.of("ours", "matmul"), measure(wanted, false, HostLane::new).columns().keySet());
     }
 
-    /** Then no rank may launch what the others cannot. */
+    /** If one rank cannot record, no rank may launch its recording. */
     @Test
     void whatOneRankCannotRecordIsNotReplayed() {
         AtomicInteger recorded = new AtomicInteger();
@@ -208,7 +194,7 @@ class GpuBenchTest {
         assertEquals(Set.of("ours", "nccl"), row.replay().keySet());
     }
 
-    /** A check that cannot fail checks nothing. */
+    /** The check detects wrong replays. */
     @Test
     void whatIsReplayedWronglyIsWrong() {
         Supplier<Lane> nothing =
@@ -248,7 +234,7 @@ class GpuBenchTest {
                             int other = 1 - group.rank();
                             byte[] read = store.get("rank" + other, Duration.ofSeconds(30));
                             assertEquals(other, read[0]);
-                            meeting.await(); // Rank 0's end is the server's.
+                            meeting.await(); // Rank 0 serves the store.
                             return null;
                         }
                     });
@@ -331,7 +317,7 @@ class GpuBenchTest {
         assertFalse(good.slowest(bad).correct());
         assertFalse(bad.slowest(good).correct());
         assertFalse(row(0.02, times).correct());
-        assertTrue(GpuBenchTable.of(List.of(good, bad)).toString().contains("WRONG"));
+        assertTrue(GpuBenchResults.table(List.of(good, bad)).toString().contains("WRONG"));
     }
 
     @Test
@@ -348,8 +334,8 @@ class GpuBenchTest {
         CallTimes measured = times(1, 2, 3, 4, 5, 6);
         CallTimes torch = new CallTimes(9.0, 1.0, null, null, null, null, null);
         assertEquals(
-                new CallTimes(9.0, 2.0, 1.0, 3.0, 4.0, 5.0, 6.0),
-                CallTimes.slowest(torch, measured));
+                Map.of("ours", new CallTimes(9.0, 2.0, 1.0, 3.0, 4.0, 5.0, 6.0)),
+                row(0, torch).slowest(row(0, measured)).columns());
     }
 
     private static CallTimes times(
@@ -406,7 +392,7 @@ class GpuBenchTest {
         StringWriter err = new StringWriter();
         CommandLine root = Main.commandLine();
         root.setErr(new PrintWriter(err, true));
-        // Where there is one GPU, two ranks share it.
+        // On a host with one GPU, two ranks share it.
         int code =
                 root.execute(
                         "bench-gpu",

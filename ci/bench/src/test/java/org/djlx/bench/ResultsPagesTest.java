@@ -42,7 +42,7 @@ class ResultsPagesTest {
         }
     }
 
-    /** A chart whose results are gone would stay otherwise. */
+    /** Charts of deleted results must be deleted too. */
     @Test
     void everyChartIsDrawnFromResults() throws Exception {
         Set<String> drawn =

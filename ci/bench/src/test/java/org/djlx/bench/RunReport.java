@@ -21,13 +21,14 @@ import org.junit.platform.launcher.TestIdentifier;
 import org.junit.platform.launcher.TestPlan;
 
 /**
- * Writes what a run of tests came to, class by class, into the file that the system property {@code
- * test.report} names; does nothing without, or if all were skipped. {@code test.commit} says which
- * state of the code ran. JUnit finds it by {@code META-INF/services}; {@code ci/gpu.sh} uses it.
+ * Writes the results of a test run, class by class, into the file of the system property {@code
+ * test.report}. Writes nothing without the property, or if all tests were skipped. {@code
+ * test.commit} is the tested commit. JUnit finds this class by {@code META-INF/services}; {@code
+ * ci/gpu.sh} uses it.
  */
 public final class RunReport implements TestExecutionListener {
 
-    /** What the tests of a class came to. A class that fails as such counts as a failed test. */
+    /** The results of a class. A failure of the class itself counts as a failed test. */
     static final class Counts {
         int found;
         int succeeded;
@@ -97,7 +98,7 @@ public final class RunReport implements TestExecutionListener {
         }
     }
 
-    /** All tests of a container that is skipped are; of those it makes itself nobody knows. */
+    /** Skips all tests of a container; a container of dynamic tests counts as one test. */
     private void skipped(TestIdentifier test, String reason) {
         Counts counts = counts(test);
         int tests =
@@ -120,7 +121,7 @@ public final class RunReport implements TestExecutionListener {
         return test.getSource().filter(ClassSource.class::isInstance).isPresent();
     }
 
-    /** The counts of the outermost class that a test is in. */
+    /** Returns the counts of the outermost class of a test. */
     private Counts counts(TestIdentifier test) {
         String name = test.getDisplayName();
         Optional<TestIdentifier> next = Optional.of(test);

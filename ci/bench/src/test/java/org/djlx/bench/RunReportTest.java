@@ -26,10 +26,10 @@ import org.junit.platform.launcher.core.LauncherFactory;
 
 class RunReportTest {
 
-    /** Whether the classes below are run on purpose: Maven too may find them, and they fail. */
+    /** Set while this test runs the classes below, which fail; Maven may run them too. */
     private static boolean onPurpose;
 
-    /** Tests that end in every way. */
+    /** Tests with every kind of result. */
     static final class Mixed {
         @ParameterizedTest
         @ValueSource(ints = {1, 2, 3})

@@ -17,7 +17,7 @@ import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
 
-/** What becomes of a peer that answers, lacks something, falls silent or ends. */
+/** Peers that answer, lack PyTorch, do not answer or end. */
 @Timeout(60)
 class TorchPeerTest {
 
@@ -99,7 +99,7 @@ class TorchPeerTest {
         }
     }
 
-    /** And what it has started ends with it. */
+    /** The child processes of the peer end too. */
     @Test
     void oneThatFallsSilentIsEnded() throws Exception {
         Path child = dir.resolve("child");

@@ -18,11 +18,7 @@ public enum DeviceKind {
         this.backend = backend;
     }
 
-    /**
-     * Returns the backend of groups on these devices.
-     *
-     * @return its name
-     */
+    /** Returns the backend of groups on these devices. */
     public String backend() {
         return backend;
     }

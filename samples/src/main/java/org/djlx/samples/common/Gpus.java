@@ -18,7 +18,6 @@ public final class Gpus {
     /**
      * Checks that this process can use GPUs and their libraries.
      *
-     * @param count how many GPUs
      * @param libraries the libraries, apart from CUDA
      * @throws IllegalStateException if there are too few GPUs, or a library is missing
      */
@@ -29,28 +28,18 @@ public final class Gpus {
         }
         if (CudaDevice.count() < count) {
             throw new IllegalStateException(
-                    "each rank needs a GPU: there are "
-                            + CudaDevice.count()
-                            + " for "
-                            + Ranks.count(count)
-                            + " on this host");
+                    String.format(
+                            "each rank needs a GPU: there are %d for %s on this host",
+                            CudaDevice.count(), Ranks.count(count)));
         }
     }
 
-    /**
-     * Returns how many GPUs this process can use.
-     *
-     * @return the number; 0 if there is no GPU, or no driver
-     */
+    /** Returns the number of GPUs of this process; 0 without a GPU or a driver. */
     public static int count() {
         return NativeLibrary.CUDA.isAvailable() ? CudaDevice.count() : 0;
     }
 
-    /**
-     * Returns the product names of the GPUs that this process can use.
-     *
-     * @return the names by GPU; empty without GPUs
-     */
+    /** Returns the product names of the GPUs of this process, by GPU; empty without GPUs. */
     public static List<String> names() {
         if (!NativeLibrary.CUDA_PRESETS.isAvailable()) {
             return List.of();

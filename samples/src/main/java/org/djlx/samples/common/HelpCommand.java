@@ -23,8 +23,6 @@ public final class HelpCommand implements Runnable {
     @Parameters(arity = "0..1", paramLabel = "COMMAND", description = "The command.")
     private String command;
 
-    private HelpCommand() {}
-
     @Override
     public void run() {
         CommandLine root = spec.parent().commandLine();

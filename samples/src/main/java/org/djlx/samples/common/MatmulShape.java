@@ -4,6 +4,8 @@
  */
 package org.djlx.samples.common;
 
+import static org.djlx.samples.common.UsageException.refuseIf;
+
 /**
  * The sizes of a fused operator over all ranks: A of (M, K) by B of (K, N).
  *
@@ -13,20 +15,13 @@ package org.djlx.samples.common;
  */
 public record MatmulShape(long m, long n, long k) {
 
-    /**
-     * Parses the value of {@code --shape}.
-     *
-     * @param text the sizes, as M,N,K
-     * @return the shape
-     * @throws IllegalArgumentException if the text is not a shape
-     */
+    /** Parses M,N,K, the value of {@code --shape}. */
     public static MatmulShape parse(String text) {
         String size = "[1-9]\\d{0,8}";
-        if (!text.matches(size + "," + size + "," + size)) {
-            throw new IllegalArgumentException(
-                    "--shape must be M,N,K, three positive numbers such as 512,8192,8192, not "
-                            + text);
-        }
+        refuseIf(
+                !text.matches(size + "," + size + "," + size),
+                "--shape must be M,N,K, three positive numbers such as 512,8192,8192, not %s"
+                        .formatted(text));
         String[] sizes = text.split(",");
         return new MatmulShape(
                 Long.parseLong(sizes[0]), Long.parseLong(sizes[1]), Long.parseLong(sizes[2]));

@@ -4,29 +4,32 @@
  */
 package org.djlx.samples.common;
 
-import java.util.Arrays;
+import static org.djlx.samples.common.UsageException.refuseIf;
+
 import java.util.List;
-import java.util.stream.Collectors;
+import java.util.Locale;
+import org.djlx.nativeops.torch.ScalarType;
 import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Model.OptionSpec;
 import picocli.CommandLine.Option;
-import picocli.CommandLine.ParameterException;
 
 /**
- * The options {@code --ranks}, {@code --processes}, {@code --device} and {@code --dtype}, of those
- * commands that have them. A command names the ones it takes where it declares the mixin:
+ * The options {@code --ranks}, {@code --processes}, {@code --device} and {@code --dtype}. A command
+ * selects its options where it declares the mixin:
  *
  * <pre>{@code
  * @Mixin private final RankOptions options =
- *         new RankOptions().ranks(4).processes().device().types(ElementType.float32);
+ *         new RankOptions().ranks(4).processes().device().types("float32");
  * }</pre>
  *
- * {@link RootCommand} removes the others from the command line.
+ * {@link RootCommand} removes the options that a command has not selected.
  */
 public final class RankOptions {
 
-    private static final int MOST_GPUS = 1024; // Gpus.require knows how many there are
-    private static final int CPU_RANKS = 2; // where the default is all GPUs, and there is none
+    private static final String[] TYPES =
+            "float64 float32 float16 bfloat16 int64 int32 int8 uint8 bool".split(" ");
+    private static final int MOST_GPUS = 1024; // Gpus.require checks the number of GPUs
+    private static final int CPU_RANKS = 2; // default without GPUs, where the default is all GPUs
 
     @Option(names = "--ranks", paramLabel = "N", split = ",")
     private List<Integer> requested; // null: not given; one number unless several are allowed
@@ -39,45 +42,29 @@ public final class RankOptions {
     @Option(
             names = "--device",
             defaultValue = "cpu",
-            description =
-                    "One of ${COMPLETION-CANDIDATES}; ${DEFAULT-VALUE} if not given. With gpu, each"
-                            + " rank needs a GPU.")
+            description = "One of ${COMPLETION-CANDIDATES}. With gpu, each rank needs a GPU.")
     private DeviceKind device;
 
     @Option(names = "--dtype", paramLabel = "TYPE")
     private String type;
 
-    private CommandSpec spec; // the command's, whichever mixin these options are in
+    private CommandSpec spec; // of the command, even if another mixin holds this one
     private String ranksText; // null: no --ranks
-    private int otherwise; // ranks if --ranks is not given; 0 for all GPUs
+    private int otherwise; // default of --ranks; 0 for all GPUs
     private int most = Ranks.MOST_THREADS;
     private boolean several;
     private boolean hasProcesses;
     private boolean hasDevice;
     private String typeText = "Element type";
-    private ElementType typeOtherwise; // null: --dtype has no default
-    private List<ElementType> types = List.of(); // empty: no --dtype
+    private String typeOtherwise; // null: --dtype has no default
+    private List<String> types = List.of(); // empty: no --dtype
 
-    /** Creates the options of a command that takes none of them yet. */
-    public RankOptions() {}
-
-    /**
-     * Adds {@code --ranks}.
-     *
-     * @param number the ranks if the user does not say
-     * @return this
-     */
+    /** Adds {@code --ranks} with a default. */
     public RankOptions ranks(int number) {
         return ranks(number, "Number of ranks; " + number + " if not given.");
     }
 
-    /**
-     * Adds {@code --ranks} with a description of its own.
-     *
-     * @param number the ranks if the user does not say
-     * @param description what help says
-     * @return this
-     */
+    /** Adds {@code --ranks} with a default and a description of its own. */
     public RankOptions ranks(int number, String description) {
         otherwise = number;
         ranksText = description;
@@ -86,49 +73,30 @@ public final class RankOptions {
 
     /**
      * Adds {@code --ranks}. The default is one rank for each GPU, or two on the CPU without any.
-     *
-     * @return this
      */
     public RankOptions ranksOfGpus() {
         return ranks(0, "Number of ranks; one for each GPU, or 2 on the CPU, if not given.");
     }
 
-    /**
-     * Allows several numbers, separated by commas: for commands that run no ranks.
-     *
-     * @return this
-     */
+    /** Allows several numbers, separated by commas: for commands that run no ranks. */
     public RankOptions several() {
         several = true;
         return this;
     }
 
-    /**
-     * Sets the largest {@code --ranks}.
-     *
-     * @param number the limit
-     * @return this
-     */
+    /** Sets the largest {@code --ranks}. */
     public RankOptions most(int number) {
         most = number;
         return this;
     }
 
-    /**
-     * Adds {@code --processes}.
-     *
-     * @return this
-     */
+    /** Adds {@code --processes}. */
     public RankOptions processes() {
         hasProcesses = true;
         return this;
     }
 
-    /**
-     * Adds {@code --device}.
-     *
-     * @return this
-     */
+    /** Adds {@code --device}. */
     public RankOptions device() {
         hasDevice = true;
         return this;
@@ -137,28 +105,22 @@ public final class RankOptions {
     /**
      * Adds {@code --dtype}.
      *
-     * @param defaultType the type if the user does not say; null for none
-     * @param allowed the types that a user may name; all if none are given
-     * @return this
+     * @param defaultType the default; null for none
+     * @param allowed the types that the command takes; all if none are given
      */
-    public RankOptions types(ElementType defaultType, ElementType... allowed) {
+    public RankOptions types(String defaultType, String... allowed) {
         typeOtherwise = defaultType;
-        types = List.of(allowed.length == 0 ? ElementType.values() : allowed);
+        types = List.of(allowed.length == 0 ? TYPES : allowed);
         return this;
     }
 
-    /**
-     * Sets the description of {@code --dtype}.
-     *
-     * @param text the description, such as {@code Element type of weights}
-     * @return this
-     */
+    /** Sets the description of {@code --dtype}, such as "Element type of weights". */
     public RankOptions typesOf(String text) {
         typeText = text;
         return this;
     }
 
-    /** Removes from a command the options it does not take, and describes the others. */
+    /** Removes the options that a command has not selected, and describes the selected ones. */
     void configure(CommandSpec command) {
         spec = command;
         configure(
@@ -175,7 +137,7 @@ public final class RankOptions {
                         ? null
                         : option("--dtype")
                                 .description(typeText + ", one of " + names() + end)
-                                .completionCandidates(types.stream().map(Enum::name).toList()));
+                                .completionCandidates(types));
     }
 
     private OptionSpec.Builder option(String name) {
@@ -190,34 +152,28 @@ public final class RankOptions {
     }
 
     private String names() {
-        return types.stream().map(Enum::name).collect(Collectors.joining(", "));
+        return String.join(", ", types);
     }
 
     /**
-     * Checks the options against each other and against this machine's limits.
+     * Checks each option, and whether the options fit each other and this machine.
      *
-     * @throws ParameterException if a value is out of range, with the range
+     * @throws UsageException if a value is out of range; the message names the range
      */
     public void check() {
         int limit = device == DeviceKind.gpu ? Math.max(most, MOST_GPUS) : most;
         for (int number : counts()) {
-            Ranks.check(spec, "--ranks", number, limit, processes);
+            Ranks.check("--ranks", number, limit, processes);
         }
-        if (counts().size() > 1 && !several) {
-            throw new ParameterException(
-                    spec.commandLine(),
-                    "--ranks takes one number, not " + counts().size() + ": " + requested);
-        }
+        refuseIf(
+                counts().size() > 1 && !several,
+                "--ranks takes one number, not %s: %s".formatted(counts().size(), requested));
         if (!types.isEmpty()) {
             type();
         }
     }
 
-    /**
-     * Returns the number of ranks.
-     *
-     * @return the user's, or the default
-     */
+    /** Returns the number of ranks. */
     public int count() {
         if (requested != null) {
             return requested.get(0);
@@ -230,63 +186,62 @@ public final class RankOptions {
     }
 
     /**
-     * Returns the numbers of ranks.
+     * Returns the number of GPUs of this host, for {@link #ranksOfGpus}.
      *
-     * @return the user's, or the default
+     * @return the number; 0 if the ranks run on the CPU
+     * @throws IllegalStateException if there are GPUs, but fewer than ranks
      */
+    public int gpus() {
+        int gpus = Gpus.count();
+        if (gpus > 0) {
+            Gpus.require(count());
+        }
+        return gpus;
+    }
+
+    /** Returns the ranks of {@link #ranksOfGpus} in words, such as "2 ranks on GPUs". */
+    public String placement() {
+        return Ranks.count(count()) + " on " + (Gpus.count() > 0 ? "GPUs" : "the CPU");
+    }
+
+    /** Returns the numbers of ranks. */
     public List<Integer> counts() {
         return requested == null ? List.of(count()) : List.copyOf(requested);
     }
 
     /**
-     * Returns the ranks that this process runs.
+     * Returns the ranks that run in this process.
      *
-     * @return the ranks
-     * @throws ParameterException if the job that this process is part of has another number
+     * @throws UsageException if this process belongs to a job with another number of ranks
      */
     public Ranks here() {
-        try {
-            return Ranks.of(requested == null ? null : count(), count());
-        } catch (IllegalArgumentException e) {
-            throw new ParameterException(spec.commandLine(), e.getMessage(), e);
-        }
+        return Ranks.of(requested == null ? null : count(), count());
     }
 
-    /**
-     * Returns whether each rank is to run in a process that the command starts.
-     *
-     * @return whether the user said {@code --processes}
-     */
+    /** Returns whether the command starts a process for each rank. */
     public boolean inProcesses() {
         return processes;
     }
 
-    /**
-     * Returns where the ranks run.
-     *
-     * @return the kind of device
-     */
+    /** Returns where the ranks run. */
     public DeviceKind deviceKind() {
         return device;
     }
 
-    /**
-     * Returns the element type.
-     *
-     * @return the user's, or the default; null if there is neither
-     * @throws ParameterException if the command does not take the type
-     */
-    public ElementType type() {
+    /** Returns the element type: the user's, or the default; null if there is neither. */
+    public String type() {
         if (type == null) {
             return typeOtherwise;
         }
-        return Arrays.stream(ElementType.values())
-                .filter(each -> each.name().equalsIgnoreCase(type) && types.contains(each))
-                .findFirst()
-                .orElseThrow(
-                        () ->
-                                new ParameterException(
-                                        spec.commandLine(),
-                                        "--dtype must be one of " + names() + ", not " + type));
+        String name = type.toLowerCase(Locale.ROOT);
+        refuseIf(
+                !types.contains(name),
+                "--dtype must be one of %s, not %s".formatted(names(), type));
+        return name;
+    }
+
+    /** Returns the type that libtorch knows by the name of {@link #type}; null without a name. */
+    public ScalarType scalarType() {
+        return type() == null ? null : ScalarType.valueOf(type().toUpperCase(Locale.ROOT));
     }
 }

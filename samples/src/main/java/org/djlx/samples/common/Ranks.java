@@ -4,6 +4,8 @@
  */
 package org.djlx.samples.common;
 
+import static org.djlx.samples.common.UsageException.refuseIf;
+
 import java.util.List;
 import java.util.stream.IntStream;
 import org.djlx.collectives.ProcessGroup;
@@ -11,16 +13,14 @@ import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.TorchThreads;
 import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.nativeops.NativeLibrary;
-import picocli.CommandLine.Model.CommandSpec;
-import picocli.CommandLine.ParameterException;
 
 /**
- * The ranks that this process runs: its own one if {@code launch} or torchrun started it, otherwise
- * all ranks, each on a thread.
+ * The ranks that run in this process: one rank if {@code launch} or torchrun started the process,
+ * otherwise all ranks, each on a thread.
  */
 public final class Ranks {
 
-    /** The most ranks that one process runs as threads: each has its own copy of the data. */
+    /** Largest number of ranks that are threads of a process: each has its own copy of the data. */
     static final int MOST_THREADS = Math.max(64, Runtime.getRuntime().availableProcessors());
 
     private static final BackendOptions OPTIONS =
@@ -39,41 +39,32 @@ public final class Ranks {
     /**
      * Checks the number of ranks that a user asks for.
      *
-     * @param spec the command, which the error names
      * @param option the name of the option
-     * @param requested its value; null if it is not given
-     * @param processes whether the ranks are to be processes
-     * @throws ParameterException if there cannot be as many, with the limit
+     * @param requested the value of the option; null if the option is not given
+     * @param processes whether the command starts a process for each rank
+     * @throws UsageException if the number is out of range, or if a rank is to start ranks
      */
-    public static void check(
-            CommandSpec spec, String option, Integer requested, boolean processes) {
-        check(spec, option, requested, MOST_THREADS, processes);
+    public static void check(String option, Integer requested, boolean processes) {
+        check(option, requested, MOST_THREADS, processes);
     }
 
-    static void check(
-            CommandSpec spec, String option, Integer requested, int most, boolean processes) {
+    static void check(String option, Integer requested, int most, boolean processes) {
         boolean isRank = System.getenv("RANK") != null; // Then WORLD_SIZE is the only limit.
-        if (requested != null && (requested < 1 || requested > most && !isRank)) {
-            throw new ParameterException(
-                    spec.commandLine(),
-                    String.format(
-                            "%s must be from 1 to %d%s, not %d",
-                            option, most, most == MOST_THREADS ? " on this host" : "", requested));
-        }
-        if (processes && isRank) {
-            throw new ParameterException(
-                    spec.commandLine(),
-                    "--processes starts a job, but this process is already a rank of one: RANK is"
-                            + " set. Leave --processes out");
-        }
+        refuseIf(
+                requested != null && (requested < 1 || requested > most && !isRank),
+                "%s must be from 1 to %d%s, not %d"
+                        .formatted(
+                                option,
+                                most,
+                                most == MOST_THREADS ? " on this host" : "",
+                                requested));
+        refuseIf(
+                processes && isRank,
+                "--processes starts a job, but this process is already a rank of one: RANK is set."
+                        + " Leave --processes out");
     }
 
-    /**
-     * Returns a number of ranks in words.
-     *
-     * @param ranks the number
-     * @return for example {@code 2 ranks}
-     */
+    /** Returns a number of ranks in words, such as "2 ranks". */
     public static String count(int ranks) {
         return ranks + (ranks == 1 ? " rank" : " ranks");
     }
@@ -84,20 +75,16 @@ public final class Ranks {
      *
      * @param requested the number of ranks that the user asked for; null for none
      * @param otherwise the number of ranks if the user asked for none
-     * @return the ranks
-     * @throws IllegalArgumentException if this process belongs to a job of another size
+     * @throws UsageException if this process belongs to a job of another size
      */
     public static Ranks of(Integer requested, int otherwise) {
         if (System.getenv("RANK") != null) {
             Ranks ranks = new Ranks(false, environment("WORLD_SIZE"), environment("RANK"));
             TorchThreads.choose(1);
-            if (requested != null && requested != ranks.worldSize) {
-                throw new IllegalArgumentException(
-                        requested
-                                + " ranks are asked for, but the job that this process is part of"
-                                + " has "
-                                + ranks.worldSize);
-            }
+            refuseIf(
+                    requested != null && requested != ranks.worldSize,
+                    "%d ranks are requested, but WORLD_SIZE of this process's job is %d"
+                            .formatted(requested, ranks.worldSize));
             return ranks;
         }
         int worldSize = requested == null ? otherwise : requested;
@@ -107,48 +94,33 @@ public final class Ranks {
 
     private static int environment(String name) {
         String value = System.getenv(name);
-        try {
-            return Integer.parseInt(value);
-        } catch (NumberFormatException e) {
-            throw new IllegalArgumentException(
-                    "the environment variable " + name + " is not a number: " + value, e);
-        }
+        refuseIf(
+                value == null || !value.matches("\\d{1,9}"),
+                "the environment variable %s is not a number: %s".formatted(name, value));
+        return Integer.parseInt(value);
     }
 
-    /**
-     * Returns whether the ranks are processes.
-     *
-     * @return true if this process is one rank; false if the ranks are its threads
-     */
+    /** Returns whether the ranks are processes; otherwise they are threads of this process. */
     public boolean areProcesses() {
         return !threads;
     }
 
-    /**
-     * Returns the number of ranks of the job.
-     *
-     * @return the number
-     */
+    /** Returns the number of ranks of the job. */
     public int worldSize() {
         return worldSize;
     }
 
-    /**
-     * Returns the ranks that this process runs, ascending.
-     *
-     * @return the ranks
-     */
+    /** Returns the ranks that this process runs, ascending. */
     public List<Integer> here() {
         return IntStream.range(first, first + (threads ? worldSize : 1)).boxed().toList();
     }
 
     /**
-     * Checks for the GPUs and libraries that a backend needs. {@link #run} does so, too; commands
-     * that create files call this before.
+     * Checks for the GPUs and libraries that a backend needs. {@link #run} checks too. Commands
+     * that create files call this first.
      *
-     * @param backend the backend
      * @param ranks the number of ranks on this host, or in this process
-     * @throws IllegalStateException if it needs GPUs and there are not as many
+     * @throws IllegalStateException if the backend needs more GPUs than there are
      */
     public static void requireGpus(String backend, int ranks) {
         if (backend.equals("nccl")) {
@@ -161,11 +133,8 @@ public final class Ranks {
     /**
      * Runs the ranks as one group.
      *
-     * @param <T> what the code returns
-     * @param backend the group's backend
-     * @param body the code for one rank
      * @return the result of each rank, in the order of {@link #here}
-     * @throws IllegalStateException if the backend needs GPUs and there are not as many
+     * @throws IllegalStateException if the backend needs more GPUs than there are
      * @throws Exception the exception of a rank's code
      */
     public <T> List<T> run(String backend, ProcessGroups.RankBody<T> body) throws Exception {

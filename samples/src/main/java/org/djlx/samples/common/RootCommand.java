@@ -20,7 +20,7 @@ import picocli.CommandLine.ParameterException;
 import picocli.CommandLine.UnmatchedArgumentException;
 
 /**
- * The command above all others, with the options that all have. A subclass names its commands.
+ * The root command, with the options of all commands. A subclass names its commands.
  *
  * <p>Exit codes: 0 for success, 1 for a failed run, 2 for wrong arguments or a missing input file.
  * An error is one line on stderr; {@code --verbose} adds the stack trace.
@@ -42,22 +42,16 @@ public abstract class RootCommand {
             description = "Shows the stack trace of an error.")
     private boolean verbose;
 
-    /** Creates the command. */
-    protected RootCommand() {}
-
-    /**
-     * Returns the command line. Tests may replace its streams.
-     *
-     * @return a new command line
-     */
+    /** Returns the command line. Tests may replace its streams. */
     protected final CommandLine build() {
         CommandLine root = new CommandLine(this);
         root.setCaseInsensitiveEnumValuesAllowed(true);
-        // Arguments that are passed on to a rank's main may begin with @.
+        // Arguments of a rank's main method may begin with @.
         root.setExpandAtFiles(false);
-        root.setParameterExceptionHandler((e, args) -> badArguments(e));
+        root.setParameterExceptionHandler((e, args) -> badArguments(e, e.getCommandLine()));
         root.setExecutionExceptionHandler((e, command, result) -> failure(e, command));
         for (CommandLine command : root.getSubcommands().values()) {
+            command.getCommandSpec().usageMessage().showDefaultValues(true);
             configure(command.getCommandSpec(), command.getCommandSpec());
         }
         root.getSubcommands().get("launch").setStopAtPositional(true);
@@ -74,14 +68,10 @@ public abstract class RootCommand {
         }
     }
 
-    /**
-     * Runs a command and ends the JVM with its exit code.
-     *
-     * @param args the command and its arguments
-     */
+    /** Runs a command and ends the JVM with its exit code. */
     protected final void runAndExit(String... args) {
         int code = build().execute(args);
-        // PrintStream swallows write errors.
+        // PrintStream throws no write errors.
         if (System.out.checkError() && code == 0) {
             System.err.println("error: cannot write to stdout");
             code = 1;
@@ -89,11 +79,11 @@ public abstract class RootCommand {
         System.exit(code);
     }
 
-    private static int badArguments(ParameterException e) {
-        CommandLine command = e.getCommandLine();
+    private static int badArguments(Exception e, CommandLine command) {
         PrintWriter err = command.getErr();
         err.println("error: " + text(e));
-        if (!UnmatchedArgumentException.printSuggestions(e, err)) {
+        if (!(e instanceof ParameterException parameter)
+                || !UnmatchedArgumentException.printSuggestions(parameter, err)) {
             String example = e instanceof MissingParameterException ? example(command) : "";
             err.println("Try: " + example + command.getCommandSpec().qualifiedName() + " --help");
         }
@@ -111,7 +101,7 @@ public abstract class RootCommand {
 
     private static String missing(MissingParameterException e) {
         if (e.getMissing().isEmpty() || !e.getMissing().stream().allMatch(ArgSpec::required)) {
-            return e.getMessage(); // For example, a missing option value.
+            return e.getMessage(); // For example, the value of an option is missing.
         }
         return e.getMissing().stream()
                 .map(
@@ -146,6 +136,9 @@ public abstract class RootCommand {
     }
 
     private int failure(Exception e, CommandLine command) {
+        if (e instanceof UsageException) {
+            return badArguments(e, command);
+        }
         PrintWriter err = command.getErr();
         if (verbose) {
             e.printStackTrace(err);

@@ -7,6 +7,8 @@ package org.djlx.samples.common;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
+import java.util.stream.Collectors;
+import java.util.stream.Stream;
 
 /** A plain-text table: columns are two blanks apart, numeric ones right-aligned. */
 public final class TextTable {
@@ -15,11 +17,7 @@ public final class TextTable {
     private final List<String[]> rows = new ArrayList<>();
     private final boolean[] numeric;
 
-    /**
-     * Creates a table without rows.
-     *
-     * @param header the names of the columns
-     */
+    /** Creates a table without rows. */
     public TextTable(String... header) {
         this.header = header.clone();
         numeric = new boolean[header.length];
@@ -29,8 +27,6 @@ public final class TextTable {
     /**
      * Adds a row. A column is numeric if each of its cells starts with a number or is a dash.
      *
-     * @param cells a value for each column
-     * @return this table
      * @throws IllegalArgumentException if there are more or fewer cells than columns
      */
     public TextTable add(Object... cells) {
@@ -54,6 +50,16 @@ public final class TextTable {
         appendLine(text, header);
         rows.forEach(row -> appendLine(text, row));
         return text.toString();
+    }
+
+    /** Returns the table in Markdown. */
+    public String markdown() {
+        List<String[]> lines = new ArrayList<>(rows);
+        lines.addAll(
+                0, List.of(header, Stream.of(header).map(title -> "---").toArray(String[]::new)));
+        return lines.stream()
+                .map(cells -> "| " + String.join(" | ", cells) + " |\n")
+                .collect(Collectors.joining());
     }
 
     private void appendLine(StringBuilder text, String[] cells) {

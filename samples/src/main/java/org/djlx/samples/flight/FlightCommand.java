@@ -4,6 +4,9 @@
  */
 package org.djlx.samples.flight;
 
+import static org.djlx.samples.common.UsageException.parsed;
+import static org.djlx.samples.common.UsageException.refuseIf;
+
 import com.google.gson.JsonParseException;
 import java.io.IOException;
 import java.io.PrintWriter;
@@ -14,18 +17,15 @@ import java.time.temporal.ChronoUnit;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Locale;
-import java.util.concurrent.Callable;
 import org.djlx.collectives.trace.FlightAnalysis;
 import org.djlx.collectives.trace.FlightDump;
 import org.djlx.collectives.trace.FlightEntry;
 import org.djlx.collectives.trace.FlightFinding;
+import org.djlx.samples.common.CliCommand;
 import org.djlx.samples.common.Ranks;
 import org.djlx.samples.common.TextTable;
 import picocli.CommandLine.Command;
-import picocli.CommandLine.Model.CommandSpec;
-import picocli.CommandLine.ParameterException;
 import picocli.CommandLine.Parameters;
-import picocli.CommandLine.Spec;
 
 /** {@code flight}: compares the flight records of all ranks. */
 @Command(
@@ -34,11 +34,9 @@ import picocli.CommandLine.Spec;
             "Finds the rank that is behind, or whose call differs, in the flight records that the"
                     + " ranks of a broken group wrote."
         })
-public final class FlightCommand implements Callable<Integer> {
+public final class FlightCommand extends CliCommand {
 
     private static final long NANOS_PER_SECOND = 1_000_000_000;
-
-    @Spec private CommandSpec spec;
 
     @Parameters(
             paramLabel = "FILE",
@@ -49,18 +47,14 @@ public final class FlightCommand implements Callable<Integer> {
             })
     private List<Path> files;
 
-    private FlightCommand() {}
-
     @Override
     public Integer call() throws IOException {
         List<FlightDump> dumps = new ArrayList<>();
         for (Path file : files) {
-            if (Files.notExists(file)) {
-                throw new ParameterException(spec.commandLine(), file + " does not exist");
-            }
+            refuseIf(Files.notExists(file), "%s does not exist".formatted(file));
             dumps.add(read(file));
         }
-        PrintWriter out = spec.commandLine().getOut();
+        PrintWriter out = out();
         List<FlightAnalysis> groups = analyse(dumps);
         groups.forEach(group -> print(group, out));
         int taken = groups.stream().mapToInt(group -> group.dumps().size()).sum();
@@ -80,7 +74,7 @@ public final class FlightCommand implements Callable<Integer> {
         try {
             return FlightDump.read(file);
         } catch (IOException e) {
-            // The parser's message means nothing to users.
+            // Users do not know the parser's terms.
             if (e.getCause() != null && e.getCause().getCause() instanceof JsonParseException) {
                 throw new IOException(
                         file + " is not a flight record: it is not JSON, or that of something else",
@@ -91,11 +85,7 @@ public final class FlightCommand implements Callable<Integer> {
     }
 
     private List<FlightAnalysis> analyse(List<FlightDump> dumps) {
-        try {
-            return FlightAnalysis.of(dumps);
-        } catch (IllegalArgumentException e) {
-            throw new ParameterException(spec.commandLine(), e.getMessage(), e);
-        }
+        return parsed(() -> FlightAnalysis.of(dumps));
     }
 
     private static void print(FlightAnalysis group, PrintWriter out) {

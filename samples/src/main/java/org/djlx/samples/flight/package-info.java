@@ -7,7 +7,7 @@
  *
  * <ul>
  *   <li>{@link org.djlx.samples.flight.FlightCommand} - {@code flight}: finds the rank that is
- *       behind, or whose call differs
+ *       late, or that made another call
  * </ul>
  */
 package org.djlx.samples.flight;

@@ -4,17 +4,17 @@
  */
 package org.djlx.samples.launch;
 
+import static org.djlx.samples.common.UsageException.parsed;
+
 import java.util.ArrayList;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
-import java.util.concurrent.Callable;
+import org.djlx.samples.common.CliCommand;
 import picocli.CommandLine.Command;
-import picocli.CommandLine.Model.CommandSpec;
+import picocli.CommandLine.Help.Visibility;
 import picocli.CommandLine.Option;
-import picocli.CommandLine.ParameterException;
 import picocli.CommandLine.Parameters;
-import picocli.CommandLine.Spec;
 
 /** {@code launch}: runs a main class, or another command, once for each rank. */
 @Command(
@@ -30,9 +30,7 @@ import picocli.CommandLine.Spec;
                     + " --master-port, and a --node-rank of its own.",
             "Example: samples/run.sh launch --nproc 2 mlp"
         })
-public final class LaunchCommand implements Callable<Integer> {
-
-    @Spec private CommandSpec spec;
+public final class LaunchCommand extends CliCommand {
 
     @Option(
             names = {"--nproc", "--nproc-per-node"},
@@ -41,17 +39,13 @@ public final class LaunchCommand implements Callable<Integer> {
             description = "Number of processes on this host, one for each rank.")
     private int processes;
 
-    @Option(
-            names = "--nnodes",
-            paramLabel = "N",
-            defaultValue = "1",
-            description = "Number of hosts (nodes); ${DEFAULT-VALUE} if not given.")
-    private int nodes;
+    @Option(names = "--nnodes", paramLabel = "N", description = "Number of hosts (nodes).")
+    private int nodes = 1;
 
     @Option(
             names = "--node-rank",
             paramLabel = "RANK",
-            description = "Number of this node, from 0; node 0 serves the store. 0 if not given.")
+            description = "Number of this node, from 0; node 0 serves the store.")
     private int nodeRank;
 
     @Option(
@@ -66,27 +60,29 @@ public final class LaunchCommand implements Callable<Integer> {
     @Option(
             names = "--master-port",
             paramLabel = "PORT",
-            description = "Port of the store; a free one if not given. Required with --nnodes.")
+            description = "Port of the store; 0 for a free one. Required with --nnodes.")
     private int masterPort;
 
     @Option(
             names = "--max-restarts",
             paramLabel = "N",
             description =
-                    "How often all ranks start again after one has failed; 0 if not given. Not"
+                    "How often all ranks start again after one has failed. Not"
                             + " with several nodes: start the whole job again there.")
     private int maxRestarts;
 
     @Option(
             names = "--env",
             paramLabel = "NAME=VALUE",
-            description = "Sets an environment variable of the ranks; may be repeated.")
+            description = "Sets an environment variable of the ranks; may be repeated.",
+            showDefaultValue = Visibility.NEVER)
     private Map<String, String> environment = new LinkedHashMap<>();
 
     @Option(
             names = "--jvm-arg",
             paramLabel = "ARG",
-            description = "Adds a JVM option for the ranks, for example -Xmx1g; may be repeated.")
+            description = "Adds a JVM option for the ranks, for example -Xmx1g; may be repeated.",
+            showDefaultValue = Visibility.NEVER)
     private List<String> jvmArgs = new ArrayList<>();
 
     @Parameters(
@@ -96,37 +92,31 @@ public final class LaunchCommand implements Callable<Integer> {
             description = "The name of a class with a main method, or a command of samples/run.sh.")
     private String main;
 
-    @Parameters(paramLabel = "ARG", arity = "0..*", index = "1..*", description = "Its arguments.")
+    @Parameters(
+            paramLabel = "ARG",
+            arity = "0..*",
+            index = "1..*",
+            description = "Its arguments.",
+            showDefaultValue = Visibility.NEVER)
     private List<String> args = new ArrayList<>();
-
-    private LaunchCommand() {}
 
     @Override
     public Integer call() throws Exception {
-        return launcher().launch();
-    }
-
-    private Launcher launcher() {
-        Launcher.Builder builder = Launcher.builder();
-        if (spec.parent().subcommands().containsKey(main)) {
+        if (spec().parent().subcommands().containsKey(main)) {
             args.add(0, main);
-            main = spec.root().userObject().getClass().getName();
+            main = spec().root().userObject().getClass().getName();
         }
-        try {
-            if (masterAddress != null) {
-                builder.optMasterAddress(masterAddress);
-            }
-            return builder.setProcesses(processes)
-                    .setMainClass(main)
-                    .optArgs(args)
-                    .optNodes(nodes, nodeRank)
-                    .optMasterPort(masterPort)
-                    .optMaxRestarts(maxRestarts)
-                    .optEnvironment(environment)
-                    .optJvmArgs(jvmArgs)
-                    .build();
-        } catch (IllegalArgumentException e) {
-            throw new ParameterException(spec.commandLine(), e.getMessage(), e);
-        }
+        Launcher.Builder builder =
+                Launcher.builder()
+                        .setProcesses(processes)
+                        .setMainClass(main)
+                        .optArgs(args)
+                        .optNodes(nodes, nodeRank)
+                        .optMasterAddress(masterAddress)
+                        .optMasterPort(masterPort)
+                        .optMaxRestarts(maxRestarts)
+                        .optEnvironment(environment)
+                        .optJvmArgs(jvmArgs);
+        return parsed(builder::build).launch();
     }
 }

@@ -4,6 +4,8 @@
  */
 package org.djlx.samples.launch;
 
+import static org.djlx.samples.common.UsageException.refuseIf;
+
 import java.io.IOException;
 import java.io.PrintStream;
 import java.lang.reflect.Modifier;
@@ -20,12 +22,12 @@ import org.djlx.samples.launch.RankProcesses.Outcome;
 import picocli.CommandLine.Model.CommandSpec;
 
 /**
- * Runs a main class in several JVMs of this host, one for each rank, with the environment that
- * torchrun gives its workers; alone, or as one of {@linkplain Builder#optNodes several launchers}.
+ * Runs a main class in several JVMs of this host, one for each rank, with the environment variables
+ * of torchrun. A job may have {@linkplain Builder#optNodes several launchers}.
  *
  * <p>The JVMs run the same java executable on the same class path as the caller. The launcher
- * prints each line of a rank with the prefix {@code [rank] }. A carriage return ends a line, too;
- * lines over 64 KiB are cut into pieces. When a rank exits with a code other than 0, the others are
+ * prints each line of a rank with the prefix {@code [rank] }. A carriage return also ends a line.
+ * Lines over 64 KiB are cut into pieces. When a rank exits with a code other than 0, the others are
  * stopped: SIGTERM, and SIGKILL once the grace period is over. The same happens when the calling
  * JVM shuts down. If it is killed, the ranks notice and exit on their own (see {@link RankMain}).
  * Each rank runs in a session of its own ({@code setsid} of util-linux); once the ranks have ended,
@@ -76,18 +78,13 @@ public final class Launcher {
         out = builder.out;
         err = builder.err;
         for (String name : rankEnvironment(0, 0, 0).keySet()) {
-            if (environment.containsKey(name)) {
-                throw new IllegalArgumentException(
-                        "--env " + name + " is not allowed: the launcher sets this variable");
-            }
+            refuseIf(
+                    environment.containsKey(name),
+                    "--env %s is not allowed: the launcher sets this variable".formatted(name));
         }
     }
 
-    /**
-     * Returns a builder of launchers.
-     *
-     * @return a new builder
-     */
+    /** Returns a builder of launchers. */
     public static Builder builder() {
         return new Builder();
     }
@@ -96,10 +93,7 @@ public final class Launcher {
      * Runs a command that a user gave {@code --processes} again without it, once for each rank, and
      * waits until all have exited.
      *
-     * @param command the command
-     * @param processes the number of ranks
-     * @return the exit code, as {@link #launch} returns it
-     * @throws IOException if a process cannot be started
+     * @return the exit code of {@link #launch}
      * @throws InterruptedException if the thread is interrupted; the ranks have been stopped then
      */
     public static int launchRanksOf(CommandSpec command, int processes)
@@ -179,7 +173,7 @@ public final class Launcher {
         }
     }
 
-    /** Serves the store, as torchrun does; so the port is bound when it is chosen. */
+    /** Serves the store, as torchrun does. A free port is bound as soon as it is chosen. */
     private TcpStore store() {
         return TcpStore.builder()
                 .setHost(masterAddress)
@@ -204,7 +198,7 @@ public final class Launcher {
         command.add(Path.of(System.getProperty("java.home"), "bin", "java").toString());
         String home = System.getProperty(HOME);
         if (home != null) {
-            // Samples find their default files by it.
+            // Commands find their default files by this property.
             command.add("-D" + HOME + "=" + home);
         }
         command.addAll(builder.jvmArgs);
@@ -264,48 +258,30 @@ public final class Launcher {
 
         private Builder() {}
 
-        /**
-         * Sets the number of processes, which is the world size on one node. Required.
-         *
-         * @param processes the number of processes, at least 1
-         * @return this builder
-         */
+        /** Sets the number of processes, which is the world size on one node. Required. */
         public Builder setProcesses(int processes) {
             this.processes = processes;
             return this;
         }
 
-        /**
-         * Sets the class whose main method each rank runs. Required.
-         *
-         * @param mainClass the fully qualified name of a class on the caller's class path
-         * @return this builder
-         */
+        /** Sets the class, by its full name, whose main method each rank runs. Required. */
         public Builder setMainClass(String mainClass) {
             this.mainClass = mainClass;
             return this;
         }
 
-        /**
-         * Sets the arguments of the main method; none by default.
-         *
-         * @param args the arguments
-         * @return this builder
-         */
+        /** Sets the arguments of the main method; none by default. */
         public Builder optArgs(List<String> args) {
             this.args = List.copyOf(args);
             return this;
         }
 
         /**
-         * Sets the number of launchers of the job, usually one a host; 1 by default. All have the
-         * same number of processes, master address and port. A node's ranks come after those of
-         * lower nodes. Node 0 serves the store. If a rank of one node fails, or its launcher is
-         * stopped, the other launchers stop their ranks and return the same code.
-         *
-         * @param nodes the number of launchers, at least 1
-         * @param nodeRank which of them this is, from 0
-         * @return this builder
+         * Sets the number of launchers of the job, usually one a host, and the index of this one; 1
+         * and 0 by default. All have the same number of processes, master address and port. A
+         * node's ranks come after those of lower nodes. Node 0 serves the store. If a rank of one
+         * node fails, or its launcher is stopped, the other launchers stop their ranks and return
+         * the same code.
          */
         public Builder optNodes(int nodes, int nodeRank) {
             this.nodes = nodes;
@@ -314,35 +290,23 @@ public final class Launcher {
         }
 
         /**
-         * Sets MASTER_ADDR, the address of the job's store; {@value #DEFAULT_MASTER_ADDRESS} by
-         * default. Required with several nodes.
-         *
-         * @param masterAddress an address of this host, or of that of node 0
-         * @return this builder
+         * Sets MASTER_ADDR, the address of the job's store on node 0; {@value
+         * #DEFAULT_MASTER_ADDRESS} by default and for null. Required with several nodes.
          */
         public Builder optMasterAddress(String masterAddress) {
-            this.masterAddress = Objects.requireNonNull(masterAddress, "masterAddress");
+            this.masterAddress = masterAddress;
             return this;
         }
 
-        /**
-         * Sets MASTER_PORT, the port of the job's store; by default, and for 0, a free one.
-         * Required with several nodes.
-         *
-         * @param masterPort the port
-         * @return this builder
-         */
+        /** Sets MASTER_PORT; 0, a free one, by default. Required with several nodes. */
         public Builder optMasterPort(int masterPort) {
             this.masterPort = masterPort;
             return this;
         }
 
         /**
-         * Sets how often all ranks start again after one has failed; 0 by default. With several
-         * nodes {@link #build} allows 0 only, as launchers do not restart together.
-         *
-         * @param maxRestarts the number of restarts, not negative
-         * @return this builder
+         * Sets the number of restarts of all ranks after one has failed; 0 by default. Several
+         * nodes cannot restart: their launchers do not restart together.
          */
         public Builder optMaxRestarts(int maxRestarts) {
             this.maxRestarts = maxRestarts;
@@ -352,43 +316,27 @@ public final class Launcher {
         /**
          * Sets environment variables of the ranks, in addition to the inherited ones. Variables
          * that the launcher sets, such as RANK, are not allowed.
-         *
-         * @param environment the variables
-         * @return this builder
          */
         public Builder optEnvironment(Map<String, String> environment) {
             this.environment = Map.copyOf(environment);
             return this;
         }
 
-        /**
-         * Sets JVM options of the ranks; none by default.
-         *
-         * @param jvmArgs the options
-         * @return this builder
-         */
+        /** Sets JVM options of the ranks; none by default. */
         public Builder optJvmArgs(List<String> jvmArgs) {
             this.jvmArgs = List.copyOf(jvmArgs);
             return this;
         }
 
-        /**
-         * Sets how long a rank has between SIGTERM and SIGKILL; 15 seconds by default.
-         *
-         * @param gracePeriod the time
-         * @return this builder
-         */
+        /** Sets the time that a rank has between SIGTERM and SIGKILL; 15 seconds by default. */
         public Builder optGracePeriod(Duration gracePeriod) {
             this.gracePeriod = Objects.requireNonNull(gracePeriod, "gracePeriod");
             return this;
         }
 
         /**
-         * Sets where the ranks' output goes; by default to the caller's own stdout and stderr.
-         *
-         * @param out for what ranks write to stdout
-         * @param err for what ranks write to stderr, and the launcher's own messages
-         * @return this builder
+         * Redirects the ranks' stdout and stderr; to the caller's own by default. The launcher
+         * writes its messages to {@code err}.
          */
         public Builder optOutput(PrintStream out, PrintStream err) {
             this.out = Objects.requireNonNull(out, "out");
@@ -399,66 +347,52 @@ public final class Launcher {
         /**
          * Builds the launcher.
          *
-         * @return the launcher
          * @throws IllegalArgumentException if an option is missing or out of range, if the main
          *     class does not exist or has no main method, or if the environment has a variable that
          *     the launcher sets
          */
         public Launcher build() {
-            if (processes < 1) {
-                throw new IllegalArgumentException(
-                        "The number of processes must be at least 1, not " + processes);
-            }
-            if (masterPort < 0 || masterPort > 65535) {
-                throw new IllegalArgumentException(
-                        "The master port must be between 0 and 65535, not " + masterPort);
-            }
-            if (maxRestarts < 0) {
-                throw new IllegalArgumentException(
-                        "the number of restarts must be 0 or more, not " + maxRestarts);
-            }
+            refuseIf(
+                    processes < 1,
+                    "The number of processes must be at least 1, not %s".formatted(processes));
+            refuseIf(
+                    masterPort < 0 || masterPort > 65535,
+                    "The master port must be between 0 and 65535, not %s".formatted(masterPort));
+            refuseIf(
+                    maxRestarts < 0,
+                    "the number of restarts must be 0 or more, not %s".formatted(maxRestarts));
             checkNodes();
             checkMainClass();
             return new Launcher(this);
         }
 
         private void checkNodes() {
-            if (nodes < 1) {
-                throw new IllegalArgumentException(
-                        "The number of nodes must be at least 1, not " + nodes);
-            }
-            if (nodeRank < 0 || nodeRank >= nodes) {
-                throw new IllegalArgumentException(
-                        String.format(
-                                "The node rank must be between 0 and %d with %d node(s), not %d",
-                                nodes - 1, nodes, nodeRank));
-            }
-            if ((long) nodes * processes > Integer.MAX_VALUE) {
-                throw new IllegalArgumentException(
-                        nodes + " nodes of " + processes + " processes are too many");
-            }
-            if (nodes > 1 && (masterAddress == null || masterPort == 0)) {
-                throw new IllegalArgumentException(
-                        "With several nodes, the master address and the master port must be given,"
-                                + " the same on all: an address of node 0, and a free port there");
-            }
-            if (nodes > 1 && maxRestarts > 0) {
-                throw new IllegalArgumentException(
-                        "Restarts need one node: the launchers of several do not start their ranks"
-                                + " again together. Start the whole job again instead");
-            }
+            refuseIf(nodes < 1, "The number of nodes must be at least 1, not %s".formatted(nodes));
+            refuseIf(
+                    nodeRank < 0 || nodeRank >= nodes,
+                    "The node rank must be between 0 and %d with %d node(s), not %d"
+                            .formatted(nodes - 1, nodes, nodeRank));
+            refuseIf(
+                    (long) nodes * processes > Integer.MAX_VALUE,
+                    "%s nodes of %s processes are too many".formatted(nodes, processes));
+            refuseIf(
+                    nodes > 1 && (masterAddress == null || masterPort == 0),
+                    "With several nodes, the master address and the master port must be given, the"
+                            + " same on all: an address of node 0, and a free port there");
+            refuseIf(
+                    nodes > 1 && maxRestarts > 0,
+                    "Restarts need one node: the launchers of several do not start their ranks"
+                            + " again together. Start the whole job again instead");
         }
 
-        /** Checks once what would otherwise fail in every rank. */
+        /** Checks the main class once, before every rank fails on it. */
         private void checkMainClass() {
-            if (mainClass == null) {
-                throw new IllegalArgumentException("no main class is set");
-            }
+            refuseIf(mainClass == null, "no main class is set");
             try {
                 Class<?> type = Class.forName(mainClass, false, Launcher.class.getClassLoader());
-                if (!Modifier.isStatic(type.getMethod("main", String[].class).getModifiers())) {
-                    throw new IllegalArgumentException(mainClass + ".main is not static");
-                }
+                refuseIf(
+                        !Modifier.isStatic(type.getMethod("main", String[].class).getModifiers()),
+                        "%s.main is not static".formatted(mainClass));
             } catch (ClassNotFoundException | LinkageError e) {
                 throw new IllegalArgumentException(
                         "No class "

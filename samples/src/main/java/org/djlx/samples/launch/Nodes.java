@@ -16,18 +16,21 @@ import org.djlx.collectives.store.Store;
 import org.djlx.collectives.store.StoreTimeoutException;
 
 /**
- * How the launchers of a job on several nodes agree, through the job's store: on the job's size, on
- * the failure of a node, and on the end of all nodes.
+ * Connects the launchers of a job on several nodes through the job's store. They agree on the job's
+ * size, the failure of a node, and the end of all nodes.
  *
- * <p>A killed launcher or a lost host cannot report its end. Node 0 serves the store, so the others
- * notice its end; the end of another node shows as failed operations of the ranks.
+ * <p>A killed launcher or a lost host cannot report its end. Node 0 serves the store, so the other
+ * launchers notice its end. The end of another node shows as failed operations of the ranks.
  */
 final class Nodes implements AutoCloseable {
 
     /** Exit code of the other launchers if node 0 disappears. */
     private static final int NODE_GONE = 1;
 
-    /** How long a launcher waits for the others after its own ranks have ended; as torchrun. */
+    /**
+     * Timeout of a launcher's wait for the other launchers after its own ranks have ended;
+     * torchrun's value.
+     */
     private static final Duration PATIENCE = Duration.ofMinutes(5);
 
     private static final Duration LONG = Duration.ofDays(1);
@@ -47,7 +50,8 @@ final class Nodes implements AutoCloseable {
      * Joins the other launchers.
      *
      * @param onFailure called once with the exit code if another node fails
-     * @throws IllegalArgumentException if the launchers were not started alike
+     * @throws IllegalArgumentException if launchers were started with different sizes, or the same
+     *     rank
      */
     Nodes(Store jobStore, int nodes, int node, int processes, IntConsumer onFailure) {
         store = new PrefixStore("launch", jobStore);
@@ -69,11 +73,10 @@ final class Nodes implements AutoCloseable {
         String first = text(store.compareSet("job", UNSET, bytes(job)));
         if (!first.equals(job)) {
             throw new IllegalArgumentException(
-                    "this launcher has "
-                            + job
-                            + " (--nnodes, --nproc), but another one with the same --master-addr"
-                            + " and --master-port has "
-                            + first);
+                    String.format(
+                            "this launcher has %s (--nnodes, --nproc), but another one with the"
+                                    + " same --master-addr and --master-port has %s",
+                            job, first));
         }
         if (store.add("node" + node, 1) > 1) {
             throw new IllegalArgumentException(
@@ -99,7 +102,7 @@ final class Nodes implements AutoCloseable {
             } catch (StoreTimeoutException e) {
                 continue;
             } catch (CollectiveException e) {
-                // The store is gone: node 0 ended. That is a failure unless this node's ranks are
+                // The store is gone: node 0 ended. This is a failure unless this node's ranks are
                 // done.
                 outcome = Integer.toString(done ? 0 : NODE_GONE);
             }
@@ -112,7 +115,8 @@ final class Nodes implements AutoCloseable {
     }
 
     /**
-     * Reports to the other nodes that this node's ranks ended well, and waits for them.
+     * Reports to the other nodes that this node's ranks ended with code 0, and waits for the other
+     * nodes.
      *
      * @param err for messages about nodes that failed or still run
      * @return 0, or the exit code of a node that failed
@@ -137,7 +141,7 @@ final class Nodes implements AutoCloseable {
         try {
             store.compareSet(OUTCOME, UNSET, bytes(Integer.toString(exitCode)));
         } catch (CollectiveException e) {
-            // Node 0 is gone, and with it the store: the others know.
+            // Node 0 is gone with the store: the other launchers notice that.
             return;
         }
     }
@@ -151,7 +155,7 @@ final class Nodes implements AutoCloseable {
         try {
             Runtime.getRuntime().removeShutdownHook(hook);
         } catch (IllegalStateException e) {
-            // The JVM is shutting down, the hook with it.
+            // The JVM is shutting down and runs the hook.
             return;
         }
     }

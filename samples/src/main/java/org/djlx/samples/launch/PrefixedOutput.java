@@ -14,7 +14,7 @@ import java.util.List;
 
 /**
  * Prints a rank's output line by line, with one write per line: lines of several ranks never mix.
- * Works on bytes: the output need not be text in this JVM's encoding.
+ * It works on bytes, because the output may have any encoding.
  *
  * <p>A carriage return ends a line, too, so each state of a progress bar becomes a line. A line
  * longer than {@link #MAX_LINE} is cut into pieces.
@@ -35,7 +35,7 @@ final class PrefixedOutput implements Runnable {
     private final ByteArrayOutputStream line = new ByteArrayOutputStream(); // guarded by this
     private boolean returned; // guarded by this: the last byte was a carriage return
     private boolean left; // guarded by this
-    private volatile long readingSince; // in nanoseconds; 0 while it does not read
+    private volatile long readingSince; // start of the pending read in nanoseconds; 0 between reads
 
     private PrefixedOutput(int rank, InputStream in, PrintStream out, Runnable onFailure) {
         this.prefix = ("[" + rank + "] ").getBytes(StandardCharsets.US_ASCII);
@@ -58,8 +58,8 @@ final class PrefixedOutput implements Runnable {
     }
 
     /**
-     * Waits until all output is printed. The ranks have ended; a process that left its rank's
-     * session may still hold a stream open, which is abandoned once it is empty.
+     * Waits until all output is printed. The ranks have ended. A process that left its rank's
+     * session may still hold a stream open; such a stream is abandoned once it is empty.
      */
     static void finish(List<PrefixedOutput> outputs) throws InterruptedException {
         long start = System.nanoTime();
@@ -103,7 +103,7 @@ final class PrefixedOutput implements Runnable {
         for (int i = 0; i < count && !left; i++) {
             byte b = bytes[i];
             if (b == '\n') {
-                // A line feed after a carriage return ends no second line.
+                // A line feed after a carriage return does not end another line.
                 if (!returned || line.size() > 0) {
                     printLine();
                 }
@@ -145,11 +145,7 @@ final class PrefixedOutput implements Runnable {
         }
     }
 
-    /**
-     * Writes a line at once.
-     *
-     * @return whether it could be written
-     */
+    /** Writes a line at once. */
     static boolean print(PrintStream out, byte[] text) {
         byte[] whole = Arrays.copyOf(text, text.length + 1);
         whole[text.length] = '\n';

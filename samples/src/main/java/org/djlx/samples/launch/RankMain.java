@@ -27,11 +27,9 @@ public final class RankMain {
     private RankMain() {}
 
     /**
-     * Runs the main method of a class. An exception from it ends the process with code 1 at once,
-     * even if other threads still run. The launcher then stops the other ranks.
-     *
-     * @param args the name of the class and the arguments of its main method
-     * @throws ReflectiveOperationException if there is no such class or main method
+     * Runs the main method of the class that the first argument names. An exception ends the
+     * process with code 1 at once, even if other threads still run. The launcher then stops the
+     * other ranks.
      */
     public static void main(String[] args) throws ReflectiveOperationException {
         InputStream lifeline = System.in;
@@ -53,7 +51,7 @@ public final class RankMain {
 
     /**
      * Halts once the launcher is gone. Shutdown hooks do not run: they could wait for ranks that
-     * are gone, too.
+     * are gone.
      */
     private static void haltWithLauncher(InputStream lifeline) {
         try {

@@ -16,8 +16,8 @@ import java.util.concurrent.TimeUnit;
 
 /**
  * The processes of a running job. {@link #close} and a shutdown hook (SIGTERM, SIGINT) stop them
- * and their child processes. If the JVM dies without running its hooks, the pipe on their stdin
- * closes, and they end themselves.
+ * and their child processes. If the JVM dies without running its hooks, the pipe on the ranks'
+ * stdin closes, and the ranks exit.
  */
 final class RankProcesses implements AutoCloseable {
 
@@ -40,9 +40,9 @@ final class RankProcesses implements AutoCloseable {
     private int codeOfGivingUp;
 
     /**
-     * Prepares for ranks.
+     * Creates an empty job.
      *
-     * @param firstRank the rank of the first process; the others follow
+     * @param firstRank the rank of the first process; further processes have the next ranks
      */
     RankProcesses(int firstRank, Duration gracePeriod, PrintStream out, PrintStream err) {
         this.firstRank = firstRank;
@@ -76,7 +76,7 @@ final class RankProcesses implements AutoCloseable {
         process.onExit().thenRun(() -> exited.add(index));
     }
 
-    /** Makes {@link #await} return a code although ranks still run. */
+    /** Ends {@link #await} with a code while ranks still run. */
     synchronized void giveUp(String why, int code) {
         if (whyGivenUp == null) {
             whyGivenUp = why;
@@ -140,8 +140,8 @@ final class RankProcesses implements AutoCloseable {
         }
         List<Process> ranks = started();
         try {
-            // Not Process.destroy(): it also closes the streams, which would lose the
-            // rank's last output and, by the end of its stdin, its time to end in order.
+            // Not Process.destroy(): it also closes the streams. That would lose the rank's last
+            // output, and the end of stdin would halt the rank at once.
             ranks.forEach(process -> process.toHandle().destroy());
             long deadline = System.nanoTime() + gracePeriod.toNanos();
             for (Process process : ranks) {
@@ -160,7 +160,7 @@ final class RankProcesses implements AutoCloseable {
             for (Process process : ranks) {
                 process.waitFor();
             }
-            // Left-over child processes get no SIGTERM: ending them was up to their rank.
+            // Left-over child processes get no SIGTERM: their rank had to end them.
             for (Process process : ranks) {
                 Sessions.end(process.pid());
             }
@@ -177,7 +177,7 @@ final class RankProcesses implements AutoCloseable {
         try {
             Runtime.getRuntime().removeShutdownHook(shutdownHook);
         } catch (IllegalStateException e) {
-            // The JVM is shutting down, the hook with it: there is nothing to remove any more.
+            // The JVM is shutting down and runs the hook: it cannot be removed.
             return;
         }
     }

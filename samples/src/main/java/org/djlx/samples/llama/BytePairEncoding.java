@@ -4,8 +4,8 @@
  */
 package org.djlx.samples.llama;
 
-import com.google.gson.JsonArray;
-import com.google.gson.JsonObject;
+import static org.djlx.samples.common.UsageException.refuseIf;
+
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.Arrays;
@@ -16,11 +16,12 @@ import java.util.LinkedHashSet;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
+import java.util.TreeMap;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 
 /**
- * A tokenizer trained on a text: byte-pair encoding of bytes (Sennrich et al., 2015, <a
+ * A byte-level byte-pair encoding trained on a text (Sennrich et al., 2015, <a
  * href="https://arxiv.org/abs/1508.07909">arXiv:1508.07909</a>), with Llama 3's special tokens.
  * Every byte is a token, so it encodes any text.
  */
@@ -58,15 +59,12 @@ final class BytePairEncoding {
     /**
      * Trains on a text: repeatedly merges the most frequent pair of adjacent tokens.
      *
-     * @param text the text
      * @param most the most tokens of the vocabulary, 261 or more; a short text yields fewer
-     * @return the tokenizer
      */
     static BytePairEncoding train(String text, int most) {
-        if (most < smallest()) {
-            throw new IllegalArgumentException(
-                    "a vocabulary must have " + smallest() + " tokens or more, not " + most);
-        }
+        refuseIf(
+                most < smallest(),
+                "a vocabulary must have %s tokens or more, not %s".formatted(smallest(), most));
         BytePairEncoding encoding = new BytePairEncoding();
         String[] letters = letters();
         encoding.tokens.addAll(Arrays.asList(letters));
@@ -84,10 +82,9 @@ final class BytePairEncoding {
     }
 
     /**
-     * Adds tokens that no text is encoded to; their own texts are numbers.
+     * Adds tokens that the encoder never uses; their texts are numbers.
      *
      * @param size the tokens of the vocabulary afterwards
-     * @return this
      */
     BytePairEncoding fillUp(int size) {
         for (int number = 0; size() < size; number++) {
@@ -176,83 +173,69 @@ final class BytePairEncoding {
         return result;
     }
 
-    /** Returns the text of Hugging Face's {@code tokenizer.json}. */
-    JsonObject toJson() {
-        JsonObject byteLevel = new JsonObject();
-        byteLevel.addProperty("type", "ByteLevel");
-        byteLevel.addProperty("add_prefix_space", false);
-        byteLevel.addProperty("trim_offsets", true);
-        byteLevel.addProperty("use_regex", true);
-        JsonObject json = new JsonObject();
-        json.addProperty("version", "1.0");
-        json.add("added_tokens", addedTokens());
-        json.add("pre_tokenizer", byteLevel);
-        json.add("post_processor", beginsWithToken());
-        json.add("decoder", byteLevel);
-        json.add("model", model());
+    /** Orders keys: {@code Map.of} has another order in every JVM. */
+    private static Map<String, Object> sorted(Map<String, ?> json) {
+        return new TreeMap<>(json);
+    }
+
+    /** Returns Hugging Face's {@code tokenizer.json}, for Gson. */
+    Map<String, Object> toJson() {
+        Map<String, Object> byteLevel =
+                sorted(
+                        Map.of(
+                                "type", "ByteLevel",
+                                "add_prefix_space", false,
+                                "trim_offsets", true,
+                                "use_regex", true));
+        Map<String, Object> json = new TreeMap<>();
+        json.put("version", "1.0");
+        json.put("added_tokens", SPECIAL.stream().map(this::addedToken).toList());
+        json.put("pre_tokenizer", byteLevel);
+        json.put("post_processor", beginsWithToken());
+        json.put("decoder", byteLevel);
+        json.put("model", model());
         return json;
     }
 
-    private JsonArray addedTokens() {
-        JsonArray added = new JsonArray();
-        for (String special : SPECIAL) {
-            JsonObject token = new JsonObject();
-            token.addProperty("id", id(special));
-            token.addProperty("content", special);
-            for (String flag : List.of("single_word", "lstrip", "rstrip", "normalized")) {
-                token.addProperty(flag, false);
-            }
-            token.addProperty("special", true);
-            added.add(token);
-        }
-        return added;
+    private Map<String, Object> addedToken(String special) {
+        return sorted(
+                Map.of(
+                        "id", id(special),
+                        "content", special,
+                        "single_word", false,
+                        "lstrip", false,
+                        "rstrip", false,
+                        "normalized", false,
+                        "special", true));
     }
 
-    private JsonObject beginsWithToken() {
-        JsonArray single = new JsonArray();
-        single.add(templatePart("SpecialToken", BEGIN, 0));
-        single.add(templatePart("Sequence", "A", 0));
-        JsonArray pair = single.deepCopy();
-        pair.add(templatePart("Sequence", "B", 1));
-        JsonArray ids = new JsonArray();
-        ids.add(id(BEGIN));
-        JsonArray names = new JsonArray();
-        names.add(BEGIN);
-        JsonObject token = new JsonObject();
-        token.addProperty("id", BEGIN);
-        token.add("ids", ids);
-        token.add("tokens", names);
-        JsonObject special = new JsonObject();
-        special.add(BEGIN, token);
-        JsonObject processor = new JsonObject();
-        processor.addProperty("type", "TemplateProcessing");
-        processor.add("single", single);
-        processor.add("pair", pair);
-        processor.add("special_tokens", special);
-        return processor;
+    private Map<String, Object> beginsWithToken() {
+        Map<String, Object> begin = part("SpecialToken", BEGIN, 0);
+        Map<String, Object> text = part("Sequence", "A", 0);
+        Map<String, Object> token =
+                sorted(Map.of("id", BEGIN, "ids", List.of(id(BEGIN)), "tokens", List.of(BEGIN)));
+        return sorted(
+                Map.of(
+                        "type", "TemplateProcessing",
+                        "single", List.of(begin, text),
+                        "pair", List.of(begin, text, part("Sequence", "B", 1)),
+                        "special_tokens", sorted(Map.of(BEGIN, token))));
     }
 
-    private static JsonObject templatePart(String kind, String id, int type) {
-        JsonObject content = new JsonObject();
-        content.addProperty("id", id);
-        content.addProperty("type_id", type);
-        JsonObject part = new JsonObject();
-        part.add(kind, content);
-        return part;
+    private static Map<String, Object> part(String kind, String id, int type) {
+        return sorted(Map.of(kind, sorted(Map.of("id", id, "type_id", type))));
     }
 
-    private JsonObject model() {
-        JsonObject vocabulary = new JsonObject();
-        tokens.forEach(token -> vocabulary.addProperty(token, vocabulary.size()));
-        JsonArray pairs = new JsonArray();
-        merges.forEach(pair -> pairs.add(pair.left + ' ' + pair.right));
-        JsonObject model = new JsonObject();
-        model.addProperty("type", "BPE");
-        model.addProperty("fuse_unk", false);
-        model.addProperty("byte_fallback", false);
-        model.addProperty("ignore_merges", false);
-        model.add("vocab", vocabulary);
-        model.add("merges", pairs);
+    private Map<String, Object> model() {
+        Map<String, Integer> vocabulary = new LinkedHashMap<>();
+        tokens.forEach(token -> vocabulary.put(token, vocabulary.size()));
+        Map<String, Object> model = new TreeMap<>();
+        model.put("type", "BPE");
+        model.put("fuse_unk", false);
+        model.put("byte_fallback", false);
+        model.put("ignore_merges", false);
+        model.put("vocab", vocabulary);
+        model.put("merges", merges.stream().map(pair -> pair.left + ' ' + pair.right).toList());
         return model;
     }
 }

@@ -4,25 +4,25 @@
  */
 package org.djlx.samples.llama;
 
+import static org.djlx.samples.common.UsageException.parsed;
+import static org.djlx.samples.common.UsageException.refuseIf;
+
 import java.io.IOException;
-import java.io.PrintWriter;
 import java.nio.file.Path;
 import java.time.Duration;
 import java.util.List;
-import java.util.concurrent.Callable;
 import java.util.concurrent.TimeoutException;
 import org.djlx.fusedops.llm.FinishReason;
 import org.djlx.fusedops.llm.GeneratedPiece;
 import org.djlx.fusedops.llm.Generation;
 import org.djlx.fusedops.llm.GenerationRequest;
 import org.djlx.fusedops.llm.engine.LlamaGenerator;
+import org.djlx.samples.common.CliCommand;
 import picocli.CommandLine.Command;
+import picocli.CommandLine.Help.Visibility;
 import picocli.CommandLine.Mixin;
-import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Option;
-import picocli.CommandLine.ParameterException;
 import picocli.CommandLine.Parameters;
-import picocli.CommandLine.Spec;
 
 /** {@code generate}: continues a prompt with a model. */
 @Command(
@@ -31,11 +31,9 @@ import picocli.CommandLine.Spec;
             "Continues a prompt with a Llama on one rank or several, and prints the speed. Takes"
                     + " the most probable token unless --temperature is given."
         })
-public final class GenerateCommand implements Callable<Integer> {
+public final class GenerateCommand extends CliCommand {
 
     private static final Duration PATIENCE = Duration.ofMinutes(10);
-
-    @Spec private CommandSpec spec;
 
     @Parameters(
             paramLabel = "DIR",
@@ -48,12 +46,8 @@ public final class GenerateCommand implements Callable<Integer> {
     @Option(names = "--prompt", required = true, paramLabel = "TEXT", description = "The prompt.")
     private String prompt;
 
-    @Option(
-            names = "--max-tokens",
-            paramLabel = "N",
-            defaultValue = "128",
-            description = "Most tokens to generate; ${DEFAULT-VALUE} if not given.")
-    private int maxTokens;
+    @Option(names = "--max-tokens", paramLabel = "N", description = "Most tokens to generate.")
+    private int maxTokens = 128;
 
     @Option(
             names = "--temperature",
@@ -91,13 +85,12 @@ public final class GenerateCommand implements Callable<Integer> {
     @Option(
             names = "--stop",
             paramLabel = "TEXT",
-            description = "Stops at this text; may be repeated.")
+            description = "Stops at this text; may be repeated.",
+            showDefaultValue = Visibility.NEVER)
     private List<String> stops = List.of();
 
     @Option(names = "--ignore-eos", description = "Goes on after an end-of-text token.")
     private boolean ignoreEnd;
-
-    private GenerateCommand() {}
 
     @Override
     public Integer call() throws IOException, InterruptedException, TimeoutException {
@@ -110,13 +103,7 @@ public final class GenerateCommand implements Callable<Integer> {
                 return 0;
             }
             long start = System.nanoTime();
-            Generation generation;
-            try {
-                generation = generator.submit(request);
-            } catch (IllegalArgumentException e) {
-                throw new ParameterException(spec.commandLine(), e.getMessage(), e);
-            }
-            write(generation, start);
+            write(parsed(() -> generator.submit(request)), start);
         }
         return 0;
     }
@@ -135,39 +122,28 @@ public final class GenerateCommand implements Callable<Integer> {
         if (seed != null) {
             builder.optSeed(seed);
         }
-        GenerationRequest request;
-        try {
-            request = builder.build();
-        } catch (IllegalArgumentException e) {
-            throw new ParameterException(spec.commandLine(), e.getMessage(), e);
-        }
-        if (temperature == 0 && (topK != 0 || topP != 1 || seed != null)) {
-            throw new ParameterException(
-                    spec.commandLine(),
-                    "--top-k, --top-p and --seed take a --temperature above 0: without it, nothing"
-                            + " is sampled");
-        }
+        GenerationRequest request = parsed(builder::build);
+        refuseIf(
+                temperature == 0 && (topK != 0 || topP != 1 || seed != null),
+                "--top-k, --top-p and --seed take a --temperature above 0: without it, nothing is"
+                        + " sampled");
         return request;
     }
 
     private void write(Generation generation, long start)
             throws InterruptedException, TimeoutException {
-        PrintWriter out = spec.commandLine().getOut();
-        out.print(prompt);
-        out.flush();
+        print("%s", prompt);
         long first = start;
         GeneratedPiece piece = generation.next(PATIENCE);
         if (piece != null) {
             first = System.nanoTime();
         }
         for (; piece != null; piece = generation.next(PATIENCE)) {
-            out.print(piece.text());
-            out.flush();
+            print("%s", piece.text());
         }
         long end = System.nanoTime();
         int tokens = generation.generatedTokens();
-        out.printf("%n%n%s%n", summary(generation, tokens, first - start, end - first));
-        out.flush();
+        print("%n%n%s%n", summary(generation, tokens, first - start, end - first));
     }
 
     private static String summary(

@@ -4,24 +4,27 @@
  */
 package org.djlx.samples.llama;
 
+import static org.djlx.samples.common.UsageException.refuseIf;
+
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import com.google.gson.Gson;
 import com.google.gson.GsonBuilder;
-import com.google.gson.JsonArray;
-import com.google.gson.JsonObject;
 import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
+import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Locale;
+import java.util.Map;
 import java.util.function.Function;
 import org.djlx.collectives.safetensors.SafetensorsWriter;
 import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.fusedops.llm.model.LlamaConfig;
+import org.djlx.nativeops.torch.ScalarType;
 
 /** Writes the model directory of a Llama in Hugging Face's layout. */
 final class LlamaDirectory {
@@ -38,10 +41,37 @@ final class LlamaDirectory {
 
     private LlamaDirectory() {}
 
+    /** Returns a configuration without scaled positions and with the usual epsilon. */
+    static LlamaConfig config(
+            int vocabulary,
+            int hidden,
+            int intermediate,
+            int layers,
+            int heads,
+            int kvHeads,
+            int maxLength,
+            double theta,
+            boolean tied,
+            ScalarType type) {
+        return new LlamaConfig(
+                vocabulary,
+                hidden,
+                intermediate,
+                layers,
+                heads,
+                kvHeads,
+                hidden / heads,
+                maxLength,
+                1e-5,
+                new LlamaConfig.Rope(theta, 1, 0, 0, 0),
+                tied,
+                List.of(),
+                type);
+    }
+
     /**
      * Returns the tensors of a model.
      *
-     * @param config its sizes
      * @return their names, types and shapes, from the embedding to the output
      */
     static List<TensorSpec> tensors(LlamaConfig config) {
@@ -78,10 +108,10 @@ final class LlamaDirectory {
     /**
      * Writes a model.
      *
-     * @param directory where to; it is created if it is not there, and files in it are replaced
-     * @param config its sizes; scaling of positions is not written
-     * @param tokenizer its tokenizer, with no more tokens than the model
-     * @param ranks the ranks on which DJL Serving loads it
+     * @param directory the directory; created if missing; its files are replaced
+     * @param config the sizes; the scaling of positions is not written
+     * @param tokenizer the tokenizer, with at most as many tokens as the model
+     * @param ranks the number of ranks on which DJL Serving loads the model
      * @param maxFileBytes the largest file of weights
      * @param weights gives each of the {@linkplain #tensors tensors}
      * @throws IOException if a file cannot be written
@@ -102,24 +132,20 @@ final class LlamaDirectory {
     static void writeAllButWeights(
             Path directory, LlamaConfig config, BytePairEncoding tokenizer, int ranks)
             throws IOException {
-        if (tokenizer.size() > config.vocabularySize()) {
-            throw new IllegalArgumentException(
-                    String.format(
-                            "the tokenizer has %d tokens, the model only %d",
-                            tokenizer.size(), config.vocabularySize()));
-        }
+        refuseIf(
+                tokenizer.size() > config.vocabularySize(),
+                "the tokenizer has %d tokens, the model only %d"
+                        .formatted(tokenizer.size(), config.vocabularySize()));
         Files.createDirectories(directory);
         write(directory, "config.json", config(config, tokenizer));
-        JsonObject generation = new JsonObject();
-        addTextTokens(generation, tokenizer);
-        write(directory, "generation_config.json", generation);
+        write(directory, "generation_config.json", textTokens(tokenizer));
         write(directory, "tokenizer.json", tokenizer.toJson());
-        JsonObject tokens = new JsonObject();
-        tokens.addProperty("bos_token", BytePairEncoding.BEGIN);
-        tokens.addProperty("eos_token", BytePairEncoding.END_OF_TURN);
-        tokens.addProperty("chat_template", CHAT_TEMPLATE);
-        tokens.addProperty("model_max_length", config.maxLength());
-        tokens.addProperty("tokenizer_class", "PreTrainedTokenizerFast");
+        Map<String, Object> tokens = new LinkedHashMap<>();
+        tokens.put("bos_token", BytePairEncoding.BEGIN);
+        tokens.put("eos_token", BytePairEncoding.END_OF_TURN);
+        tokens.put("chat_template", CHAT_TEMPLATE);
+        tokens.put("model_max_length", config.maxLength());
+        tokens.put("tokenizer_class", "PreTrainedTokenizerFast");
         write(directory, "tokenizer_config.json", tokens);
         Files.writeString(directory.resolve("serving.properties"), servingProperties(ranks));
     }
@@ -145,40 +171,39 @@ final class LlamaDirectory {
                 "");
     }
 
-    private static void write(Path directory, String name, JsonObject json) throws IOException {
+    private static void write(Path directory, String name, Map<String, Object> json)
+            throws IOException {
         Files.writeString(directory.resolve(name), GSON.toJson(json) + "\n");
     }
 
-    private static void addTextTokens(JsonObject json, BytePairEncoding tokenizer) {
-        json.addProperty("bos_token_id", tokenizer.id(BytePairEncoding.BEGIN));
-        JsonArray ends = new JsonArray();
-        ends.add(tokenizer.id(BytePairEncoding.END));
-        ends.add(tokenizer.id(BytePairEncoding.END_OF_TURN));
-        json.add("eos_token_id", ends);
+    private static Map<String, Object> textTokens(BytePairEncoding tokenizer) {
+        int end = tokenizer.id(BytePairEncoding.END);
+        int endOfTurn = tokenizer.id(BytePairEncoding.END_OF_TURN);
+        Map<String, Object> json = new LinkedHashMap<>();
+        json.put("bos_token_id", tokenizer.id(BytePairEncoding.BEGIN));
+        json.put("eos_token_id", List.of(end, endOfTurn));
+        return json;
     }
 
-    private static JsonObject config(LlamaConfig config, BytePairEncoding tokenizer) {
-        JsonObject json = new JsonObject();
-        JsonArray architectures = new JsonArray();
-        architectures.add("LlamaForCausalLM");
-        json.add("architectures", architectures);
-        json.addProperty("model_type", "llama");
-        addTextTokens(json, tokenizer);
-        json.addProperty("vocab_size", config.vocabularySize());
-        json.addProperty("hidden_size", config.hiddenSize());
-        json.addProperty("intermediate_size", config.intermediateSize());
-        json.addProperty("num_hidden_layers", config.layers());
-        json.addProperty("num_attention_heads", config.heads());
-        json.addProperty("num_key_value_heads", config.kvHeads());
-        json.addProperty("head_dim", config.headSize());
-        json.addProperty("max_position_embeddings", config.maxLength());
-        json.addProperty("rms_norm_eps", config.epsilon());
-        json.addProperty("rope_theta", config.rope().theta());
-        json.addProperty("tie_word_embeddings", config.tied());
-        json.addProperty("hidden_act", "silu");
-        json.addProperty("attention_bias", false);
-        json.addProperty("mlp_bias", false);
-        json.addProperty("torch_dtype", config.type().name().toLowerCase(Locale.ROOT));
+    private static Map<String, Object> config(LlamaConfig config, BytePairEncoding tokenizer) {
+        Map<String, Object> json = textTokens(tokenizer);
+        json.put("architectures", List.of("LlamaForCausalLM"));
+        json.put("model_type", "llama");
+        json.put("vocab_size", config.vocabularySize());
+        json.put("hidden_size", config.hiddenSize());
+        json.put("intermediate_size", config.intermediateSize());
+        json.put("num_hidden_layers", config.layers());
+        json.put("num_attention_heads", config.heads());
+        json.put("num_key_value_heads", config.kvHeads());
+        json.put("head_dim", config.headSize());
+        json.put("max_position_embeddings", config.maxLength());
+        json.put("rms_norm_eps", config.epsilon());
+        json.put("rope_theta", config.rope().theta());
+        json.put("tie_word_embeddings", config.tied());
+        json.put("hidden_act", "silu");
+        json.put("attention_bias", false);
+        json.put("mlp_bias", false);
+        json.put("torch_dtype", config.type().name().toLowerCase(Locale.ROOT));
         return json;
     }
 }

@@ -4,9 +4,11 @@
  */
 package org.djlx.samples.llama;
 
+import static org.djlx.samples.common.UsageException.parsed;
+import static org.djlx.samples.common.UsageException.refuseIf;
+
 import ai.djl.Device;
 import java.io.IOException;
-import java.io.PrintWriter;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
@@ -23,10 +25,10 @@ import org.djlx.samples.common.DeviceKind;
 import org.djlx.samples.common.Gpus;
 import org.djlx.samples.common.RankOptions;
 import org.djlx.samples.common.Ranks;
+import org.djlx.samples.common.UsageException;
 import picocli.CommandLine.Mixin;
 import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Option;
-import picocli.CommandLine.ParameterException;
 import picocli.CommandLine.Spec;
 
 /** The options of commands that generate text: the ranks of the model, and its limits. */
@@ -54,19 +56,11 @@ public final class ModelOptions {
                             + " 8192 at most.")
     private Integer maxLength;
 
-    @Option(
-            names = "--max-running",
-            paramLabel = "N",
-            defaultValue = "64",
-            description = "Most sequences in a batch; ${DEFAULT-VALUE} if not given.")
-    private int maxRunning;
+    @Option(names = "--max-running", paramLabel = "N", description = "Most sequences in a batch.")
+    private int maxRunning = 64;
 
-    @Option(
-            names = "--max-queued",
-            paramLabel = "N",
-            defaultValue = "1024",
-            description = "Most requests that wait; ${DEFAULT-VALUE} if not given.")
-    private int maxQueued;
+    @Option(names = "--max-queued", paramLabel = "N", description = "Most requests that wait.")
+    private int maxQueued = 1024;
 
     @Option(
             names = "--cache-bytes",
@@ -79,20 +73,16 @@ public final class ModelOptions {
     @Option(
             names = "--rank-timeout",
             paramLabel = "SECONDS",
-            defaultValue = "60",
-            description = "How long ranks wait for each other; ${DEFAULT-VALUE} if not given.")
-    private int rankTimeout;
-
-    private ModelOptions() {}
+            description = "How long ranks wait for each other.")
+    private int rankTimeout = 60;
 
     /**
      * Loads a model or, in a process started by {@code launch} or torchrun, its rank's part.
      *
-     * @param directory where the model is
      * @return the generator, to be closed; it may {@linkplain LlamaGenerator#isFollower follow}
      *     that of another process
      * @throws IOException if a file cannot be read
-     * @throws ParameterException if an option does not fit the model
+     * @throws UsageException if an option does not fit the model
      */
     public LlamaGenerator load(Path directory) throws IOException {
         return load(directory, 0);
@@ -101,21 +91,17 @@ public final class ModelOptions {
     /**
      * Loads a model as {@link #load(Path)} does.
      *
-     * @param directory where the model is
      * @param otherwise the bytes of the KV cache on each rank if the user gives none; 0 for the
      *     generator's default
-     * @return the generator, to be closed
      * @throws IOException if a file cannot be read
-     * @throws ParameterException if an option does not fit the model
+     * @throws UsageException if an option does not fit the model
      */
     public LlamaGenerator load(Path directory, long otherwise) throws IOException {
         check();
-        if (!Files.isDirectory(directory)) {
-            throw new ParameterException(
-                    spec.commandLine(),
-                    directory.toAbsolutePath()
-                            + " is not a directory; serve-model writes a model to try things with");
-        }
+        refuseIf(
+                !Files.isDirectory(directory),
+                "%s is not a directory; serve-model writes a model to try things with"
+                        .formatted(directory.toAbsolutePath()));
         LlamaGenerator.Builder builder =
                 LlamaGenerator.builder()
                         .setDirectory(directory)
@@ -129,33 +115,28 @@ public final class ModelOptions {
             builder.optCacheBytes(cacheBytes != null ? cacheBytes : otherwise);
         }
         builder.optProgress(new LoadingProgress(new SlowProgress(QUIET, this::print)));
-        try {
-            place(builder);
-            return builder.build();
-        } catch (IllegalArgumentException e) {
-            throw new ParameterException(spec.commandLine(), e.getMessage(), e);
-        }
+        return parsed(
+                () -> {
+                    place(builder);
+                    return builder.build();
+                });
     }
 
     private void print(String line) {
-        PrintWriter err = spec.commandLine().getErr();
-        err.println(line);
-        err.flush();
+        spec.commandLine().getErr().printf("%s%n", line).flush();
     }
 
     /**
      * Checks before loading, which may take minutes, that the model has a tokenizer.
      *
      * @param directory where the model is, if there is one
-     * @throws ParameterException if there is none
+     * @throws UsageException if there is none
      */
     public void requireTokenizer(Path directory) {
-        if (Files.exists(directory.resolve("config.json"))
-                && !Files.exists(directory.resolve("tokenizer.json"))) {
-            throw new ParameterException(
-                    spec.commandLine(),
-                    directory + " has no tokenizer.json: it cannot turn text into tokens");
-        }
+        refuseIf(
+                Files.exists(directory.resolve("config.json"))
+                        && !Files.exists(directory.resolve("tokenizer.json")),
+                "%s has no tokenizer.json: it cannot turn text into tokens".formatted(directory));
     }
 
     /**
@@ -164,37 +145,30 @@ public final class ModelOptions {
      * @param directory where the model is, if there is one
      * @param maxTokens the tokens of the answer; the prompt has one or more
      * @throws IOException if the model's configuration cannot be read
-     * @throws ParameterException if it may not, or config.json is invalid
+     * @throws UsageException if it may not, or config.json is invalid
      */
     void requireRoom(Path directory, int maxTokens) throws IOException {
         if (!Files.exists(directory.resolve("config.json"))) {
             return; // load() reports it.
         }
-        int most;
-        try {
-            most = LlamaConfig.read(directory).maxLength();
-        } catch (IllegalArgumentException e) {
-            throw new ParameterException(spec.commandLine(), e.getMessage(), e);
-        }
+        int most = parsed(() -> LlamaConfig.read(directory).maxLength());
         int wanted = maxLength == null ? LlamaGenerator.DEFAULT_MAX_LENGTH : maxLength;
         int limit = Math.min(wanted, most);
-        if (maxTokens >= limit) {
-            throw new ParameterException(
-                    spec.commandLine(),
-                    String.format(
-                            "--max-tokens %d leaves no room for the prompt: %s takes %d tokens of"
-                                    + " prompt and answer together; give less%s",
-                            maxTokens,
-                            directory,
-                            limit,
-                            limit < most ? ", or a --max-length of " + most + " at most" : ""));
-        }
+        refuseIf(
+                maxTokens >= limit,
+                ("--max-tokens %d leaves no room for the prompt: %s takes %d tokens of"
+                                + " prompt and answer together; give less%s")
+                        .formatted(
+                                maxTokens,
+                                directory,
+                                limit,
+                                limit < most ? ", or a --max-length of " + most + " at most" : ""));
     }
 
     /**
      * Checks the options that do not depend on the model.
      *
-     * @throws ParameterException if an option is out of range
+     * @throws UsageException if an option is out of range
      * @throws IllegalStateException if there are too few GPUs
      */
     public void check() {
@@ -210,64 +184,45 @@ public final class ModelOptions {
     }
 
     private void positive(String name, Number value) {
-        if (value != null && value.longValue() < 1) {
-            throw new ParameterException(
-                    spec.commandLine(), name + " must be 1 or more, not " + value);
-        }
+        refuseIf(
+                value != null && value.longValue() < 1,
+                "%s must be 1 or more, not %s".formatted(name, value));
     }
 
-    /**
-     * Returns the ranks.
-     *
-     * @return the ranks of the model
-     */
+    /** Returns the ranks. */
     public Ranks ranks() {
         return options.here();
     }
 
-    /**
-     * Returns whether the ranks are on GPUs.
-     *
-     * @return whether each rank has a GPU
-     */
+    /** Returns whether the ranks are on GPUs. */
     public boolean isGpu() {
         return options.deviceKind() == DeviceKind.gpu;
     }
 
-    /**
-     * Describes the ranks of the model.
-     *
-     * @return for example {@code 2 cpu ranks, threads}
-     */
+    /** Describes the ranks of the model, such as "2 cpu ranks, threads". */
     public String placement() {
         Ranks all = ranks();
-        return String.format(
-                "%d %s %s, %s",
-                all.worldSize(),
-                options.deviceKind(),
-                all.worldSize() == 1 ? "rank" : "ranks",
-                all.areProcesses() ? "processes" : "threads");
+        String ranks = Ranks.count(all.worldSize()).replace(" ", " " + options.deviceKind() + " ");
+        return ranks + (all.areProcesses() ? ", processes" : ", threads");
     }
 
     /** Gives the builder its ranks; ranks that are processes join their group. */
     private void place(LlamaGenerator.Builder builder) {
         Ranks all = ranks();
-        boolean gpu = isGpu();
-        Duration timeout = Duration.ofSeconds(rankTimeout);
         if (all.areProcesses()) {
-            builder.optProcessGroup(gpu ? gpuProcess(timeout) : cpuProcess(timeout));
-        } else if (gpu) {
+            builder.optProcessGroup(process());
+        } else if (isGpu()) {
             builder.optDevices(all.here().stream().map(Device::gpu).toList());
         } else {
             builder.optRanks(all.worldSize());
         }
     }
 
-    private static ProcessGroup cpuProcess(Duration timeout) {
-        return ProcessGroups.init("shm", new BackendOptions(timeout));
-    }
-
-    private static ProcessGroup gpuProcess(Duration timeout) {
+    private ProcessGroup process() {
+        Duration timeout = Duration.ofSeconds(rankTimeout);
+        if (!isGpu()) {
+            return ProcessGroups.init("shm", new BackendOptions(timeout));
+        }
         NcclOptions nccl = NcclOptions.builder().optTimeout(timeout).build();
         return ProcessGroups.init(
                 "cuda_p2p", CudaP2pOptions.builder().optNcclOptions(nccl).build());

@@ -7,7 +7,7 @@ package org.djlx.samples.llama;
 import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
-import com.google.gson.JsonObject;
+import com.google.gson.Gson;
 import com.sun.management.OperatingSystemMXBean;
 import java.io.IOException;
 import java.io.UncheckedIOException;
@@ -31,16 +31,32 @@ import org.djlx.nativeops.torch.Torch;
 
 /**
  * A model directory of a Llama with random weights, for benchmarks. Closing it, or the end of the
- * JVM, deletes it. All layers share weights, as generating them takes longer than writing.
+ * JVM, deletes it. All layers have the same weights, because generating weights takes longer than
+ * writing them.
  */
 public final class RandomLlama implements AutoCloseable {
 
     /** Model sizes. */
     public enum Size {
         /** The defaults of {@code serve-model}, for CPUs. */
-        TINY("tiny", config(512, 128, 256, 2, 8, 4, 10_000, ScalarType.FLOAT32)),
-        /** Those of Llama 3's 8B. */
-        LLAMA_8B("8b", config(128_256, 4096, 14_336, 32, 32, 8, 500_000, ScalarType.BFLOAT16));
+        TINY(
+                "tiny",
+                LlamaDirectory.config(
+                        512, 128, 256, 2, 8, 4, 8192, 10_000, false, ScalarType.FLOAT32)),
+        /** The sizes of Llama 3 8B. */
+        LLAMA_8B(
+                "8b",
+                LlamaDirectory.config(
+                        128_256,
+                        4096,
+                        14_336,
+                        32,
+                        32,
+                        8,
+                        8192,
+                        500_000,
+                        false,
+                        ScalarType.BFLOAT16));
 
         private final String text;
         private final LlamaConfig config;
@@ -48,31 +64,6 @@ public final class RandomLlama implements AutoCloseable {
         Size(String text, LlamaConfig config) {
             this.text = text;
             this.config = config;
-        }
-
-        private static LlamaConfig config(
-                int vocabulary,
-                int hidden,
-                int intermediate,
-                int layers,
-                int heads,
-                int kvHeads,
-                double theta,
-                ScalarType type) {
-            return new LlamaConfig(
-                    vocabulary,
-                    hidden,
-                    intermediate,
-                    layers,
-                    heads,
-                    kvHeads,
-                    hidden / heads,
-                    8192,
-                    1e-5,
-                    new LlamaConfig.Rope(theta, 1, 0, 0, 0),
-                    false,
-                    List.of(),
-                    type);
         }
 
         @Override
@@ -94,7 +85,6 @@ public final class RandomLlama implements AutoCloseable {
     /**
      * Writes a model.
      *
-     * @param size its sizes
      * @param parent the folder of its directory; null for /dev/shm if memory suffices, otherwise
      *     the JVM's temporary folder
      * @return the model, to be closed
@@ -116,7 +106,7 @@ public final class RandomLlama implements AutoCloseable {
                             place, bytes));
         }
         RandomLlama model = new RandomLlama(Files.createTempDirectory(place, "djlx-llama-"));
-        Runtime.getRuntime().addShutdownHook(new Thread(model::delete, "random-llama-end"));
+        Runtime.getRuntime().addShutdownHook(new Thread(model::close, "random-llama-end"));
         boolean done = false;
         try {
             BytePairEncoding tokenizer =
@@ -135,7 +125,7 @@ public final class RandomLlama implements AutoCloseable {
 
     private static Path place(long bytes) throws IOException {
         var system = (OperatingSystemMXBean) ManagementFactory.getOperatingSystemMXBean();
-        // Files in /dev/shm count as memory of the container; loading needs memory, too.
+        // Files in /dev/shm count as memory of the container, and loading needs memory too.
         return system.getTotalMemorySize() / 3 > bytes && hasRoom(SHARED_MEMORY, bytes)
                 ? SHARED_MEMORY
                 : Path.of(System.getProperty("java.io.tmpdir"));
@@ -149,15 +139,14 @@ public final class RandomLlama implements AutoCloseable {
     /** Writes a file for each layer, several in parallel, and the index. */
     private void writeWeights(List<TensorSpec> tensors) throws IOException {
         Map<String, List<TensorSpec>> files = new LinkedHashMap<>();
-        JsonObject map = new JsonObject();
+        Map<String, String> map = new LinkedHashMap<>();
         for (TensorSpec tensor : tensors) {
             String file = file(tensor);
             files.computeIfAbsent(file, name -> new ArrayList<>()).add(tensor);
-            map.addProperty(tensor.name(), file);
+            map.put(tensor.name(), file);
         }
-        JsonObject index = new JsonObject();
-        index.add("weight_map", map);
-        Files.writeString(directory.resolve("model.safetensors.index.json"), index.toString());
+        String index = new Gson().toJson(Map.of("weight_map", map));
+        Files.writeString(directory.resolve("model.safetensors.index.json"), index);
         try (NDManager manager = NDManager.newBaseManager(Device.cpu(), "PyTorch")) {
             Function<TensorSpec, NDArray> weights = draw(manager, tensors);
             files.entrySet().parallelStream()
@@ -196,7 +185,7 @@ public final class RandomLlama implements AutoCloseable {
                 }
             }
         }
-        // A view, as the writer closes its arrays.
+        // Returns a view, because the writer closes its arrays.
         return tensor -> drawn.get(kind(tensor)).reshape(tensor.shape());
     }
 
@@ -205,22 +194,14 @@ public final class RandomLlama implements AutoCloseable {
         return tensor.name().replaceFirst("\\d+", "");
     }
 
-    /**
-     * Returns the model directory.
-     *
-     * @return the directory
-     */
+    /** Returns the model directory. */
     public Path directory() {
         return directory;
     }
 
-    /** Deletes it. */
+    /** Deletes the directory. */
     @Override
     public void close() {
-        delete();
-    }
-
-    private void delete() {
         try {
             while (Files.exists(directory)) {
                 try (DirectoryStream<Path> files = Files.newDirectoryStream(directory)) {
@@ -241,7 +222,7 @@ public final class RandomLlama implements AutoCloseable {
         try {
             Files.deleteIfExists(directory);
         } catch (DirectoryNotEmptyException e) {
-            // Another thread still writes while the JVM ends.
+            // Another thread still writes files while the JVM ends.
         }
     }
 }

@@ -7,10 +7,7 @@ package org.djlx.samples.llama;
 import java.time.Duration;
 import java.util.function.Consumer;
 
-/**
- * Drops progress lines until the task has run for some time, then prints the first line and all new
- * ones. A quick task prints nothing.
- */
+/** Prints progress only of slow tasks: after a delay, the first line and all new ones. */
 final class SlowProgress implements Consumer<String> {
 
     private final long quietNanos;

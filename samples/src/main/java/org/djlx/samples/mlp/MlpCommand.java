@@ -4,25 +4,21 @@
  */
 package org.djlx.samples.mlp;
 
-import java.io.IOException;
+import static org.djlx.samples.common.UsageException.refuseIf;
+
 import java.io.PrintWriter;
-import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.List;
 import java.util.Map;
-import java.util.concurrent.Callable;
 import org.djlx.collectives.ProcessGroup;
+import org.djlx.samples.common.CliCommand;
 import org.djlx.samples.common.DeviceKind;
-import org.djlx.samples.common.ElementType;
 import org.djlx.samples.common.RankOptions;
 import org.djlx.samples.common.Ranks;
 import org.djlx.samples.launch.Launcher;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Mixin;
-import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Option;
-import picocli.CommandLine.ParameterException;
-import picocli.CommandLine.Spec;
 
 /** {@code mlp}: a tensor-parallel MLP, compared with the same computed without sharding. */
 @Command(
@@ -36,24 +32,17 @@ import picocli.CommandLine.Spec;
             "Ranks are threads, or processes; in a process started by 'launch' or torchrun, mlp"
                     + " runs that process's rank."
         })
-public final class MlpCommand implements Callable<Integer> {
+public final class MlpCommand extends CliCommand {
 
     /**
      * The largest error against the float64 reference, relative to the largest magnitude: some
      * hundred roundings of float32, five of bfloat16.
      */
-    private static final Map<ElementType, Double> TOLERANCES =
-            Map.of(ElementType.float32, 1e-5, ElementType.bfloat16, 2e-2);
-
-    @Spec private CommandSpec spec;
+    private static final Map<String, Double> TOLERANCES = Map.of("float32", 1e-5, "bfloat16", 2e-2);
 
     @Mixin
     private final RankOptions options =
-            new RankOptions()
-                    .ranks(4)
-                    .processes()
-                    .device()
-                    .types(ElementType.float32, ElementType.float32, ElementType.bfloat16);
+            new RankOptions().ranks(4).processes().device().types("float32", "float32", "bfloat16");
 
     @Option(
             names = "--text",
@@ -77,33 +66,24 @@ public final class MlpCommand implements Callable<Integer> {
                             + " compares losses and weights.")
     private Integer train;
 
-    private ElementType dtype;
+    private String dtype;
     private DeviceKind device;
-
-    private MlpCommand() {}
 
     @Override
     public Integer call() throws Exception {
-        if (text == null) {
-            text = Path.of(System.getProperty("djlx.home", "."), "README.md");
-        }
+        text = text == null ? readme() : text;
         options.check();
         dtype = options.type();
         device = options.deviceKind();
-        if (!(tolerance() >= 0)) {
-            throw new ParameterException(
-                    spec.commandLine(), "--tolerance must be 0 or more, not " + tolerance);
-        }
-        if (train != null && (train < 1 || dtype != ElementType.float32)) {
-            throw new ParameterException(
-                    spec.commandLine(),
-                    String.format(
-                            "--train takes 1 step or more and --dtype float32, not %d and %s",
-                            train, dtype));
-        }
-        byte[] bytes = readText();
+        refuseIf(!(tolerance() >= 0), "--tolerance must be 0 or more, not %s".formatted(tolerance));
+        refuseIf(
+                train != null && (train < 1 || !dtype.equals("float32")),
+                "--train takes 1 step or more and --dtype float32, not %d and %s"
+                        .formatted(train, dtype));
+        byte[] bytes = readFile(text);
+        refuseIf(bytes.length == 0, "the text file %s is empty".formatted(text));
         if (options.inProcesses()) {
-            return Launcher.launchRanksOf(spec, options.count());
+            return Launcher.launchRanksOf(spec(), options.count());
         }
         return options.here().run(device.backend(), group -> run(group, bytes)).get(0);
     }
@@ -112,31 +92,19 @@ public final class MlpCommand implements Callable<Integer> {
         return tolerance == null ? TOLERANCES.get(dtype) : tolerance;
     }
 
-    private byte[] readText() throws IOException {
-        if (!Files.isRegularFile(text) || !Files.isReadable(text)) {
-            throw new ParameterException(
-                    spec.commandLine(), "cannot read the text file " + text.toAbsolutePath());
-        }
-        byte[] bytes = Files.readAllBytes(text);
-        if (bytes.length == 0) {
-            throw new ParameterException(spec.commandLine(), "the text file " + text + " is empty");
-        }
-        return bytes;
-    }
-
     /** Runs one rank; rank 0 reports. */
     private int run(ProcessGroup group, byte[] bytes) {
         if (train != null) {
             return train(group, bytes);
         }
         MlpJob.Result result;
-        try (MlpJob job = new MlpJob(group, bytes, dtype.scalarType())) {
+        try (MlpJob job = new MlpJob(group, bytes, options.scalarType())) {
             result = job.run();
         }
-        // NaN is not within the tolerance either.
+        // The comparison is false for NaN.
         boolean good = result.largestError() <= tolerance();
         if (group.rank() == 0) {
-            PrintWriter out = spec.commandLine().getOut();
+            PrintWriter out = out();
             out.printf(
                     "MLP on %d tokens of %s, %s, %s, device %s, backend %s%n%n%s%n%s%n",
                     result.tokens(),
@@ -158,14 +126,14 @@ public final class MlpCommand implements Callable<Integer> {
 
     private int train(ProcessGroup group, byte[] bytes) {
         MlpTraining.Result result;
-        try (MlpJob job = new MlpJob(group, bytes, dtype.scalarType())) {
+        try (MlpJob job = new MlpJob(group, bytes, options.scalarType())) {
             result = job.train(train);
         }
         List<Double> losses = result.losses();
         List<Double> expected = result.expected();
         double error = result.error();
         if (group.rank() == 0) {
-            PrintWriter out = spec.commandLine().getOut();
+            PrintWriter out = out();
             out.printf(
                     "MLP trained on %s, %s, device %s, backend %s%n%n",
                     text.getFileName(), Ranks.count(group.worldSize()), device, device.backend());

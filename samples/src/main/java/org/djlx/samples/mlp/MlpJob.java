@@ -71,11 +71,10 @@ final class MlpJob implements AutoCloseable {
         int worldSize = group.worldSize();
         if (text.length < worldSize) {
             throw new IllegalArgumentException(
-                    "the text has "
-                            + text.length
-                            + " bytes, fewer than there are ranks, "
-                            + worldSize
-                            + "; name a longer one by --text, or give a lower --ranks");
+                    String.format(
+                            "the text has %s bytes, fewer than there are ranks, %s; name a longer"
+                                    + " one by --text, or give a lower --ranks",
+                            text.length, worldSize));
         }
         this.group = group;
         this.type = type;
@@ -147,7 +146,7 @@ final class MlpJob implements AutoCloseable {
         double[] gathered = new double[RUNS];
         double[] fused = new double[RUNS];
         for (int run = -WARM_UP; run < RUNS; run++) {
-            int slot = Math.max(run, 0); // A measured run overwrites the times of the warm-up.
+            int slot = Math.max(run, 0); // Measured runs overwrite the times of the warm-up.
             if (group.rank() == 0) {
                 undivided[slot] = time(() -> mlp(() -> x.matMul(w1), h -> h.matMul(w2)));
             }

@@ -25,7 +25,7 @@ import org.djlx.nativeops.torch.Torch;
  * through the fused operators and, as the reference, on rank 0 in plain DJL, unsharded and in
  * float64. The loss is the squared distance, averaged over tokens.
  */
-final class MlpTraining {
+record MlpTraining(ProcessGroup group, NDManager manager) {
 
     private static final float RATE = 0.01f;
 
@@ -73,22 +73,14 @@ final class MlpTraining {
     }
 
     /**
-     * Returns the loss of some rows, as their part of the mean.
+     * Returns the loss of some rows as a share of the mean over all tokens.
      *
-     * @param temporary is open until the backward pass: {@code div(tokens)} would have autograd
-     *     keep the address of memory of the JVM, as {@link GradientScope} says
+     * @param temporary the owner of the factor, open until the backward pass: with {@code
+     *     div(tokens)}, autograd would keep an address of JVM memory (see {@link GradientScope})
      */
     static NDArray loss(NDManager temporary, NDArray y, NDArray next, long tokens) {
         NDArray share = Torch.cast(temporary.create(1d / tokens), Torch.scalarType(y));
         return y.sub(next).square().sum().mul(share);
-    }
-
-    private final ProcessGroup group;
-    private final NDManager manager;
-
-    MlpTraining(ProcessGroup group, NDManager manager) {
-        this.group = group;
-        this.manager = manager;
     }
 
     /**

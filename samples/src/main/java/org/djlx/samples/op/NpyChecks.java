@@ -11,8 +11,8 @@ import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 
 /**
- * Checks the bytes of an .npy array before DJL decodes them. DJL does not read every array that
- * NumPy writes, and PyTorch does not have every type that DJL reads.
+ * Checks the bytes of an .npy array before DJL decodes them. DJL cannot read every array that NumPy
+ * writes, and PyTorch lacks some types that DJL reads.
  *
  * <pre>
  *   6 bytes        magic
@@ -59,10 +59,10 @@ final class NpyChecks {
         Integer itemSize = ITEM_SIZES.get(matcher.group(1));
         if (itemSize == null) {
             throw new IllegalArgumentException(
-                    "its type is '"
-                            + matcher.group(1)
-                            + "'; save it as float16, float32, float64, int8, uint8, int32, int64"
-                            + " or bool, little-endian");
+                    String.format(
+                            "its type is '%s'; save it as float16, float32, float64, int8, uint8,"
+                                    + " int32, int64 or bool, little-endian",
+                            matcher.group(1)));
         }
         if (matcher.group(2).equals("True")) {
             throw new IllegalArgumentException(
@@ -80,7 +80,7 @@ final class NpyChecks {
     }
 
     private static void requireSize(String shape, int itemSize, long bytes) {
-        // In double precision: a damaged shape could overflow integers.
+        // Double precision: the product of a damaged shape could overflow integers.
         double wanted = itemSize;
         for (String size : shape.split("[, ]+")) {
             wanted *= size.isEmpty() ? 1 : Double.parseDouble(size);

@@ -39,7 +39,6 @@ final class NpzFile {
      * Reads all arrays.
      *
      * @param manager the manager that owns them, on the CPU
-     * @param file the file
      * @return the arrays in the order of the file, with names
      * @throws IOException if the file cannot be read or is damaged, or PyTorch lacks the type of an
      *     array
@@ -85,7 +84,6 @@ final class NpzFile {
      * Writes arrays; those without a name get arr_0, arr_1 …, as NumPy does. NumPy has no bfloat16:
      * such an array is written as float32, which holds the same values.
      *
-     * @param file the file, which is replaced
      * @param arrays the arrays, on any device
      * @throws UncheckedIOException if the file cannot be written, with its name and the reason
      */

@@ -106,7 +106,9 @@ record OpCall(
         long[] sizes = Torch.sizes(array);
         if (sizes.length > MAX_DIMENSIONS) {
             throw new IllegalArgumentException(
-                    "an array has " + sizes.length + " dimensions, more than " + MAX_DIMENSIONS);
+                    String.format(
+                            "an array has %s dimensions, more than %s",
+                            sizes.length, MAX_DIMENSIONS));
         }
         long[] description = new long[DESCRIPTION];
         description[0] = Torch.scalarType(array).code();

@@ -4,6 +4,9 @@
  */
 package org.djlx.samples.op;
 
+import static org.djlx.samples.common.UsageException.parsed;
+import static org.djlx.samples.common.UsageException.refuseIf;
+
 import ai.djl.Device;
 import ai.djl.ndarray.NDManager;
 import java.io.IOException;
@@ -14,11 +17,11 @@ import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
-import java.util.concurrent.Callable;
 import java.util.stream.IntStream;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.spi.Backends;
 import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.samples.common.CliCommand;
 import org.djlx.samples.common.RankOptions;
 import org.djlx.samples.common.Ranks;
 import org.djlx.samples.common.TextTable;
@@ -26,12 +29,10 @@ import org.djlx.samples.launch.Launcher;
 import org.djlx.samples.op.OpKind.Takes;
 import org.djlx.samples.op.OpKind.Yields;
 import picocli.CommandLine.Command;
+import picocli.CommandLine.Help.Visibility;
 import picocli.CommandLine.Mixin;
-import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Option;
-import picocli.CommandLine.ParameterException;
 import picocli.CommandLine.Parameters;
-import picocli.CommandLine.Spec;
 
 /** {@code op}: one operation on arrays from files. */
 @Command(
@@ -49,11 +50,9 @@ import picocli.CommandLine.Spec;
                 + " product.",
             "Example: samples/run.sh op allGatherMatmul --ranks 2 --example"
         })
-public final class OpCommand implements Callable<Integer> {
+public final class OpCommand extends CliCommand {
 
-    private static final int SOME = 2; // example arrays where any number will do
-
-    @Spec private CommandSpec spec;
+    private static final int SOME = 2; // number of example arrays of coalesced operations
 
     @Parameters(paramLabel = "OPERATION", description = "One of ${COMPLETION-CANDIDATES}.")
     private OpKind operation;
@@ -66,11 +65,8 @@ public final class OpCommand implements Callable<Integer> {
                     .types(null)
                     .typesOf("Converts the arrays read to a type");
 
-    @Option(
-            names = "--backend",
-            defaultValue = "shm",
-            description = "For example shm, nccl or cuda_p2p; ${DEFAULT-VALUE} if not given.")
-    private String backend;
+    @Option(names = "--backend", description = "For example shm, nccl or cuda_p2p.")
+    private String backend = "shm";
 
     @Option(names = "--input", paramLabel = "FILE", description = "The inputs.")
     private String input;
@@ -87,7 +83,8 @@ public final class OpCommand implements Callable<Integer> {
             paramLabel = "NAME",
             description =
                     "Takes this array of the input, not all; may be repeated, for several in this"
-                            + " order.")
+                            + " order.",
+            showDefaultValue = Visibility.NEVER)
     private List<String> arrays = new ArrayList<>();
 
     @Option(
@@ -102,8 +99,8 @@ public final class OpCommand implements Callable<Integer> {
             names = "--b",
             paramLabel = "FILE",
             description =
-                    "What the fused operators multiply with: one matrix or, for"
-                            + " allGatherMatmul, several.")
+                    "The right operands of the fused operators: one matrix or, for allGatherMatmul,"
+                            + " several.")
     private String b;
 
     @Option(
@@ -112,7 +109,7 @@ public final class OpCommand implements Callable<Integer> {
             description = "Splits B along this dimension, as --split does the input.")
     private Integer splitB;
 
-    @Option(names = "--output", paramLabel = "FILE", description = "Where the results go.")
+    @Option(names = "--output", paramLabel = "FILE", description = "The file of the results.")
     private String output;
 
     @Option(
@@ -138,8 +135,6 @@ public final class OpCommand implements Callable<Integer> {
                             + " given.")
     private Integer dim;
 
-    private OpCommand() {}
-
     @Override
     public Integer call() throws Exception {
         if (example) {
@@ -150,15 +145,15 @@ public final class OpCommand implements Callable<Integer> {
         if (options.inProcesses()) {
             checkCall(options.count());
             writeExamples(IntStream.range(0, options.count()).boxed().toList(), options.count());
-            return Launcher.launchRanksOf(spec, options.count());
+            return Launcher.launchRanksOf(spec(), options.count());
         }
         Ranks here = options.here();
         checkCall(here.worldSize());
         writeExamples(here.here(), here.worldSize());
         OpJob job = job();
         here.here().forEach(rank -> job.files(rank).forEach(this::checkFile));
-        // Read all files before ranks wait for each other: a bad file must not look like a lost
-        // rank.
+        // Read all files before ranks wait for each other: an unreadable file must not look like a
+        // lost rank.
         try (NDManager manager = NDManager.newBaseManager(Device.cpu(), "PyTorch")) {
             Map<Integer, OpJob.Arrays> arrays = new HashMap<>();
             for (int rank : here.here()) {
@@ -176,10 +171,11 @@ public final class OpCommand implements Callable<Integer> {
             return;
         }
         for (String file : new String[] {input, b}) {
-            if (file != null
-                    && !Files.isDirectory(OpInput.file(file, 0).toAbsolutePath().getParent())) {
-                throw wrong("there is no folder for the example file %s; create it", file);
-            }
+            refuseIf(
+                    file != null
+                            && !Files.isDirectory(
+                                    OpInput.file(file, 0).toAbsolutePath().getParent()),
+                    "there is no folder for the example file %s; create it".formatted(file));
         }
         int count = operation.readsSome() ? SOME : operation.inputs(worldSize);
         for (int rank : ranks) {
@@ -193,7 +189,7 @@ public final class OpCommand implements Callable<Integer> {
     }
 
     private OpJob job() {
-        ScalarType type = options.type() == null ? null : options.type().scalarType();
+        ScalarType type = options.scalarType();
         return new OpJob(
                 operation,
                 input == null ? null : new OpInput(input, arrays, split, type),
@@ -204,71 +200,61 @@ public final class OpCommand implements Callable<Integer> {
                 dim == null ? 0 : dim);
     }
 
-    private ParameterException wrong(String format, Object... values) {
-        return new ParameterException(spec.commandLine(), String.format(format, values));
-    }
-
     private void checkOptions() {
         options.check();
-        try {
-            Backends.get(backend);
-        } catch (IllegalArgumentException e) {
-            throw new ParameterException(spec.commandLine(), e.getMessage(), e);
-        }
+        parsed(() -> Backends.get(backend));
         checkTaken("--input", input, operation.reads());
         checkTaken("--output", output, operation.yields() != Yields.NOTHING);
         checkTaken("--b", b, operation.takes(Takes.B));
         checkTaken("--reduce", reduce, operation.takes(Takes.REDUCE));
         checkTaken("--root", root, operation.takes(Takes.ROOT));
         checkTaken("--dim", dim, operation.takes(Takes.DIM));
-        if (operation.reads() && input == null) {
-            throw wrong("%s needs --input FILE, or --example", operation);
-        }
-        if (operation.takes(Takes.B) && b == null) {
-            throw wrong("%s needs --b FILE, or --example", operation);
-        }
+        refuseIf(
+                operation.reads() && input == null,
+                "%s needs --input FILE, or --example".formatted(operation));
+        refuseIf(
+                operation.takes(Takes.B) && b == null,
+                "%s needs --b FILE, or --example".formatted(operation));
         checkSplit("--split", split, "--input", input);
         checkSplit("--split-b", splitB, "--b", b);
-        if ((reduce == ReduceOp.Kind.PREMUL_SUM) != (factor != null)) {
-            throw wrong("--factor goes with --reduce PREMUL_SUM, which needs it");
-        }
+        refuseIf(
+                (reduce == ReduceOp.Kind.PREMUL_SUM) != (factor != null),
+                "--factor goes with --reduce PREMUL_SUM, which needs it");
     }
 
     private void checkTaken(String option, Object value, boolean taken) {
-        if (value != null && !taken) {
-            throw wrong("%s takes no %s", operation, option);
-        }
+        refuseIf(value != null && !taken, "%s takes no %s".formatted(operation, option));
     }
 
     private void checkSplit(String option, Integer dimension, String of, String file) {
-        if (dimension != null && (file == null || file.contains(OpInput.RANK))) {
-            throw wrong("%s is for one %s that all ranks share", option, of);
-        }
+        refuseIf(
+                dimension != null && (file == null || file.contains(OpInput.RANK)),
+                "%s is for one %s that all ranks share".formatted(option, of));
     }
 
     private void checkCall(int worldSize) {
-        if (root() < 0 || root() >= worldSize) {
-            throw wrong(
-                    "--root must be from 0 to %d, the last rank, not %d", worldSize - 1, root());
-        }
+        refuseIf(
+                root() < 0 || root() >= worldSize,
+                "--root must be from 0 to %d, the last rank, not %d"
+                        .formatted(worldSize - 1, root()));
         if (output == null) {
             return;
         }
-        if (operation.yields() == Yields.EVERYWHERE
-                && worldSize > 1
-                && !output.contains(OpInput.RANK)) {
-            throw wrong("--output needs {rank} in its name: each of %d ranks writes", worldSize);
-        }
+        refuseIf(
+                operation.yields() == Yields.EVERYWHERE
+                        && worldSize > 1
+                        && !output.contains(OpInput.RANK),
+                "--output needs {rank} in its name: each of %d ranks writes".formatted(worldSize));
         Path folder = Path.of(output).toAbsolutePath().getParent();
-        if (!Files.isDirectory(folder)) {
-            throw wrong("there is no folder %s for --output; create it", folder);
-        }
+        refuseIf(
+                !Files.isDirectory(folder),
+                "there is no folder %s for --output; create it".formatted(folder));
     }
 
     private void checkFile(Path file) {
-        if (!Files.isRegularFile(file) || !Files.isReadable(file)) {
-            throw wrong("cannot read the file %s", file.toAbsolutePath());
-        }
+        refuseIf(
+                !Files.isRegularFile(file) || !Files.isReadable(file),
+                "cannot read the file %s".formatted(file.toAbsolutePath()));
     }
 
     private int root() {
@@ -287,7 +273,7 @@ public final class OpCommand implements Callable<Integer> {
     }
 
     private void report(int worldSize, List<List<OpJob.Result>> results) {
-        PrintWriter out = spec.commandLine().getOut();
+        PrintWriter out = out();
         out.printf("%s done, %s, backend %s%n", operation, Ranks.count(worldSize), backend);
         TextTable table = new TextTable("rank", "result", "shape", "type", "first values", "file");
         List<OpJob.Result> all = results.stream().flatMap(List::stream).toList();

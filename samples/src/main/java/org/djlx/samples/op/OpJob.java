@@ -25,8 +25,8 @@ import org.djlx.nativeops.torch.Torch;
  * One operation: reads its inputs from files and writes its results to files.
  *
  * @param operation the operation
- * @param input where its inputs come from; null if it has none
- * @param b where the right operands come from; null if it has none
+ * @param input the source of the inputs; null without inputs
+ * @param b the source of the right operands; null without right operands
  * @param output the name of the file for the results, as in {@link OpInput}; null for none
  * @param reduceOp how to reduce
  * @param root the root

@@ -151,7 +151,7 @@ enum OpKind {
         List<NDArray> run(OpCall call) {
             if (call.bs().size() != 1) {
                 throw new IllegalArgumentException(
-                        "matmulReduceScatter takes one B, not " + call.bs().size());
+                        String.format("matmulReduceScatter takes one B, not %s", call.bs().size()));
             }
             NDArray result =
                     FusedOps.matmulReduceScatter(

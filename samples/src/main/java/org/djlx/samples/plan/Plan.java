@@ -4,6 +4,8 @@
  */
 package org.djlx.samples.plan;
 
+import static org.djlx.samples.common.UsageException.refuseIf;
+
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Locale;
@@ -21,6 +23,7 @@ import org.djlx.fusedops.cost.Prediction;
 import org.djlx.fusedops.cost.Workload;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.samples.common.MatmulShape;
+import org.djlx.samples.common.TextTable;
 
 /**
  * The predicted cost of an operator on groups of tensor-parallel ranks. Each group has a replica of
@@ -68,11 +71,10 @@ final class Plan {
         this.ranks = ranks;
         int needed = hostsOfGroup();
         this.hosts = hosts == 0 ? needed : hosts;
-        if (this.hosts % needed != 0) {
-            throw new IllegalArgumentException(
-                    "a group of %d ranks takes %d hosts of %d GPUs, which do not divide %d"
-                            .formatted(ranks, needed, machine.hostRanks(), hosts));
-        }
+        refuseIf(
+                this.hosts % needed != 0,
+                "a group of %d ranks takes %d hosts of %d GPUs, which do not divide %d"
+                        .formatted(ranks, needed, machine.hostRanks(), hosts));
         work = Workload.unsharded(operator, type, ranks, shape.m(), shape.n(), shape.k());
         model = new CostModel(machine, network);
     }
@@ -106,8 +108,8 @@ final class Plan {
     /** Returns the prediction for each path, the chosen path with its reason, and the limit. */
     String details() {
         Set<Path> possible = model.possible(work);
-        Table table =
-                new Table(
+        TextTable table =
+                new TextTable(
                         "path",
                         "eager us",
                         "graph us",
@@ -144,7 +146,7 @@ final class Plan {
                         "%.1f MiB into each GPU, %.2f TFLOP of each GPU%n",
                         work.bytesIn() / MIB,
                         2e-12 * shape.m() * shape.n() * shape.k() / ranks));
-        text.append('\n').append(table.text()).append('\n');
+        text.append('\n').append(table).append('\n');
         text.append("eager:    ").append(choice(false)).append('\n');
         text.append("in graph: ").append(choice(true)).append('\n');
         return text.append(notes(possible)).toString();
@@ -219,15 +221,15 @@ final class Plan {
     }
 
     /** Returns a row for each plan, with the cost of training if any plan has replicas. */
-    static Table table(List<Plan> plans) {
+    static TextTable table(List<Plan> plans) {
         boolean training = plans.stream().anyMatch(plan -> plan.replicas() > 1);
         List<String> header =
                 List.of("operator", "M, N, K", "ranks", "hosts", "GPUs", "path", "us", "limit us");
-        Table table =
-                new Table(
+        TextTable table =
+                new TextTable(
                         with(header, training, "nccl us", "gradients us", "efficiency")
                                 .toArray(String[]::new));
-        plans.forEach(plan -> table.add(plan.row(training)));
+        plans.forEach(plan -> table.add(plan.row(training).toArray()));
         return table;
     }
 

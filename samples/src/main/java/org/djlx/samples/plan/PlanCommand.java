@@ -4,11 +4,12 @@
  */
 package org.djlx.samples.plan;
 
+import static org.djlx.samples.common.UsageException.parsed;
+import static org.djlx.samples.common.UsageException.refuseIf;
+
 import ai.djl.Device;
-import java.io.PrintWriter;
 import java.util.ArrayList;
 import java.util.List;
-import java.util.concurrent.Callable;
 import java.util.stream.Collectors;
 import org.djlx.fusedops.cost.FusedOperator;
 import org.djlx.fusedops.cost.Machine;
@@ -16,16 +17,15 @@ import org.djlx.fusedops.cost.Network;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.GpuRates;
 import org.djlx.nativeops.torch.ScalarType;
-import org.djlx.samples.common.ElementType;
+import org.djlx.samples.common.CliCommand;
 import org.djlx.samples.common.Gpus;
 import org.djlx.samples.common.MatmulShape;
 import org.djlx.samples.common.RankOptions;
+import org.djlx.samples.common.TextTable;
 import picocli.CommandLine.Command;
+import picocli.CommandLine.Help.Visibility;
 import picocli.CommandLine.Mixin;
-import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Option;
-import picocli.CommandLine.ParameterException;
-import picocli.CommandLine.Spec;
 
 /** {@code plan}: predicts the cost of fused operators; needs no GPU. */
 @Command(
@@ -37,7 +37,7 @@ import picocli.CommandLine.Spec;
             "Prints all paths of one combination of shape, ranks and hosts; of several, or with"
                     + " --markdown, a row each."
         })
-public final class PlanCommand implements Callable<Integer> {
+public final class PlanCommand extends CliCommand {
 
     private static final int MAX_RANKS = 1024;
 
@@ -52,8 +52,6 @@ public final class PlanCommand implements Callable<Integer> {
             this.operator = operator;
         }
     }
-
-    @Spec private CommandSpec spec;
 
     @Option(
             names = "--shape",
@@ -71,7 +69,8 @@ public final class PlanCommand implements Callable<Integer> {
             split = ",",
             description =
                     "Hosts, or several numbers; those of one group if not given. Further hosts hold"
-                            + " replicas, which sum gradients.")
+                            + " replicas, which sum gradients.",
+            showDefaultValue = Visibility.NEVER)
     private List<Integer> hosts = List.of();
 
     @Option(
@@ -89,20 +88,14 @@ public final class PlanCommand implements Callable<Integer> {
                             "Tensor-parallel ranks of a group, or several numbers; 8 if not given.")
                     .several()
                     .most(MAX_RANKS)
-                    .types(
-                            ElementType.bfloat16,
-                            ElementType.float64,
-                            ElementType.float32,
-                            ElementType.float16,
-                            ElementType.bfloat16);
+                    .types("bfloat16", "float64", "float32", "float16", "bfloat16");
 
     @Option(
             names = "--machine",
-            defaultValue = "h200",
             description =
                     "The GPUs: h200, which was measured; h100, of which one GPU was measured; or"
                             + " this, the first GPU of this process, which is measured once.")
-    private String machine;
+    private String machine = "h200";
 
     @Option(
             names = "--multiprocessors",
@@ -113,49 +106,36 @@ public final class PlanCommand implements Callable<Integer> {
     @Option(
             names = "--clock",
             paramLabel = "MHZ",
-            defaultValue = "1980",
-            description =
-                    "Scales to GPUs of this clock; ${DEFAULT-VALUE}, an H200's, if not given.")
-    private double clock;
+            description = "Scales to GPUs of this clock; an H200's is 1980.")
+    private double clock = 1980;
 
     @Option(
             names = "--network-rate",
             paramLabel = "GB/S",
-            defaultValue = "50",
-            description = "Rate between hosts for each GPU; ${DEFAULT-VALUE} if not given.")
-    private double networkRate;
+            description = "Rate between hosts for each GPU.")
+    private double networkRate = 50;
 
     @Option(
             names = "--network-latency",
             paramLabel = "US",
-            defaultValue = "10",
-            description = "Latency of a message between hosts; ${DEFAULT-VALUE} if not given.")
-    private double networkLatency;
+            description = "Latency of a message between hosts.")
+    private double networkLatency = 10;
 
     @Option(
             names = "--markdown",
             description = "Prints the rows as a table for docs/fused-operators.md.")
     private boolean markdown;
 
-    private PlanCommand() {}
-
     @Override
     public Integer call() {
         options.check();
-        List<Plan> plans;
-        try {
-            plans = plans();
-        } catch (IllegalArgumentException e) {
-            throw new ParameterException(spec.commandLine(), e.getMessage(), e);
-        }
-        PrintWriter out = spec.commandLine().getOut();
+        List<Plan> plans = parsed(this::plans);
         if (!markdown && shapes.size() == 1 && options.counts().size() == 1 && hosts.size() <= 1) {
-            out.print(plans.stream().map(Plan::details).collect(Collectors.joining("\n")));
+            print("%s", plans.stream().map(Plan::details).collect(Collectors.joining("\n")));
         } else {
-            Table table = Plan.table(plans);
-            out.print(markdown ? table.markdown() : table.text() + plans.get(0).basis() + "\n");
+            TextTable table = Plan.table(plans);
+            print("%s", markdown ? table.markdown() : table + plans.get(0).basis() + "\n");
         }
-        out.flush();
         return 0;
     }
 
@@ -164,15 +144,15 @@ public final class PlanCommand implements Callable<Integer> {
         int count = multiprocessors == null ? gpus.multiprocessors() : multiprocessors;
         Machine scaled = gpus.scaled(count, clock);
         Network network = new Network(networkRate, networkLatency);
-        ScalarType type = options.type().scalarType();
+        ScalarType type = options.scalarType();
         List<Plan> plans = new ArrayList<>();
         for (Op each : op == null ? List.of(Op.values()) : List.of(op)) {
             for (String shape : shapes) {
                 for (int size : options.counts()) {
                     for (int all : hosts.isEmpty() ? List.of(0) : hosts) {
-                        if (!hosts.isEmpty()) {
-                            requirePositive("--hosts", all);
-                        }
+                        refuseIf(
+                                !hosts.isEmpty() && (all < 1 || all > MAX_RANKS),
+                                "--hosts must be from 1 to %d, not %d".formatted(MAX_RANKS, all));
                         plans.add(
                                 new Plan(
                                         scaled,
@@ -216,13 +196,6 @@ public final class PlanCommand implements Callable<Integer> {
                                     new IllegalArgumentException(
                                             "--machine this: the GPU cannot be measured; the log"
                                                     + " says why"));
-        }
-    }
-
-    private static void requirePositive(String option, int value) {
-        if (value < 1 || value > MAX_RANKS) {
-            throw new IllegalArgumentException(
-                    option + " must be at least 1 and at most " + MAX_RANKS + ", not " + value);
         }
     }
 }

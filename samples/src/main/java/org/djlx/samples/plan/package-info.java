@@ -4,7 +4,6 @@
  */
 /* Package-private:
  * Plan - the predicted cost of an operator by path
- * Table - a table as text or Markdown
  */
 /**
  * Predicts the cost of fused operators, and the path that they take.

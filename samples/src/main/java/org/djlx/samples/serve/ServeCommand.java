@@ -4,24 +4,23 @@
  */
 package org.djlx.samples.serve;
 
+import static org.djlx.samples.common.UsageException.parsed;
+import static org.djlx.samples.common.UsageException.refuseIf;
+
 import java.io.IOException;
-import java.io.PrintWriter;
 import java.nio.file.Path;
 import java.time.Duration;
 import java.util.List;
-import java.util.concurrent.Callable;
 import org.djlx.fusedops.llm.TextGenerator;
 import org.djlx.fusedops.llm.api.TextApi;
 import org.djlx.fusedops.llm.engine.LlamaGenerator;
 import org.djlx.fusedops.llm.text.ChatTemplate;
+import org.djlx.samples.common.CliCommand;
 import org.djlx.samples.llama.ModelOptions;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Mixin;
-import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Option;
-import picocli.CommandLine.ParameterException;
 import picocli.CommandLine.Parameters;
-import picocli.CommandLine.Spec;
 
 /** {@code serve}: serves a model over HTTP to OpenAI's clients and to browsers. */
 @Command(
@@ -33,11 +32,9 @@ import picocli.CommandLine.Spec;
             "If the environment variable DJLX_SERVE_TOKEN is set, clients must send it as"
                     + " 'Authorization: Bearer TOKEN'. SIGTERM lets answers end before it stops."
         })
-public final class ServeCommand implements Callable<Integer> {
+public final class ServeCommand extends CliCommand {
 
     private static final String TOKEN = "DJLX_SERVE_TOKEN";
-
-    @Spec private CommandSpec spec;
 
     @Parameters(
             paramLabel = "DIR",
@@ -47,17 +44,11 @@ public final class ServeCommand implements Callable<Integer> {
 
     @Mixin private ModelOptions model;
 
-    @Option(
-            names = "--host",
-            defaultValue = "127.0.0.1",
-            description = "The address to listen on; ${DEFAULT-VALUE} if not given.")
-    private String host;
+    @Option(names = "--host", description = "The address to listen on.")
+    private String host = "127.0.0.1";
 
-    @Option(
-            names = "--port",
-            defaultValue = "8080",
-            description = "The port; 0 for any. ${DEFAULT-VALUE} if not given.")
-    private int port;
+    @Option(names = "--port", description = "The port; 0 for any.")
+    private int port = 8080;
 
     @Option(
             names = "--allowed-host",
@@ -73,60 +64,39 @@ public final class ServeCommand implements Callable<Integer> {
             description = "The model's name in the API; the directory's name if not given.")
     private String name;
 
-    @Option(
-            names = "--max-body",
-            paramLabel = "BYTES",
-            defaultValue = "1048576",
-            description = "Largest request; ${DEFAULT-VALUE} if not given.")
-    private int maxBody;
+    @Option(names = "--max-body", paramLabel = "BYTES", description = "Largest request.")
+    private int maxBody = 1048576;
 
     @Option(
             names = "--max-buffered",
             paramLabel = "BYTES",
-            defaultValue = "67108864",
-            description =
-                    "Most bytes of requests in memory, of all connections; ${DEFAULT-VALUE} if not"
-                            + " given.")
-    private int maxBuffered;
+            description = "Most bytes of requests in memory, of all connections.")
+    private int maxBuffered = 67108864;
 
-    @Option(
-            names = "--max-connections",
-            paramLabel = "N",
-            defaultValue = "1024",
-            description = "Most open connections; ${DEFAULT-VALUE} if not given.")
-    private int maxConnections;
+    @Option(names = "--max-connections", paramLabel = "N", description = "Most open connections.")
+    private int maxConnections = 1024;
 
     @Option(
             names = "--request-timeout",
             paramLabel = "SECONDS",
-            defaultValue = "30",
-            description =
-                    "How long a client may take to send a request, or be idle; ${DEFAULT-VALUE} if"
-                            + " not given.")
-    private int requestTimeout;
+            description = "How long a client may take to send a request, or be idle.")
+    private int requestTimeout = 30;
 
     @Option(
             names = "--answer-timeout",
             paramLabel = "SECONDS",
-            defaultValue = "300",
-            description = "How long an answer may take; ${DEFAULT-VALUE} if not given.")
-    private int answerTimeout;
+            description = "How long an answer may take.")
+    private int answerTimeout = 300;
 
     @Option(
             names = "--shutdown-timeout",
             paramLabel = "SECONDS",
-            defaultValue = "10",
-            description =
-                    "How long answers may go on after SIGTERM; ${DEFAULT-VALUE} if not given.")
-    private int shutdownTimeout;
-
-    private ServeCommand() {}
+            description = "How long answers may go on after SIGTERM.")
+    private int shutdownTimeout = 10;
 
     @Override
     public Integer call() throws IOException, InterruptedException {
-        if (name != null && name.isBlank()) {
-            throw new ParameterException(spec.commandLine(), "--name must not be empty");
-        }
+        refuseIf(name != null && name.isBlank(), "--name must not be empty");
         ServerOptions options = options();
         model.check();
         model.requireTokenizer(directory);
@@ -157,11 +127,10 @@ public final class ServeCommand implements Callable<Integer> {
                 () -> {
                     int running = generator.statistics().running();
                     if (running > 0) {
-                        PrintWriter err = spec.commandLine().getErr();
-                        err.printf(
-                                "Stopping: %d running answers have %d s to end%n",
-                                running, shutdownTimeout);
-                        err.flush();
+                        err().printf(
+                                        "Stopping: %d running answers have %d s to end%n",
+                                        running, shutdownTimeout)
+                                .flush();
                     }
                     server.close();
                     generator.close();
@@ -176,33 +145,29 @@ public final class ServeCommand implements Callable<Integer> {
     }
 
     private ServerOptions options() {
-        try {
-            return new ServerOptions(
-                    host,
-                    port,
-                    System.getenv(TOKEN),
-                    allowedHosts,
-                    maxBody,
-                    maxBuffered,
-                    maxConnections,
-                    Duration.ofSeconds(requestTimeout),
-                    Duration.ofSeconds(answerTimeout),
-                    Duration.ofSeconds(shutdownTimeout));
-        } catch (IllegalArgumentException e) {
-            throw new ParameterException(spec.commandLine(), e.getMessage(), e);
-        }
+        return parsed(
+                () ->
+                        new ServerOptions(
+                                host,
+                                port,
+                                System.getenv(TOKEN),
+                                allowedHosts,
+                                maxBody,
+                                maxBuffered,
+                                maxConnections,
+                                Duration.ofSeconds(requestTimeout),
+                                Duration.ofSeconds(answerTimeout),
+                                Duration.ofSeconds(shutdownTimeout)));
     }
 
     private void say(GenerationServer server) {
-        PrintWriter out = spec.commandLine().getOut();
         String shown = host.contains(":") ? '[' + host + ']' : host;
-        out.printf("Serving %s at http://%s:%d/%n", modelName(), shown, server.port());
+        print("Serving %s at http://%s:%d/%n", modelName(), shown, server.port());
         if (System.getenv(TOKEN) == null && !server.listensOnLoopback()) {
-            out.printf(
+            print(
                     "Warning: anyone who reaches this port can use the model; set %s to require a"
                             + " token.%n",
                     TOKEN);
         }
-        out.flush();
     }
 }

@@ -6,7 +6,6 @@ package org.djlx.samples.support;
 
 import java.util.ArrayList;
 import java.util.Arrays;
-import java.util.Collections;
 import java.util.EnumSet;
 import java.util.LinkedHashMap;
 import java.util.List;
@@ -18,17 +17,16 @@ import org.djlx.collectives.spi.Backends;
 import org.djlx.collectives.spi.OpType;
 import org.djlx.collectives.spi.Support;
 import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.samples.common.CliCommand;
 import org.djlx.samples.common.TextTable;
 import picocli.CommandLine.Command;
-import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Option;
-import picocli.CommandLine.Spec;
 
 /** {@code support}: prints the operations and element types that each backend declares. */
 @Command(
         name = "support",
         description = "Prints what each backend supports: operation by element type.")
-public final class SupportCommand implements Runnable {
+public final class SupportCommand extends CliCommand {
 
     /** The types with a column of their own. */
     private static final List<ScalarType> TYPES =
@@ -43,39 +41,23 @@ public final class SupportCommand implements Runnable {
                     ScalarType.INT64,
                     ScalarType.BOOL);
 
-    @Spec private CommandSpec spec;
-
     @Option(names = "--markdown", description = "Prints the table for docs/support.md.")
     private boolean markdown;
 
-    private SupportCommand() {}
-
     @Override
-    public void run() {
-        spec.commandLine().getOut().print(markdown ? markdown() : text());
-        spec.commandLine().getOut().flush();
+    public Integer call() {
+        TextTable table = table();
+        print("%s", markdown ? table.markdown() : table);
+        return 0;
     }
 
-    private static String text() {
-        TextTable table = new TextTable(header().toArray(String[]::new));
-        rows().forEach(row -> table.add(row.toArray()));
-        return table.toString();
-    }
-
-    static String markdown() {
-        List<List<String>> lines = new ArrayList<>(List.of(header()));
-        lines.add(Collections.nCopies(header().size(), "---"));
-        lines.addAll(rows());
-        return lines.stream()
-                .map(cells -> "| " + String.join(" | ", cells) + " |\n")
-                .collect(Collectors.joining());
-    }
-
-    private static List<String> header() {
+    static TextTable table() {
         List<String> header = new ArrayList<>(List.of("operation", "backend"));
         TYPES.forEach(type -> header.add(name(type)));
         header.add("other types");
-        return header;
+        TextTable table = new TextTable(header.toArray(String[]::new));
+        rows().forEach(row -> table.add(row.toArray()));
+        return table;
     }
 
     private static String name(ScalarType type) {

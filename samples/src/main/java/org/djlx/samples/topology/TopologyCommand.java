@@ -9,13 +9,11 @@ import java.io.PrintWriter;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Locale;
-import java.util.concurrent.Callable;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.GpuTopology;
+import org.djlx.samples.common.CliCommand;
 import org.djlx.samples.common.Gpus;
 import picocli.CommandLine.Command;
-import picocli.CommandLine.Model.CommandSpec;
-import picocli.CommandLine.Spec;
 
 /** {@code topology}: prints the links between the GPUs of this host. */
 @Command(
@@ -24,11 +22,7 @@ import picocli.CommandLine.Spec;
             "Prints how the GPUs that this process can use are linked, as nvidia-smi shows it, and"
                     + " the kind of topology by which all-reduce chooses its algorithm."
         })
-public final class TopologyCommand implements Callable<Integer> {
-
-    @Spec private CommandSpec spec;
-
-    private TopologyCommand() {}
+public final class TopologyCommand extends CliCommand {
 
     @Override
     public Integer call() {
@@ -42,7 +36,7 @@ public final class TopologyCommand implements Callable<Integer> {
                     devices.stream()
                             .map(device -> device.name() + ", " + device.pciBusId())
                             .toList();
-            PrintWriter out = spec.commandLine().getOut();
+            PrintWriter out = out();
             out.print(text(names, GpuTopology.query(devices)));
             out.flush();
         } finally {

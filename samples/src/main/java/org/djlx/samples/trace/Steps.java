@@ -7,11 +7,12 @@ package org.djlx.samples.trace;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.function.DoubleSupplier;
+import java.util.function.Supplier;
 
 /**
  * The steps of one rank's operator, recorded by its streams, possibly on several threads. The time
- * between two steps of the current stream is the operator's computation, which it gets without a
- * {@link org.djlx.collectives.p2p.P2pStream}.
+ * between two steps of the current stream is the operator's computation, which the operator issues
+ * without a {@link org.djlx.collectives.p2p.P2pStream}.
  */
 final class Steps {
 
@@ -25,11 +26,16 @@ final class Steps {
 
     private final List<Step> steps = new ArrayList<>();
 
-    /** Runs a step and records its time. */
-    void run(Span.Stream stream, Timeline timeline, String name, Runnable work) {
-        DoubleSupplier start = timeline.mark();
+    /**
+     * Runs a step and records its time.
+     *
+     * @param timeline marks the point after all work issued to the stream; the time of the point in
+     *     microseconds is known once all work is done
+     */
+    void run(Span.Stream stream, Supplier<DoubleSupplier> timeline, String name, Runnable work) {
+        DoubleSupplier start = timeline.get();
         work.run();
-        DoubleSupplier end = timeline.mark();
+        DoubleSupplier end = timeline.get();
         synchronized (this) {
             steps.add(new Step(stream, name, start, end));
         }

@@ -4,13 +4,15 @@
  */
 package org.djlx.samples.trace;
 
+import static org.djlx.samples.common.UsageException.parsed;
+import static org.djlx.samples.common.UsageException.refuseIf;
+
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.io.IOException;
 import java.nio.file.Path;
 import java.util.List;
-import java.util.concurrent.Callable;
 import org.djlx.collectives.CudaP2pOptions;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
@@ -22,6 +24,7 @@ import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
+import org.djlx.samples.common.CliCommand;
 import org.djlx.samples.common.DeviceKind;
 import org.djlx.samples.common.Gpus;
 import org.djlx.samples.common.MatmulShape;
@@ -29,11 +32,8 @@ import org.djlx.samples.common.RankOptions;
 import org.djlx.samples.common.Ranks;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Mixin;
-import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Option;
-import picocli.CommandLine.ParameterException;
 import picocli.CommandLine.Parameters;
-import picocli.CommandLine.Spec;
 
 /** {@code trace}: traces the steps of one fused operator on all ranks. */
 @Command(
@@ -47,7 +47,7 @@ import picocli.CommandLine.Spec;
                     + " before the operator aligns the ranks, and the operator never takes its"
                     + " single-kernel path."
         })
-public final class TraceCommand implements Callable<Integer> {
+public final class TraceCommand extends CliCommand {
 
     /** The operators. */
     enum Operator {
@@ -57,15 +57,13 @@ public final class TraceCommand implements Callable<Integer> {
 
     private static final int CALLS_BEFORE = 5;
 
-    @Spec private CommandSpec spec;
-
     @Parameters(index = "0", paramLabel = "FILE", description = "The file to write, JSON.")
     private Path file;
 
     @Option(
             names = "--op",
             defaultValue = "allGatherMatmul",
-            description = "One of ${COMPLETION-CANDIDATES}; ${DEFAULT-VALUE} if not given.")
+            description = "One of ${COMPLETION-CANDIDATES}.")
     private Operator operator;
 
     @Mixin private final RankOptions options = new RankOptions().ranks(2).device();
@@ -80,12 +78,6 @@ public final class TraceCommand implements Callable<Integer> {
 
     private DeviceKind device;
 
-    private TraceCommand() {}
-
-    private String usualShape() {
-        return device == DeviceKind.gpu ? "8192,8192,8192" : "2048,1024,1024";
-    }
-
     private ScalarType type() {
         return device == DeviceKind.gpu ? ScalarType.BFLOAT16 : ScalarType.FLOAT32;
     }
@@ -94,12 +86,10 @@ public final class TraceCommand implements Callable<Integer> {
     public Integer call() throws IOException {
         options.check();
         device = options.deviceKind();
-        if (System.getenv("RANK") != null) {
-            throw new ParameterException(
-                    spec.commandLine(),
-                    "trace runs ranks that are threads, but this process is itself a rank: RANK is"
-                            + " set");
-        }
+        refuseIf(
+                System.getenv("RANK") != null,
+                "trace runs ranks that are threads, but this process is itself a rank: RANK is"
+                        + " set");
         int worldSize = options.here().worldSize();
         MatmulShape sizes = sizes(worldSize);
         if (device == DeviceKind.gpu) {
@@ -113,7 +103,7 @@ public final class TraceCommand implements Callable<Integer> {
                     String.format(
                             "%s(%s), %s, %s", operator, sizes, device, Ranks.count(worldSize));
             TraceFile.write(file, title, spans);
-            spec.commandLine().getOut().println(title + ": " + file);
+            out().println(title + ": " + file);
         } finally {
             groups.forEach(ProcessGroup::destroy);
         }
@@ -121,21 +111,15 @@ public final class TraceCommand implements Callable<Integer> {
     }
 
     private MatmulShape sizes(int worldSize) {
-        try {
-            MatmulShape sizes = MatmulShape.parse(shape == null ? usualShape() : shape);
-            for (long size : new long[] {sizes.m(), sizes.n(), sizes.k()}) {
-                if (size % worldSize != 0) {
-                    throw new IllegalArgumentException(
-                            "the sizes "
-                                    + sizes
-                                    + " are not divisible by "
-                                    + Ranks.count(worldSize));
-                }
-            }
-            return sizes;
-        } catch (IllegalArgumentException e) {
-            throw new ParameterException(spec.commandLine(), e.getMessage(), e);
+        String usual = device == DeviceKind.gpu ? "8192,8192,8192" : "2048,1024,1024";
+        MatmulShape sizes = parsed(() -> MatmulShape.parse(shape == null ? usual : shape));
+        for (long size : new long[] {sizes.m(), sizes.n(), sizes.k()}) {
+            refuseIf(
+                    size % worldSize != 0,
+                    "the sizes %s are not divisible by %s"
+                            .formatted(sizes, Ranks.count(worldSize)));
         }
+        return sizes;
     }
 
     /** Returns options with buffers of two slots for each rank, each for the larger operand. */

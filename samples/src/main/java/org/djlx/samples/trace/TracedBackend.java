@@ -21,13 +21,13 @@ import org.djlx.collectives.spi.Support;
 import org.djlx.nativeops.cuda.CudaDevice;
 
 /**
- * A backend around another one. Its P2P buffers record the steps of an operator. It only executes
- * operations, which fused operators need; it has no collectives.
+ * A backend around another one. Its P2P buffers record the steps of an operator. It executes the
+ * operations of fused operators; it has no collectives.
  */
 final class TracedBackend extends Backend {
 
     private final Backend inner;
-    private final TracedBuffers buffers; // null if the other backend has none
+    private final TracedBuffers buffers; // null if the wrapped backend has no buffers
 
     private TracedBackend(Backend inner) {
         this.inner = inner;
@@ -63,11 +63,10 @@ final class TracedBackend extends Backend {
     }
 
     /**
-     * Creates a group whose ranks are threads, with a traced backend. The backend is registered
-     * under the other one's name during the call only.
+     * Creates a group whose ranks are threads, with a traced backend. During the call, the traced
+     * backend is registered under the name of the wrapped backend.
      *
      * @param name the name of the backend to trace
-     * @param options its options
      */
     static List<ProcessGroup> groups(String name, int worldSize, BackendOptions options) {
         BackendFactory inner = Backends.get(name);

@@ -19,8 +19,8 @@ import org.djlx.nativeops.torch.Torch;
 
 /**
  * A group's P2P buffers, with streams that record their steps between {@link #begin} and {@link
- * #end}. They offer no kernel signals, so operators do not take their single-kernel path, which has
- * no steps to record.
+ * #end}. They have no kernel signals. Operators then do not take their fused path, which has no
+ * steps to record.
  */
 final class TracedBuffers extends P2pBuffers implements AutoCloseable {
 

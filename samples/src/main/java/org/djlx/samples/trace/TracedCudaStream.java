@@ -5,6 +5,9 @@
 package org.djlx.samples.trace;
 
 import java.util.function.Consumer;
+import java.util.function.DoubleSupplier;
+import java.util.function.Supplier;
+import jdk.jfr.Event;
 import org.djlx.collectives.p2p.P2pBuffers;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.nativeops.cuda.CudaDevice;
@@ -18,10 +21,14 @@ final class TracedCudaStream extends TracedStream {
 
     private final CudaDevice device;
     private final CudaStream cuda;
-    private final Timeline timeline;
+    private final CudaEvent start;
     private final boolean isCurrent;
 
-    /** The device and the CUDA stream stay the caller's. */
+    /**
+     * Creates the stream of an operation. Device and CUDA stream stay the caller's.
+     *
+     * @param start the origin of times, recorded on a stream of the same GPU
+     */
     TracedCudaStream(
             P2pBuffers buffers,
             Operation operation,
@@ -33,7 +40,7 @@ final class TracedCudaStream extends TracedStream {
         super(buffers, operation, stream, steps);
         this.device = device;
         this.cuda = cuda;
-        this.timeline = Timeline.of(device, cuda, start);
+        this.start = start;
         this.isCurrent = stream == Span.Stream.CURRENT;
     }
 
@@ -41,17 +48,24 @@ final class TracedCudaStream extends TracedStream {
 
     /** libtorch's current stream sends the signals and waits for them. */
     @Override
-    void enqueue(Consumer<Timeline> work) {
+    void enqueue(Consumer<Supplier<DoubleSupplier>> work) {
         if (isCurrent) {
-            work.accept(timeline);
+            work.accept(this::mark);
             return;
         }
         CudaStreamGuard guard = Torch.cudaStreamGuard(device.device(), cuda.handle());
         try {
-            work.accept(timeline);
+            work.accept(this::mark);
         } finally {
             guard.close();
         }
+    }
+
+    /** Records an event. It is never freed: a process traces one operator. */
+    private DoubleSupplier mark() {
+        CudaEvent event = CudaEvent.createTiming(device);
+        event.record(cuda);
+        return () -> 1000.0 * event.elapsedMillisSince(start);
     }
 
     @Override

@@ -9,14 +9,15 @@ import java.util.concurrent.CompletionException;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.function.Consumer;
+import java.util.function.DoubleSupplier;
+import java.util.function.Supplier;
+import jdk.jfr.Event;
 import org.djlx.collectives.p2p.P2pBuffers;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.nativeops.host.SharedMemory;
 
 /** A stream on the CPU: the calling thread, or a thread of its own. */
 final class TracedHostStream extends TracedStream {
-
-    private static final Timeline TIMELINE = Timeline.ofHost();
 
     private final ExecutorService thread; // null if it is the calling thread
     private CompletableFuture<Void> last = CompletableFuture.completedFuture(null);
@@ -29,12 +30,17 @@ final class TracedHostStream extends TracedStream {
     private record HostEvent(CompletableFuture<Void> done) implements Event {}
 
     @Override
-    void enqueue(Consumer<Timeline> work) {
+    void enqueue(Consumer<Supplier<DoubleSupplier>> work) {
         if (thread == null) {
-            work.accept(TIMELINE);
+            work.accept(TracedHostStream::mark);
         } else {
-            last = last.thenRunAsync(() -> work.accept(TIMELINE), thread);
+            last = last.thenRunAsync(() -> work.accept(TracedHostStream::mark), thread);
         }
+    }
+
+    private static DoubleSupplier mark() {
+        double micros = System.nanoTime() / 1e3;
+        return () -> micros;
     }
 
     @Override

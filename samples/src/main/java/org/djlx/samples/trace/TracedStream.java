@@ -6,12 +6,14 @@ package org.djlx.samples.trace;
 
 import ai.djl.ndarray.NDArray;
 import java.util.function.Consumer;
+import java.util.function.DoubleSupplier;
+import java.util.function.Supplier;
 import org.djlx.collectives.p2p.P2pBuffers;
 import org.djlx.collectives.p2p.P2pStream;
 import org.djlx.collectives.spi.Operation;
 
 /**
- * A stream that does the same as the stream of the group's buffers, and records when each step
+ * A stream with the same steps as the stream of the group's buffers. It records when each step
  * runs. It does not wrap that stream, because only the executing thread or CUDA stream knows when a
  * step begins.
  */
@@ -29,8 +31,8 @@ abstract class TracedStream implements P2pStream {
         this.steps = steps;
     }
 
-    /** Adds work to the stream. The work gets the stream's timeline when it runs. */
-    abstract void enqueue(Consumer<Timeline> work);
+    /** Adds work to the stream. When the work runs, it gets the timeline of {@link Steps#run}. */
+    abstract void enqueue(Consumer<Supplier<DoubleSupplier>> work);
 
     /** Copies; called when the work runs. */
     abstract void copyNow(long destination, long source, long byteSize);

@@ -9,12 +9,11 @@
  * TracedCudaStream - such a stream on a GPU
  * TracedHostStream - such a stream on the CPU
  * Steps - the recorded steps of a rank
- * Timeline - measures when a stream reaches a point
  * Span - one step
  * TraceFile - writes steps for Perfetto
  */
 /**
- * Traces the steps of a fused operator on all ranks, to see what overlaps.
+ * Traces the steps of a fused operator on all ranks, to show which steps overlap.
  *
  * <ul>
  *   <li>{@link org.djlx.samples.trace.TraceCommand} - {@code trace}

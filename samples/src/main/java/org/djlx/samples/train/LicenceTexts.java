@@ -17,19 +17,19 @@ import java.util.Set;
 import java.util.stream.Stream;
 
 /**
- * The text to learn if the user names none: the licences that Debian and its derivatives have in a
- * folder, and those of the JDK. Anyone may copy these texts.
+ * The default text: the licences in Debian's folder of licences, and the JDK's. Anyone may copy
+ * these texts.
  *
- * <p>Each paragraph becomes a line and is there once, as licences repeat each other. Paragraphs are
- * shuffled with a fixed seed, so the held-out part has the same kinds of text as the rest.
+ * <p>Each paragraph becomes one line. Repeated paragraphs are dropped. Paragraphs are shuffled with
+ * a fixed seed, so the held-out part has the same kinds of text as the rest.
  */
 final class LicenceTexts {
 
-    private static final int SHORTEST_PARAGRAPH = 80; // leaves headings and tables out
+    private static final int SHORTEST_PARAGRAPH = 80; // excludes headings and tables
 
     private LicenceTexts() {}
 
-    /** Returns the text; empty if there is neither folder. */
+    /** Returns the text; empty without these folders. */
     static byte[] read() throws IOException {
         Set<String> paragraphs = new LinkedHashSet<>();
         for (Path folder :

@@ -4,6 +4,8 @@
  */
 package org.djlx.samples.train;
 
+import static org.djlx.samples.common.UsageException.refuseIf;
+
 import ai.djl.training.util.ProgressBar;
 import java.io.IOException;
 import java.io.PrintWriter;
@@ -13,26 +15,23 @@ import java.nio.file.Path;
 import java.nio.file.StandardCopyOption;
 import java.time.Duration;
 import java.util.LinkedHashMap;
+import java.util.List;
 import java.util.Locale;
 import java.util.Map;
-import java.util.concurrent.Callable;
 import java.util.stream.Collectors;
 import java.util.zip.CRC32C;
 import java.util.zip.Checksum;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.nativeops.host.Durations;
+import org.djlx.samples.common.CliCommand;
 import org.djlx.samples.common.DeviceKind;
-import org.djlx.samples.common.ElementType;
 import org.djlx.samples.common.RankOptions;
 import org.djlx.samples.common.Ranks;
 import org.djlx.samples.common.TextTable;
 import org.djlx.samples.launch.Launcher;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Mixin;
-import picocli.CommandLine.Model.CommandSpec;
 import picocli.CommandLine.Option;
-import picocli.CommandLine.ParameterException;
-import picocli.CommandLine.Spec;
 
 /** {@code train}: trains a language model of a text on several ranks with DJL. */
 @Command(
@@ -47,13 +46,11 @@ import picocli.CommandLine.Spec;
                     + " torchrun, train runs that process's rank.",
             "Example: samples/run.sh train --compare --chart losses.png"
         })
-public final class TrainCommand implements Callable<Integer> {
+public final class TrainCommand extends CliCommand {
 
     private static final int DEFAULT_RANKS = 2;
     private static final int MOST_CONTEXT = 4096;
     private static final Duration SILENCE = Duration.ofSeconds(10);
-
-    @Spec private CommandSpec spec;
 
     @Option(
             names = "--data-parallel",
@@ -66,9 +63,8 @@ public final class TrainCommand implements Callable<Integer> {
     @Option(
             names = "--tensor-parallel",
             paramLabel = "N",
-            defaultValue = "1",
-            description = "Ranks that divide a copy of the model; ${DEFAULT-VALUE} if not given.")
-    private int tensorParallel;
+            description = "Ranks that divide a copy of the model.")
+    private int tensorParallel = 1;
 
     @Option(
             names = "--compare",
@@ -82,7 +78,7 @@ public final class TrainCommand implements Callable<Integer> {
             new RankOptions()
                     .processes()
                     .device()
-                    .types(ElementType.float32, ElementType.float32, ElementType.bfloat16)
+                    .types("float32", "float32", "bfloat16")
                     .typesOf("Element type of activations (parameters are float32)");
 
     @Option(
@@ -93,31 +89,21 @@ public final class TrainCommand implements Callable<Integer> {
                             + " the JDK.")
     private Path text;
 
-    @Option(
-            names = "--steps",
-            defaultValue = "850",
-            description = "Batches to train on; ${DEFAULT-VALUE} if not given.")
-    private int steps;
+    @Option(names = "--steps", description = "Batches to train on.")
+    private int steps = 850;
 
     @Option(
             names = "--context",
-            defaultValue = "64",
             description =
                     "Tokens of a piece of text: one that begins every text, then bytes. The model"
-                            + " looks back on as many; ${DEFAULT-VALUE} if not given.")
-    private int context;
+                            + " looks back on as many.")
+    private int context = 64;
 
-    @Option(
-            names = "--batch",
-            defaultValue = "16",
-            description = "Pieces of text in a batch of all ranks; ${DEFAULT-VALUE} if not given.")
-    private int batch;
+    @Option(names = "--batch", description = "Pieces of text in a batch of all ranks.")
+    private int batch = 16;
 
-    @Option(
-            names = "--seed",
-            defaultValue = "1",
-            description = "Seed of weights, batches and samples; ${DEFAULT-VALUE} if not given.")
-    private long seed;
+    @Option(names = "--seed", description = "Seed of weights, batches and samples.")
+    private long seed = 1;
 
     @Option(
             names = "--resume",
@@ -147,11 +133,8 @@ public final class TrainCommand implements Callable<Integer> {
     @Option(
             names = "--sample",
             paramLabel = "BYTES",
-            defaultValue = "400",
-            description =
-                    "Bytes that the trained model writes at the end; ${DEFAULT-VALUE} if not"
-                            + " given.")
-    private int sample;
+            description = "Bytes that the trained model writes at the end.")
+    private int sample = 400;
 
     @Option(
             names = "--chart",
@@ -159,11 +142,9 @@ public final class TrainCommand implements Callable<Integer> {
             description = "Draws the losses into a file FILE.png.")
     private Path chart;
 
-    private ElementType type;
+    private String type;
     private DeviceKind device;
     private String name; // of the text
-
-    private TrainCommand() {}
 
     @Override
     public Integer call() throws Exception {
@@ -172,44 +153,32 @@ public final class TrainCommand implements Callable<Integer> {
         device = options.deviceKind();
         boolean processes = options.inProcesses();
         if (device == DeviceKind.cpu || dataParallel == null || dataParallel < 1) {
-            Ranks.check(spec, "--data-parallel", dataParallel, processes);
+            Ranks.check("--data-parallel", dataParallel, processes);
         }
-        if (tensorParallel < 1 || TrainJob.heads() % tensorParallel != 0) {
-            throw new ParameterException(
-                    spec.commandLine(),
-                    String.format(
-                            "--tensor-parallel must divide the model's %d heads, not be %d",
-                            TrainJob.heads(), tensorParallel));
-        }
-        if (context < 2 || context > MOST_CONTEXT) {
-            throw new ParameterException(
-                    spec.commandLine(),
-                    "--context must be from 2 to " + MOST_CONTEXT + ", not " + context);
-        }
-        if (context % tensorParallel != 0) {
-            throw new ParameterException(
-                    spec.commandLine(),
-                    String.format(
-                            "--context %d cannot be divided among --tensor-parallel %d",
-                            context, tensorParallel));
-        }
-        if (steps < 1 || batch < 1) {
-            throw new ParameterException(
-                    spec.commandLine(),
-                    "--steps and --batch must be 1 or more, not " + steps + " and " + batch);
-        }
-        if (sample < 0) {
-            throw new ParameterException(
-                    spec.commandLine(), "--sample must be 0 or more, not " + sample);
-        }
+        refuseIf(
+                tensorParallel < 1 || TrainJob.heads() % tensorParallel != 0,
+                "--tensor-parallel must divide the model's %d heads, not be %d"
+                        .formatted(TrainJob.heads(), tensorParallel));
+        refuseIf(
+                context < 2 || context > MOST_CONTEXT,
+                "--context must be from 2 to %s, not %s".formatted(MOST_CONTEXT, context));
+        refuseIf(
+                context % tensorParallel != 0,
+                "--context %d cannot be divided among --tensor-parallel %d"
+                        .formatted(context, tensorParallel));
+        refuseIf(
+                steps < 1 || batch < 1,
+                "--steps and --batch must be 1 or more, not %s and %s".formatted(steps, batch));
+        refuseIf(sample < 0, "--sample must be 0 or more, not %s".formatted(sample));
+        refuseIf(
+                checkpointEvery != null && checkpoints == null,
+                "--checkpoint-every needs --resume, which names the folder");
         if (checkpointEvery == null) {
             checkpointEvery = TrainJob.tenth(steps);
-        } else if (checkpoints == null || checkpointEvery < 1) {
-            throw new ParameterException(
-                    spec.commandLine(),
-                    "--checkpoint-every must be 1 or more and needs --resume, which names the"
-                            + " folder");
         }
+        refuseIf(
+                checkpointEvery < 1,
+                "--checkpoint-every must be 1 or more, not %d".formatted(checkpointEvery));
         if (chart != null) {
             checkChart();
         }
@@ -227,7 +196,7 @@ public final class TrainCommand implements Callable<Integer> {
             checkJob(bytes);
         }
         Ranks.requireGpus(device.backend(), processes ? wanted() : all.here().size());
-        // No argument is refused from here on: folders made now stay.
+        // All arguments are valid from here on: folders are created only now.
         if (llama != null) {
             Files.createDirectories(llama.toAbsolutePath());
         }
@@ -236,7 +205,7 @@ public final class TrainCommand implements Callable<Integer> {
             writeJob(bytes);
         }
         if (processes) {
-            return Launcher.launchRanksOf(spec, wanted());
+            return Launcher.launchRanksOf(spec(), wanted());
         }
         Map<String, LossCurve> curves = new LinkedHashMap<>();
         boolean threads = !all.areProcesses();
@@ -256,17 +225,15 @@ public final class TrainCommand implements Callable<Integer> {
     }
 
     private void checkCompare() {
-        if (dataParallel != null
-                || tensorParallel != 1
-                || options.inProcesses()
-                || System.getenv("RANK") != null
-                || checkpoints != null
-                || llama != null) {
-            throw new ParameterException(
-                    spec.commandLine(),
-                    "--compare chooses the ranks itself, as threads: leave out --data-parallel,"
-                            + " --tensor-parallel, --processes, --resume and --save-llama");
-        }
+        refuseIf(
+                dataParallel != null
+                        || tensorParallel != 1
+                        || options.inProcesses()
+                        || System.getenv("RANK") != null
+                        || checkpoints != null
+                        || llama != null,
+                "--compare chooses the ranks itself, as threads: leave out --data-parallel,"
+                        + " --tensor-parallel, --processes, --resume and --save-llama");
     }
 
     /** Trains on one rank, on two data-parallel and on two tensor-parallel ranks. */
@@ -280,7 +247,7 @@ public final class TrainCommand implements Callable<Integer> {
                             ? "one rank"
                             : "two " + (ranks[0] == 2 ? "data" : "tensor") + "-parallel ranks";
             tensorParallel = ranks[1];
-            spec.commandLine().getOut().printf("%n== %s%n", name);
+            out().printf("%n== %s%n", name);
             long start = System.nanoTime();
             LossCurve curve =
                     Ranks.of(worldSize, worldSize)
@@ -296,49 +263,35 @@ public final class TrainCommand implements Callable<Integer> {
                     text(time.toNanos()),
                     String.format("%.0f", 1e9 * steps * batch * context / time.toNanos()));
         }
-        spec.commandLine().getOut().printf("%n%s", table);
-        spec.commandLine().getOut().flush();
+        print("%n%s", table);
         if (chart != null) {
             LossCurve.draw(chart, curves);
         }
         return 0;
     }
 
-    /** Refuses, before the training, a chart that could not be written after it. */
+    /** Checks before the training that the chart can be written. */
     private void checkChart() {
-        if (Files.isDirectory(chart)) {
-            throw new ParameterException(
-                    spec.commandLine(), "--chart " + chart + " is a folder, not a file");
-        }
-        if (!chart.toString().toLowerCase(Locale.ROOT).endsWith(".png")) {
-            throw new ParameterException(
-                    spec.commandLine(),
-                    "--chart " + chart + " must end in .png, the one format that is drawn");
-        }
+        refuseIf(Files.isDirectory(chart), "--chart %s is a folder, not a file".formatted(chart));
+        refuseIf(
+                !chart.toString().toLowerCase(Locale.ROOT).endsWith(".png"),
+                "--chart %s must end in .png, the one format that is drawn".formatted(chart));
         Path parent = chart.toAbsolutePath().getParent();
-        if (!Files.isDirectory(parent)) {
-            throw new ParameterException(
-                    spec.commandLine(),
-                    "--chart " + chart + ": there is no such folder as " + parent + "; create it");
-        }
+        refuseIf(
+                !Files.isDirectory(parent),
+                "--chart %s: there is no such folder as %s; create it".formatted(chart, parent));
     }
 
     private void checkDivision(int worldSize) {
-        if (worldSize % tensorParallel != 0) {
-            throw new ParameterException(
-                    spec.commandLine(),
-                    String.format(
-                            "%s cannot be divided into groups of --tensor-parallel %d",
-                            Ranks.count(worldSize), tensorParallel));
-        }
+        refuseIf(
+                worldSize % tensorParallel != 0,
+                "%s cannot be divided into groups of --tensor-parallel %d"
+                        .formatted(Ranks.count(worldSize), tensorParallel));
         int copies = worldSize / tensorParallel;
-        if (batch % copies != 0) {
-            throw new ParameterException(
-                    spec.commandLine(),
-                    String.format(
-                            "--batch %d cannot be divided among %d copies of the model",
-                            batch, copies));
-        }
+        refuseIf(
+                batch % copies != 0,
+                "--batch %d cannot be divided among %d copies of the model"
+                        .formatted(batch, copies));
     }
 
     /** Returns the number of ranks of the job. */
@@ -348,25 +301,13 @@ public final class TrainCommand implements Callable<Integer> {
     }
 
     private byte[] readText() throws IOException {
-        byte[] bytes;
-        if (text == null) {
-            name = "licence texts";
-            bytes = LicenceTexts.read();
-        } else if (Files.isRegularFile(text) && Files.isReadable(text)) {
-            name = text.getFileName().toString();
-            bytes = Files.readAllBytes(text);
-        } else {
-            throw new ParameterException(
-                    spec.commandLine(), "cannot read the text file " + text.toAbsolutePath());
-        }
-        if (bytes.length < TrainJob.shortest(context)) {
-            throw new ParameterException(
-                    spec.commandLine(),
-                    String.format(
-                            "the text, %s, has %d bytes; --context %d takes %d or more: name a"
-                                    + " longer one by --text",
-                            name, bytes.length, context, TrainJob.shortest(context)));
-        }
+        name = text == null ? "licence texts" : text.getFileName().toString();
+        byte[] bytes = text == null ? LicenceTexts.read() : readFile(text);
+        refuseIf(
+                bytes.length < TrainJob.shortest(context),
+                ("the text, %s, has %d bytes; --context %d takes %d or more: name a"
+                                + " longer one by --text")
+                        .formatted(name, bytes.length, context, TrainJob.shortest(context)));
         return bytes;
     }
 
@@ -374,56 +315,45 @@ public final class TrainCommand implements Callable<Integer> {
         return checkpoints.toAbsolutePath().resolve("job.txt");
     }
 
-    /** Returns the settings that a job's losses depend on. */
-    private String job(byte[] bytes) {
-        return String.format(
-                "--context %d --batch %d --seed %d --dtype %s --tensor-parallel %d, text of"
-                        + " %d bytes, CRC-32C %08x",
-                context, batch, seed, type, tensorParallel, bytes.length, checksum(bytes));
+    /** Returns the settings that a job's losses depend on, one a line. */
+    private List<String> job(byte[] bytes) {
+        Checksum checksum = new CRC32C();
+        checksum.update(bytes, 0, bytes.length);
+        return List.of(
+                "--context " + context,
+                "--batch " + batch,
+                "--seed " + seed,
+                "--dtype " + type,
+                "--tensor-parallel " + tensorParallel,
+                "--text of %d bytes, CRC-32C %08x".formatted(bytes.length, checksum.getValue()));
     }
 
-    /** Refuses to go on from checkpoints of a job with other settings. */
+    /** Refuses checkpoints of a job with other settings. */
     private void checkJob(byte[] bytes) throws IOException {
         if (!Files.exists(jobFile())) {
             return;
         }
-        String begun = Files.readString(jobFile());
-        String job = job(bytes);
-        if (!begun.equals(job)) {
-            throw new ParameterException(
-                    spec.commandLine(),
-                    String.format(
-                            "--resume %s was begun with other settings: %s: give the same, or"
-                                    + " another folder",
-                            checkpoints, differences(settings(begun), settings(job))));
-        }
+        List<String> job = job(bytes);
+        List<String> begun = Files.readAllLines(jobFile());
+        refuseIf(
+                !begun.equals(job),
+                "--resume %s was begun with other settings: %s: give the same, or another folder"
+                        .formatted(
+                                checkpoints,
+                                job.stream()
+                                        .filter(setting -> !begun.contains(setting))
+                                        .map(setting -> difference(begun, setting))
+                                        .collect(Collectors.joining("; "))));
     }
 
-    /** Splits what {@link #job} returns into options and their values. */
-    private static Map<String, String> settings(String job) {
-        String[] parts = job.split(", text ", 2);
-        String[] words = parts[0].split(" ");
-        Map<String, String> settings = new LinkedHashMap<>();
-        for (int i = 0; i + 1 < words.length; i += 2) {
-            settings.put(words[i], words[i + 1]);
-        }
-        if (parts.length > 1) {
-            settings.put("--text", parts[1]);
-        }
-        return settings;
-    }
-
-    private static String differences(Map<String, String> begun, Map<String, String> here) {
-        return here.keySet().stream()
-                .filter(option -> !here.get(option).equals(begun.get(option)))
-                .map(
-                        option ->
-                                String.format(
-                                        "%s %s, here %s",
-                                        option,
-                                        begun.getOrDefault(option, "unknown"),
-                                        here.get(option)))
-                .collect(Collectors.joining("; "));
+    private static String difference(List<String> begun, String here) {
+        String[] words = here.split(" ", 2);
+        String before =
+                begun.stream()
+                        .filter(setting -> setting.startsWith(words[0] + " "))
+                        .findFirst()
+                        .orElse(words[0] + " unknown");
+        return before + ", here " + words[1];
     }
 
     private void writeJob(byte[] bytes) throws IOException {
@@ -432,14 +362,9 @@ public final class TrainCommand implements Callable<Integer> {
             return;
         }
         Path part = Files.createTempFile(file.getParent(), "job", ".part");
-        Files.writeString(part, job(bytes));
-        Files.move(part, file, StandardCopyOption.ATOMIC_MOVE); // Other ranks may do the same.
-    }
-
-    private static long checksum(byte[] bytes) {
-        Checksum checksum = new CRC32C();
-        checksum.update(bytes, 0, bytes.length);
-        return checksum.getValue();
+        Files.write(part, job(bytes));
+        Files.move(
+                part, file, StandardCopyOption.ATOMIC_MOVE); // Other ranks may write the same file.
     }
 
     private TrainJob.Result run(byte[] bytes, ProcessGroup group, boolean threads)
@@ -448,7 +373,7 @@ public final class TrainCommand implements Callable<Integer> {
                 new TrainJob.Settings(
                         group,
                         tensorParallel,
-                        type == ElementType.bfloat16,
+                        type.equals("bfloat16"),
                         steps,
                         context,
                         batch,
@@ -457,10 +382,7 @@ public final class TrainCommand implements Callable<Integer> {
                         checkpointEvery,
                         llama,
                         sample);
-        PrintWriter out =
-                settings.isFirst()
-                        ? spec.commandLine().getOut()
-                        : new PrintWriter(Writer.nullWriter());
+        PrintWriter out = settings.isFirst() ? out() : new PrintWriter(Writer.nullWriter());
         out.printf(
                 "Training on %d bytes of %s, a tenth held out, %s, %s, data parallel %d, tensor"
                         + " parallel %d, %s, device %s%n",
@@ -504,11 +426,11 @@ public final class TrainCommand implements Callable<Integer> {
     private final class Progress implements TrainJob.Listener {
 
         private final PrintWriter out;
-        private final ProgressBar bar; // null if the output is no terminal
+        private final ProgressBar bar; // null if stdout is not a terminal
         private final long start = System.nanoTime();
         private long printed = start;
         private String losses = ""; // the last ones
-        private long firstStep; // from which the job goes on
+        private long firstStep; // the step of the checkpoint that the job resumed from
         private long warm; // when the first step ended
         private volatile long saved;
         private volatile long done;
@@ -537,7 +459,8 @@ public final class TrainCommand implements Callable<Integer> {
         private String times(long step) {
             long now = System.nanoTime();
             long nanos = now - start;
-            // The first step is left out: the JVM loads classes, and libtorch allocates.
+            // The estimate excludes the first step, in which the JVM loads classes and libtorch
+            // allocates.
             if (step == firstStep + 1) {
                 warm = now;
             }
@@ -553,7 +476,7 @@ public final class TrainCommand implements Callable<Integer> {
             if (done == 0) {
                 return;
             }
-            PrintWriter err = spec.commandLine().getErr();
+            PrintWriter err = err();
             if (checkpoints == null) {
                 err.printf(
                         "%nStopped after step %d of %d; nothing is saved. With --resume FOLDER a"
@@ -585,7 +508,7 @@ public final class TrainCommand implements Callable<Integer> {
 
         @Override
         public void sampled(int percent, String text) {
-            // Control characters would change the terminal.
+            // Control characters would disturb the terminal.
             String shown = text.replaceAll("[\\p{Cc}&&[^\n]]", "·");
             String when = percent == 0 ? "Untrained" : "After " + percent + " % of the steps";
             print(String.format("%s it writes:%n%s%n", when, shown));

@@ -52,8 +52,8 @@ import org.djlx.samples.llama.TrainedLlama;
  * model (tensor parallel) or a batch (data parallel). Random numbers depend on the seed alone, so
  * any number of ranks has the same losses, up to rounding.
  *
- * <p>The last tenth of the text is held out: the model never trains on it, and its loss there shows
- * whether it learns the language or only the text.
+ * <p>The last tenth of the text is held out: the model never trains on it. The loss there shows
+ * whether the model learns the language or only the text.
  */
 final class TrainJob {
 
@@ -107,14 +107,14 @@ final class TrainJob {
      * The result of a training.
      *
      * @param curve the losses
-     * @param text what the model wrote; empty on ranks that do not share the first one's model
+     * @param text the text that the model generated; empty on ranks of other copies of the model
      */
     record Result(LossCurve curve, String text) {}
 
     /** Gets the progress of a training. */
     interface Listener {
 
-        /** The job goes on from a checkpoint, which may be of a later step than the last one. */
+        /** The job resumes from a checkpoint, whose step may be larger than the number of steps. */
         void restored(long step);
 
         /** A checkpoint is saved. */
@@ -320,7 +320,7 @@ final class TrainJob {
         return divided ? settings.checkpoints.resolve("part-" + part) : settings.checkpoints;
     }
 
-    /** Trains on a batch, and returns its loss on all ranks if it is asked for. */
+    /** Trains on a batch; returns its mean loss over all ranks if {@code wanted}, otherwise NaN. */
     private float step(Trainer trainer, ProcessGroup data, int step, boolean wanted) {
         Random random = new Random(settings.seed * 1_000_003 + step);
         int[] begins = new int[settings.batch];
@@ -432,8 +432,8 @@ final class TrainJob {
     }
 
     /**
-     * Has the model continue the beginning of the text, in valid UTF-8. All ranks of the model call
-     * it.
+     * Generates valid UTF-8 that continues the beginning of the text. All ranks of the model call
+     * this.
      *
      * @param length the number of bytes, with the beginning
      */

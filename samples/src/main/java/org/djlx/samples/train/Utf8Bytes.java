@@ -5,8 +5,8 @@
 package org.djlx.samples.train;
 
 /**
- * Computes which bytes may come next in valid UTF-8 (RFC 3629, section 4). With it, a model that
- * generates bytes generates text. An invalid byte resets the state.
+ * Computes which bytes may come next in valid UTF-8 (RFC 3629, section 4). A model that samples
+ * among these bytes generates text. An invalid byte resets the state.
  */
 final class Utf8Bytes {
 

@@ -9,79 +9,49 @@ import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.io.IOException;
-import java.io.PrintWriter;
-import java.io.StringWriter;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.List;
 import org.djlx.collectives.trace.FlightDump;
 import org.djlx.collectives.trace.FlightEntry;
 import org.djlx.collectives.trace.FlightEntry.State;
-import org.djlx.samples.Main;
+import org.djlx.samples.CommandTest;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.ValueSource;
-import picocli.CommandLine;
 
 @Timeout(60)
-class FlightCommandTest {
+class FlightCommandTest extends CommandTest {
 
-    private static final FlightEntry FIRST =
-            new FlightEntry(
-                    1,
-                    false,
-                    1,
-                    "shm:barrier",
-                    "barrier()",
-                    null,
-                    null,
-                    null,
-                    0,
-                    1_000,
-                    State.COMPLETED,
-                    1_000,
-                    2_000L,
-                    3_000L,
-                    0.001,
-                    0.0125,
-                    null,
-                    null);
-    private static final FlightEntry SECOND =
-            new FlightEntry(
-                    2,
-                    false,
-                    2,
-                    "shm:barrier",
-                    "barrier()",
-                    null,
-                    null,
-                    null,
-                    0,
-                    1_000,
-                    State.STARTED,
-                    4_000,
-                    5_000L,
-                    null,
-                    0.001,
-                    null,
-                    null,
-                    null);
+    private static final FlightEntry FIRST = barrier(1, State.COMPLETED, 1_000, 3_000L, 0.0125);
+    private static final FlightEntry SECOND = barrier(2, State.STARTED, 4_000, null, null);
+
+    private static FlightEntry barrier(
+            int number, State state, long scheduled, Long completed, Double millis) {
+        return new FlightEntry(
+                number,
+                false,
+                number,
+                "shm:barrier",
+                "barrier()",
+                null,
+                null,
+                null,
+                0,
+                1_000,
+                state,
+                scheduled,
+                scheduled + 1_000,
+                completed,
+                0.001,
+                millis,
+                null,
+                null);
+    }
 
     @TempDir private Path directory;
-    private final StringWriter out = new StringWriter();
-    private final StringWriter err = new StringWriter();
-
-    private int run(Object... args) {
-        CommandLine root = Main.commandLine();
-        root.setOut(new PrintWriter(out, true)).setErr(new PrintWriter(err, true));
-        String[] texts = new String[args.length];
-        for (int i = 0; i < texts.length; i++) {
-            texts[i] = args[i].toString();
-        }
-        return root.execute(texts);
-    }
 
     private Path write(String name, int rank, FlightEntry... entries) throws IOException {
         return write("job", 0, name, rank, entries);

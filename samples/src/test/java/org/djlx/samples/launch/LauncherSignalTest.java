@@ -23,7 +23,7 @@ import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
 import org.junit.jupiter.params.provider.ValueSource;
 
-/** What happens to the ranks when the launcher, a process here, gets a signal. */
+/** The launcher is a process that gets a signal; its ranks must end. */
 @Timeout(120)
 @Tag("slow")
 class LauncherSignalTest {
@@ -48,7 +48,7 @@ class LauncherSignalTest {
     }
 
     private void start(String... args) throws IOException {
-        // A JVM leaves signals alone that were ignored when it started, as in the background of a
+        // A JVM keeps ignoring signals that were ignored when it started, as in the background of a
         // script.
         List<String> command = new ArrayList<>(List.of("env", "--default-signal=INT,TERM"));
         command.add(Path.of(System.getProperty("java.home"), "bin", "java").toString());
@@ -102,8 +102,8 @@ class LauncherSignalTest {
     }
 
     /**
-     * While ranks are being stopped, of which one ignores SIGTERM; when some have been started
-     * again; and when a rank of the second attempt is there.
+     * Signals arrive while ranks are stopped of which one ignores SIGTERM, while ranks restart, and
+     * after a rank of the second attempt has started.
      */
     @ParameterizedTest
     @CsvSource({
@@ -116,7 +116,8 @@ class LauncherSignalTest {
     })
     void noRankOutlivesALauncherThatRestarts(String signal, String manner, String moment)
             throws Exception {
-        String mark = UUID.randomUUID().toString(); // Of processes that have not told their ids.
+        String mark =
+                UUID.randomUUID().toString(); // Finds processes that have not printed their ids.
         start("one-fails-until", "1000", mark, manner);
         while (lines.stream().noneMatch(line -> line.contains(moment))) {
             readLine();
@@ -128,7 +129,7 @@ class LauncherSignalTest {
     }
 
     private void kill(String signal) throws Exception {
-        // The shell's own command: a minimal system has no program of this name.
+        // The shell's builtin: a minimal system has no kill program.
         String command = "kill -" + signal + " " + launcher.pid();
         assertEquals(0, new ProcessBuilder("sh", "-c", command).start().waitFor());
     }

@@ -189,7 +189,7 @@ class LauncherTest {
         TestProcesses.assertGone(TestProcesses.pids(outLines()));
     }
 
-    /** On the same port there is another store: what ranks have left in the first is gone. */
+    /** Each attempt has a new store on the same port, without the keys of the first. */
     @Test
     void aKilledRankLeavesNothingToTheNextAttempt() throws Exception {
         int port;
@@ -239,7 +239,7 @@ class LauncherTest {
         }
     }
 
-    /** Written in pieces, it would be mixed with what ranks write. */
+    /** A message is written at once: pieces would mix with the ranks' output. */
     @Test
     void aMessageOfTheLauncherIsOneWrite() throws Exception {
         List<String> writes = Collections.synchronizedList(new ArrayList<>());

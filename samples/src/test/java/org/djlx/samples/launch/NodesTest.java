@@ -32,7 +32,7 @@ import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
 
-/** Several launchers of one job; all on this host, as if it were several. */
+/** Several launchers of one job, all on this host. */
 @Timeout(120)
 @Tag("slow")
 class NodesTest {
@@ -117,7 +117,7 @@ class NodesTest {
         }
     }
 
-    /** In the store; and, as these nodes are one host, in shared memory. */
+    /** Ranks meet in the store and, because the nodes are one host, in shared memory. */
     @Test
     void ranksOfAllNodesMeet() throws Exception {
         Future<Integer> first = launch(0, 2, "meet");
@@ -142,7 +142,7 @@ class NodesTest {
         TestProcesses.assertGone(TestProcesses.pids(outLines()));
     }
 
-    /** Whether or not its own ranks have ended well by then. */
+    /** A failure of another node counts, whether or not this node's ranks have ended. */
     @Test
     void theFailureOfOneNodeIsThatOfAll() throws Exception {
         Future<Integer> first = launch(0, 1, "exit-code-is-rank");
@@ -169,7 +169,7 @@ class NodesTest {
         for (long rank : ranks) {
             assertTrue(TestProcesses.isRunning(rank), this::errText);
         }
-        // A launcher that is stopped stops the others.
+        // Stopping one launcher stops the others.
         second.cancel(true);
         assertEquals(1, first.get(), this::errText);
         TestProcesses.assertGone(ranks);

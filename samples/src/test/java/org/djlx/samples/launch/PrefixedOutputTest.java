@@ -20,7 +20,7 @@ import org.junit.jupiter.api.Timeout;
 @Timeout(60)
 class PrefixedOutputTest {
 
-    /** Keeps apart what is written by one call. */
+    /** Records each call of write separately. */
     private static final class Writes extends ByteArrayOutputStream {
         private final List<String> writes = new ArrayList<>();
 
@@ -72,7 +72,7 @@ class PrefixedOutputTest {
         assertEquals(10 << 20, total);
     }
 
-    /** As of a pipe that a process holds that has nothing to do with the job any more. */
+    /** A pipe that a process outside of the job still holds open. */
     @Test
     void aStreamThatNobodyEndsIsLeft() throws Exception {
         InputStream endless =

@@ -15,12 +15,12 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.store.TcpStore;
 
-/** What the ranks of {@link Launcher}'s tests run. */
+/** The main class of ranks in {@link Launcher}'s tests. */
 public final class RankProbe {
 
     private RankProbe() {}
 
-    /** The first argument says what to do. */
+    /** Runs the action that the first argument names. */
     public static void main(String[] args) throws Exception {
         String rank = System.getenv("RANK");
         switch (args[0]) {
@@ -82,8 +82,8 @@ public final class RankProbe {
     }
 
     /**
-     * Rank 1 fails, with another code each time, while the others sleep, until the ranks have been
-     * started again so often.
+     * Rank 1 fails while the others sleep, with another exit code each time, up to a number of
+     * restarts.
      */
     private static void failUntil(int restart, String[] args) {
         if (restarts() < restart) {
@@ -96,7 +96,7 @@ public final class RankProbe {
                 "restart " + restarts() + " of " + System.getenv("TORCHELASTIC_MAX_RESTARTS"));
     }
 
-    /** Joins the others in the launcher's store, in which nothing may be of an earlier attempt. */
+    /** Meets the other ranks in the launcher's store, which has no keys of earlier attempts. */
     private static void join() {
         try (TcpStore store =
                 TcpStore.builder()
@@ -141,11 +141,11 @@ public final class RankProbe {
         new Thread(() -> sleepForever(new String[0])).start();
     }
 
-    /** Tells its process id when it is ready; with "stubborn" as last argument, SIGTERM fails. */
+    /** Prints the process id when ready; with "stubborn" as last argument, ignores SIGTERM. */
     private static void sleepForever(String[] args) {
         boolean stubborn = args.length > 0 && args[args.length - 1].equals("stubborn");
         boolean orderly = args.length > 0 && args[args.length - 1].equals("orderly");
-        // There can be no hook any more if SIGTERM has come already.
+        // After SIGTERM no hook can be added.
         if (orderly) {
             Runtime.getRuntime()
                     .addShutdownHook(

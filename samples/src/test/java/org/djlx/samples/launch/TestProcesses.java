@@ -16,14 +16,14 @@ import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 import java.util.stream.Collectors;
 
-/** Tells whether processes are gone. */
+/** Waits for processes to end. */
 final class TestProcesses {
 
     private static final Pattern PID = Pattern.compile("\\[\\d+] pid (\\d+)");
 
     private TestProcesses() {}
 
-    /** The process ids in the output of {@link RankProbe}. */
+    /** Returns the process ids in the output of {@link RankProbe}. */
     static Set<Long> pids(Collection<String> lines) {
         return lines.stream()
                 .map(PID::matcher)
@@ -60,11 +60,11 @@ final class TestProcesses {
         try {
             return Files.readString(process.resolve("cmdline"), StandardCharsets.ISO_8859_1);
         } catch (IOException e) {
-            return ""; // It has ended since it was listed.
+            return ""; // The process has ended since it was listed.
         }
     }
 
-    /** A zombie does not run: where nothing reaps orphans, as in a container, it stays for good. */
+    /** Zombies count as ended: in a container without an init process nothing reaps them. */
     static boolean isRunning(long pid) throws IOException {
         try {
             String stat = Files.readString(Path.of("/proc", Long.toString(pid), "stat"));

@@ -33,8 +33,8 @@ import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
 
 /**
- * {@code djl-serving.sh}, in a checkout that has what the build makes: jars under the names that
- * the build gives them, and the class path that it writes.
+ * {@code djl-serving.sh} in a checkout with stand-ins for the build's outputs: jars and the file of
+ * the class path.
  */
 @Timeout(120)
 @Tag("slow")
@@ -58,7 +58,7 @@ class DjlServingScriptTest {
         Files.createDirectory(checkout.resolve("ci"));
         Files.copy(Path.of("../ci/setup.sh"), checkout.resolve("ci/setup.sh"));
         Files.copy(Path.of("../pom.xml"), checkout.resolve("pom.xml"));
-        // What builds, which there is no need to do here.
+        // Stand-ins for the build, which this test does not need.
         Path run = Files.writeString(samples.resolve("run.sh"), "#!/bin/sh\n");
         assertTrue(run.toFile().setExecutable(true));
         Matcher matcher =
@@ -133,7 +133,7 @@ class DjlServingScriptTest {
         }
     }
 
-    /** Also in a folder that has been prepared for the CPU before. */
+    /** The folder may have been prepared for the CPU before. */
     @Test
     void leavesLibtorchForTheCpuOutWhereThereAreCudaPresets() throws Exception {
         run(0, home);
@@ -151,7 +151,7 @@ class DjlServingScriptTest {
         assertEquals(expected.stream().sorted().toList(), deps());
         classPath = folder.resolve("none.jar").toString();
         assertTrue(run(1, home).contains("none.jar, which does not exist"));
-        classPath = ""; // They are there.
+        classPath = ""; // The jars exist already.
         run(0, home);
         assertEquals(expected.stream().sorted().toList(), deps());
         classPath = home.resolve("deps") + "/*::" + folder + "/*";

@@ -11,8 +11,6 @@ import static org.junit.jupiter.api.Assertions.assertNotEquals;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 import static org.junit.jupiter.api.Assumptions.assumeTrue;
 
-import java.io.PrintWriter;
-import java.io.StringWriter;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
@@ -22,17 +20,17 @@ import java.util.stream.LongStream;
 import java.util.stream.Stream;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.samples.CommandTest;
 import org.djlx.samples.Main;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
-import picocli.CommandLine;
 
 @Timeout(120)
 @Tag("slow")
-class GenerateCommandTest {
+class GenerateCommandTest extends CommandTest {
 
     @TempDir private static Path folder;
     private static Path model;
@@ -40,45 +38,36 @@ class GenerateCommandTest {
     @BeforeAll
     static void writeModel() throws Exception {
         model = folder.resolve("tiny");
-        // Not the README: on GPUs tests are run in any folder.
+        // Not the README: GPU tests run in any folder.
         Path text = folder.resolve("text");
         Files.writeString(
                 text,
                 LongStream.range(0, 2000)
                         .mapToObj(i -> Long.toString(i * i * i, 36))
                         .collect(Collectors.joining(" ")));
-        run(0, "serve-model", model, "--text", text, "--vocabulary", 400);
+        output(0, "serve-model", model, "--text", text, "--vocabulary", 400);
     }
 
-    private static String run(int code, Object... args) {
-        StringWriter out = new StringWriter();
-        CommandLine root = Main.commandLine();
-        root.setOut(new PrintWriter(out, true)).setErr(new PrintWriter(out, true));
-        String[] words = Stream.of(args).map(Object::toString).toArray(String[]::new);
-        assertEquals(code, root.execute(words), out::toString);
-        return out.toString();
-    }
-
-    /** Returns what was written, without what follows it about speed, and what loading said. */
+    /** Returns the generated text, without the progress of loading and the line about speed. */
     private static String text(Object... args) {
         Object[] all =
                 Stream.concat(Stream.of("generate", model, "--prompt", "GPUs"), Stream.of(args))
                         .toArray();
-        String output = run(0, all);
+        String output = output(0, all);
         return output.substring(output.indexOf("GPUs"), output.lastIndexOf("\n\n"));
     }
 
     @Test
     void anyNumberOfRanksWritesTheSame() {
-        String said = run(0, "generate", model, "--prompt", "GPUs", "--max-tokens", 1);
-        assertFalse(said.contains("MB of weights and"), said); // Loading takes no two seconds.
+        String said = output(0, "generate", model, "--prompt", "GPUs", "--max-tokens", 1);
+        assertFalse(said.contains("MB of weights and"), said); // Loading takes less than 2 s.
         String one = text("--max-tokens", 24, "--ignore-eos");
         assertTrue(one.length() > 20, one);
         assertEquals(one, text("--max-tokens", 24, "--ignore-eos", "--ranks", 2));
         assertEquals(one, text("--max-tokens", 24, "--ignore-eos", "--ranks", 4));
     }
 
-    /** By launch, as a user runs it: what is on stdout comes from rank 0 alone. */
+    /** Ranks started by launch: only rank 0 writes to stdout. */
     @Test
     void processesWriteTheSame() throws Exception {
         String[] options = {"--max-tokens", "24", "--ignore-eos"};
@@ -107,7 +96,7 @@ class GenerateCommandTest {
         Throwable cause = NativeLibrary.CUDA_PRESETS.unavailabilityCause();
         assumeTrue(cause == null, () -> cause.getMessage());
         assumeTrue(CudaDevice.count() >= 2, "there is one GPU only");
-        // Not more, as scores are rounded otherwise, and two tokens may be nearly as good.
+        // Few tokens: GPUs round otherwise, which may decide between two close logits.
         Object[] few = {"--max-tokens", 8, "--ignore-eos", "--ranks", 2, "--device", "cpu"};
         String expected = text(few);
         few[6] = "gpu";
@@ -126,7 +115,7 @@ class GenerateCommandTest {
     @Test
     void saysHowFastItWas() {
         String output =
-                run(0, "generate", model, "--prompt", "GPUs", "--max-tokens", 3, "--ignore-eos");
+                output(0, "generate", model, "--prompt", "GPUs", "--max-tokens", 3, "--ignore-eos");
         String last = output.lines().reduce((a, b) -> b).orElseThrow();
         assertTrue(
                 last.matches(
@@ -138,50 +127,52 @@ class GenerateCommandTest {
     @Test
     void wrongArgumentsAreNamed() throws Exception {
         Path none = folder.resolve("none");
-        assertTrue(run(2, "generate", none, "--prompt", "x").contains("is not a directory"));
-        assertTrue(run(2, "generate", model).contains("--prompt"));
-        assertTrue(run(2, "generate", model, "--prompt", "").contains("the prompt is empty"));
+        assertTrue(output(2, "generate", none, "--prompt", "x").contains("is not a directory"));
+        assertTrue(output(2, "generate", model).contains("--prompt"));
+        assertTrue(output(2, "generate", model, "--prompt", "").contains("the prompt is empty"));
         assertTrue(
-                run(2, "generate", model, "--prompt", "x", "--top-p", 0).contains("topP must be"));
+                output(2, "generate", model, "--prompt", "x", "--top-p", 0)
+                        .contains("topP must be"));
         for (Object[] option : new Object[][] {{"--top-k", 5}, {"--top-p", 0.9}, {"--seed", 7}}) {
             assertTrue(
-                    run(2, "generate", model, "--prompt", "x", option[0], option[1])
+                    output(2, "generate", model, "--prompt", "x", option[0], option[1])
                             .contains("take a --temperature above 0"));
         }
         assertTrue(
-                run(2, "generate", model, "--prompt", "x", "--ranks", 3)
+                output(2, "generate", model, "--prompt", "x", "--ranks", 3)
                         .contains("cannot be divided among 3 ranks"));
-        assertTrue(run(2, "generate", model, "--prompt", "x", "--ranks", 0).contains("--ranks"));
+        assertTrue(output(2, "generate", model, "--prompt", "x", "--ranks", 0).contains("--ranks"));
         Files.createDirectory(none);
-        assertTrue(run(2, "generate", none, "--prompt", "x").contains("config.json"));
+        assertTrue(output(2, "generate", none, "--prompt", "x").contains("config.json"));
         Files.copy(model.resolve("config.json"), none.resolve("config.json"));
-        assertTrue(run(2, "generate", none, "--prompt", "x").contains("has no tokenizer.json"));
+        assertTrue(output(2, "generate", none, "--prompt", "x").contains("has no tokenizer.json"));
         Files.copy(model.resolve("tokenizer.json"), none.resolve("tokenizer.json"));
-        assertTrue(run(2, "generate", none, "--prompt", "x").contains("has neither"), "no weights");
+        assertTrue(
+                output(2, "generate", none, "--prompt", "x").contains("has neither"), "no weights");
     }
 
-    /** Weights of many GB would be read for nothing; here there are none. */
+    /** The tokenizer is checked before many GB of weights are read; here there are no weights. */
     @Test
     void tooManyTokensAreRefusedBeforeWeightsAreRead() throws Exception {
         Path bare = Files.createDirectory(folder.resolve("bare"));
         for (String file : List.of("config.json", "tokenizer.json")) {
             Files.copy(model.resolve(file), bare.resolve(file));
         }
-        String tooLong = run(2, "generate", bare, "--prompt", "x", "--max-tokens", 1024);
+        String tooLong = output(2, "generate", bare, "--prompt", "x", "--max-tokens", 1024);
         assertTrue(tooLong.contains("--max-tokens 1024 leaves no room for the prompt"), tooLong);
         assertTrue(tooLong.contains("takes 1024 tokens of prompt and answer"), tooLong);
         assertFalse(tooLong.contains("--max-length of"), tooLong);
         Object[] set = {
             "generate", bare, "--prompt", "x", "--max-tokens", 100, "--max-length", 100
         };
-        tooLong = run(2, set);
+        tooLong = output(2, set);
         assertTrue(tooLong.contains("takes 100 tokens"), tooLong);
         assertTrue(tooLong.contains("or a --max-length of 1024 at most"), tooLong);
         set[5] = 99;
-        assertTrue(run(2, set).contains("has neither"));
-        // What the prompt takes is known to the tokenizer alone.
+        assertTrue(output(2, set).contains("has neither"));
+        // Only the tokenizer knows the prompt's tokens.
         assertTrue(
-                run(2, "generate", model, "--prompt", "GPUs", "--max-tokens", 1023)
+                output(2, "generate", model, "--prompt", "GPUs", "--max-tokens", 1023)
                         .contains("maxNewTokens is 1023, together more than the maxLength"));
     }
 }

@@ -71,7 +71,7 @@ class RandomLlamaTest {
             for (TensorSpec tensor : LlamaDirectory.tensors(config)) {
                 assertEquals(tensor, weights.spec(tensor.name()));
             }
-            // Every token has a text, and so is seen by clients.
+            // Every token has a text: clients see it.
             assertEquals(" 38", tokenizer.decode(new long[] {294}));
             assertEquals(295, tokenizer.encode("x").getIds()[0]);
         }
@@ -90,7 +90,7 @@ class RandomLlamaTest {
         }
     }
 
-    /** The data of a file, which come after its header. */
+    /** Returns the data of a file, without the header. */
     private static byte[] end(RandomLlama model, String file, int size) throws IOException {
         byte[] all = Files.readAllBytes(model.directory().resolve(file + ".safetensors"));
         return Arrays.copyOfRange(all, all.length - size, all.length);

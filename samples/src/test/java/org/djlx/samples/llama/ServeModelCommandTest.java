@@ -10,49 +10,58 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import ai.djl.huggingface.tokenizers.Encoding;
 import ai.djl.huggingface.tokenizers.HuggingFaceTokenizer;
+import com.google.gson.JsonArray;
+import com.google.gson.JsonElement;
+import com.google.gson.JsonObject;
+import com.google.gson.JsonParser;
 import java.io.IOException;
-import java.io.PrintWriter;
-import java.io.StringWriter;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.util.ArrayList;
 import java.util.List;
 import java.util.Properties;
 import java.util.stream.Stream;
 import org.djlx.collectives.safetensors.Safetensors;
 import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.fusedops.llm.model.LlamaConfig;
-import org.djlx.samples.Main;
+import org.djlx.samples.CommandTest;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
-import picocli.CommandLine;
 
 @Timeout(120)
-class ServeModelCommandTest {
+class ServeModelCommandTest extends CommandTest {
 
     private static final Path TEXT = Path.of("..", "docs", "operations.md");
 
     @TempDir private Path folder;
 
-    private String run(int code, Object... args) {
-        StringWriter out = new StringWriter();
-        CommandLine root = Main.commandLine();
-        root.setOut(new PrintWriter(out, true)).setErr(new PrintWriter(out, true));
-        String[] words =
-                Stream.concat(Stream.of("serve-model", "--text", TEXT), Stream.of(args))
-                        .map(Object::toString)
-                        .toArray(String[]::new);
-        assertEquals(code, root.execute(words), out::toString);
-        return out.toString();
+    private static String write(int code, Object... args) {
+        List<Object> words = new ArrayList<>(List.of("serve-model", "--text", TEXT));
+        words.addAll(List.of(args));
+        return output(code, words.toArray());
+    }
+
+    /** Checks the order of keys, except in the vocabulary, whose order is that of the ids. */
+    private static void assertSorted(JsonElement json) {
+        if (json instanceof JsonArray array) {
+            array.forEach(ServeModelCommandTest::assertSorted);
+        } else if (json instanceof JsonObject object) {
+            List<String> keys = List.copyOf(object.keySet());
+            assertEquals(keys.stream().sorted().toList(), keys);
+            object.asMap().entrySet().stream()
+                    .filter(entry -> !entry.getKey().equals("vocab"))
+                    .forEach(entry -> assertSorted(entry.getValue()));
+        }
     }
 
     @Test
     void writesAModelThatIsTheSameInEveryRun() throws IOException {
         Path first = folder.resolve("first");
         Path second = folder.resolve("second");
-        String output = run(0, first);
+        String output = write(0, first);
         assertTrue(output.contains("a Llama of 426,624 parameters (1,706,496 bytes"), output);
-        run(0, second);
+        write(0, second);
         try (Stream<Path> files = Files.list(first)) {
             List<Path> all = files.sorted().toList();
             assertEquals(
@@ -68,6 +77,8 @@ class ServeModelCommandTest {
                 assertEquals(-1, Files.mismatch(file, second.resolve(file.getFileName())));
             }
         }
+        String tokenizer = Files.readString(first.resolve("tokenizer.json"));
+        assertSorted(JsonParser.parseString(tokenizer)); // the same order in every JVM
         LlamaConfig config = LlamaConfig.read(first);
         assertEquals(512, config.vocabularySize());
         assertEquals(List.of(508, 511), config.endTokens());
@@ -84,7 +95,7 @@ class ServeModelCommandTest {
     @Test
     void sizesAreThoseThatWereAskedFor() throws IOException {
         Path model = folder.resolve("model");
-        run(
+        write(
                 0,
                 model,
                 "--hidden",
@@ -125,7 +136,7 @@ class ServeModelCommandTest {
     @Test
     void theTokenizerIsOneOfHuggingFace() throws IOException {
         Path model = folder.resolve("model");
-        run(0, model);
+        write(0, model);
         String text = Files.readString(TEXT) + "\u00e9 \u4e16\u754c \ud83d\ude00\n\n  tail ";
         try (HuggingFaceTokenizer tokenizer =
                 HuggingFaceTokenizer.builder()
@@ -147,24 +158,23 @@ class ServeModelCommandTest {
 
     @Test
     void theTextIsNamedIfItCannotBeRead() {
-        StringWriter out = new StringWriter();
-        CommandLine root = Main.commandLine().setErr(new PrintWriter(out, true));
-        assertEquals(2, root.execute("serve-model", folder.toString(), "--text", "none"));
-        assertTrue(out.toString().contains("cannot read the text file"), out::toString);
+        String refused = output(2, "serve-model", folder, "--text", "none");
+        assertTrue(refused.contains("cannot read the text file"), refused);
     }
 
     @Test
     void wrongArgumentsAreNamed() throws IOException {
-        assertTrue(run(2, folder, "--heads", 3).contains("--heads 3 does not divide --hidden 128"));
-        assertTrue(run(2, folder, "--vocabulary", 260).contains("must be 261 or more"));
-        assertTrue(run(2, folder, "--ranks", 3).contains("cannot be divided among 3 ranks"));
-        assertTrue(run(2, folder, "--max-file-size", 0).contains("--max-file-size"));
+        assertTrue(
+                write(2, folder, "--heads", 3).contains("--heads 3 does not divide --hidden 128"));
+        assertTrue(write(2, folder, "--vocabulary", 260).contains("must be 261 or more"));
+        assertTrue(write(2, folder, "--ranks", 3).contains("cannot be divided among 3 ranks"));
+        assertTrue(write(2, folder, "--max-file-size", 0).contains("--max-file-size"));
         try (Stream<Path> files = Files.list(folder)) {
             assertEquals(0, files.count());
         }
         Path file = folder.resolve("file");
         Files.createFile(file);
         assertTrue(
-                run(1, file).contains(file + ": a file of that name exists; a folder is needed"));
+                write(1, file).contains(file + ": a file of that name exists; a folder is needed"));
     }
 }

@@ -11,14 +11,13 @@ import static org.junit.jupiter.api.Assumptions.assumeTrue;
 import java.io.ByteArrayOutputStream;
 import java.io.IOException;
 import java.io.PrintStream;
-import java.io.PrintWriter;
-import java.io.StringWriter;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.List;
 import org.djlx.fusedops.FusedOps;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.samples.CommandTest;
 import org.djlx.samples.Main;
 import org.djlx.samples.launch.Launcher;
 import org.junit.jupiter.api.BeforeEach;
@@ -29,26 +28,17 @@ import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
 import org.junit.jupiter.params.provider.ValueSource;
-import picocli.CommandLine;
 
 @Timeout(200)
-class MlpCommandTest {
+class MlpCommandTest extends CommandTest {
 
     @TempDir private Path folder;
     private Path text;
-    private final StringWriter out = new StringWriter();
-    private final StringWriter err = new StringWriter();
 
     @BeforeEach
     void writeText() throws IOException {
         text = folder.resolve("text.txt");
         Files.writeString(text, "The quick brown fox jumps over the lazy dog. ".repeat(10));
-    }
-
-    private int run(Object... args) {
-        CommandLine root = Main.commandLine();
-        root.setOut(new PrintWriter(out, true)).setErr(new PrintWriter(err, true));
-        return root.execute(List.of(args).stream().map(Object::toString).toArray(String[]::new));
     }
 
     @ParameterizedTest
@@ -57,7 +47,7 @@ class MlpCommandTest {
         int code = run("mlp", "--ranks", ranks, "--dtype", dtype, "--text", text);
         assertEquals(0, code, () -> out + "\n" + err);
         assertTrue(out.toString().contains("PASSED"), out::toString);
-        // So little is sent whole; one rank sends nothing.
+        // Small operands are sent at once; a single rank sends nothing.
         String path = ranks == 1 ? "pipelined (parts" : "gathered (all";
         long rows = out.toString().lines().filter(line -> line.contains(path)).count();
         assertEquals(2, rows, out::toString);
@@ -169,7 +159,7 @@ class MlpCommandTest {
         assertTrue(out.toString().contains("PASSED"), out::toString);
         if (ranks > 1) {
             String table = out.toString();
-            // With 4 GPUs and more NCCL may be faster for what is so small.
+            // With 4 or more GPUs, NCCL may be faster for these small shapes.
             assertTrue(
                     table.matches(
                             "(?s).*(gathered|pipelined|fused|fallback \\(NCCL_IS_FASTER\\)).*"),

@@ -13,7 +13,7 @@ import org.junit.jupiter.api.Test;
 
 class MlpTrainingTest {
 
-    /** What autograd keeps of a loss must outlive the garbage collector. */
+    /** Memory that autograd keeps for a loss must survive the garbage collector. */
     @Test
     void gradientsSurviveTheGarbageCollector() {
         try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
@@ -25,7 +25,7 @@ class MlpTrainingTest {
                         GradientScope scope = GradientScope.open()) {
                     NDArray loss = MlpTraining.loss(temporary, y, next, 2);
                     System.gc();
-                    manager.create(new float[] {7, 7, 7}); // where a lost number may have been
+                    manager.create(new float[] {7, 7, 7}); // may reuse the memory of a freed number
                     scope.backward(loss);
                 }
                 try (NDArray gradient = y.getGradient()) {

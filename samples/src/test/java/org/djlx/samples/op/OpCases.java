@@ -31,7 +31,7 @@ import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.EnumSource;
 import org.junit.jupiter.params.provider.ValueSource;
 
-/** Every operation of {@code op}, from files to files, compared with the same in plain Java. */
+/** Runs every operation of {@code op} from files to files, and compares with plain Java. */
 @Timeout(120)
 abstract class OpCases {
 
@@ -78,7 +78,7 @@ abstract class OpCases {
         return op.array(shape, value);
     }
 
-    /** Small integers that tell rank and place. */
+    /** Returns small integers that encode rank and index. */
     static double value(int rank, int i) {
         return (rank + 1) * (i % 7 + 1) + i % 3;
     }
@@ -310,7 +310,7 @@ abstract class OpCases {
         }
     }
 
-    /** What rank r has for rank t has r + 1 rows and t columns. */
+    /** Rank r sends r + 1 rows and t columns to rank t. */
     @Test
     void allToAllOfDifferentShapes() {
         for (int rank = 0; rank < ranks; rank++) {
@@ -368,7 +368,7 @@ abstract class OpCases {
                 op.out().lines().map(line -> line.replaceAll(" +", " ")).toList());
     }
 
-    /** A is split by rows; each rank multiplies the whole with two matrices of its own. */
+    /** A is split by rows; each rank multiplies all of A with two matrices of its own. */
     @Test
     void allGatherMatmul() {
         Shape shape = new Shape(2L * ranks, 3);

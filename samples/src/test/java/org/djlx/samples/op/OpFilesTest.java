@@ -27,7 +27,7 @@ import org.junit.jupiter.params.provider.CsvSource;
 import org.junit.jupiter.params.provider.EnumSource;
 import org.junit.jupiter.params.provider.ValueSource;
 
-/** Files that {@code op} cannot use: one line says which file, and what is wrong with it. */
+/** Files that {@code op} cannot use: the error is one line with the file and the problem. */
 @Timeout(120)
 class OpFilesTest {
 
@@ -51,7 +51,7 @@ class OpFilesTest {
         return Path.of(op.path(name));
     }
 
-    /** The bytes of an .npy array with the header that NumPy writes, or another. */
+    /** Returns the bytes of an .npy array with a header, such as NumPy's. */
     private static byte[] npy(String header, int dataBytes) {
         byte[] text = (header + "\n").getBytes(StandardCharsets.UTF_8);
         ByteArrayOutputStream bytes = new ByteArrayOutputStream();
@@ -74,7 +74,7 @@ class OpFilesTest {
         }
     }
 
-    /** Each operation runs on the examples; files that exist are left as they are. */
+    /** Each operation runs on the examples; existing files are not changed. */
     @ParameterizedTest
     @EnumSource(OpKind.class)
     void examplesAreWritten(OpKind kind) throws IOException {
@@ -126,7 +126,7 @@ class OpFilesTest {
             zip.write(npy);
         }
         byte[] bytes = Files.readAllBytes(file("in.npz"));
-        // Behind the entry's header of 30 bytes, its name, and 5 bytes of the stored block.
+        // After the entry's header of 30 bytes, its name, and 5 bytes of the stored block.
         bytes[30 + "x.npy".length() + 5 + npy.length - 1] = 1;
         Files.write(file("in.npz"), bytes);
         fails("allReduce --input in.npz", op.path("in.npz"), "x.npy", "checksum");

@@ -67,7 +67,7 @@ final class OpRunner implements AutoCloseable {
         return err.toString();
     }
 
-    /** Forgets what was printed. */
+    /** Clears the output. */
     void reset() {
         out.getBuffer().setLength(0);
         err.getBuffer().setLength(0);

@@ -7,30 +7,16 @@ package org.djlx.samples.plan;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
-import java.io.PrintWriter;
-import java.io.StringWriter;
 import java.util.List;
-import org.djlx.samples.Main;
+import org.djlx.samples.CommandTest;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
-import picocli.CommandLine;
 
-class PlanCommandTest {
+class PlanCommandTest extends CommandTest {
 
-    private final StringWriter out = new StringWriter();
-    private final StringWriter err = new StringWriter();
-
-    private int execute(String args) {
-        out.getBuffer().setLength(0);
-        CommandLine root = Main.commandLine();
-        root.setOut(new PrintWriter(out, true)).setErr(new PrintWriter(err, true));
-        return root.execute(args.split(" "));
-    }
-
-    private String run(String args) {
-        assertEquals(0, execute(args), err::toString);
-        return out.toString();
+    private static String run(String args) {
+        return output(0, (Object[]) args.split(" "));
     }
 
     private static String line(String text, String start) {
@@ -61,7 +47,7 @@ class PlanCommandTest {
         assertTrue(text.contains("\nmatmulReduceScatter 8192"), text);
     }
 
-    /** The communication decides: 8 GPUs, few columns of each. */
+    /** With few columns on each of 8 GPUs, communication is the limit. */
     @Test
     void theLimitMayBeTheBytes() {
         String text = run("plan --ranks 8 --shape 8192,1024,8192 --op ag --dtype float16");
@@ -145,13 +131,13 @@ class PlanCommandTest {
                 "plan --shape 8,8,8 --machine a100; --machine must be h200, h100 or this",
                 "plan --shape 8,8,8 --ranks 0; --ranks must be from 1 to 1024, not 0",
                 "plan --shape 8,8,8 --ranks 3; the number of ranks, 3",
-                "plan --shape 8,8,8 --hosts 0; --hosts must be at least 1",
+                "plan --shape 8,8,8 --hosts 0; --hosts must be from 1 to 1024, not 0",
                 "plan --shape 32,32,32 --ranks 16 --hosts 3; which do not divide 3",
                 "plan --shape 8,8,8 --clock 0; not 132 and 0.0 MHz",
                 "plan --shape 8,8,8 --network-rate 0; the rate must be greater than 0"
             })
     void badArgumentsAreNamed(String args, String message) {
-        assertEquals(2, execute(args));
+        assertEquals(2, run((Object[]) args.split(" ")));
         assertTrue(err.toString().contains(message), err::toString);
         assertEquals(2, err.toString().lines().count(), err::toString);
     }

@@ -11,8 +11,6 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 import java.io.BufferedReader;
 import java.io.IOException;
 import java.io.InputStream;
-import java.io.PrintWriter;
-import java.io.StringWriter;
 import java.net.URI;
 import java.net.http.HttpClient;
 import java.net.http.HttpRequest;
@@ -26,6 +24,7 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.CompletableFuture;
 import java.util.stream.IntStream;
+import org.djlx.samples.CommandTest;
 import org.djlx.samples.Main;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
@@ -35,12 +34,11 @@ import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.ValueSource;
-import picocli.CommandLine;
 
-/** The server with a model of two ranks, in a process of its own. */
+/** A server process with a model of two ranks. */
 @Timeout(180)
 @Tag("slow")
-class ServeCommandTest {
+class ServeCommandTest extends CommandTest {
 
     @TempDir private Path folder;
     private final HttpClient client = HttpClient.newHttpClient();
@@ -50,21 +48,13 @@ class ServeCommandTest {
     private BufferedReader output;
     private String address;
 
-    private String run(int code, String... args) {
-        StringWriter out = new StringWriter();
-        CommandLine root = Main.commandLine();
-        root.setOut(new PrintWriter(out, true)).setErr(new PrintWriter(out, true));
-        assertEquals(code, root.execute(args), out::toString);
-        return out.toString();
-    }
-
     @BeforeEach
     void writeModel() {
         model = folder.resolve("tiny").toString();
-        run(0, "serve-model", model, "--text", "../README.md");
+        output(0, "serve-model", model, "--text", "../README.md");
     }
 
-    /** Starts it with ranks that are threads, or that launch starts with some arguments. */
+    /** Starts the server; its ranks are threads, or processes of launch. */
     private void start(String... launch) throws IOException {
         List<String> command = new ArrayList<>(List.of("env", "--default-signal=TERM"));
         command.add(Path.of(System.getProperty("java.home"), "bin", "java").toString());
@@ -123,9 +113,9 @@ class ServeCommandTest {
         start(launch.isEmpty() ? new String[0] : launch.split(" "));
         assertTrue(address.startsWith("http://127.0.0.1:"), address);
         String port = address.replaceAll(".*:([0-9]+)/", "$1");
-        String taken = run(1, "serve", model, "--port", port);
+        String taken = output(1, "serve", model, "--port", port);
         assertTrue(taken.contains("cannot listen on 127.0.0.1"), taken);
-        assertFalse(taken.contains("Loading"), taken); // It is found before.
+        assertFalse(taken.contains("Loading"), taken); // The port is checked before loading.
         HttpRequest chat =
                 post(
                         "v1/chat/completions",
@@ -153,7 +143,7 @@ class ServeCommandTest {
                                 "{'prompt':'x','max_tokens':50,'ignore_eos':true,'stream':true}"),
                         BodyHandlers.ofInputStream());
         answer.body().read();
-        process.toHandle().destroy(); // SIGTERM: the answer comes to its end.
+        process.toHandle().destroy(); // SIGTERM: the running answer is completed.
         String rest = new String(answer.body().readAllBytes(), StandardCharsets.UTF_8);
         assertTrue(rest.endsWith("\"finish_reason\":\"length\"}]}\n\ndata: [DONE]\n\n"), rest);
         output.lines().forEach(lines::add);
@@ -204,17 +194,17 @@ class ServeCommandTest {
 
     @Test
     void wrongArgumentsAreNamed() {
-        assertTrue(run(2, "serve", model + "x").contains("is not a directory"));
-        assertTrue(run(2, "serve", model, "--max-body", "0").contains("1 byte or more"));
-        assertTrue(run(2, "serve", model, "--max-buffered", "9").contains("of 9 bytes is less"));
-        assertTrue(run(2, "serve", model, "--allowed-host", "a:1").contains("not 'a:1'"));
-        assertTrue(run(2, "serve", model, "--ranks", "5").contains("among 5 ranks"));
+        assertTrue(output(2, "serve", model + "x").contains("is not a directory"));
+        assertTrue(output(2, "serve", model, "--max-body", "0").contains("1 byte or more"));
+        assertTrue(output(2, "serve", model, "--max-buffered", "9").contains("of 9 bytes is less"));
+        assertTrue(output(2, "serve", model, "--allowed-host", "a:1").contains("not 'a:1'"));
+        assertTrue(output(2, "serve", model, "--ranks", "5").contains("among 5 ranks"));
         for (String option : List.of("--ranks", "--max-length", "--cache-bytes", "--max-running")) {
-            String refused = run(2, "serve", model, option, "0");
+            String refused = output(2, "serve", model, option, "0");
             assertTrue(refused.contains(option + " must be "), refused);
         }
-        assertTrue(run(2, "serve", model, "--port", "65536").contains("port"));
-        assertTrue(run(2, "serve", model, "--shutdown-timeout", "-1").contains("0 s or more"));
-        assertTrue(run(2, "serve", model, "--name", "").contains("--name must not be empty"));
+        assertTrue(output(2, "serve", model, "--port", "65536").contains("port"));
+        assertTrue(output(2, "serve", model, "--shutdown-timeout", "-1").contains("0 s or more"));
+        assertTrue(output(2, "serve", model, "--name", "").contains("--name must not be empty"));
     }
 }

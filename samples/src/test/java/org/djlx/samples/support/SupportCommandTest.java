@@ -7,22 +7,15 @@ package org.djlx.samples.support;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
-import java.io.PrintWriter;
-import java.io.StringWriter;
 import java.util.List;
 import org.djlx.collectives.spi.OpType;
-import org.djlx.samples.Main;
+import org.djlx.samples.CommandTest;
 import org.junit.jupiter.api.Test;
-import picocli.CommandLine;
 
-class SupportCommandTest {
+class SupportCommandTest extends CommandTest {
 
     private static List<String> run(String... args) {
-        StringWriter out = new StringWriter();
-        CommandLine root = Main.commandLine();
-        root.setOut(new PrintWriter(out, true));
-        assertEquals(0, root.execute(args));
-        return out.toString().lines().toList();
+        return output(0, (Object[]) args).lines().toList();
     }
 
     @Test

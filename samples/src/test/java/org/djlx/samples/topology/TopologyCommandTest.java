@@ -8,34 +8,22 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 import static org.junit.jupiter.api.Assumptions.assumeTrue;
 
-import java.io.PrintWriter;
-import java.io.StringWriter;
 import java.util.List;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.GpuLink;
 import org.djlx.nativeops.cuda.GpuTopology;
-import org.djlx.samples.Main;
+import org.djlx.samples.CommandTest;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
-import picocli.CommandLine;
 
-class TopologyCommandTest {
-
-    private final StringWriter out = new StringWriter();
-    private final StringWriter err = new StringWriter();
-
-    private int run() {
-        CommandLine root = Main.commandLine();
-        root.setOut(new PrintWriter(out, true)).setErr(new PrintWriter(err, true));
-        return root.execute("topology");
-    }
+class TopologyCommandTest extends CommandTest {
 
     @Test
     void saysWhyThereIsNone() {
         Throwable cause = NativeLibrary.CUDA_PRESETS.unavailabilityCause();
         assumeTrue(cause != null, "there are GPUs");
-        assertEquals(1, run());
+        assertEquals(1, run("topology"));
         assertEquals(
                 "error: no GPU can be used: " + cause.getMessage(),
                 err.toString().lines().findFirst().orElseThrow());
@@ -47,7 +35,7 @@ class TopologyCommandTest {
     void showsTheGpusOfThisHost() {
         Throwable cause = NativeLibrary.CUDA_PRESETS.unavailabilityCause();
         assumeTrue(cause == null, () -> cause.getMessage());
-        assertEquals(0, run(), err::toString);
+        assertEquals(0, run("topology"), err::toString);
         String last = "GPU" + (CudaDevice.count() - 1);
         assertTrue(out.toString().lines().filter(l -> l.startsWith(last)).count() >= 2);
         assertTrue(out.toString().contains("\nkind: "), out::toString);

@@ -14,8 +14,6 @@ import ai.djl.ndarray.types.Shape;
 import com.google.gson.JsonElement;
 import com.google.gson.JsonObject;
 import com.google.gson.JsonParser;
-import java.io.PrintWriter;
-import java.io.StringWriter;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
@@ -29,32 +27,22 @@ import org.djlx.collectives.ShmOptions;
 import org.djlx.fusedops.FusedOps;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.cuda.CudaDevice;
-import org.djlx.samples.Main;
+import org.djlx.samples.CommandTest;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.ValueSource;
-import picocli.CommandLine;
 
 @Timeout(120)
-class TraceTest {
-
-    private final StringWriter out = new StringWriter();
-    private final StringWriter err = new StringWriter();
+class TraceTest extends CommandTest {
 
     @TempDir private Path dir;
 
-    private int run(String... args) {
-        CommandLine root = Main.commandLine();
-        root.setOut(new PrintWriter(out, true)).setErr(new PrintWriter(err, true));
-        return root.execute(args);
-    }
-
     /**
-     * The names of the spans of each rank and stream, in order; no two of a stream overlap. Where a
-     * thread was held up between two steps, more than one computation follows on another.
+     * Returns the names of the spans of each rank and stream, in order, and checks that spans of a
+     * stream do not overlap. Merges adjacent computations: a thread may pause between two steps.
      */
     private List<List<List<String>>> spans(Path file, int ranks) throws Exception {
         List<List<TreeMap<Double, JsonObject>>> spans = new ArrayList<>();
@@ -129,7 +117,7 @@ class TraceTest {
         String[] args = {
             "trace", "--op=matmulReduceScatter", "--shape=1024,1024,512", file.toString()
         };
-        assertEquals(0, run(args), err::toString);
+        assertEquals(0, run((Object[]) args), err::toString);
         List<List<List<String>>> spans = spans(file, 2);
         for (int rank = 0; rank < 2; rank++) {
             int other = 1 - rank;
@@ -146,7 +134,7 @@ class TraceTest {
         }
     }
 
-    /** What is traced is the operator: a step left out would show in the result. */
+    /** The traced streams compute the operator's result, so no step is left out. */
     @Test
     void resultsAreRight() {
         List<ProcessGroup> groups =
@@ -200,7 +188,7 @@ class TraceTest {
                 "trace --op=broadcast x.json"
             })
     void rejectsBadArguments(String args) {
-        assertEquals(2, run(args.split(" ")));
+        assertEquals(2, run((Object[]) args.split(" ")));
         assertTrue(err.toString().startsWith("error: "), err::toString);
     }
 

@@ -11,7 +11,7 @@ import java.nio.file.Path;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 
-/** A rank of {@code train}, of which the second is killed at a step when it runs the first time. */
+/** A rank of {@code train}. Rank 1 kills itself at a step of the first attempt. */
 public final class KilledTrainMain {
 
     private KilledTrainMain() {}
@@ -19,7 +19,8 @@ public final class KilledTrainMain {
     /**
      * Trains for 60 steps, with a checkpoint after each 10.
      *
-     * @param args the text, where checkpoints are, and at which step rank 1 dies; 0 for none
+     * @param args the text, the folder of checkpoints, and the step at which rank 1 dies; 0 for
+     *     none
      */
     public static void main(String[] args) throws Exception {
         int last = Integer.parseInt(args[2]);

@@ -69,7 +69,7 @@ class TrainCommandGpuTest {
         }
     }
 
-    /** What the ranks print goes to this JVM's output. */
+    /** The ranks print to this JVM's stdout. */
     @Test
     void learnsInProcesses() {
         train("--device", "gpu", "--tensor-parallel", "2", "--dtype", "bfloat16", "--processes");

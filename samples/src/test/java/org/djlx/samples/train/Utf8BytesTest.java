@@ -15,7 +15,7 @@ import org.junit.jupiter.api.Test;
 
 class Utf8BytesTest {
 
-    /** Whatever is sampled among allowed bytes is valid. */
+    /** Any sequence of allowed bytes is valid UTF-8. */
     @Test
     void allowedBytesAreText() throws CharacterCodingException {
         Random random = new Random(1);
@@ -25,7 +25,7 @@ class Utf8BytesTest {
             for (int i = 0; i < bytes.length; i++) {
                 int next;
                 do {
-                    // Above ASCII, as most of what is wrong is there.
+                    // Above ASCII: most invalid sequences are there.
                     next = 128 + random.nextInt(128) - (random.nextInt(4) == 0 ? 128 : 0);
                 } while (!characters.allows(next, bytes.length - i));
                 characters.add(next);

@@ -1,0 +1,37 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.samples.common;
+
+/** Wrong arguments. The command line prints the message and a hint, and ends with exit code 2. */
+public final class UsageException extends IllegalArgumentException {
+
+    private static final long serialVersionUID = 1L;
+
+    private UsageException(String message, Throwable cause) {
+        super(message, cause);
+    }
+
+    /** Throws if a condition holds. */
+    public static void refuseIf(boolean wrong, String message) {
+        if (wrong) {
+            throw new UsageException(message, null);
+        }
+    }
+
+    /** Code that checks values of options. */
+    public interface Parser<T, E extends Exception> {
+
+        T parse() throws E;
+    }
+
+    /** Returns the parser's result. Its IllegalArgumentException becomes a UsageException. */
+    public static <T, E extends Exception> T parsed(Parser<T, E> parser) throws E {
+        try {
+            return parser.parse();
+        } catch (IllegalArgumentException e) {
+            throw new UsageException(e.getMessage(), e);
+        }
+    }
+}
