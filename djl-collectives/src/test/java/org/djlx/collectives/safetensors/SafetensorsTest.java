@@ -281,6 +281,12 @@ class SafetensorsTest {
                         "{" + tensor("\"F32\"", "[4611686018427387904,4]", "[0,8]") + "}",
                         "more than 2^63 bytes"),
                 new Bad(
+                        "{" + tensor("\"F32\"", "[4611686018427387904,4,0]", "[0,0]") + "}",
+                        "more than 2^63 bytes"),
+                new Bad(
+                        "{" + tensor("\"F32\"", "[0,4611686018427387904,4]", "[0,0]") + "}",
+                        "more than 2^63 bytes"),
+                new Bad(
                         "{" + tensor("\"F32\"", "[9223372036854775808]", "[0,8]") + "}",
                         "too large"),
                 new Bad(
