@@ -243,9 +243,7 @@ class ObjectCodecTest {
         assertEquals(2, read.size());
         for (Object object : List.of(nestedSets(30), List.of(Map.of(1, nestedSets(27))))) {
             String message =
-                    assertThrows(
-                                    InvalidObjectException.class,
-                                    () -> codec.write(object, MAX_BYTES))
+                    assertThrows(InvalidObjectException.class, () -> codec.write(object, MAX_BYTES))
                             .getMessage();
             assertTrue(message.contains("takes too long"), message);
         }

@@ -105,8 +105,9 @@ public final class CheckpointManager extends TrainingListenerAdapter {
      * @param trainer the trainer
      * @param progress the job's progress; the same on all ranks
      * @throws IOException on all ranks if the file cannot be written, if the directory has a
-     *     checkpoint of a later step (a restore would choose that one), or if another job saves into
-     *     the directory, too: it is writing, or has written since this manager saved or restored
+     *     checkpoint of a later step (a restore would choose that one), or if another job saves
+     *     into the directory, too: it is writing, or has written since this manager saved or
+     *     restored
      * @throws IllegalArgumentException if the trainer is of another engine
      * @throws IllegalStateException if the model is not initialised, or the optimizer has state
      *     that cannot be saved

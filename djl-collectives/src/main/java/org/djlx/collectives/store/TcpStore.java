@@ -418,8 +418,8 @@ public final class TcpStore implements Store {
 
         /**
          * Sets how many connections the server accepts. A handle uses one, plus one per waiting
-         * thread. If there are too many, or fewer than a quarter are left for clients that have said
-         * hello, the server closes the oldest connection that has not.
+         * thread. If there are too many, or fewer than a quarter are left for clients that have
+         * said hello, the server closes the oldest connection that has not.
          *
          * @param maxConnections the number of connections; 16384 unless set
          * @return this builder

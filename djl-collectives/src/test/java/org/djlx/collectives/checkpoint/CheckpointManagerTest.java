@@ -507,8 +507,7 @@ class CheckpointManagerTest {
                             CheckpointManager first = manager(0);
                             CheckpointManager second = manager(0);
                             first.save(trainer, new TrainingProgress(1, 0, 1));
-                            second.save(
-                                    trainer, new TrainingProgress(othersStep, 0, othersStep));
+                            second.save(trainer, new TrainingProgress(othersStep, 0, othersStep));
                             second.save(trainer, new TrainingProgress(2, 0, 2));
                             group.barrier().await();
                             first.save(trainer, new TrainingProgress(2, 0, 2));

@@ -138,8 +138,7 @@ class StoreTokenTest {
     @Test
     void connectionsWithoutAHelloDoNotKeepOthersOut() throws Exception {
         List<Socket> silent = new ArrayList<>();
-        try (TcpStore server =
-                builder(0, SECRET).optServer(true).optMaxConnections(8).build()) {
+        try (TcpStore server = builder(0, SECRET).optServer(true).optMaxConnections(8).build()) {
             for (int i = 0; i < 50; i++) {
                 silent.add(new Socket(InetAddress.getLoopbackAddress(), server.port()));
             }

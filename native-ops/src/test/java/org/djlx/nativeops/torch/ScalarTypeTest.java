@@ -106,8 +106,7 @@ class ScalarTypeTest {
         long huge = 1L << 40;
         for (long[] sizes :
                 new long[][] {{huge, huge}, {0, huge, huge}, {huge, 0, huge}, {huge, huge, 0}}) {
-            assertThrows(
-                    IllegalArgumentException.class, () -> ScalarType.INT8.byteSize(sizes));
+            assertThrows(IllegalArgumentException.class, () -> ScalarType.INT8.byteSize(sizes));
         }
     }
 }

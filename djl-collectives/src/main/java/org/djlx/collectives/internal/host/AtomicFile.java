@@ -83,7 +83,8 @@ public final class AtomicFile implements AutoCloseable {
      */
     public static void sweep(Path directory, String names) throws IOException {
         Pattern incomplete =
-                Pattern.compile("\\.(?:" + names + ")(\\.[-0-9a-f]{36})?" + Pattern.quote(INCOMPLETE));
+                Pattern.compile(
+                        "\\.(?:" + names + ")(\\.[-0-9a-f]{36})?" + Pattern.quote(INCOMPLETE));
         DirectoryStream.Filter<Path> filter =
                 file -> incomplete.matcher(file.getFileName().toString()).matches();
         try (DirectoryStream<Path> files = Files.newDirectoryStream(directory, filter)) {
