@@ -1157,13 +1157,14 @@ public final class ProcessGroup implements AutoCloseable {
                 Work work = call.apply(operation);
                 state.issued(operation);
                 return work;
-            } catch (CollectiveMismatchException e) {
-                // All ranks have called it, so its sequence number is used although it cannot run.
-                state.issued(operation);
-                operation.ended(e);
-                throw e;
             } catch (RuntimeException | Error e) {
-                operation.withdrawn();
+                if (operation.isAnnounced() || e instanceof CollectiveMismatchException) {
+                    // Other ranks have called it: its number is used although it cannot run here.
+                    state.issued(operation);
+                    operation.ended(e);
+                } else {
+                    operation.withdrawn();
+                }
                 throw e;
             }
         }

@@ -13,6 +13,7 @@
  * ObjectCodec       Java serialisation with a filter
  * OperationChecks   argument checks
  * RankThreads       one thread per rank
+ * SerializedGraph   bounds the work of reading a serialised object
  * SubGroups         creates sub-groups
  */
 /**
