@@ -1035,6 +1035,29 @@ public final class ProcessGroup implements AutoCloseable {
     }
 
     /**
+     * Creates a group of the ranks that are left after others have died, without new processes; the
+     * counterpart of PyTorch's {@code shrink_group}. This group may be broken. The remaining ranks
+     * call it, each from a thread that has no operation of this group under way.
+     *
+     * <ul>
+     *   <li>The ranks keep their order. Backend, options and timeout are those of this group.
+     *   <li>The ranks meet in this group's store: it must outlive the excluded ranks. Let a
+     *       launcher serve it, not rank 0.
+     *   <li>This group stays as it is: destroy it after the new one, because destroying it destroys
+     *       the new one too.
+     * </ul>
+     *
+     * @param ranksToExclude ranks of this group, the same on all remaining ranks
+     * @return the group of the remaining ranks
+     * @throws IllegalArgumentException if a rank is out of range, or is this rank
+     * @throws CollectiveMismatchException if another rank excludes other ranks
+     * @throws CollectiveTimeoutException if the remaining ranks do not all call in time
+     */
+    public ProcessGroup shrink(List<Integer> ranksToExclude) {
+        return SubGroups.shrink(this, ranksToExclude);
+    }
+
+    /**
      * Arranges the ranks in a grid with named dimensions and creates this rank's sub-group along
      * each; the counterpart of PyTorch's {@code init_device_mesh}. All ranks of this group call it.
      *
