@@ -164,8 +164,8 @@ final class Plan {
             text.append(
                     String.format(
                             Locale.ROOT,
-                            "Only with P2P buffers of %.0f MiB (optBufferSize), not the usual %.0f;"
-                                    + " otherwise plain.%n",
+                            "Needs P2P buffers of %.0f MiB: set optBufferSize. With the default of"
+                                    + " %.0f MiB the operator takes the path NCCL.%n",
                             buffer / MIB,
                             CudaP2pOptions.DEFAULT_BUFFER_SIZE / MIB));
         }
