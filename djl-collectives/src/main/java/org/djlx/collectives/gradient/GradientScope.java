@@ -21,9 +21,7 @@ import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * Records gradients on one thread, through operators of process groups too: DJL's {@link
- * GradientCollector} for ranks. DJL's own collector exists once in a JVM; each thread can have a
- * scope, so ranks may be threads.
+ * A {@link GradientCollector} for ranks: records gradients on one thread, also through operators of process groups. DJL's own collector exists once in a JVM. Each thread can have a scope, so ranks may be threads.
  *
  * <pre>{@code
  * try (GradientScope scope = GradientScope.open()) {
@@ -46,7 +44,7 @@ import org.djlx.nativeops.torch.Torch;
  * <h2>Rules</h2>
  *
  * <ul>
- *   <li>The gradient is that of the sum of the targets of all ranks.
+ *   <li>Gradients are those of the sum of all ranks' targets.
  *   <li>All ranks call the same operators in a scope, with inputs that require gradients on all
  *       ranks or on none. Then each rank calls {@code backward} exactly once: the call visits every
  *       boundary, even if the target does not depend on it.
@@ -75,8 +73,7 @@ import org.djlx.nativeops.torch.Torch;
  *   <li>{@code a.reshape(shape).add(b.reshape(shape))} makes the gradients of {@code a} and {@code
  *       b} share memory; a gradient added to one of them later is then added to both (libtorch
  *       2.7.1). Reshape the sum instead.
- *   <li>On the CPU, {@code x.mul(0.5f)} and {@code x.div(2)} put the number into JVM memory, of
- *       which autograd keeps only the address. If the garbage collector runs before the backward
+ *   <li>On the CPU, {@code x.mul(0.5f)} and {@code x.div(2)} put the number into JVM memory, and autograd keeps only the address. If the garbage collector runs before the backward
  *       pass, gradients are wrong (DJL 0.35.1; 192 of 200 backward passes after a {@code
  *       System.gc()}). {@code L2Loss} does this. Multiply by an array that lives until the backward
  *       pass: {@code x.mul(manager.create(0.5f))}. {@code add} and {@code sub} are not affected.
@@ -90,7 +87,7 @@ public final class GradientScope implements GradientCollector {
 
     private final Runnable zero; // zeroes the gradients; null if not given
     private final Deque<Boundary> boundaries = new ArrayDeque<>(); // in reverse order of the calls
-    private final Map<NDArray, Boundary> makers = new IdentityHashMap<>(); // of results, likewise
+    private final Map<NDArray, Boundary> makers = new IdentityHashMap<>(); // the boundary that made each result
     private final List<Boundary> passed = new ArrayList<>();
     private boolean regather;
     private Thread opener; // null if the scope is used with within() only
@@ -172,14 +169,12 @@ public final class GradientScope implements GradientCollector {
     }
 
     /**
-     * {@return the scope in which a call with this input must be recorded: this thread's open
-     * scope, if gradients are on and the input requires one; otherwise empty}
+     * {@return the scope in which a call with this input must be recorded: this thread's open scope, if gradients are on and the input requires a gradient; otherwise empty}
      *
      * @param operator the operator's name, for errors
      * @param role the input's name, for errors
      * @param input the input
-     * @throws IllegalArgumentException if it must be recorded and no scope is open on this thread,
-     *     because the gradient would be lost
+     * @throws IllegalArgumentException if the call must be recorded, but no scope is open on this thread: the gradient would be lost
      */
     public static Optional<GradientScope> recording(String operator, String role, NDArray input) {
         if (!NoGradient.isRecorded(input)) {
@@ -199,9 +194,7 @@ public final class GradientScope implements GradientCollector {
     }
 
     /**
-     * Sets whether operators that need a gathered array for their gradients keep it, the default,
-     * or gather it again in the backward pass, which takes less memory and more time. All ranks
-     * must set the same.
+     * Sets how operators get the gathered array that their gradients need: kept from the forward pass (the default), or gathered again in the backward pass, which takes less memory and more time. All ranks must set the same value.
      *
      * @param regather true to gather again
      * @return this scope

@@ -8,12 +8,9 @@ import java.time.Duration;
 import org.djlx.collectives.internal.host.Required;
 
 /**
- * Memory with which a GPU kernel exchanges data like a one-shot all-reduce, within an operation on
- * {@link P2pBuffers}. Available only if the GPUs of all ranks have the same architecture.
+ * Memory for a GPU kernel that exchanges data the way a one-shot all-reduce does, within an operation on {@link P2pBuffers}. Available only if the GPUs of all ranks have the same architecture.
  *
- * <p>The slots are shared with the group's own one-shot all-reduces, before and after the kernel,
- * also in graphs; {@code one_shot.cuh} defines the protocol. A kernel sends data to every other
- * rank, waits for their data, restores the empty slots, and increments the launch count. No barrier
+ * <p>The group's one-shot all-reduces use the same slots, before and after the kernel and also in CUDA graphs; {@code one_shot.cuh} defines the protocol. A kernel pushes data to every peer, waits for the peers' data, restores the empty slots, and increments the launch count. No barrier
  * is needed, not even in a graph.
  *
  * <pre>

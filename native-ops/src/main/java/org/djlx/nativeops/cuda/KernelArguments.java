@@ -34,7 +34,7 @@ public final class KernelArguments {
     private final int[] sizes = new int[MAX_COUNT];
 
     /**
-     * The cached pointer of {@link CudaKernel}; null until set. Its class is one of the presets.
+     * A pointer that {@link CudaKernel} caches; null until set. An Object, because its class is in the CUDA presets.
      */
     Object pointers;
 
