@@ -45,7 +45,7 @@ public final class GlooBench {
         options.port((short) (child ? Integer.parseInt(args[1]) : 0));
         options.waitWorkers(false);
         TCPStore store = new TCPStore("127.0.0.1", options);
-        // Starts the peer after this JVM has unpacked the libraries: two JVMs must not unpack at once.
+        // Starts the peer after this JVM has unpacked the libraries: two JVMs must not unpack at the same time.
         Process other = child ? null : startOther(Short.toUnsignedInt(store.getPort()), args);
         ProcessGroupGloo.Options gloo = ProcessGroupGloo.Options.create();
         Device loopback = ProcessGroupGloo.createDeviceForHostname("127.0.0.1");

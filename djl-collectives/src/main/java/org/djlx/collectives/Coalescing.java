@@ -19,7 +19,9 @@ import org.djlx.nativeops.torch.TensorInfo;
 
 /**
  * Runs a collective on several tensors: as one batch if the backend {@linkplain
- * Backend#batchesCollectives batches collectives}, otherwise as one operation per element type. All ranks must pass the same types and shapes in the same order. Every operation carries a hash of all types and shapes, and the ranks compare the hashes.
+ * Backend#batchesCollectives batches collectives}, otherwise as one operation per element type. All
+ * ranks must pass the same types and shapes in the same order. Every operation carries a hash of
+ * all types and shapes, and the ranks compare the hashes.
  */
 final class Coalescing {
 

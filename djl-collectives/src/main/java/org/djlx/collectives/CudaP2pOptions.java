@@ -74,8 +74,8 @@ import org.djlx.nativeops.cuda.GpuTopology;
  *       all-reduces up to {@link #oneShotBytes(int)} over these links. They have no P2P buffers, so
  *       operators use their fallback.
  *   <li>Otherwise, and before sm_70, NCCL runs everything.
- *   <li>GPUs may have different architectures. NCCL runs on all ranks what one of them has no
- *       kernel for, such as bfloat16 before sm_80.
+ *   <li>GPUs may have different architectures. If one rank's GPU has no kernel for an operation
+ *       (bfloat16 before sm_80), NCCL runs the operation on all ranks.
  * </ul>
  *
  * <h2>Calls that do not match</h2>
@@ -147,7 +147,7 @@ public final class CudaP2pOptions extends BackendOptions {
     private final long heapSize;
     private final NcclOptions ncclOptions;
     private final Long oneShotBytes; // null: depends on the number of ranks
-    private final Long twoShotBytes; // likewise
+    private final Long twoShotBytes; // null: depends on the number of ranks
     private final GpuTopology.Kind topology;
     private final boolean sharedGpus;
     private final Boolean direct; // null: depends on the number of ranks
@@ -367,9 +367,9 @@ public final class CudaP2pOptions extends BackendOptions {
          *       share a hardware queue. A stream that waits for a kernel then blocks the queue, and
          *       with it this kernel. 32 is the most there are: with more streams than that in a
          *       process, ranks share queues again.
-         *   <li>Neither setting helps if one rank alone loads a kernel while kernels of the others
-         *       wait for it, as cuBLAS does for a new matrix size. For a new size let all ranks
-         *       synchronise their streams and meet before the call. Kernels of this project are
+         *   <li>Neither setting helps if only one rank loads a kernel while kernels of other ranks
+         *       wait for it. cuBLAS loads a kernel for a new matrix size: before such a call let
+         *       all ranks synchronise their streams and pass a barrier. Kernels of this project are
          *       loaded once for all ranks of a process.
          *   <li>Synchronise the rank's stream before you copy from the GPU to memory that is not
          *       pinned, as {@code toFloatArray} and {@code getFloat} do. The copy waits for the

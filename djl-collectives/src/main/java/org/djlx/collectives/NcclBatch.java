@@ -30,7 +30,7 @@ import org.djlx.collectives.internal.host.Required;
  *   <li>Batches may be nested; the outermost one counts.
  *   <li>All-reduces that {@code cuda_p2p} runs as kernels keep their position in the batch.
  *   <li>Operators on P2P buffers ({@link ProcessGroup#execute}) are not part of the batch. They are
- *       enqueued at once: after the calls before the batch, and before the operations that the
+ *       enqueued together: after the calls before the batch, and before the operations that the
  *       batch has not started yet.
  *   <li>{@code cuda_p2p} groups with {@linkplain NcclOptions.Builder#optVerify verified} calls need
  *       one thread per rank, because each call blocks until the other ranks have made theirs.

@@ -276,8 +276,8 @@ final class OperationChecks {
     }
 
     /**
-     * Checks that an input and an output share no memory, unless one is this rank's part of the
-     * other.
+     * Checks that an input and an output share no memory, unless one tensor is this rank's part of
+     * the other tensor.
      *
      * @param part the tensor that may be this rank's part of {@code whole}
      * @param place the offset of that part in {@code whole}, in elements; -1 if none is allowed

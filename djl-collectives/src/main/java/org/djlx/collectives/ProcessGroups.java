@@ -56,7 +56,7 @@ public final class ProcessGroups {
     // How long destroy() on rank 0 waits for the other ranks to close their store connections.
     private static final Duration STORE_CLOSE_TIMEOUT = Duration.ofSeconds(5);
     // How long the other rank threads may run after one has failed. Ranks that wait for it in an
-    // operation fail at once with a more precise error than an interrupt would give.
+    // operation fail immediately with a more precise error than an interrupt would give.
     private static final Duration GRACE = Duration.ofSeconds(10);
     // Group numbers. All ranks create their groups in the same order, so a group has the same
     // number on all ranks. The number separates the keys of successive groups in one store, and

@@ -12,7 +12,8 @@ import java.util.List;
 import java.util.concurrent.TimeUnit;
 
 /**
- * Runs code on one thread per rank and waits for all threads. When a rank fails, the other ranks have a grace period in which to fail by themselves; then their threads are interrupted.
+ * Runs code on one thread per rank and waits for all threads. When a rank fails, the other ranks
+ * have a grace period in which to fail by themselves; then their threads are interrupted.
  */
 final class RankThreads<T> {
 

@@ -49,7 +49,10 @@ record AllGatherMatmul(
         PRODUCTS,
         /** The products and the gathered A. */
         PRODUCTS_AND_A,
-        /** Half of B's columns compute values, the other half gates. Returns the values times the activation of the gates. */
+        /**
+         * Half of B's columns compute values, the other half gates. Returns the values times the
+         * activation of the gates.
+         */
         GATED_PRODUCT
     }
 
@@ -176,7 +179,10 @@ record AllGatherMatmul(
                 : new NcclPath.Gather(this, plans, choice, reason);
     }
 
-    /** Computes nothing: if no kernel computes the gated product, the caller runs the matmul and the activation itself. */
+    /**
+     * Computes nothing: if no kernel computes the gated product, the caller runs the matmul and the
+     * activation itself.
+     */
     private static MatmulPath.Issued<GatheredMatmul> nothing(
             ProcessGroup group, Operands operands) {
         return new MatmulPath.Issued<>(new GatheredMatmul(null, List.of()), Optional.empty());

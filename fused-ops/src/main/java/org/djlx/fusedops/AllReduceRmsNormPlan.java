@@ -205,7 +205,8 @@ final class AllReduceRmsNormPlan implements FusedPlan {
         if (outputs.residual() != call.inputs().address(0)) {
             NoGradient.run(() -> Torch.copy(sum, call.partial()));
         }
-        if (call.group().worldSize() > 1) { // NCCL cannot record that of one rank into a graph.
+        if (call.group().worldSize()
+                > 1) { // NCCL cannot record a one-rank all-reduce into a graph.
             call.group().allReduce(sum, ReduceOp.SUM, false);
         }
     }

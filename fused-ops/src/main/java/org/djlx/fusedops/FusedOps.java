@@ -194,7 +194,7 @@ public final class FusedOps {
     }
 
     /** Runs a call by its plan, which its first call makes. */
-    @SuppressWarnings("unchecked") // a key is that of one operator
+    @SuppressWarnings("unchecked") // a key belongs to one operator
     private static <R> R run(
             ProcessGroup group,
             Operands operands,
@@ -307,7 +307,7 @@ public final class FusedOps {
      *   <li>Each line is computed in float32 and rounded once to the element type.
      *   <li>The new residual has the same bits on the CPU, on GPUs, and as an all-reduce and an
      *       addition would give.
-     *   <li>The norm is that of the rounded residual. It has the same bits on GPUs of one
+     *   <li>The norm is computed from the rounded residual. It has the same bits on GPUs of one
      *       architecture, except for rows of more than 47 KiB. Otherwise squares may be added in
      *       another order, and a factor may be rounded once more or less in float32.
      *   <li>All ranks get the same bits if they pass the same residual, weight and epsilon. This is
@@ -352,8 +352,8 @@ public final class FusedOps {
      * given arrays: a CUDA graph of many layers can then reuse a few arrays.
      *
      * @param outputs the arrays for the results: contiguous, of the partial's shape and type. The
-     *     new residual may be the array of the partial. Apart from that, neither may share memory
-     *     with an input or with the other
+     *     new residual may be the array of the partial. Otherwise the arrays share no memory with
+     *     each other or with an input
      * @param partial this rank's part of the sum
      * @param residual of the same shape and type
      * @param weight of shape (hidden) and the same type
@@ -443,7 +443,8 @@ public final class FusedOps {
      *
      * @param operator the operator's name, see {@link UsageCounter#calls(String, Path)}
      * @return the scope; close it once
-     * @throws IllegalArgumentException if there is no such operator; names those that there are
+     * @throws IllegalArgumentException if there is no such operator; the message names all
+     *     operators
      */
     public static Scope forceFallback(String operator) {
         if (!OPERATORS.contains(operator)) {

@@ -14,8 +14,8 @@ import org.djlx.fusedops.internal.Compute;
 import org.djlx.fusedops.internal.Pipeline;
 
 /**
- * The state of fused operators for a group on one rank: the plans used last, and what they share.
- * Closed with the group.
+ * The state of fused operators for a group on one rank: the plans used last, and the kernels and
+ * buffers that they share. Closed with the group.
  *
  * <ul>
  *   <li>Nothing here refers to the group. Otherwise a group that its users drop could not be

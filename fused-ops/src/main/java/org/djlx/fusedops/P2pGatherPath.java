@@ -155,7 +155,7 @@ abstract class P2pGatherPath extends P2pPath<GatheredMatmul, P2pGatherPath.Call>
         private final Product[] products;
         private final long[] shardOutBytes; // of a shard's rows of each product
 
-        /** Prepares products of a number of rows at once. */
+        /** Prepares products that compute a number of rows at a time. */
         RowProducts(AllGatherMatmul operator, Compute compute, InPlace inPlace, long rows) {
             products = new Product[inPlace.layouts.length];
             shardOutBytes = new long[products.length];

@@ -24,7 +24,7 @@ struct Barrier {
   __device__ __forceinline__ void arrive_expecting(u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(this)), "r"(bytes) : "memory");
   }
-  // Waits for the end of the phase of a parity. The first phase has parity 0; a wait for parity 1 of a new barrier returns at once.
+  // Waits for the end of the phase of a parity. The first phase has parity 0; a wait for parity 1 of a new barrier returns immediately.
   __device__ __forceinline__ void wait(u32 parity) {
     asm volatile(
         "{\n .reg .pred done;\n AGAIN:\n mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n @done bra DONE;\n"

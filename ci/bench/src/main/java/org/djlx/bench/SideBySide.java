@@ -237,7 +237,7 @@ record SideBySide(BenchRank rank, int turns, long turnBytes, Calls calls) {
     }
 
     /**
-     * Counts native calls. The timed calls are not counted, because their marks call the driver too. On GPUs, one rank calls after the other, because threads of a process wait for each other in the driver; kernels wait on the GPU for the other ranks. On CPUs, all ranks call at once, because a call waits for all ranks.
+     * Counts native calls. The timed calls are not counted, because their marks call the driver too. On GPUs, one rank calls after the other, because threads of a process wait for each other in the driver; kernels wait on the GPU for the other ranks. On CPUs, all ranks call at the same time, because a call waits for all ranks.
      */
     private void count(Samples samples) {
         meet();

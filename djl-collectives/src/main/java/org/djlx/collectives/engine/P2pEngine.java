@@ -101,8 +101,7 @@ import org.djlx.nativeops.NativeLibrary;
  *
  * <p>Rank 0's parameters are broadcast when the trainer is initialised, or before the first forward
  * pass if the model already is. They are compared then, and again when the trainer is closed.
- * Statistics, such as those of batch normalisation, stay different on each rank; the model gets
- * rank 0's.
+ * Statistics of batch normalisation differ between ranks; the model gets rank 0's statistics.
  *
  * <p>On GPUs, DJL's {@code Sgd}, {@code Adam} and {@code AdamW} update a float32 parameter by one
  * kernel, with the same result. After a step a float32 parameter has no gradient array unless one

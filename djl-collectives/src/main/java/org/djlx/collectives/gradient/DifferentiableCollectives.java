@@ -31,9 +31,9 @@ import org.djlx.nativeops.torch.Torch;
  *   cut             identity                  identity
  * </pre>
  *
- * <p>Gradients are those of the sum of the ranks' losses. A value between {@code leaveParallel} and
- * the next {@code enterParallel} is the same on all ranks, which all compute the same from it; it
- * counts once.
+ * <p>Gradients are those of the sum of the ranks' losses. Between {@code leaveParallel} and the
+ * next {@code enterParallel} all ranks have the same value and compute the same from it, so its
+ * gradient counts once.
  *
  * <ul>
  *   <li>Each returns a new array in the input's manager: on a CPU after the operation has

@@ -16,7 +16,7 @@ import org.djlx.collectives.spi.Operation;
 import org.djlx.nativeops.host.SharedMemory;
 
 /**
- * A stream on the CPU: either the calling thread, which runs work at once, or a thread of a
+ * A stream on the CPU: either the calling thread, which runs work immediately, or a thread of a
  * JVM-wide pool, which is used only while there is work.
  */
 final class HostP2pStream implements P2pStream {

@@ -33,7 +33,7 @@ package org.djlx.collectives.p2p;
  * </ol>
  *
  * @param blocks the maximum number of thread blocks of one block per SM that a rank may launch so
- *     that the blocks of all ranks are resident at once; the same on all ranks
+ *     that the blocks of all ranks are resident at the same time; the same on all ranks
  * @param status the address of two words in host memory. A wait ends when the first is not 0. A
  *     kernel whose wait for rank r times out writes 1 + r to the second
  * @param entered by rank, as addressed by this GPU: the words with the ranks' entered epochs

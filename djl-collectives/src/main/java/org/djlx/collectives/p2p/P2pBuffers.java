@@ -281,7 +281,7 @@ public abstract class P2pBuffers {
      * <p>An operation that calls this must signal every rank with that value, before or after it
      * writes data there, and must wait for the signals of all ranks. This frees its half of the
      * buffer for a later operation: on GPUs for the next one, because it first waits for all ranks;
-     * on the CPU for the one after the next.
+     * on the CPU for the operation after the next.
      *
      * @param operation the running operation
      * @return the epoch: the same on all ranks, larger with each operation that calls this. On GPUs

@@ -237,7 +237,8 @@ public final class Safetensors implements AutoCloseable {
     }
 
     /**
-     * {@return the type and shape of all tensors, an unmodifiable list in the order of the index or of the file's data}
+     * {@return the type and shape of all tensors, an unmodifiable list in the order of the index or
+     * of the file's data}
      */
     public Collection<TensorSpec> specs() {
         return tensors.values().stream().map(location -> location.stored().spec()).toList();
@@ -376,7 +377,8 @@ public final class Safetensors implements AutoCloseable {
                 && NativeLibrary.CUDA.isAvailable()
                 && Torch.scalarType(destination) == type
                 && Torch.isContiguous(destination)
-                // libtorch must write arrays that require a gradient: autograd then detects the change.
+                // libtorch must write arrays that require a gradient: autograd then detects the
+                // change.
                 && !Torch.requiresGradient(destination);
     }
 

@@ -18,7 +18,8 @@ import java.util.HashSet;
 import java.util.Set;
 
 /**
- * Reads a JSON object whose keys are unique. Gson's own readers accept duplicate keys, and accept 1.0e3 as an integer.
+ * Reads a JSON object whose keys are unique. Gson's own readers accept duplicate keys, and accept
+ * 1.0e3 as an integer.
  */
 final class StrictJson {
 

@@ -114,8 +114,8 @@ public abstract class Backend implements AutoCloseable {
     }
 
     /**
-     * As {@link #allReduce}, for a caller that makes its current stream wait for the work at once.
-     * So a backend may run the operation on that stream.
+     * As {@link #allReduce}, for a caller that makes its current stream wait for the work
+     * immediately. So a backend may run the operation on that stream.
      *
      * @param operation the operation
      * @param tensor input and output

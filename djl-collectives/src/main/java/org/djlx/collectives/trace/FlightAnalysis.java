@@ -24,8 +24,8 @@ import org.djlx.collectives.trace.FlightEntry.State;
 import org.djlx.collectives.trace.FlightFinding.Kind;
 
 /**
- * Compares the flight records of a group's ranks. Finds ranks that have issued fewer operations
- * than others, and ranks that have called a different operation.
+ * Compares the flight records of a group's ranks. Finds ranks that are behind in the number of
+ * issued operations, and ranks that have called a different operation.
  *
  * <p>Operations are compared by their sequence number in the group, as far back as the records go.
  * If the records of a healthy job are taken at different times, the rank of the earlier record

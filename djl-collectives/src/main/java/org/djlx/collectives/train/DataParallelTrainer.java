@@ -44,7 +44,8 @@ import org.slf4j.LoggerFactory;
 
 /**
  * Data-parallel trainer of the engine {@code PyTorch-P2P}. Either several ranks in this JVM split
- * each batch, or this JVM is one rank of several processes with a batch each. The engine's javadoc describes the rules for programs.
+ * each batch, or this JVM is one rank of several processes with a batch each. The engine's javadoc
+ * describes the rules for programs.
  */
 public final class DataParallelTrainer extends Trainer {
 
@@ -227,7 +228,10 @@ public final class DataParallelTrainer extends Trainer {
         }
     }
 
-    /** Refuses divided blocks: this JVM has one handle of their group, and ranks cannot share a handle. */
+    /**
+     * Refuses divided blocks: this JVM has one handle of their group, and ranks cannot share a
+     * handle.
+     */
     private static void requireWhole(Block block, int ranks) {
         ProcessGroup parts = DividedBlock.groupOf(block);
         if (parts != null && parts.worldSize() > 1) {
@@ -364,7 +368,8 @@ public final class DataParallelTrainer extends Trainer {
     }
 
     /**
-     * Before the first step, copies the model's parameters to all ranks if the program has written to them.
+     * Before the first step, copies the model's parameters to all ranks if the program has written
+     * to them.
      */
     private void follow() {
         load();
@@ -416,7 +421,9 @@ public final class DataParallelTrainer extends Trainer {
         } catch (CollectiveMismatchException e) {
             failure = e;
             throw new CollectiveException(
-                    "the ranks called different operations: a rank may have closed its trainer while other ranks train on (after fewer batches?), or may train another model: "
+                    "the ranks called different operations: a rank may have closed its trainer"
+                        + " while other ranks train on (after fewer batches?), or may train another"
+                        + " model: "
                             + e.getMessage(),
                     e);
         } catch (RuntimeException | Error e) {
@@ -555,7 +562,7 @@ public final class DataParallelTrainer extends Trainer {
             return;
         }
         closed = true;
-        // With the interrupt flag set, waiting for the ranks would fail at once.
+        // With the interrupt flag set, waiting for the ranks would fail immediately.
         boolean interrupted = Thread.interrupted();
         closePasses();
         try {

@@ -33,7 +33,7 @@ import org.djlx.collectives.Work;
  *
  * <p>The block must be on the group's device. {@code EasyTrain} notifies listeners between the
  * backward pass and the step. A training loop of your own calls {@code trainer.notifyListeners}
- * there, or {@link #synchronize}. All gradients are reduced at once, after the backward pass; the
+ * there, or {@link #synchronize}. All gradients are reduced together, after the backward pass; the
  * engine {@code PyTorch-P2P} overlaps the two.
  */
 public final class GradientSynchronizer extends TrainingListenerAdapter {

@@ -26,7 +26,8 @@ final class RankWorkers implements AutoCloseable {
     /**
      * Starts the threads.
      *
-     * @param onFailure gets the first failure of a run; must abort the operations in which other ranks wait
+     * @param onFailure gets the first failure of a run; must abort the operations in which other
+     *     ranks wait
      */
     RankWorkers(int ranks, Consumer<Throwable> onFailure) {
         this.onFailure = onFailure;

@@ -300,7 +300,7 @@ public final class Replica implements AutoCloseable {
 
     /**
      * Checks that the program has not changed gradients since the last backward pass: it can change
-     * this rank's gradients only, not those of the other ranks.
+     * this rank's gradients only, not the other ranks' gradients.
      *
      * @throws IllegalStateException if it has changed a gradient
      */

@@ -41,9 +41,9 @@ public final class FusedMatmulModel {
     private static final int MAX_TILES = 1 << 24; // beyond it, PIPELINED is as fast
     private static final int MAX_SIZE = Integer.MAX_VALUE / 2;
     private static final int STEP =
-            KERNEL.value("BLOCK_K"); // columns of A that a tile multiplies at once
+            KERNEL.value("BLOCK_K"); // columns of A that a tile multiplies at a time
     private static final long PIECE =
-            KERNEL.value("PUSH_BYTES"); // bytes that a thread block pushes at once
+            KERNEL.value("PUSH_BYTES"); // bytes that a thread block pushes at a time
     private static final int[] PUSHERS = {8, 16, 32, 4, 2, 1};
     private static final double EPSILON = 1e-9;
 

@@ -149,8 +149,8 @@ public final class GatheredExchange implements AutoCloseable {
     }
 
     /**
-     * All thread blocks must be resident at once: they wait for those of other ranks, which may
-     * share this GPU.
+     * All thread blocks must be resident at the same time: they wait for the other ranks' blocks,
+     * which may run on the same GPU.
      */
     private LaunchSize size(OneShotSlots slots, long packs) {
         int most = slots.blocks() < processors ? slots.blocks() : perProcessor * processors;

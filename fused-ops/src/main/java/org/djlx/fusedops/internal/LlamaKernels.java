@@ -340,8 +340,8 @@ public final class LlamaKernels implements AutoCloseable {
     public record Norm(long weight, long residual, long newResidual, float epsilon) {}
 
     /**
-     * Returns whether matmuls normalise x themselves: if it is one row, of a length that fits into
-     * shared memory. For two rows a separate kernel is faster.
+     * Returns whether the matmul kernels can normalise x: for one row that fits into shared memory.
+     * For two rows a separate kernel is faster.
      */
     public boolean canNorm(int rows, int depth) {
         return rows == 1
@@ -425,7 +425,7 @@ public final class LlamaKernels implements AutoCloseable {
                     stream, LaunchSize.of(rows, PREFILL_THREADS).asDependent(), arguments);
         }
         arguments.add((float) (LOG2_E / Math.sqrt(headSize)));
-        // An SM runs two thread blocks of the one kernel at once, or four of the other.
+        // An SM can hold two thread blocks of `attention`, or four of `attentionLate`.
         boolean many = (long) rows * heads * chunks > 2L * multiprocessors;
         CudaKernel kernel = sharesSequences ? attentionCached : many ? attentionLate : attention;
         LaunchSize size = LaunchSize.of(heads, ATTENTION_THREADS).withGrid(rows, chunks);

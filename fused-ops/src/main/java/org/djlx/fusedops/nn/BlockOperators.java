@@ -30,7 +30,8 @@ import org.slf4j.LoggerFactory;
  * <ul>
  *   <li>On a GPU each is one kernel, and its gradient is one kernel that the {@link GradientScope}
  *       records.
- *   <li>libtorch computes the operator on CPUs, for types and sizes without kernels, and if a gradient is needed but no scope is open.
+ *   <li>libtorch computes the operator on CPUs, for types and sizes without kernels, and if a
+ *       gradient is needed but no scope is open.
  *   <li>RMSNorm and gated SiLU compute 16-bit types in float32 and round once. Other operators of
  *       libtorch round each result.
  * </ul>
@@ -71,7 +72,8 @@ final class BlockOperators implements AutoCloseable {
     }
 
     /**
-     * Returns whether a kernel computes with these arrays. The kernel's results go into the manager of the first array.
+     * Returns whether a kernel computes with these arrays. The kernel's results go into the manager
+     * of the first array.
      */
     private boolean isFused(NDArray... arrays) {
         NDArray first = arrays[0];

@@ -54,7 +54,8 @@ import org.djlx.nativeops.torch.Torch;
  * <ul>
  *   <li>With sequence parallelism the loss is the sum of the ranks' losses, each over its own
  *       tokens. Without it, all ranks compute the same loss.
- *   <li>A parameter that several ranks hold gets the gradient of the undivided block on all these ranks, and so stays equal on them.
+ *   <li>A parameter that several ranks hold gets the gradient of the undivided block on all these
+ *       ranks, and so stays equal on them.
  * </ul>
  *
  * <p><b>Mixed precision.</b> Matmuls compute in the element type of the activations. Set it to
@@ -521,7 +522,8 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
     }
 
     /**
-     * Sums the gradients of all parts in one all-reduce of the group. Returns the sum for this rank's part.
+     * Sums the gradients of all parts in one all-reduce of the group. Returns the sum for this
+     * rank's part.
      */
     private NDArray sharedGradient(NDArray gradient, Layout layout) {
         NDList all = new NDList();

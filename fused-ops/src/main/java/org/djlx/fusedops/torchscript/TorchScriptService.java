@@ -42,7 +42,8 @@ final class TorchScriptService implements ParallelModel {
     private static final String ENGINE = "PyTorch";
 
     private final RankPool<Request, Answer> pool;
-    // Manager of the arrays of a request until all ranks have served it; after a failure, until close().
+    // Manager of the arrays of a request until all ranks have served it; after a failure, until
+    // close().
     private final NDManager requests;
     private final Model front; // stands for the model in the translator
     private final RequestTranslator translator;
@@ -82,7 +83,8 @@ final class TorchScriptService implements ParallelModel {
             Model model = Model.newInstance(name, group.device(), ENGINE);
             boolean done = false;
             try {
-                // Without this option, tensors are first loaded onto the device that they were saved from.
+                // Without this option, tensors are first loaded onto the device that they were
+                // saved from.
                 model.load(directory, name, Map.of("mapLocation", "true"));
                 Predictor<NDList, NDList> predictor = model.newPredictor(new NoopTranslator());
                 done = true;
@@ -269,7 +271,8 @@ final class TorchScriptService implements ParallelModel {
                             ? inner
                             : e;
             verdict.note(group.rank(), cause);
-            // If all ranks failed at the same operator, all of them call this barrier. Otherwise the group detects
+            // If all ranks failed at the same operator, all of them call this barrier. Otherwise
+            // the group detects
             // a mismatch, and all ranks fail.
             try {
                 group.barrier().await();
@@ -305,7 +308,10 @@ final class TorchScriptService implements ParallelModel {
         return copies;
     }
 
-    /** The outcome of a request, which must be the same on all ranks: all serve it, or all refuse it. */
+    /**
+     * The outcome of a request, which must be the same on all ranks: all serve it, or all refuse
+     * it.
+     */
     private static final class Verdict {
 
         private int first = -1; // the first rank that noted its outcome; -1 for none
@@ -321,7 +327,9 @@ final class TorchScriptService implements ParallelModel {
             }
         }
 
-        /** Returns the failure to report: of the first rank, if it failed; otherwise of the group. */
+        /**
+         * Returns the failure to report: of the first rank, if it failed; otherwise of the group.
+         */
         synchronized CollectiveException explain(CollectiveException group) {
             return why == null ? group : apart(first, why, group);
         }

@@ -14,8 +14,8 @@ import org.djlx.nativeops.torch.Torch;
 
 /**
  * A CUDA stream: a queue of work that a GPU executes in order. Methods queue work and return,
- * except {@link #synchronize()}. Thread-safe; work that several threads queue at once has no
- * defined order.
+ * except {@link #synchronize()}. Thread-safe; work that several threads queue at the same time has
+ * no defined order.
  */
 public final class CudaStream extends CudaResource {
 
@@ -180,7 +180,7 @@ public final class CudaStream extends CudaResource {
 
     /**
      * Keeps the storage of arrays until this stream has executed all work queued so far, even if
-     * the arrays are closed at once. Does not block.
+     * the arrays are closed immediately. Does not block.
      *
      * <p>Why: libtorch gives the memory of a freed tensor to the next tensor that fits. This is
      * safe on the stream on which the tensor was <em>allocated</em>, because its work runs in

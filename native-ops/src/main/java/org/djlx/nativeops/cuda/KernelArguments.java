@@ -34,7 +34,8 @@ public final class KernelArguments {
     private final int[] sizes = new int[MAX_COUNT];
 
     /**
-     * A pointer that {@link CudaKernel} caches; null until set. An Object, because its class is in the CUDA presets.
+     * A pointer that {@link CudaKernel} caches; null until set. An Object, because its class is in
+     * the CUDA presets.
      */
     Object pointers;
 

@@ -16,7 +16,8 @@ import java.nio.ByteOrder;
  */
 public final class KernelStruct {
 
-    private static final int ALIGNMENT = 64; // that of tensor maps, the largest that members have
+    private static final int ALIGNMENT =
+            64; // of tensor maps, the members with the largest alignment
 
     private final ByteBuffer buffer;
     private final long address;

@@ -50,7 +50,8 @@ public record LaunchSize(
             throw new IllegalArgumentException(
                     String.format(
                             "a launch of %d x %d x %d blocks of %d x %d x %d threads with %d bytes"
-                                    + " of shared memory is invalid: blocks and threads must be 1 or more, and bytes 0 or more",
+                                + " of shared memory is invalid: blocks and threads must be 1 or"
+                                + " more, and bytes 0 or more",
                             gridX, gridY, gridZ, blockX, blockY, blockZ, sharedBytes));
         }
     }

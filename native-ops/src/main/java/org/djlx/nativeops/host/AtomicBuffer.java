@@ -165,7 +165,7 @@ public final class AtomicBuffer {
      * spuriously, so the caller must check its condition again.
      *
      * @param offset the offset in bytes
-     * @param expected the value; if the int differs, the method returns at once
+     * @param expected the value; if the int differs, the method returns immediately
      * @param timeoutNanos the longest sleep, in nanoseconds
      */
     public void sleepWhile(int offset, int expected, long timeoutNanos) {

@@ -21,7 +21,7 @@ import org.djlx.nativeops.torch.ScalarType;
 /**
  * One rank of an NCCL communicator.
  *
- * <p>Collectives are queued on a stream and return at once. Addresses are on the communicator's
+ * <p>Collectives are queued on a stream and return immediately. Addresses are on the communicator's
  * GPU; counts are in elements. Rules:
  *
  * <ul>
@@ -368,9 +368,9 @@ public final class NcclCommunicator implements AutoCloseable {
     }
 
     /**
-     * Frees the communicator. No operation may be running. With ranks in one process, the last of
-     * them frees all, and the others return at once; ranks in several processes of a host wait for
-     * each other. Idempotent.
+     * Frees the communicator. No operation may be running. With ranks in one process, the last rank
+     * to call frees all communicators, and the other calls return immediately. Ranks in several
+     * processes of a host wait for each other. Idempotent.
      */
     @Override
     public void close() {

@@ -5,7 +5,7 @@
 package org.djlx.nativeops.torch;
 
 /**
- * The element types of libtorch's arrays ({@code c10::ScalarType}), including those that {@link
+ * The element types of libtorch's arrays ({@code c10::ScalarType}), including types that {@link
  * ai.djl.ndarray.types.DataType} does not have. Quantized types are left out, because their
  * elements have no meaning without the array's quantizer.
  */

@@ -1,5 +1,5 @@
-// All-reduce, residual addition and RMSNorm in one launch, for the few rows of a decode step; and the latter two alone, after an
-// all-reduce of many rows.
+// All-reduce, residual addition and RMSNorm in one launch, for the few rows of a decode step. Residual addition and RMSNorm
+// also as a kernel of their own, after an all-reduce of many rows.
 //
 //   sum      = partials of all ranks in rank order, in float32, rounded to the element type
 //   residual = residual + sum, in float32, rounded

@@ -182,8 +182,8 @@ __device__ __forceinline__ Tile tile_at(const Launch& launch, u32 index) {
   if (step >= launch.ranks) return {NO_PART};
   Tile tile;
 #if SCATTER
-  // After `own_delay` tiles of the last peer's part, its tiles and those of the own part alternate: by then the peers have computed
-  // their first tiles of the own part.
+  // After `own_delay` tiles of the last peer's part, its tiles and the own part's tiles alternate: by then the peers have
+  // computed their first tiles of the own part.
   u32 begin = (launch.ranks - 2) * part_tiles + launch.own_delay;
   if (launch.ranks > 1 && index >= begin) {
     u32 both = index - begin;

@@ -5,7 +5,7 @@
 //
 // Invariants
 // - All ranks launch with the same number of packs or elements, at most a slot. The number of blocks may differ between ranks; all
-//   blocks of a rank must be resident at once.
+//   blocks of a rank must be resident at the same time.
 // - A thread sends its next pack before it waits for the peers' current one.
 // - A word of all ones, a NaN in every element type, arrives as another NaN.
 // - Sums are in float32, in rank order, rounded once.

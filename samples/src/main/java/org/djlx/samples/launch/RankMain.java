@@ -28,7 +28,7 @@ public final class RankMain {
 
     /**
      * Runs the main method of the class that the first argument names. An exception ends the
-     * process with code 1 at once, even if other threads still run. The launcher then stops the
+     * process with code 1 immediately, even if other threads still run. The launcher then stops the
      * other ranks.
      */
     public static void main(String[] args) throws ReflectiveOperationException {
@@ -65,7 +65,7 @@ public final class RankMain {
         try {
             Sessions.end(ProcessHandle.current().pid());
         } catch (InterruptedException | UncheckedIOException e) {
-            System.err.println("Cannot end what this rank has started: " + e.getMessage());
+            System.err.println("Cannot end the processes that this rank has started: " + e.getMessage());
         }
         Runtime.getRuntime().halt(LAUNCHER_GONE);
     }

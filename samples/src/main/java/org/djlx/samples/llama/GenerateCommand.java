@@ -148,7 +148,7 @@ public final class GenerateCommand extends CliCommand {
 
     private static String summary(
             Generation generation, int tokens, long firstNanos, long otherNanos) {
-        // The time to the first token is that of the prefill.
+        // The time to the first token is the time of the prefill.
         String speed =
                 tokens < 2
                         ? ""

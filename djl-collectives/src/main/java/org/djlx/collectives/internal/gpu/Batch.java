@@ -60,7 +60,7 @@ public final class Batch {
     /**
      * Requires that this thread has no open batch.
      *
-     * @param operation the operation that the caller waits for at once
+     * @param operation the operation that the caller waits for immediately
      * @throws IllegalStateException if there is an open batch
      */
     public static void requireNone(Operation operation) {

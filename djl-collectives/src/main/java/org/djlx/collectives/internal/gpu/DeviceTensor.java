@@ -81,7 +81,7 @@ public final class DeviceTensor implements AutoCloseable {
         return new DeviceTensor(manager, tensor, true, false);
     }
 
-    /** Wraps a tensor all of whose elements are written. The manager owns a copy. */
+    /** Wraps a tensor; the operation writes all its elements. The manager owns a copy. */
     public static DeviceTensor output(NDManager manager, NDArray tensor) {
         return new DeviceTensor(manager, tensor, false, false);
     }

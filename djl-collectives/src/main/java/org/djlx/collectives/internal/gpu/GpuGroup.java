@@ -61,7 +61,8 @@ import org.djlx.nativeops.cuda.CudaStream;
  *   <li>All works that have not ended are failed before the abort: after it they would look as if
  *       they had succeeded. For the same reason, {@link Connection#aborting} comes before {@link
  *       Connection#abort}.
- *   <li>All broken queues are aborted at once because the operations of one may wait for another's.
+ *   <li>All broken queues are aborted at the same time, because operations of one queue may wait
+ *       for operations of another.
  *   <li>Failed works complete after the abort, in their order. They release their memory only if
  *       the GPU has stopped, and memory that peers may still write into when the kernel says so.
  * </ol>
@@ -92,10 +93,10 @@ public final class GpuGroup {
     /**
      * Creates the group's queue of collectives, and starts the watchdog.
      *
-     * @param backend what the backend that connects the ranks is called, such as "NCCL"
+     * @param backend the name of the backend that connects the ranks, such as "NCCL"
      * @param resources the GPU; closed with the group
      * @param connection connects the collectives of all ranks
-     * @param deadPeer names a peer whose process has ended, if there is one
+     * @param deadPeer returns the name of a peer whose process has ended; empty if there is none
      */
     public GpuGroup(
             String name,
@@ -272,7 +273,7 @@ public final class GpuGroup {
         watchdog.fail(failingWith(failed), reason);
     }
 
-    /** Fails an operation that does not match those of other ranks; its queue goes on. */
+    /** Fails an operation that does not match the other ranks' operations; its queue continues. */
     void refuse(QueuedWork work, CollectiveException reason) {
         if (watchdog.remove(work)) {
             work.fail(reason);

@@ -107,7 +107,7 @@ public final class QueuedWork extends GpuWork {
         return ready == null;
     }
 
-    /** Marks the end of what {@link #launch} enqueued, when it is in the stream. */
+    /** Records the end of the work that {@link #launch} has enqueued on the stream. */
     void launched(CudaStream stream) {
         if (hasEnded()) {
             return; // It has failed meanwhile, and its tensors are released.

@@ -207,7 +207,7 @@ public final class StreamQueue implements Watchdog.Queue {
 
     /**
      * Returns whether all issued operations are enqueued on the stream, so that {@link
-     * #awaitLaunched} returns at once.
+     * #awaitLaunched} returns immediately.
      */
     public synchronized boolean isLaunched() {
         return helper == null && owner == null;

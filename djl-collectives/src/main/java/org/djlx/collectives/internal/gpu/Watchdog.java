@@ -409,7 +409,10 @@ public final class Watchdog implements AutoCloseable {
         }
     }
 
-    /** Aborts all queues at once because the operations of one may wait for those of another. */
+    /**
+     * Aborts all queues at the same time, because operations of one queue may wait for operations
+     * of another.
+     */
     private static boolean abort(List<Queue> queues) {
         List<Thread> aborters =
                 queues.stream()

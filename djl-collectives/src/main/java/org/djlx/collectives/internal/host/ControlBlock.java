@@ -13,8 +13,7 @@ import org.djlx.nativeops.host.NativeMemory;
 /**
  * The part of the shared memory in which ranks synchronise and see each other's state: one record
  * per rank, then the signal words, then one failure reason per rank. A rank writes its own record;
- * only the doorbell is written by others. Data written by different ranks is on different cache
- * lines.
+ * peers write only its doorbell. Data written by different ranks is on different cache lines.
  *
  * <pre>
  *   record (512 bytes)
@@ -144,7 +143,8 @@ public final class ControlBlock {
     }
 
     /**
-     * Sleeps until another rank rings. Returns at once if one has rung since {@link #prepareSleep}.
+     * Sleeps until another rank rings. Returns immediately if one has rung since {@link
+     * #prepareSleep}.
      *
      * @param doorbell the result of {@link #prepareSleep}
      * @param nanos the maximum time in ns

@@ -159,8 +159,8 @@ public final class GroupErrors {
     }
 
     /**
-     * An operation timed out because of other ranks and what they omitted, such as {@code did not
-     * arrive}.
+     * An operation timed out because of other ranks. The message says what they did not do, such as
+     * {@code did not arrive}.
      */
     public static CollectiveTimeoutException timedOut(
             Operation operation, int rank, List<Integer> missing, String omission) {
@@ -170,7 +170,7 @@ public final class GroupErrors {
     /**
      * An operation timed out because of other ranks.
      *
-     * @param omission what they did not do, such as {@code did not arrive}
+     * @param omission what the missing ranks did not do, such as {@code did not arrive}
      * @param cause the underlying timeout, or null
      */
     public static CollectiveTimeoutException timedOut(

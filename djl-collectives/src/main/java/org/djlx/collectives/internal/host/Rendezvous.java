@@ -79,7 +79,7 @@ import org.djlx.collectives.spi.Operation;
  * <p>Longer spinning takes the core from ranks that share it: 4 KB between such ranks takes 15 to
  * 17 µs instead of 10 to 13.
  *
- * <p>A waiting rank notices at once if a peer announces that it has failed or left, checks
+ * <p>A waiting rank notices immediately if a peer announces that it has failed or left, checks
  * periodically whether processes are alive, and stops at the operation's deadline.
  *
  * <h2>Threads</h2>

@@ -42,9 +42,9 @@ final class DeviceChoice {
     }
 
     /**
-     * Returns {@code LOCAL_RANK} if {@code RANK} and {@code WORLD_SIZE} are those of this rank, as
-     * torchrun sets them for each process. Otherwise, as with ranks that are threads, returns the
-     * rank modulo the number of GPUs.
+     * Returns {@code LOCAL_RANK} if {@code RANK} and {@code WORLD_SIZE} match this rank and its
+     * world size: torchrun sets the three for each process. Otherwise, for example if ranks are
+     * threads, returns the rank modulo the number of GPUs.
      *
      * @throws IllegalArgumentException if {@code LOCAL_RANK} is not the index of a GPU
      */

@@ -29,7 +29,7 @@ import org.djlx.nativeops.nccl.NcclGroup;
 final class NcclConnection implements Connection {
 
     /**
-     * Compares operations with those of other ranks before they are launched.
+     * Compares operations with the other ranks' operations before they are launched.
      *
      * @param concerns whether an operation must be compared
      * @param verify waits for the other ranks, and throws if the calls do not match

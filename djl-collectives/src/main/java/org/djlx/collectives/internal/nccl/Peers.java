@@ -12,7 +12,8 @@ import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.internal.host.Liveness;
 
 /**
- * The processes of a group's ranks. {@link #dead} checks the processes on this host, because NCCL itself may wait forever for a process that has died.
+ * The processes of a group's ranks. {@link #dead} checks the processes on this host, because NCCL
+ * itself may wait forever for a process that has died.
  */
 final class Peers {
 
@@ -73,7 +74,10 @@ final class Peers {
         return new Peers(subset);
     }
 
-    /** Returns an error message for a rank whose process on this host has died; empty if all run. Checks at most every 100 ms. */
+    /**
+     * Returns an error message for a rank whose process on this host has died; empty if all run.
+     * Checks at most every 100 ms.
+     */
     synchronized Optional<String> dead() {
         long now = System.nanoTime();
         if (now - lastNanos < INTERVAL_NANOS) {

@@ -21,7 +21,7 @@ import org.djlx.collectives.store.Store;
 import org.djlx.collectives.store.StoreTimeoutException;
 
 /**
- * Compares calls with those of the other ranks through the group's store, before they run. For
+ * Compares calls with the other ranks' calls through the group's store, before they run. For
  * debugging: the host waits for the other ranks in each call. The counterpart of c10d's {@code
  * TORCH_DISTRIBUTED_DEBUG=DETAIL}.
  */
@@ -44,7 +44,8 @@ final class Verification {
             throw GroupErrors.disagreement(operation, context.name(), calls);
         }
         if (work.call().detail().length > 0) {
-            // Of an all-to-all: the bytes for each rank, then those expected from each.
+            // Of an all-to-all: the bytes to send to each rank, then the bytes expected from each
+            // rank.
             int sent = CallWords.COUNT;
             GroupErrors.requireSizes(
                     operation,

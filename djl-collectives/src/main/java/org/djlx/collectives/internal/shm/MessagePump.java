@@ -26,8 +26,10 @@ import org.djlx.collectives.internal.shm.MessageMatcher.Offer;
  * </pre>
  *
  * <ul>
- *   <li>The sender keeps its data until the receiver accepts the offer. Both ends report a mismatch.
- *   <li>Mailboxes never block: a letter that does not fit is queued here, and all arrived data is read, of every message.
+ *   <li>The sender keeps its data until the receiver accepts the offer. Both ends report a
+ *       mismatch.
+ *   <li>Mailboxes never block: a letter that does not fit is queued here, and all arrived data is
+ *       read, of every message.
  *   <li>A failed message is removed: the sender withdraws it, and the receiver drops chunks of
  *       unknown messages.
  *   <li>Guarded by the lock of the {@link MessageQueue}.

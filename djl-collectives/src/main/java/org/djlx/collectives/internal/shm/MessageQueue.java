@@ -18,7 +18,7 @@ import org.djlx.collectives.internal.host.Rendezvous;
 import org.djlx.collectives.internal.shm.MessageMatcher.Offer;
 
 /**
- * The running messages of one rank, to and from all others. They run concurrently, independent of
+ * The running messages of one rank, to and from all peers. They run concurrently, independent of
  * the operations in the {@link OpQueue}.
  */
 final class MessageQueue implements MessageDriver.Engine {

@@ -18,7 +18,7 @@ import org.djlx.collectives.spi.Operation;
 /**
  * Runs the operations of one rank, in the order in which they were issued.
  *
- * <p>A thread that waits for an operation runs it, and those before it, so a call followed by
+ * <p>A thread that waits for an operation runs it and all earlier operations, so a call followed by
  * {@code await} needs no thread switch. Operations without a waiting thread are run by the queue's
  * thread. It checks the queue some time after an operation was issued, or after another thread has
  * stopped running operations. It sleeps while the queue is empty or another thread runs operations.
@@ -103,7 +103,7 @@ final class OpQueue {
         return true;
     }
 
-    /** Makes the queue's thread run pending operations at once. */
+    /** Makes the queue's thread run pending operations immediately. */
     void expedite() {
         LockSupport.unpark(progress);
     }
@@ -148,7 +148,7 @@ final class OpQueue {
 
     /** Runs operations that have been pending for some time, or sleeps. */
     private void runOrSleep() {
-        Thread.interrupted(); // Otherwise park() would return at once.
+        Thread.interrupted(); // Otherwise park() would return immediately.
         boolean empty;
         boolean quiet;
         synchronized (pending) {

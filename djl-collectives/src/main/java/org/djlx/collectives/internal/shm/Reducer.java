@@ -20,7 +20,9 @@ import org.djlx.nativeops.torch.TorchInPlace;
  * views of memory, or with {@link JavaSums} if they are small. 16-bit floating-point types are
  * accumulated in float32 and rounded once.
  *
- * <p>The result has the same bits on every rank, with one exception. If the result overwrites a part, two operands may be swapped: MIN and MAX may then return another zero (+0 or -0), and every operator another NaN.
+ * <p>The result has the same bits on every rank, with one exception. If the result overwrites a
+ * part, two operands may be swapped: MIN and MAX may then return another zero (+0 or -0), and every
+ * operator another NaN.
  */
 final class Reducer implements AutoCloseable {
 
@@ -43,7 +45,8 @@ final class Reducer implements AutoCloseable {
     /**
      * Reduces contributions.
      *
-     * @param result the address of the result. It may be the address of a part; then the first part may be overwritten as well
+     * @param result the address of the result. It may be the address of a part; then the first part
+     *     may be overwritten as well
      * @param parts the addresses of the contributions, in rank order
      * @param op the reduction
      */
@@ -104,8 +107,9 @@ final class Reducer implements AutoCloseable {
     }
 
     /**
-     * Accumulates into the result. If the result is a rank's part, the parts of lower ranks are accumulated into the first part. The first part is then combined with the result. The operators
-     * commute, except for zeros and NaNs, so this keeps the rank order.
+     * Accumulates into the result. If the result is a rank's part, the parts of lower ranks are
+     * accumulated into the first part. The first part is then combined with the result. The
+     * operators commute, except for zeros and NaNs, so this keeps the rank order.
      */
     private void accumulateInPlace(
             NDArray out, long result, long[] parts, long count, ScalarType type, ReduceOp op) {

@@ -235,8 +235,8 @@ final class EngineCore {
     }
 
     /**
-     * Schedules the next step, while the step before may still be in flight. Returns null if there
-     * is nothing to compute.
+     * Schedules the next step, while the previous step may still be in flight. Returns null if
+     * there is nothing to compute.
      */
     private Step nextStep(boolean async) {
         List<Sequence> sampled = new ArrayList<>();

@@ -40,7 +40,9 @@ final class ModelRank implements RankWorker<StepRequest, List<Sampler.SampledTok
         return step.run(this);
     }
 
-    /** Launches a step, then finishes the step before. Rank 0 returns the tokens of the latter. */
+    /**
+     * Launches a step, then finishes the previous step. Rank 0 returns the previous step's tokens.
+     */
     List<Sampler.SampledToken> step(StepRequest step) {
         InFlight before = inFlight;
         inFlight = null;

@@ -108,8 +108,8 @@ final class Scheduler {
 
     /**
      * Returns whether the next step has a prompt too long for the decode kernels. The ranks'
-     * threads take long to launch its prefill, and would report the tokens of the step before only
-     * then.
+     * threads take long to launch its prefill, and would report the previous step's tokens only
+     * after that.
      */
     boolean hasLongPrefill() {
         return running.stream()

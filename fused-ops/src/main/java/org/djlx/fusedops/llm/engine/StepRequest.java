@@ -19,7 +19,9 @@ import org.djlx.fusedops.llm.sampling.Sampler;
 import org.djlx.fusedops.llm.sampling.SamplingParameters;
 
 /**
- * One step of all ranks: launches the forward pass of a batch, then waits for the logits of the previous step and samples its tokens. So the next step is already queued on the GPU when a step ends.
+ * One step of all ranks: launches the forward pass of a batch, then waits for the logits of the
+ * previous step and samples its tokens. So the next step is already queued on the GPU when a step
+ * ends.
  */
 class StepRequest {
 
@@ -101,8 +103,9 @@ class StepRequest {
 
     /**
      * Writes the number of chunks, and for each chunk its start, whether it needs logits, its
-     * sampling parameters, its tokens and its slots. The number of tokens precedes the tokens, and the number of slots the slots. There may be thousands of slots, so they are written as runs of adjacent slots: the first
-     * slot and the length.
+     * sampling parameters, its tokens and its slots. The number of tokens precedes the tokens, and
+     * the number of slots the slots. There may be thousands of slots, so they are written as runs
+     * of adjacent slots: the first slot and the length.
      */
     private static void write(TokenBatch batch, DataOutputStream out) throws IOException {
         out.writeInt(batch.chunks().size());

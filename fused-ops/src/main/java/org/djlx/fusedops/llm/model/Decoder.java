@@ -99,7 +99,7 @@ final class Decoder implements AutoCloseable {
     private final ByteBuffer nextInputs;
     private final Map<Key, CudaGraph> graphs = new HashMap<>();
 
-    // Double buffered: the host prepares a step while the GPU runs the one before.
+    // Double buffered: the host prepares a step while the GPU runs the previous step.
     private final HostBuffers[] hostBuffers = new HostBuffers[2];
     private int nextBuffers;
 
@@ -631,7 +631,7 @@ final class Decoder implements AutoCloseable {
 
         private final HostBuffers buffers;
         private final List<Work> works;
-        private final List<Integer> rows = new ArrayList<>(); // those that need logits
+        private final List<Integer> rows = new ArrayList<>(); // the rows that need logits
         private final List<Boolean> randomly = new ArrayList<>(); // whether each is not greedy
         private List<DeviceToken> tokens; // null until await()
         private NDArray copy; // of the logits; null unless copied

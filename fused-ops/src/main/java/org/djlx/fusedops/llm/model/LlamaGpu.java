@@ -25,7 +25,8 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * The kernels of a model on one rank's GPU, and the prefill operations that launch them on the current stream. Kernels compute in float32 and round once. Use it on the rank's thread only.
+ * The kernels of a model on one rank's GPU, and the prefill operations that launch them on the
+ * current stream. Kernels compute in float32 and round once. Use it on the rank's thread only.
  */
 public final class LlamaGpu implements AutoCloseable {
 
@@ -62,7 +63,8 @@ public final class LlamaGpu implements AutoCloseable {
     }
 
     /**
-     * Running compilations. They run on their own threads, so ranks can connect and read weights while kernels that are not cached are compiled. {@link LlamaGpu#create} waits for them.
+     * Running compilations. They run on their own threads, so ranks can connect and read weights
+     * while kernels that are not cached are compiled. {@link LlamaGpu#create} waits for them.
      */
     public static final class Compilations implements AutoCloseable {
 
@@ -194,7 +196,9 @@ public final class LlamaGpu implements AutoCloseable {
     }
 
     /**
-     * Copies the tokens and slots of a chunk to the device, padded to {@code rows}. Padding rows repeat the last token. Tokens attend to padding rows with weight 0, so their values must be finite.
+     * Copies the tokens and slots of a chunk to the device, padded to {@code rows}. Padding rows
+     * repeat the last token. Tokens attend to padding rows with weight 0, so their values must be
+     * finite.
      */
     static PrefillInputs inputs(NDManager manager, TokenBatch.Chunk chunk, int rows) {
         int tokens = chunk.tokens().length;
@@ -204,7 +208,10 @@ public final class LlamaGpu implements AutoCloseable {
         return new PrefillInputs(manager.create(inputs), rows, tokens, chunk.start());
     }
 
-    /** Looks up the embedding of tokens in this rank's part of the vocabulary; zeros for other tokens. */
+    /**
+     * Looks up the embedding of tokens in this rank's part of the vocabulary; zeros for other
+     * tokens.
+     */
     NDArray embed(PrefillInputs prompt, LlamaWeights weights) {
         Shape shape = new Shape(prompt.rows, config.hiddenSize());
         NDArray output = Torch.empty(prompt.inputs.getManager(), shape, config.type());

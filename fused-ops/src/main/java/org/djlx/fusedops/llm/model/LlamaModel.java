@@ -288,7 +288,10 @@ public final class LlamaModel implements AutoCloseable {
         return new Hidden(sum.residual(), sum.norm());
     }
 
-    /** Looks up the embedding: each rank its tokens and zeros for others, then the sum of ranks. */
+    /**
+     * Looks up the embedding: each rank looks up its part of the vocabulary, with zeros for other
+     * tokens; the results are summed.
+     */
     private NDArray embed(NDManager step, TokenBatch batch, boolean divided) {
         int ranks = group.worldSize();
         int rows = divided ? roundUp(batch.tokens(), ranks) : batch.tokens();

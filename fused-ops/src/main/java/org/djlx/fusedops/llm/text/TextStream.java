@@ -20,8 +20,8 @@ public final class TextStream {
 
     private final TextTokenizer tokenizer; // null if there is none
     private final List<String> stops;
-    private int[] tokens; // first the last decoded ones, as context, then those not decoded yet
-    private int decoded; // the number of the former
+    private int[] tokens; // the last decoded tokens, as context, then the tokens not decoded yet
+    private int decoded; // the number of decoded tokens in `tokens`
     private final StringBuilder held = new StringBuilder(); // complete text that is held back
     private boolean stopped;
 
