@@ -27,7 +27,7 @@ import org.djlx.collectives.internal.host.Required;
  *   <li>Collectives of a group run in the order of the calls, as without a batch. Sends and
  *       receives run concurrently.
  *   <li>Wait for works only after the batch has ended.
- *   <li>Batches may be nested; the outermost one counts.
+ *   <li>Batches may be nested: all calls belong to the outermost batch.
  *   <li>All-reduces that {@code cuda_p2p} runs as kernels keep their position in the batch.
  *   <li>Operators on P2P buffers ({@link ProcessGroup#execute}) are not part of the batch. They are
  *       enqueued together: after the calls before the batch, and before the operations that the

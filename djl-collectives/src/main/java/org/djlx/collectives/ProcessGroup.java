@@ -85,7 +85,7 @@ import org.djlx.nativeops.torch.Torch;
  * <h2>Errors</h2>
  *
  * <ul>
- *   <li>A wrong argument throws {@link IllegalArgumentException} before anything is sent.
+ *   <li>An invalid argument throws {@link IllegalArgumentException} before anything is sent.
  *   <li>If a rank does not arrive within the {@linkplain #timeout() timeout}, the other ranks get a
  *       {@link CollectiveTimeoutException} that names it. The group is then broken: destroy it and
  *       create a new one.
@@ -499,7 +499,7 @@ public final class ProcessGroup implements AutoCloseable {
      * @param output the output
      * @param input this rank's input
      * @return type, shape and address of the input
-     * @throws IllegalArgumentException if an argument is wrong
+     * @throws IllegalArgumentException if an argument is invalid
      */
     public TensorInfo checkAllGather(NDArray output, NDArray input) {
         OpType type = OpType.ALL_GATHER_INTO_TENSOR;
@@ -627,7 +627,7 @@ public final class ProcessGroup implements AutoCloseable {
      * @param input this rank's contribution
      * @param op the reduction
      * @return type, shape and address of the output
-     * @throws IllegalArgumentException if an argument is wrong
+     * @throws IllegalArgumentException if an argument is invalid
      */
     public TensorInfo checkReduceScatter(NDArray output, NDArray input, ReduceOp op) {
         OpType type = OpType.REDUCE_SCATTER_TENSOR;

@@ -330,7 +330,7 @@ final class AllReduceRmsNormPlan implements FusedPlan {
         }
     }
 
-    /** Holds nothing of its own. */
+    /** No-op: the plan owns no resources. */
     @Override
     public void close() {}
 }

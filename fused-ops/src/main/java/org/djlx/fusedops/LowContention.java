@@ -61,7 +61,7 @@ public final class LowContention {
      * @param input this rank's array, of any element type; the same shape on all ranks. It may be
      *     this rank's part of the output. Otherwise the two share no memory
      * @return the work
-     * @throws IllegalArgumentException if an argument is wrong; before anything is sent
+     * @throws IllegalArgumentException if an argument is invalid; nothing has been sent then
      * @see ProcessGroup#allGatherIntoTensor
      */
     public static Work allGather(ProcessGroup group, NDArray output, NDArray input) {
@@ -122,7 +122,7 @@ public final class LowContention {
      * @param op {@link ReduceOp#SUM} or {@link ReduceOp#AVG}. Reduces in rank order; 16-bit types
      *     in float32, rounded once
      * @return the work
-     * @throws IllegalArgumentException if an argument is wrong; before anything is sent
+     * @throws IllegalArgumentException if an argument is invalid; nothing has been sent then
      * @see ProcessGroup#reduceScatterTensor
      */
     public static Work reduceScatter(

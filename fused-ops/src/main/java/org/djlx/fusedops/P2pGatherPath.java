@@ -44,9 +44,9 @@ abstract class P2pGatherPath extends P2pPath<GatheredMatmul, P2pGatherPath.Call>
             NDArray[] used) {}
 
     /**
-     * The operands that the path reads without a copy. The others are copied row by row.
+     * The operands that the path reads without a copy. Other operands are copied row by row.
      *
-     * @param bs for each B, whether it reads it without a copy
+     * @param bs for each B, whether the path reads it without a copy
      * @param layouts the layout of each B, or of its copy
      */
     record InPlace(boolean shard, boolean[] bs, MatrixLayout[] layouts) {
@@ -61,7 +61,7 @@ abstract class P2pGatherPath extends P2pPath<GatheredMatmul, P2pGatherPath.Call>
             }
         }
 
-        /** For matmuls of a library. */
+        /** For matmuls that a library computes. */
         static InPlace of(AllGatherMatmul operator, Operands operands) {
             MatrixLayout[] layouts = layouts(operands);
             boolean[] bs = new boolean[layouts.length];
@@ -134,7 +134,7 @@ abstract class P2pGatherPath extends P2pPath<GatheredMatmul, P2pGatherPath.Call>
         return operator.output() == Output.PRODUCTS_AND_A;
     }
 
-    /** Returns the array to gather A into if the caller does not ask for A; the shard for none. */
+    /** Returns the array to gather A into if the caller does not ask for A; the shard if A is not gathered. */
     NDArray workspace(OperationScope scope, NDArray shard) {
         return shard;
     }

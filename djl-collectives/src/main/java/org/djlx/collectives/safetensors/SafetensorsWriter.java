@@ -97,7 +97,7 @@ public final class SafetensorsWriter {
      * @param directory an existing directory
      * @param tensors the tensors, in the order of the files
      * @param maxFileBytes the maximum size of the data in a file, 1 or more; a larger tensor gets a
-     *     file of its own
+     *     separate file
      * @param values as for {@link #write}
      * @throws IOException if a file cannot be written
      * @throws IllegalArgumentException as for {@link #write}

@@ -22,7 +22,7 @@ import org.djlx.nativeops.torch.ScalarType;
  *   fused        {@link FusedMatmulModel}
  *   gathered     an exchange by kernels, and one matmul before or after it
  *   pipelined    all-gather: the matmul of the own shard, then of each other shard after its copy;
- *                reduce-scatter: the matmul of a part beside the copy of the previous part, then the
+ *                reduce-scatter: the matmul of a part during the copy of the previous part, then the
  *                reduction
  *   nccl         the matmul, and NCCL's collective
  * </pre>

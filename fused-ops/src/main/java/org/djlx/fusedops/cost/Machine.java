@@ -121,7 +121,7 @@ public record Machine(
             double linkRate,
             double crowdedRate) {
 
-        /** Returns the rate of thread blocks that push to all other ranks, beside tiles. */
+        /** Returns the rate of thread blocks that push to all other ranks while other blocks compute tiles. */
         double pushRate(int pushers, int ranks) {
             double most = at(List.of(linkRate, linkRate, crowdedRate), ranks);
             return Math.min(pushers * blockRate, most);
@@ -135,7 +135,7 @@ public record Machine(
      * @param rate the rate of a copy
      * @param pipeline the fixed time of a pipeline, for events and waits for signals
      * @param cut the additional time of its matmuls for each further rank, as a share of one
-     *     matmul: smaller matmuls fill the SMs less well, and copies run beside them
+     *     matmul: smaller matmuls fill the SMs less well, and copies run at the same time
      * @param reduction the rate of reading and writing memory when parts are summed
      */
     public record Copies(double start, double rate, double pipeline, double cut, double reduction) {

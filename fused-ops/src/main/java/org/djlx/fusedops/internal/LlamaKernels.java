@@ -51,7 +51,7 @@ public final class LlamaKernels implements AutoCloseable {
     /** The largest vocabulary: token ids are stored as floats. */
     public static final int MAX_TOKENS = 1 << 24;
 
-    /** The thread blocks that search the logits of a row, each with a result of its own. */
+    /** The thread blocks that search the logits of a row. Each writes its own result. */
     public static final int TOP_BLOCKS = 16;
 
     private static final KernelSource SOURCE =

@@ -58,7 +58,7 @@ import org.slf4j.LoggerFactory;
  *       them.
  *   <li>Requests are served in sequence. Several threads may use predictors.
  *   <li>A request that all ranks refuse, for example because of its shapes, gets an error, and the
- *       next is served. If some ranks fail while others wait for them, the model fails for good,
+ *       next is served. If some ranks fail while others wait for them, the model fails permanently,
  *       and later errors say why.
  * </ul>
  *

@@ -1,4 +1,4 @@
-// Path GATHERED: all-gather before a matmul and reduce-scatter after it, for messages so small that latency counts.
+// Path GATHERED: all-gather before a matmul and reduce-scatter after it, for small messages, where latency dominates.
 //
 // Memory: the slots of one-shot all-reduces. Both kinds of launches alternate between the halves by one epoch (one_shot.cuh).
 // Synchronisation: each thread polls for the peers' packs with the indices that it pushed itself; no barrier, no flag.

@@ -29,7 +29,7 @@ import picocli.CommandLine.Model.CommandSpec;
  * prints each line of a rank with the prefix {@code [rank] }. A carriage return also ends a line.
  * Lines over 64 KiB are cut into pieces. When a rank exits with a code other than 0, the other ranks are stopped: SIGTERM, then SIGKILL after the grace period. The same happens when the calling
  * JVM shuts down. If it is killed, the ranks notice and exit on their own (see {@link RankMain}).
- * Each rank runs in a session of its own ({@code setsid} of util-linux); once the ranks have ended,
+ * Each rank runs in its own session ({@code setsid} of util-linux); once the ranks have ended,
  * the launcher kills the processes left in their sessions. Only processes that took a session of
  * their own survive.
  *
@@ -41,7 +41,7 @@ import picocli.CommandLine.Model.CommandSpec;
  * a new store and {@code TORCHELASTIC_RESTART_COUNT} one higher. The job itself must save and
  * restore its state.
  *
- * <p>A launcher is immutable; each call of {@link #launch} is a job of its own.
+ * <p>A launcher is immutable; each call of {@link #launch} is a separate job.
  */
 public final class Launcher {
 

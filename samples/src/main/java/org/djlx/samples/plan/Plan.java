@@ -171,12 +171,10 @@ final class Plan {
             text.append(
                     "Extrapolated: the group has several hosts, whose network was not measured.\n");
         } else if (Integer.bitCount(ranks) > 1) {
-            text.append("NCCL was measured with 2, 4 and 8 ranks; its time for other numbers is estimated.\
-");
+            text.append("NCCL was measured with 2, 4 and 8 ranks; its time for other numbers is estimated.\n");
         }
         if (type.itemSize() > 2) {
-            text.append("Matmuls were measured with bfloat16; the rate of other types is from a data sheet.\
-");
+            text.append("Matmuls were measured with bfloat16; the rate of other types is from a data sheet.\n");
         }
         if (replicas() > 1) {
             text.append(

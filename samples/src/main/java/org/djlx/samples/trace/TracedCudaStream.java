@@ -86,7 +86,7 @@ final class TracedCudaStream extends TracedStream {
         step("wait for the other stream", () -> cuda.waitEvent(((StreamEvent) event).event()));
     }
 
-    /** No-op: enqueued work goes on. */
+    /** No-op: enqueued work continues. */
     @Override
     public void close() {}
 }

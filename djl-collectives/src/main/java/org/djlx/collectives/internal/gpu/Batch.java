@@ -25,7 +25,7 @@ public final class Batch {
     private static final ThreadLocal<Batch> CURRENT = new ThreadLocal<>();
     private static final AtomicInteger OPEN = new AtomicInteger(); // of all threads
 
-    // In the order of the calls. NCCL launches a step as a whole, in an order of its own.
+    // In the order of the calls. NCCL launches a step as a whole, and chooses the order within it.
     private final Map<StreamQueue, Map<Integer, List<QueuedWork>>> steps = new LinkedHashMap<>();
     private int step;
     private int depth;

@@ -69,7 +69,7 @@ public final class QueuedWork extends GpuWork {
         return call;
     }
 
-    /** Stops the time that the operation may take: the verification has a timeout of its own. */
+    /** Stops the operation's timeout: the verification has its own timeout. */
     void beginVerification() {
         verifying = true;
     }

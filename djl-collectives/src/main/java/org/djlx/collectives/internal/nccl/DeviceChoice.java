@@ -35,7 +35,7 @@ final class DeviceChoice {
         return Optional.of(devices.get(devices.size() == 1 ? 0 : rank));
     }
 
-    /** Chooses the device of a rank for which none was given. */
+    /** Chooses the device of a rank if the user gave none. */
     static Device choose(GroupContext context, Map<String, String> environment) {
         return Device.gpu(
                 index(context.rank(), context.worldSize(), environment, CudaDevice.count()));
