@@ -49,7 +49,7 @@ final class HostP2pStream implements P2pStream {
         this.inline = inline;
     }
 
-    /** Returns the stream that is the calling thread. */
+    /** Returns the stream that runs work on the calling thread. */
     static HostP2pStream current(P2pBuffers buffers, Operation operation) {
         return new HostP2pStream(buffers, operation, true);
     }

@@ -115,7 +115,7 @@ public final class Compute implements AutoCloseable {
     }
 
     /**
-     * Returns whether the kernels of the path GATHERED are possible for shards or parts of a size,
+     * Returns whether the kernels of the path GATHERED can run for shards or parts of a size,
      * without compiling them; the same on all ranks.
      */
     public boolean canExchange(P2pBuffers buffers, ScalarType type, long byteSize) {

@@ -334,7 +334,7 @@ struct PackLoop {
   }
 };
 
-// Gates and values are two arrays, or the two halves of each row of one array; so are their gradients.
+// Gates and values are two arrays, or the two halves of each row of one array; their gradients likewise.
 template <typename T>
 struct Gate {
   typename T::Bits* y;
