@@ -192,7 +192,8 @@ final class OperationChecks {
         if (in.get(rank).count() != out.get(rank).count()) {
             throw new IllegalArgumentException(
                     String.format(
-                            "%s: inputs[%d] has %d elements, but outputs[%d] has %d; a rank's part for itself must have the same number in both",
+                            "%s: inputs[%d] has %d elements, but outputs[%d] has %d; a rank's part"
+                                    + " for itself must have the same number in both",
                             type, rank, in.get(rank).count(), rank, out.get(rank).count()));
         }
         for (int i = 0; i < worldSize; i++) {
@@ -279,7 +280,8 @@ final class OperationChecks {
      * the other tensor.
      *
      * @param part the tensor that may be this rank's part of {@code whole}
-     * @param place the offset of that part in {@code whole}, in elements; -1 if the tensors must not overlap
+     * @param place the offset of that part in {@code whole}, in elements; -1 if the tensors must
+     *     not overlap
      */
     void overlap(OpType type, TensorInfo whole, TensorInfo part, long place) {
         if (!whole.isContiguous() || !part.isContiguous()) {

@@ -30,7 +30,8 @@ import org.djlx.collectives.store.TcpStore;
  *   <li>{@link #local(int)}: each rank is a thread of this JVM; {@link #run} starts the threads.
  * </ul>
  *
- * <p>All methods create handles of type {@link ProcessGroup}. {@link ProcessGroup#destroy() Destroy} each handle when done.
+ * <p>All methods create handles of type {@link ProcessGroup}. {@link ProcessGroup#destroy()
+ * Destroy} each handle when done.
  *
  * <pre>{@code
  * List<ProcessGroup> groups = ProcessGroups.local(4);
@@ -110,11 +111,12 @@ public final class ProcessGroups {
      * <ul>
      *   <li>A rank that is ahead of rank 0 may connect to the previous group's server. It sees
      *       another number, disconnects and retries until the number matches. A matching server
-     *       stays up until rank 0 destroys the group or fails to create it, and no rank gets the group before all ranks have connected.
+     *       stays up until rank 0 destroys the group or fails to create it, and no rank gets the
+     *       group before all ranks have connected.
      *   <li>A rank slower than rank 0 may still need the server when rank 0 destroys the group.
-     *       Rank 0 therefore stops the server only after the other ranks have closed their connections, at most
-     *       {@link #STORE_CLOSE_TIMEOUT} later. A rank closes its connection when it destroys the
-     *       group or dies. Ranks that only check the number do not delay this.
+     *       Rank 0 therefore stops the server only after the other ranks have closed their
+     *       connections, at most {@link #STORE_CLOSE_TIMEOUT} later. A rank closes its connection
+     *       when it destroys the group or dies. Ranks that only check the number do not delay this.
      * </ul>
      */
     static ProcessGroup init(
@@ -204,7 +206,9 @@ public final class ProcessGroups {
     }
 
     static ProcessGroup create(String backend, GroupContext context, Runnable onDestroy) {
-        String job = JobId.agreeOn(context); // Before the backend: the last rank deletes the keys of the identifier.
+        String job =
+                JobId.agreeOn(context); // Before the backend: the last rank deletes the keys of the
+        // identifier.
         List<Integer> ranks = IntStream.range(0, context.worldSize()).boxed().toList();
         Backend made = Backends.get(backend).create(context);
         boolean done = false;
@@ -294,7 +298,8 @@ public final class ProcessGroups {
      * @param body the code for one rank
      * @return the results, in rank order
      * @throws CollectiveException if a rank threw: names the rank that failed first, with its
-     *     exception as the cause and the exceptions of other ranks as suppressed. A {@link CollectiveTimeoutException} or a {@link CollectiveMismatchException} if the cause is one
+     *     exception as the cause and the exceptions of other ranks as suppressed. A {@link
+     *     CollectiveTimeoutException} or a {@link CollectiveMismatchException} if the cause is one
      * @throws IllegalArgumentException if {@code groups} is empty or contains null, or {@code body}
      *     is null
      */

@@ -51,8 +51,8 @@ import org.djlx.nativeops.torch.TensorInfo;
  * <ul>
  *   <li>All ranks of the group call the same operators in the same order. An operator is one
  *       operation of the group.
- *   <li>On the CPU a call returns when the result is computed. On a GPU it returns when the operator
- *       is enqueued on the current stream.
+ *   <li>On the CPU a call returns when the result is computed. On a GPU it returns when the
+ *       operator is enqueued on the current stream.
  *   <li>Any thread may call, one thread at a time on a group.
  *   <li>The first call with given shapes, strides, type and dimension makes a plan. Later calls
  *       reuse it. A group keeps the plans used last.
@@ -74,14 +74,17 @@ import org.djlx.nativeops.torch.TensorInfo;
  *       NCCL only if no other path is possible.
  * </ul>
  *
- * <p><b>Numerics.</b> Paths differ only in the order in which a matmul sums, and in rounding. On the path NCCL on GPUs libtorch computes the matmul, and may round 16-bit sums several times.
+ * <p><b>Numerics.</b> Paths differ only in the order in which a matmul sums, and in rounding. On
+ * the path NCCL on GPUs libtorch computes the matmul, and may round 16-bit sums several times.
  *
  * <p><b>Gradients.</b> Within a {@link GradientScope} gradients flow through the operators:
  *
  * <ul>
  *   <li>The gradient of A comes from the other operator, the gradient of B from a matmul with the
  *       gathered array.
- *   <li>If B is a {@linkplain GradientScope#recordConversion conversion} of master weights, the gradients of the master weights are computed instead; on a GPU float32 gradients are not rounded to 16 bits.
+ *   <li>If B is a {@linkplain GradientScope#recordConversion conversion} of master weights, the
+ *       gradients of the master weights are computed instead; on a GPU float32 gradients are not
+ *       rounded to 16 bits.
  *   <li>Results are leaves that require a gradient.
  *   <li>Outside of a scope, with gradients on, an input that requires a gradient is refused with an
  *       {@link IllegalArgumentException}.
@@ -218,7 +221,8 @@ public final class FusedOps {
     /**
      * Gathers A along its first dimension and computes {@code silu(A @ gates) * (A @ values)}, the
      * first half of a Llama's MLP, in one kernel. The products are not rounded before the
-     * activation. If the path is not FUSED, or the kernel does not support the sizes, computes nothing and returns empty.
+     * activation. If the path is not FUSED, or the kernel does not support the sizes, computes
+     * nothing and returns empty.
      *
      * <p>Some ranks may get a result and other ranks none. A rank without a result calls {@link
      * #allGatherMatmul(NDArray, List, int, ProcessGroup, boolean)} instead, which matches this
@@ -226,8 +230,8 @@ public final class FusedOps {
      *
      * @param aShard this rank's part of A, of shape (…, K) with 2 or more dimensions; the same
      *     shape on all ranks
-     * @param gatesAndValues of shape (K, 2 N): the columns of the gates, then the columns of the values.
-     *     N may differ between ranks
+     * @param gatesAndValues of shape (K, 2 N): the columns of the gates, then the columns of the
+     *     values. N may differ between ranks
      * @param group the group
      * @return the product, of shape (…, N); empty if nothing was computed
      * @throws IllegalArgumentException if an argument is invalid; nothing has been sent then
@@ -258,7 +262,8 @@ public final class FusedOps {
      *     the arrays, are reduced in rank order. 16-bit types are reduced in float32 and rounded
      *     once. On the path NCCL on GPUs, NCCL chooses order and rounding
      * @param scatterDim the dimension of the product (…, N) along which the result is divided, in
-     *     rank order. Its size is a multiple of the world size. A negative dimension counts from the back
+     *     rank order. Its size is a multiple of the world size. A negative dimension counts from
+     *     the back
      * @param group the group
      * @return this rank's part of the result
      * @throws IllegalArgumentException if an argument is invalid; nothing has been sent then
@@ -446,7 +451,10 @@ public final class FusedOps {
     public static Scope forceFallback(String operator) {
         if (!OPERATORS.contains(operator)) {
             throw new IllegalArgumentException(
-                    "forceFallback: \"" + operator + "\" is not an operator; use one of " + OPERATORS);
+                    "forceFallback: \""
+                            + operator
+                            + "\" is not an operator; use one of "
+                            + OPERATORS);
         }
         FORCED_OPERATORS.merge(operator, 1, Integer::sum);
         return () -> FORCED_OPERATORS.computeIfPresent(operator, (name, n) -> n > 1 ? n - 1 : null);

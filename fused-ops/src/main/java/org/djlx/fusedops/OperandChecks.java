@@ -84,7 +84,8 @@ final class OperandChecks {
     }
 
     /**
-     * Checks a right operand against the left one. {@code inner} is the number of rows that B must have.
+     * Checks a right operand against the left one. {@code inner} is the number of rows that B must
+     * have.
      */
     void checkB(String role, NDArray b, TensorInfo info, NDArray a, ScalarType type, long inner) {
         if (info.type() != type) {

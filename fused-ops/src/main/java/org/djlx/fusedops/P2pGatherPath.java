@@ -134,7 +134,10 @@ abstract class P2pGatherPath extends P2pPath<GatheredMatmul, P2pGatherPath.Call>
         return operator.output() == Output.PRODUCTS_AND_A;
     }
 
-    /** Returns the array to gather A into if the caller does not ask for A; the shard if A is not gathered. */
+    /**
+     * Returns the array to gather A into if the caller does not ask for A; the shard if A is not
+     * gathered.
+     */
     NDArray workspace(OperationScope scope, NDArray shard) {
         return shard;
     }

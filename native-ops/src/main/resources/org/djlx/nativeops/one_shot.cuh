@@ -101,7 +101,7 @@ __device__ __forceinline__ uint4 load_relaxed(const uint4* from) {
 // A word that has not arrived: a NaN in every element type, never sent.
 const u32 EMPTY = 0xffffffff;
 
-// Replaces EMPTY words by another NaN before they are sent. Sums contain no EMPTY word: the hardware makes only one NaN, 0x7fffffff.
+// Replaces EMPTY words by another NaN before they are sent. Sums contain no EMPTY word: the only NaN that the hardware makes has the sign bit 0.
 __device__ __forceinline__ u32 without_empty(u32 word) { return word == EMPTY ? 0x7fffffff : word; }
 
 __device__ __forceinline__ uint4 without_empty(const uint4& value) {

@@ -26,7 +26,10 @@ final class BenchComparison {
      */
     record Ratio(String peer, long size, double ratio, double allowed) {}
 
-    /** The targets, for float32 all-reduce between processes on two cores. Their field {@code ratio} is unused. */
+    /**
+     * The targets, for float32 all-reduce between processes on two cores. Their field {@code ratio}
+     * is unused.
+     */
     private static final List<Ratio> TARGETS =
             List.of(
                     new Ratio("gloo", 4 << 10, 0, 1 / 20.0),

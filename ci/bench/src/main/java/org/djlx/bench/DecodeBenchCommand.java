@@ -442,7 +442,8 @@ final class DecodeBenchCommand extends ReportCommand {
     }
 
     /**
-     * Counts the tokens without text, which clients do not see: special tokens, and tokens that are a part of a character. A random model has no other tokens without text.
+     * Counts the tokens without text, which clients do not see: special tokens, and tokens that are
+     * a part of a character. A random model has no other tokens without text.
      */
     private static long tokensWithoutText(LlamaGenerator generator) {
         TextTokenizer tokenizer = generator.tokenizer().orElseThrow();

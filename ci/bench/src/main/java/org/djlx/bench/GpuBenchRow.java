@@ -26,7 +26,8 @@ import java.util.stream.Collectors;
  * @param error the largest error on any rank, relative to the largest magnitude
  * @param allowedError the error that rounding allows
  * @param columns for each contender, the times of a call on the slowest rank
- * @param replay for each contender, the median microseconds of an operation replayed from a CUDA graph, on the slowest rank
+ * @param replay for each contender, the median microseconds of an operation replayed from a CUDA
+ *     graph, on the slowest rank
  * @param notes for each contender, the cause of missing or wrong results
  */
 record GpuBenchRow(
@@ -86,7 +87,10 @@ record GpuBenchRow(
                 : mnk.stream().map(String::valueOf).collect(Collectors.joining(", "));
     }
 
-    /** Returns a row that has the larger of the two ranks' values in each field; NaN counts as the largest. */
+    /**
+     * Returns a row that has the larger of the two ranks' values in each field; NaN counts as the
+     * largest.
+     */
     GpuBenchRow slowest(GpuBenchRow other) {
         return plus(GSON.toJsonTree(other).getAsJsonObject());
     }

@@ -20,7 +20,8 @@ import org.djlx.nativeops.NativeCalls;
  * first, then take turns, because clocks drift with heat and power.
  *
  * @param rank the rank
- * @param turns the number of inputs that a contender's calls use in rotation; a recording has one call for each input
+ * @param turns the number of inputs that a contender's calls use in rotation; a recording has one
+ *     call for each input
  * @param turnBytes the bytes of operands and results of one call
  * @param calls the number of calls
  */
@@ -39,7 +40,8 @@ record SideBySide(BenchRank rank, int turns, long turnBytes, Calls calls) {
     /** The number of first warm-up calls, which are reported separately. */
     static final int FIRST = 20;
 
-    private static final int LAUNCHES = 2; // timed launches of a recording in a round; one untimed launch comes first
+    private static final int LAUNCHES =
+            2; // timed launches of a recording in a round; one untimed launch comes first
     private static final int COUNTED = 20;
     // Limits the memory of results while one rank calls and the other ranks do not.
     private static final long MOST_COUNTED_BYTES = 4L << 30;
@@ -159,7 +161,10 @@ record SideBySide(BenchRank rank, int turns, long turnBytes, Calls calls) {
         }
     }
 
-    /** Records one call for each input. Returns the cause if recording fails, otherwise an empty text. */
+    /**
+     * Records one call for each input. Returns the cause if recording fails, otherwise an empty
+     * text.
+     */
     private String record(Samples samples) {
         callAll(samples.contender, new ArrayList<>()).forEach(NDArray::close);
         fillCache();
@@ -181,7 +186,10 @@ record SideBySide(BenchRank rank, int turns, long turnBytes, Calls calls) {
         return first;
     }
 
-    /** Fills libtorch's cache: a recording can only use cached memory, and needs new memory for each call. */
+    /**
+     * Fills libtorch's cache: a recording can only use cached memory, and needs new memory for each
+     * call.
+     */
     private void fillCache() {
         List<NDArray> arrays = new ArrayList<>();
         arrays.add(rank.empty(2 * turns * turnBytes / ELEMENT_BYTES));
@@ -237,7 +245,10 @@ record SideBySide(BenchRank rank, int turns, long turnBytes, Calls calls) {
     }
 
     /**
-     * Counts native calls. The timed calls are not counted, because their marks call the driver too. On GPUs, one rank calls after the other, because threads of a process wait for each other in the driver; kernels wait on the GPU for the other ranks. On CPUs, all ranks call at the same time, because a call waits for all ranks.
+     * Counts native calls. The timed calls are not counted, because their marks call the driver
+     * too. On GPUs, one rank calls after the other, because threads of a process wait for each
+     * other in the driver; kernels wait on the GPU for the other ranks. On CPUs, all ranks call at
+     * the same time, because a call waits for all ranks.
      */
     private void count(Samples samples) {
         meet();

@@ -95,7 +95,8 @@ final class P2pModel implements Model {
         }
         ProcessGroup parts = DividedBlock.groupOf(getBlock());
         boolean first = parts == null || parts.rank() == 0;
-        // Creating the directory fails most often, so it comes first: all ranks then fail before a rank waits for a part.
+        // Creating the directory fails most often, so it comes first: all ranks then fail before a
+        // rank waits for a part.
         Agreement.run(
                 parts,
                 "save",

@@ -11,7 +11,8 @@ import org.djlx.collectives.spi.OperationTrace;
 import org.djlx.collectives.trace.FlightEntry.State;
 
 /**
- * The record of one operation: an entry in a {@link FlightRecorder}'s ring buffer until a later record replaces it, and a JFR event. Times are in ns, of {@link System#nanoTime}.
+ * The record of one operation: an entry in a {@link FlightRecorder}'s ring buffer until a later
+ * record replaces it, and a JFR event. Times are in ns, of {@link System#nanoTime}.
  *
  * <p>Lock-free: each field is written once, before the state that announces it, and readers read
  * the state first.

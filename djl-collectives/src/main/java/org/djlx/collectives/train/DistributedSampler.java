@@ -161,7 +161,8 @@ public final class DistributedSampler implements Sampler {
 
         /**
          * Sets the process group among which the dataset is divided. Unless set, the environment
-         * variables {@code RANK} and {@code WORLD_SIZE} are used; without them there is one process.
+         * variables {@code RANK} and {@code WORLD_SIZE} are used; without them there is one
+         * process.
          *
          * @param group this rank's handle on the group
          * @return this builder

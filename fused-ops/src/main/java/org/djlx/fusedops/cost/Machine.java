@@ -121,7 +121,10 @@ public record Machine(
             double linkRate,
             double crowdedRate) {
 
-        /** Returns the rate of thread blocks that push to all other ranks while other blocks compute tiles. */
+        /**
+         * Returns the rate of thread blocks that push to all other ranks while other blocks compute
+         * tiles.
+         */
         double pushRate(int pushers, int ranks) {
             double most = at(List.of(linkRate, linkRate, crowdedRate), ranks);
             return Math.min(pushers * blockRate, most);

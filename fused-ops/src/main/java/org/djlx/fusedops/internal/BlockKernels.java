@@ -346,7 +346,7 @@ public final class BlockKernels implements AutoCloseable {
      *
      * @param x of shape (…, positions, heads, head size), the heads of queries first
      * @param cosines the cosines, as for {@link #rotated}
-     * @return three arrays, of the shape of {@code x} apart from the number of heads
+     * @return three arrays, of the shape of {@code x} except for the number of heads
      */
     public List<NDArray> divided(NDArray x, List<Long> counts, NDArray cosines, NDArray sines) {
         try (Call call = new Call()) {

@@ -10,7 +10,9 @@ import java.nio.ByteBuffer;
 
 /**
  * Finds the Java buffer that holds an array's elements. Arrays that DJL creates on the CPU from
- * Java data have one. libtorch does not own the buffer: the elements live only as long as the array refers to the buffer, even if other tensors share them. DJL has no accessor, so this class reads DJL's field.
+ * Java data have one. libtorch does not own the buffer: the elements live only as long as the array
+ * refers to the buffer, even if other tensors share them. DJL has no accessor, so this class reads
+ * DJL's field.
  */
 final class BufferOfArray {
 

@@ -31,7 +31,8 @@ import picocli.CommandLine.Parameters;
 @Command(
         name = "flight",
         description = {
-            "Reads the flight records of a broken group's ranks. Finds the rank that is behind, or the rank with a different call."
+            "Reads the flight records of a broken group's ranks. Finds the rank that is behind, or"
+                    + " the rank with a different call."
         })
 public final class FlightCommand extends CliCommand {
 

@@ -27,11 +27,12 @@ import picocli.CommandLine.Model.CommandSpec;
  *
  * <p>The JVMs run the same java executable on the same class path as the caller. The launcher
  * prints each line of a rank with the prefix {@code [rank] }. A carriage return also ends a line.
- * Lines over 64 KiB are cut into pieces. When a rank exits with a code other than 0, the other ranks are stopped: SIGTERM, then SIGKILL after the grace period. The same happens when the calling
- * JVM shuts down. If it is killed, the ranks notice and exit on their own (see {@link RankMain}).
- * Each rank runs in its own session ({@code setsid} of util-linux); once the ranks have ended,
- * the launcher kills the processes left in their sessions. Only processes that took a session of
- * their own survive.
+ * Lines over 64 KiB are cut into pieces. When a rank exits with a code other than 0, the other
+ * ranks are stopped: SIGTERM, then SIGKILL after the grace period. The same happens when the
+ * calling JVM shuts down. If it is killed, the ranks notice and exit on their own (see {@link
+ * RankMain}). Each rank runs in its own session ({@code setsid} of util-linux); once the ranks have
+ * ended, the launcher kills the processes left in their sessions. Only processes that took a
+ * session of their own survive.
  *
  * <pre>{@code
  * int exitCode = Launcher.builder().setProcesses(4).setMainClass("com.example.Train").build().launch();
@@ -277,9 +278,9 @@ public final class Launcher {
 
         /**
          * Sets the number of launchers of the job, usually one a host, and the index of this one; 1
-         * and 0 by default. All have the same number of processes, master address and port. Ranks are numbered node by node. Node 0 serves the store. If a rank of one
-         * node fails, or its launcher is stopped, the other launchers stop their ranks and return
-         * the same code.
+         * and 0 by default. All have the same number of processes, master address and port. Ranks
+         * are numbered node by node. Node 0 serves the store. If a rank of one node fails, or its
+         * launcher is stopped, the other launchers stop their ranks and return the same code.
          */
         public Builder optNodes(int nodes, int nodeRank) {
             this.nodes = nodes;

@@ -65,7 +65,8 @@ public final class RankMain {
         try {
             Sessions.end(ProcessHandle.current().pid());
         } catch (InterruptedException | UncheckedIOException e) {
-            System.err.println("Cannot end the processes that this rank has started: " + e.getMessage());
+            System.err.println(
+                    "Cannot end the processes that this rank has started: " + e.getMessage());
         }
         Runtime.getRuntime().halt(LAUNCHER_GONE);
     }

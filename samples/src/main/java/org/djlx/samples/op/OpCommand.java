@@ -45,7 +45,9 @@ import picocli.CommandLine.Parameters;
                     + " that process's rank.",
             "scatter, reduceScatter and allToAll take an array for each rank, coalesced operations"
                 + " any number of arrays, all others one. broadcast and scatter read on the root"
-                + " only. Results are named arr_0 and so on, as by numpy.savez; the results of allGatherMatmul product_0 and so on, and gathered; the result of matmulReduceScatter product.",
+                + " only. Results are named arr_0 and so on, as by numpy.savez; the results of"
+                + " allGatherMatmul product_0 and so on, and gathered; the result of"
+                + " matmulReduceScatter product.",
             "Example: samples/run.sh op allGatherMatmul --ranks 2 --example"
         })
 public final class OpCommand extends CliCommand {
@@ -72,7 +74,8 @@ public final class OpCommand extends CliCommand {
     @Option(
             names = "--example",
             description =
-                    "Writes example arrays into the files of --input and --b that do not exist. Default files: in-{rank}.npz and b-{rank}.npz.")
+                    "Writes example arrays into the files of --input and --b that do not exist."
+                            + " Default files: in-{rank}.npz and b-{rank}.npz.")
     private boolean example;
 
     @Option(

@@ -29,7 +29,8 @@ import org.djlx.samples.common.TextTable;
  * The predicted cost of an operator on groups of tensor-parallel ranks. Each group has a replica of
  * B.
  *
- * <p>A group takes one host, or several if it has more ranks than a host has GPUs. More hosts hold more groups, which sum the gradients of B across the network.
+ * <p>A group takes one host, or several if it has more ranks than a host has GPUs. More hosts hold
+ * more groups, which sum the gradients of B across the network.
  */
 final class Plan {
 
@@ -163,7 +164,8 @@ final class Plan {
             text.append(
                     String.format(
                             Locale.ROOT,
-                            "Paths other than NCCL need P2P buffers of %.0f MiB (optBufferSize); the default is %.0f MiB.%n",
+                            "Paths other than NCCL need P2P buffers of %.0f MiB (optBufferSize);"
+                                    + " the default is %.0f MiB.%n",
                             buffer / MIB,
                             CudaP2pOptions.DEFAULT_BUFFER_SIZE / MIB));
         }
@@ -171,10 +173,14 @@ final class Plan {
             text.append(
                     "Extrapolated: the group has several hosts, whose network was not measured.\n");
         } else if (Integer.bitCount(ranks) > 1) {
-            text.append("NCCL was measured with 2, 4 and 8 ranks; its time for other numbers is estimated.\n");
+            text.append(
+                    "NCCL was measured with 2, 4 and 8 ranks; its time for other numbers is"
+                            + " estimated.\n");
         }
         if (type.itemSize() > 2) {
-            text.append("Matmuls were measured with bfloat16; the rate of other types is from a data sheet.\n");
+            text.append(
+                    "Matmuls were measured with bfloat16; the rate of other types is from a data"
+                            + " sheet.\n");
         }
         if (replicas() > 1) {
             text.append(
@@ -243,7 +249,9 @@ final class Plan {
 
     /**
      * Returns the cells of this plan. A training step takes three times the operator: forward, and
-     * twice that backward. Its efficiency is the part of the time in which a GPU does not wait for gradients. The first figure is for gradients summed after the backward pass, the second for gradients summed during it.
+     * twice that backward. Its efficiency is the part of the time in which a GPU does not wait for
+     * gradients. The first figure is for gradients summed after the backward pass, the second for
+     * gradients summed during it.
      */
     private List<String> row(boolean training) {
         double step = 3 * micros();

@@ -68,7 +68,8 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
     protected abstract void release();
 
     /**
-     * Returns the operation's failure; null if it succeeded. Called after its work on the GPU has ended.
+     * Returns the operation's failure; null if it succeeded. Called after its work on the GPU has
+     * ended.
      */
     protected CollectiveException failureAtEnd() {
         return null;

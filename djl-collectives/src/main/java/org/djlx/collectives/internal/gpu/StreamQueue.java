@@ -107,13 +107,15 @@ public final class StreamQueue implements Watchdog.Queue {
                 release();
             }
         }
-        // The other ranks have launched this operation, so this rank's later operations would not match theirs.
+        // The other ranks have launched this operation, so this rank's later operations would not
+        // match theirs.
         group.fail(this, failure);
     }
 
     /**
-     * If the operations can be launched now, makes the calling thread the owner of the queue, to launch them. Otherwise queues them for the helper. NCCL chooses the order of operations within a unit, so all ranks must
-     * form the same units. Any thread may launch them.
+     * If the operations can be launched now, makes the calling thread the owner of the queue, to
+     * launch them. Otherwise queues them for the helper. NCCL chooses the order of operations
+     * within a unit, so all ranks must form the same units. Any thread may launch them.
      *
      * @param units the operations; each unit is launched as a whole, one unit after the other
      * @return true if the calling thread is the owner: it must {@link #launch} the units and then
@@ -188,8 +190,8 @@ public final class StreamQueue implements Watchdog.Queue {
 
     /**
      * Waits until all issued operations are enqueued on the stream, or the queue is broken. This
-     * may wait for other ranks, because the helper may wait for them. The operations of a batch count as issued
-     * when the batch ends.
+     * may wait for other ranks, because the helper may wait for them. The operations of a batch
+     * count as issued when the batch ends.
      *
      * @return a number that changes with every launch
      */

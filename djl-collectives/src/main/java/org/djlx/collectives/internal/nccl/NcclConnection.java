@@ -21,8 +21,10 @@ import org.djlx.nativeops.nccl.NcclGroup;
 /**
  * A communicator of NCCL as the connection of a queue.
  *
- * <p>When NCCL first runs an algorithm, it may set up connections and wait for other ranks.
- * Its choice of an algorithm depends on the type of an operation, its root and its size. So an operation can be launched without waiting only if an earlier operation had the same type and root, and a size between the same powers of two.
+ * <p>When NCCL first runs an algorithm, it may set up connections and wait for other ranks. Its
+ * choice of an algorithm depends on the type of an operation, its root and its size. So an
+ * operation can be launched without waiting only if an earlier operation had the same type and
+ * root, and a size between the same powers of two.
  */
 final class NcclConnection implements Connection {
 
@@ -139,7 +141,9 @@ final class NcclConnection implements Connection {
         }
     }
 
-    /** With ranks in several processes, NCCL waits until the other ranks of this host close, too. */
+    /**
+     * With ranks in several processes, NCCL waits until the other ranks of this host close, too.
+     */
     @Override
     public void close() {
         NcclCommunicator nccl = communicator;

@@ -64,7 +64,8 @@ public final class TextApi {
      *
      * @param json the request, in UTF-8
      * @return the request
-     * @throws ApiException if the request is not valid. The error has the schema of the request, or DJL Serving's schema if the request is not a JSON object
+     * @throws ApiException if the request is not valid. The error has the schema of the request, or
+     *     DJL Serving's schema if the request is not a JSON object
      */
     public TextCall read(byte[] json) {
         JsonOptions options = parseInvocation(json);

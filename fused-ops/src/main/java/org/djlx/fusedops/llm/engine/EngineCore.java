@@ -273,7 +273,8 @@ final class EngineCore {
     private static void publish(Sequence sequence, Sampler.SampledToken sampled) {
         try {
             sequence.publish(sampled);
-        } catch (RuntimeException e) { // The tokenizer fails, for example. Other sequences continue.
+        } catch (
+                RuntimeException e) { // The tokenizer fails, for example. Other sequences continue.
             sequence.queue.end(FinishReason.ERROR, e);
         }
     }
