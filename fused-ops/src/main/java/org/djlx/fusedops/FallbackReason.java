@@ -16,7 +16,7 @@ public enum FallbackReason {
     NO_P2P_BUFFERS,
     /**
      * A is gathered along its last dimension. The matmul sums over that dimension, so it cannot
-     * start before all shards are there.
+     * start before all shards have arrived.
      */
     GATHER_ALONG_LAST_DIMENSION,
     /**

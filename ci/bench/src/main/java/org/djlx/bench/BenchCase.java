@@ -72,7 +72,7 @@ record BenchCase(long size, int warmUp, int iterations) {
                     wanted.size < least,
                     "a size of %d bytes is too small; the smallest is %d"
                             .formatted(wanted.size, least));
-            // Without memory the kernel kills processes, and not always this one.
+            // If memory runs out, Linux kills processes, perhaps another process than this one.
             refuseIf(
                     wanted.size > memory / tensors,
                     ("a size of %d bytes is too large: %d tensors of it are more than this host's"

@@ -144,7 +144,7 @@ public final class GradientScope implements GradientCollector {
      * @param body the code
      * @param <T> the type of the result
      * @return the result of the code
-     * @throws IllegalStateException if a scope is open on this thread, or this one is closed
+     * @throws IllegalStateException if a scope is open on this thread, or this scope is closed
      */
     public <T> T within(Supplier<T> body) {
         checkOpen();
@@ -231,7 +231,7 @@ public final class GradientScope implements GradientCollector {
      *     require a gradient
      * @param rule computes the gradients of the inputs
      * @throws IllegalArgumentException if there is no output, or one is an input
-     * @throws IllegalStateException if this scope is not the one that is open on this thread
+     * @throws IllegalStateException if this scope is not the scope that is open on this thread
      */
     public void record(
             String operator,
@@ -267,7 +267,7 @@ public final class GradientScope implements GradientCollector {
      *     floating-point type, which becomes a leaf that requires a gradient
      * @throws IllegalArgumentException if the shapes do not fit together, or the converted array is
      *     an original
-     * @throws IllegalStateException if this scope is not the one that is open on this thread
+     * @throws IllegalStateException if this scope is not the scope that is open on this thread
      */
     public void recordConversion(List<NDArray> originals, NDArray converted) {
         String operator = "convert";

@@ -76,7 +76,7 @@ import org.djlx.nativeops.torch.Torch;
  *       rank counts them.
  *   <li>An operation signals with its {@linkplain #epoch epoch} as the value, and writes only to
  *       one half of the buffer: the first if the epoch is even, the second if it is odd. So an
- *       operation can start while a slower rank still reads the data of the previous one.
+ *       operation can start while a slower rank still reads the data of the previous operation.
  *   <li>On GPUs the epoch is always 1, so all operations use the second half; the first half is
  *       reserved. An operation must read all received data before it ends. {@linkplain
  *       P2pStream#put Puts} wait until all ranks have reached the operation. Code that writes to
@@ -280,7 +280,7 @@ public abstract class P2pBuffers {
      *
      * <p>An operation that calls this must signal every rank with that value, before or after it
      * writes data there, and must wait for the signals of all ranks. This frees its half of the
-     * buffer for a later operation: on GPUs for the next one, because it first waits for all ranks;
+     * buffer for a later operation: on GPUs for the next operation, because an operation first waits for all ranks;
      * on the CPU for the operation after the next.
      *
      * @param operation the running operation

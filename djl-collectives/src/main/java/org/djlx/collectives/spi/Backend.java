@@ -378,7 +378,7 @@ public abstract class Backend implements AutoCloseable {
 
     /**
      * Announces to the other ranks that this rank makes no more calls. Operations that this rank
-     * has not called then fail there. A no-op for backends that cannot announce it.
+     * has not called then fail there. No-op for backends that cannot announce a failure.
      */
     public void endCalls() {}
 

@@ -207,7 +207,7 @@ public final class FlightAnalysis {
         }
     }
 
-    /** Returns the ranks that the first rank to time out waited for, and that arrived later. */
+    /** Finds the ranks that arrived after the first rank had timed out waiting for them. */
     private void findLate(SortedMap<Integer, FlightEntry> operation, int first) {
         long givenUp = operation.get(first).timeDiscoveredCompletedNs();
         List<Integer> awaited = dumps.get(first).missingRanks();
@@ -242,7 +242,7 @@ public final class FlightAnalysis {
     }
 
     /**
-     * Finds ranks that have issued fewer operations than others. Excludes ranks that failed: their
+     * Finds ranks that are behind in the number of issued operations. Excludes ranks that failed: their
      * failures are other findings.
      */
     private void findBehind() {

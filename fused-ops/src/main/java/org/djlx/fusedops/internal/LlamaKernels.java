@@ -433,7 +433,7 @@ public final class LlamaKernels implements AutoCloseable {
     }
 
     /**
-     * Finds for each row: the highest logit, the sum of the exponentials relative to it, and the
+     * Finds for each row: the highest logit, the sum of the exponentials relative to the highest logit, and the
      * first token with that logit. The last of the {@value #TOP_FLOATS} floats is unused.
      *
      * @param top the output, of shape (ranks, rows, {@value #TOP_FLOATS}): zeros for other ranks
@@ -466,7 +466,7 @@ public final class LlamaKernels implements AutoCloseable {
      * The arrays of sampling, by address.
      *
      * @param top the output, {@value #TOP_FLOATS} floats for each row: the highest logit, the sum
-     *     of the exponentials relative to it, the sampled token, and its logit; may be pinned
+     *     of the exponentials relative to the highest logit, the sampled token, and its logit; may be pinned
      *     memory
      * @param parts the results of {@link #top} of all ranks, of shape (ranks, rows, {@value
      *     #TOP_FLOATS})

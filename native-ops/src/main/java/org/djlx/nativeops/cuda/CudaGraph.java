@@ -117,7 +117,7 @@ public final class CudaGraph extends CudaResource {
         held.add(() -> releaser.accept(() -> references.forEach(TensorHold::close)));
     }
 
-    /** Uploads the graph, because the first launch would do so and could block. */
+    /** Uploads the graph. Otherwise the first launch would upload it, and could block. */
     private void upload(CudaStream stream) {
         try {
             call("cuGraphUpload", () -> cudart.cuGraphUpload(graph, stream.stream()));

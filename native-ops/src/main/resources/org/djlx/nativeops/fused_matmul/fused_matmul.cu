@@ -288,7 +288,7 @@ __device__ void copy_gathered(const Launch& launch, Shared& shared, char* memory
 }
 #endif
 
-// One thread: the tile scheduler. A tile is fetched SCHEDULE_AHEAD k steps before the previous one has been loaded: late enough to
+// One thread: the tile scheduler. A tile is fetched SCHEDULE_AHEAD k steps before the previous tile has been loaded: late enough to
 // balance the blocks, early enough that the loading thread does not wait for the counter.
 __device__ void schedule_tiles(const Launch& launch, Shared& shared) {
   for (u32 index = 0;; index++) {
@@ -498,7 +498,7 @@ __device__ void compute(const Launch& launch, Shared& shared, char* stages, char
 #pragma unroll
       for (int box = 0; box < BOXES; box++) {
         float* own = d + box * 32;
-        float sum[32];  // of the ranks below this one
+        float sum[32];  // of the ranks below this rank
         for (u32 source = 0; source < launch.ranks; source++) {
           if (source == launch.rank) continue;
           u32 ring_slot = boxes % RING;

@@ -199,7 +199,7 @@ public final class RankOptions {
         return gpus;
     }
 
-    /** Returns the ranks of {@link #ranksOfGpus} in words, such as "2 ranks on GPUs". */
+    /** Returns the ranks of {@link #ranksOfGpus} as text, such as "2 ranks on GPUs". */
     public String placement() {
         return Ranks.count(count()) + " on " + (Gpus.count() > 0 ? "GPUs" : "the CPU");
     }

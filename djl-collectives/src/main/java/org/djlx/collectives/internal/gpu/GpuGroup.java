@@ -55,7 +55,7 @@ import org.djlx.nativeops.cuda.CudaStream;
  * <ol>
  *   <li>If the queue of collectives or the extension fails, all queues and the extension fail. If a
  *       queue of messages fails, it fails alone.
- *   <li>The first reason breaks a queue; later ones are ignored. Later calls fail with that reason.
+ *   <li>The first reason breaks a queue; later reasons are ignored. Later calls fail with the first reason.
  *   <li>When the extension is broken, it sends the reason to the other ranks before anything is
  *       aborted.
  *   <li>All works that have not ended are failed before the abort: after it they would look as if
@@ -280,7 +280,7 @@ public final class GpuGroup {
         }
     }
 
-    /** Returns the error of a kernel on a queue, if any. There are none among messages. */
+    /** Returns the error of a kernel on a queue; empty if there is none. Queues of messages run no kernels. */
     Optional<String> kernelError(StreamQueue queue) {
         return queue == collectives ? extension.error() : Optional.empty();
     }
@@ -290,7 +290,7 @@ public final class GpuGroup {
         return queue == collectives ? extension.missing() : List.of();
     }
 
-    /** Returns the reason why a kernel failed that has ended; null if it did not. */
+    /** Returns why a kernel failed; null if it succeeded. Called after the kernel has ended. */
     CollectiveException failureOf(Operation operation) {
         return extension.failureOf(operation);
     }
@@ -347,7 +347,7 @@ public final class GpuGroup {
         return first;
     }
 
-    /** Fails running works and ends the watchdog; {@link #close} does so, too. */
+    /** Fails running works and ends the watchdog. {@link #close} also does this. */
     public void stop() {
         synchronized (this) {
             if (stopped) {

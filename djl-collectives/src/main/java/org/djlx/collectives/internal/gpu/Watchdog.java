@@ -150,7 +150,7 @@ public final class Watchdog implements AutoCloseable {
 
     /**
      * Watches a work until it has ended. The works of a queue end in the order in which they are
-     * added: the watchdog polls the first one only.
+     * added: the watchdog polls only the first work of a queue.
      */
     public synchronized void add(Watched work) {
         works.computeIfAbsent(work.queue(), queue -> new ArrayDeque<>()).add(work);

@@ -33,7 +33,7 @@ final class MessageFailures {
     }
 
     /**
-     * Returns, by rank, why it no longer participates; null if it does. Reading process states from
+     * Returns, by rank, why the rank no longer participates; null if it participates. Reading process states from
      * files is slow, so it happens only periodically and for ranks with running messages.
      */
     String[] ends(boolean[] involved) {

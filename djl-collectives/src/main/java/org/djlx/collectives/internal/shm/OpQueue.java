@@ -75,7 +75,7 @@ final class OpQueue {
      * If that thread stops before this operation, the queue's thread continues.
      *
      * @throws IllegalStateException if this thread is running an operation, which would wait for
-     *     itself or a later one
+     *     itself or a later operation
      */
     boolean runUntil(OpWork work) {
         if (runner.isHeldByCurrentThread() && running != null && !running.isCompleted()) {
@@ -140,7 +140,7 @@ final class OpQueue {
             try {
                 runOrSleep();
             } catch (RuntimeException | Error e) {
-                // Pending operations fail; this thread stays for later ones.
+                // Pending operations fail; this thread stays for later operations.
                 rendezvous.fail(GroupErrors.failed(progress.getName(), e));
             }
         }
@@ -179,7 +179,7 @@ final class OpQueue {
         try {
             while (runNext()) {
                 // Run until nothing is pending. Clear an interrupt by one operation: it must not
-                // end the waits of the next one.
+                // end the waits of the next operation.
                 Thread.interrupted();
             }
         } finally {

@@ -303,8 +303,7 @@ public final class LlamaGenerator implements TextGenerator {
 
         /**
          * Sets the prefill budget: the most prompt tokens in one step. Requests that decode wait
-         * while these tokens are computed. The first chunk of a prompt is computed faster than the
-         * later ones.
+         * while these tokens are computed. The first chunk of a prompt is computed faster than later chunks.
          *
          * @param prefillTokens the number of tokens; default 4096
          * @return this builder
@@ -359,7 +358,7 @@ public final class LlamaGenerator implements TextGenerator {
                 return generator;
             } finally {
                 if (!done && group != null) {
-                    group.destroy(); // Otherwise the other processes would wait for this one.
+                    group.destroy(); // Otherwise the other processes would wait for this process.
                 }
             }
         }

@@ -45,7 +45,7 @@ final class PieceQueue implements Generation {
     }
 
     /**
-     * Adds a piece, with the reason if it is the last one, otherwise null. No-op if the generation
+     * Adds a piece; {@code reason} is the finish reason of the last piece, otherwise null. No-op if the generation
      * has ended.
      */
     void add(GeneratedPiece piece, FinishReason end) {

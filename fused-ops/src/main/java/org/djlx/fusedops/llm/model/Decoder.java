@@ -74,7 +74,7 @@ final class Decoder implements AutoCloseable {
     private final NDArray cosines;
     private final NDArray sines;
 
-    // Buffers for the most rows. A graph of fewer rows uses the first ones.
+    // Buffers for the maximum number of rows. A graph of fewer rows uses the first rows.
     private final NDArray[] residuals = new NDArray[3];
     private final NDArray zeros;
     private final NDArray norm;

@@ -71,7 +71,7 @@ public final class Sampler {
     }
 
     /**
-     * Samples a token for each sequence. Takes the token that the device has selected where it can;
+     * Samples a token for each sequence. If possible takes the token that the device has selected;
      * otherwise copies the logits of the sequence to the host.
      *
      * @param logits the logits
