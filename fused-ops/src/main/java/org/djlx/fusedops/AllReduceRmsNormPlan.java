@@ -161,7 +161,7 @@ final class AllReduceRmsNormPlan implements FusedPlan {
         }
     }
 
-    /** Checks where the results are to go, and enqueues a call that writes them there. */
+    /** Checks the output arrays, and enqueues a call that writes to them. */
     void runInto(Call call, NormedResidual outputs) {
         call.checks().checkNotNull("outputs", outputs);
         long sum = checkOutput(call, "new residual", outputs.residual());

@@ -21,7 +21,7 @@ public enum FallbackReason {
     GATHER_ALONG_LAST_DIMENSION,
     /**
      * The parts of all ranks do not fit into half of a P2P buffer. For all-reduce + RMSNorm: the
-     * rows are too large for the fused kernel, or there are none.
+     * rows are too large for the fused kernel, or there are no rows.
      */
     BUFFER_TOO_SMALL,
     /**

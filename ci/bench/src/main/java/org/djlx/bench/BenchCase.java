@@ -17,7 +17,7 @@ import java.util.stream.Stream;
  * The size of an operation, as nccl-tests counts it, and the number of calls.
  *
  * @param size the bytes of the largest tensor
- * @param warmUp the number of calls before the timed ones
+ * @param warmUp the number of calls before the timed calls
  * @param iterations the number of timed calls
  */
 record BenchCase(long size, int warmUp, int iterations) {

@@ -159,7 +159,7 @@ final class Boundary implements AutoCloseable {
         return results;
     }
 
-    /** Returns the originals of a converted output; the output itself if there are none open. */
+    /** Returns the originals of a converted output; the output itself if no original is open. */
     List<NDArray> originals(NDArray result) {
         return conversion && arguments.stream().noneMatch(NDArray::isReleased)
                 ? arguments

@@ -257,7 +257,7 @@ public final class Safetensors implements AutoCloseable {
      * {@return the type and shape of a tensor}
      *
      * @param name its name
-     * @throws IllegalArgumentException if there is none of this name
+     * @throws IllegalArgumentException if there is no tensor of this name
      */
     public TensorSpec spec(String name) {
         return location(name).stored().spec();
@@ -267,7 +267,7 @@ public final class Safetensors implements AutoCloseable {
      * {@return the file that a tensor is in}
      *
      * @param name its name
-     * @throws IllegalArgumentException if there is none of this name
+     * @throws IllegalArgumentException if there is no tensor of this name
      */
     public Path file(String name) {
         return location(name).path();

@@ -29,7 +29,7 @@ public final class FusedMatmulModel {
     /** The columns of each shape of tiles. */
     public static final List<Integer> TILE_COLUMNS = List.of(256, 128, 64);
 
-    /** The elements in 16 bytes. Rows must be multiples of it. */
+    /** The elements in 16 bytes. The length of rows must be a multiple of it. */
     public static final int UNIT = 8;
 
     /** The largest number of Bs of an all-gather + matmul. */
@@ -86,7 +86,7 @@ public final class FusedMatmulModel {
      * </ul>
      *
      * @param flags the number of signal flags of each rank
-     * @return true if so
+     * @return true if the kernel can compute it
      */
     public boolean isPossible(int flags) {
         boolean sizes = work.type() == ScalarType.FLOAT16 || work.type() == ScalarType.BFLOAT16;
@@ -168,8 +168,7 @@ public final class FusedMatmulModel {
     }
 
     /**
-     * A rank's last tiles wait for the tiles of other ranks. Those are sent from the end of the
-     * first tiles on.
+     * A rank's last tiles wait for the tiles of other ranks. Ranks send tiles from the end of their first tiles on.
      */
     private double scatter(int tile, double multiplied) {
         Machine.Fused fused = machine.fused();

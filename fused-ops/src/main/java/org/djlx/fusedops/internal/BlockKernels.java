@@ -38,7 +38,7 @@ import org.djlx.nativeops.torch.Torch;
  *       the GPU.
  *   <li>Results are new arrays in the manager of the first array.
  *   <li>Kernels run on the calling thread's current stream. Autograd does not record them.
- *   <li>For one thread at a time.
+ *   <li>Not thread-safe.
  * </ul>
  */
 public final class BlockKernels implements AutoCloseable {

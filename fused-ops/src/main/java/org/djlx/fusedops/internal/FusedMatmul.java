@@ -56,7 +56,7 @@ import org.djlx.nativeops.torch.Torch;
  *       ranks. The layout of B and the width of A may differ.
  * </ul>
  *
- * <p>For one thread at a time, in the order of the group's operations.
+ * <p>Not thread-safe: call it in the order of the group's operations.
  */
 public final class FusedMatmul implements AutoCloseable {
 

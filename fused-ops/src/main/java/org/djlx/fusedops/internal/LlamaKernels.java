@@ -25,8 +25,7 @@ import org.djlx.nativeops.torch.ScalarType;
 /**
  * Launches the kernels of {@code llama.cu} on one GPU, compiled for a model's element type and
  * heads. Arrays are given by address; the file describes their layouts. Matmuls and attention use
- * programmatic dependent launch: they may start while the kernel before still runs. For one thread
- * at a time.
+ * programmatic dependent launch: they may start while the previous kernel still runs. Not thread-safe.
  */
 public final class LlamaKernels implements AutoCloseable {
 

@@ -73,7 +73,7 @@ final class TorchScriptService implements ParallelModel {
      */
     private record Request(NDList inputs, Verdict verdict) {}
 
-    /** The model of one rank; for one thread. */
+    /** The model of one rank. Use it only on the rank's thread. */
     private record RankModel(ProcessGroup group, Model model, Predictor<NDList, NDList> predictor)
             implements RankWorker<Request, Answer> {
 

@@ -78,7 +78,7 @@ public final class CudaKernel {
         return name;
     }
 
-    /** {@return the most threads of a block, which the kernel's registers limit} */
+    /** {@return the maximum number of threads of a block, limited by the kernel's registers} */
     public int maxThreadsPerBlock() {
         int[] threads = new int[1];
         module.call(

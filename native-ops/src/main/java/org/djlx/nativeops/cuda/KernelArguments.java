@@ -11,7 +11,7 @@ import java.nio.ByteOrder;
 
 /**
  * The arguments of a kernel, in the order of its parameters. Reuse the object for many launches:
- * {@code arguments.clear().add(pointer).add(count)}. For one thread at a time.
+ * {@code arguments.clear().add(pointer).add(count)}. Not thread-safe.
  *
  * <pre>
  *   0             8 * {@value #MAX_COUNT}            (bytes)

@@ -13,7 +13,7 @@ import org.djlx.nativeops.torch.ScalarType;
  * A tensor map in a {@link KernelStruct}, for a GPU's bulk copy engine (TMA; compute capability 9.0
  * and later). It describes the memory layout of a tensor of 16-bit elements, and the box that one
  * copy moves. Boxes have the 128-byte swizzle in shared memory. Elements outside the tensor are
- * read as zeros and not written. Changing the address allocates nothing. For one thread at a time.
+ * read as zeros and not written. Changing the address allocates nothing. Not thread-safe.
  */
 public final class TensorMap {
 

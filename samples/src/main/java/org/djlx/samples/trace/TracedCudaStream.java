@@ -25,7 +25,7 @@ final class TracedCudaStream extends TracedStream {
     private final boolean isCurrent;
 
     /**
-     * Creates the stream of an operation. Device and CUDA stream stay the caller's.
+     * Creates the stream of an operation. The caller owns the device and the CUDA stream.
      *
      * @param start the origin of times, recorded on a stream of the same GPU
      */

@@ -90,7 +90,7 @@ public final class ControlBlock {
         words.putIntVolatile(rank * RECORD, epoch);
     }
 
-    /** Returns the epoch at which a rank has stopped waiting; 0 if there is none. */
+    /** Returns the epoch at which a rank has stopped waiting; 0 if it has not stopped. */
     public int abandoned(int rank) {
         return words.getIntVolatile(rank * RECORD + ABANDONED);
     }

@@ -28,7 +28,7 @@ final class DeviceChoice {
             throw new IllegalArgumentException(
                     "NcclOptions has "
                             + devices.size()
-                            + " devices, and none of them for rank "
+                            + " devices, but no device for rank "
                             + rank
                             + ": give one device, or one for each rank");
         }

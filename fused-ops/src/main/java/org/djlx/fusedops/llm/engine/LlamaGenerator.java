@@ -67,7 +67,7 @@ import org.djlx.fusedops.llm.text.TextTokenizer;
  */
 public final class LlamaGenerator implements TextGenerator {
 
-    /** The default for the most tokens of a prompt and its new tokens together. */
+    /** The default maximum number of tokens of a prompt and its new tokens together. */
     public static final int DEFAULT_MAX_LENGTH = 8192;
 
     private final LlamaConfig config;
@@ -254,7 +254,7 @@ public final class LlamaGenerator implements TextGenerator {
         }
 
         /**
-         * Sets the most tokens of a prompt and its new tokens together.
+         * Sets the maximum number of tokens of a prompt and its new tokens together.
          *
          * @param maxLength the number of tokens; by default the {@linkplain LlamaConfig#maxLength()
          *     maximum of the model}, but at most {@link LlamaGenerator#DEFAULT_MAX_LENGTH}
@@ -266,7 +266,7 @@ public final class LlamaGenerator implements TextGenerator {
         }
 
         /**
-         * Sets the most requests that run at the same time.
+         * Sets the maximum number of requests that run at the same time.
          *
          * @param maxRunning the number of requests; default 64
          * @return this builder

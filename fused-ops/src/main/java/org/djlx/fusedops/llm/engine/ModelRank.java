@@ -13,7 +13,7 @@ import org.djlx.fusedops.llm.sampling.Logits;
 import org.djlx.fusedops.llm.sampling.Sampler;
 
 /**
- * The worker of one rank: its part of the model, and the step in flight. To be used by the rank's
+ * The worker of one rank: its part of the model, and the step in flight. Use it only on the rank's
  * thread.
  */
 final class ModelRank implements RankWorker<StepRequest, List<Sampler.SampledToken>> {

@@ -48,7 +48,7 @@ import org.djlx.nativeops.torch.Torch;
  * <p>The logits of a sequence have the same bits whatever other sequences are in the batch. Kernels
  * sum in float32 and round their results to the element type.
  *
- * <p>To be used by the rank's thread, with gradients off.
+ * <p>Use it only on the rank's thread, with gradients off.
  */
 final class Decoder implements AutoCloseable {
 
@@ -194,7 +194,7 @@ final class Decoder implements AutoCloseable {
      *
      * @param gpu the kernels; must be closed after this
      * @param attention the tables of the rotary embedding
-     * @param maxLength the most tokens of a sequence
+     * @param maxLength the maximum number of tokens of a sequence
      */
     Decoder(
             LlamaConfig config,

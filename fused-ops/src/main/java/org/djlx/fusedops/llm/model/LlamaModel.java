@@ -59,7 +59,7 @@ public final class LlamaModel implements AutoCloseable {
      * @param group the ranks
      * @param weights this rank's weights
      * @param cache this rank's KV cache
-     * @param maxLength the most tokens of a sequence
+     * @param maxLength the maximum number of tokens of a sequence
      */
     public LlamaModel(
             LlamaConfig config,

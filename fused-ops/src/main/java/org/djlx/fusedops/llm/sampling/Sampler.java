@@ -13,7 +13,7 @@ import org.djlx.fusedops.llm.GenerationRequest;
 
 /**
  * Samples the next tokens of one sequence. The result depends only on the seed, the logits and the
- * number of tokens sampled before. For one thread at a time.
+ * number of tokens sampled before. Not thread-safe.
  */
 public final class Sampler {
 

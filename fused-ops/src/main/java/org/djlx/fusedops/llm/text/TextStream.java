@@ -11,7 +11,7 @@ import java.util.List;
  * Detokenizes one sequence incrementally, and searches for stop strings. A token may be only a part
  * of a character, and its text may depend on the tokens before. So a few tokens before are decoded
  * with it, and text is held back until it is complete and cannot be the beginning of a stop string.
- * For one thread at a time.
+ * Not thread-safe.
  */
 public final class TextStream {
 
