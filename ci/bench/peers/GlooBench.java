@@ -19,7 +19,7 @@ import java.util.Arrays;
 import java.util.List;
 
 /**
- * Measures Gloo's all-reduce over loopback as `ci/bench/run.sh bench` measures this project's: 2
+ * Measures Gloo's all-reduce over loopback as `ci/bench/run.sh bench` measures this project's all-reduce: 2
  * processes, float32, in place, sum. A row has the median of the iterations, each with the slowest
  * rank's time.
  *
@@ -110,7 +110,7 @@ public final class GlooBench {
         }
     }
 
-    /** Returns an input that differs between ranks; all sums are exact. */
+    /** All-reduces an input that differs between ranks, with exact sums. Returns the number of wrong sums. */
     private long wrong(Tensor tensor, TensorVector tensors) {
         FloatBuffer values = values(tensor);
         for (int i = 0; i < values.capacity(); i++) {

@@ -85,17 +85,22 @@ import org.djlx.nativeops.cuda.GpuTopology;
  * lists each rank's call, and the tensors of running operations hold arbitrary values.
  *
  * <p>To find such an error, set {@link NcclOptions.Builder#optVerify} in {@link
- * Builder#optNcclOptions}. Each call then blocks until all ranks have called, and compares the calls before it enqueues anything. A mismatch leaves the group usable. Each rank needs its own thread
- * for that.
+ * Builder#optNcclOptions}. Each call then blocks until all ranks have called, and compares the
+ * calls before it enqueues anything. A mismatch leaves the group usable. Each rank needs its own
+ * thread for that.
  *
  * <h2>Several groups on the same GPUs</h2>
  *
  * <ul>
  *   <li>Each group has its own stream, so its operations do not wait for other groups' operations.
- *   <li>While a caller's stream waits for a work or runs an operator, later work on that stream waits too, also of other groups. Ranks that share several groups must call operators in the same order, or
- *       use one stream per group. Otherwise the GPUs wait for each other until the timeout.
+ *   <li>While a caller's stream waits for a work or runs an operator, later work on that stream
+ *       waits too, also of other groups. Ranks that share several groups must call operators in the
+ *       same order, or use one stream per group. Otherwise the GPUs wait for each other until the
+ *       timeout.
  *   <li>Ranks must call whole-GPU kernels of all groups in the same order, even on separate
- *       streams. These are single-kernel operators (fused operators on Hopper, exchanges before or after a matmul) and all-reduce kernels from about 256 KiB. While they wait for their peers they occupy all SMs (all-reduces leave 32 SMs free).
+ *       streams. These are single-kernel operators (fused operators on Hopper, exchanges before or
+ *       after a matmul) and all-reduce kernels from about 256 KiB. While they wait for their peers
+ *       they occupy all SMs (all-reduces leave 32 SMs free).
  *   <li>CUDA maps the streams of a process to 8 hardware queues per GPU, and streams in one queue
  *       wait for each other. With more streams set {@code CUDA_DEVICE_MAX_CONNECTIONS=32} in the
  *       environment.
@@ -111,8 +116,9 @@ import org.djlx.nativeops.cuda.GpuTopology;
  *   <li>All ranks launch their graphs equally often; this is not compared. A launch waits on the
  *       GPU for the launches of the other ranks.
  *   <li>An operation outside a graph runs after the graphs launched earlier on the caller's current
- *       stream. But a graph does not wait for earlier operations outside of graphs, and graphs do not wait for each other. Launch all graphs on
- *       one stream that has waited for earlier works, or order the streams yourself.
+ *       stream. But a graph does not wait for earlier operations outside of graphs, and graphs do
+ *       not wait for each other. Launch all graphs on one stream that has waited for earlier works,
+ *       or order the streams yourself.
  *   <li>Do not launch a graph after the group has been destroyed.
  *   <li>If the peers do not arrive within the timeout of the recorded operation, the launch breaks
  *       the group. Its outputs hold arbitrary values, NaN included, until the next call on the
@@ -361,7 +367,8 @@ public final class CudaP2pOptions extends BackendOptions {
          *       kernel may wait for running kernels of the same GPU, and these wait for this rank.
          *   <li>Set {@code CUDA_DEVICE_MAX_CONNECTIONS=32}. Otherwise streams of several ranks may
          *       share a hardware queue. A stream that waits for a kernel then blocks the queue, and
-         *       with it this kernel. 32 is the maximum: with more streams in a process, ranks share queues again.
+         *       with it this kernel. 32 is the maximum: with more streams in a process, ranks share
+         *       queues again.
          *   <li>Neither setting helps if only one rank loads a kernel while kernels of other ranks
          *       wait for it. cuBLAS loads a kernel for a new matrix size: before such a call let
          *       all ranks synchronise their streams and pass a barrier. Kernels of this project are
@@ -373,7 +380,8 @@ public final class CudaP2pOptions extends BackendOptions {
          *       for: all ranks wait until the timeout.
          *   <li>Free no memory of the GPU while ranks wait for each other: no {@code cudaFree}, no
          *       emptying of libtorch's cache, which libtorch empties itself when memory runs out.
-         *       {@code cudaFree} waits for all kernels of the GPU, and during that time nothing can be launched on the GPU.
+         *       {@code cudaFree} waits for all kernels of the GPU, and during that time nothing can
+         *       be launched on the GPU.
          * </ul>
          *
          * <p>Kernels that wait for peers use at most half of the SMs together. The other half is

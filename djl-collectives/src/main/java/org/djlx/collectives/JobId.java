@@ -24,7 +24,8 @@ final class JobId {
     private JobId() {}
 
     /**
-     * Returns the identifier, without waiting for other ranks: the first rank sets it in the store, the last rank deletes the keys.
+     * Returns the identifier, without waiting for other ranks: the first rank sets it in the store,
+     * the last rank deletes the keys.
      */
     static String agreeOn(GroupContext context) {
         String own = UUID.randomUUID().toString();

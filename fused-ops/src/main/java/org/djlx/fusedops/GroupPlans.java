@@ -55,7 +55,9 @@ final class GroupPlans implements AutoCloseable {
         return type.cast(plans.get(key));
     }
 
-    /** Returns the plan of a call; makes it if there is none. The caller holds this object's lock. */
+    /**
+     * Returns the plan of a call; makes it if there is none. The caller holds this object's lock.
+     */
     <P extends FusedPlan> P findOrMake(PlanKey key, Class<P> type, Supplier<P> maker) {
         P plan = find(key, type);
         return plan != null ? plan : keep(key, maker.get());

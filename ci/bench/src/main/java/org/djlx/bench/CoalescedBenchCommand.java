@@ -26,9 +26,9 @@ import picocli.CommandLine.Parameters;
 @Command(
         name = "bench-coalesced",
         description = {
-            "Measures coalesced float32 collectives on CPU ranks and, in turns, separate collectives on"
-                    + " the same tensors: the median time of the slowest rank. Checks the coalesced"
-                    + " results.",
+            "Measures coalesced float32 collectives on CPU ranks and, in turns, separate"
+                + " collectives on the same tensors: the median time of the slowest rank. Checks"
+                + " the coalesced results.",
             "Ranks are threads; in a process started by 'launch' or torchrun, the command runs that"
                     + " process's rank."
         })

@@ -97,7 +97,9 @@ record StepBench(TextGenerator generator, int vocabulary) {
         if (ends.size() < 2) {
             throw new IllegalStateException(
                     String.format(
-                            "fewer than 2 measured steps gave all %d requests a token: generate more than %d tokens per request, or make the KV cache larger than %d tokens per request",
+                            "fewer than 2 measured steps gave all %d requests a token: generate"
+                                + " more than %d tokens per request, or make the KV cache larger"
+                                + " than %d tokens per request",
                             batch, newTokens, promptTokens + newTokens));
         }
         double[] micros = new double[ends.size() - 1];

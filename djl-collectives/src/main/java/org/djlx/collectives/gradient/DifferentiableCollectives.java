@@ -50,7 +50,9 @@ public final class DifferentiableCollectives {
     private DifferentiableCollectives() {}
 
     /**
-     * Enters a parallel region: takes a value that is the same on all ranks. Each rank then computes a different part of the layer from it. Use it on the input of a column-parallel layer.
+     * Enters a parallel region: takes a value that is the same on all ranks. Each rank then
+     * computes a different part of the layer from it. Use it on the input of a column-parallel
+     * layer.
      *
      * @param x the value, of any shape
      * @param group the ranks
@@ -176,7 +178,10 @@ public final class DifferentiableCollectives {
                                         List.of(rule.differentiate(gradients.get(0)))));
     }
 
-    /** Includes the checks of {@link #recorded}, because the checks must fail before communication starts. */
+    /**
+     * Includes the checks of {@link #recorded}, because the checks must fail before communication
+     * starts.
+     */
     private static void checkArguments(String operator, NDArray x, ProcessGroup group) {
         if (x == null || group == null) {
             throw new IllegalArgumentException(
@@ -236,7 +241,10 @@ public final class DifferentiableCollectives {
         NDArray apply(NDManager manager, NDArray rows);
     }
 
-    /** Moves an axis of an array to the front, runs an operation, and moves the axis of the result back. */
+    /**
+     * Moves an axis of an array to the front, runs an operation, and moves the axis of the result
+     * back.
+     */
     private static NDArray moved(NDArray x, int axis, OnRows body) {
         NDManager owner = x.getManager();
         if (axis == 0) {

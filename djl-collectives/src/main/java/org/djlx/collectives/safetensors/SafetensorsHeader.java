@@ -214,7 +214,8 @@ public record SafetensorsHeader(Map<String, Stored> stored, Map<String, String> 
         if (entry.begin != position) {
             throw new IOException(
                     String.format(
-                            "%s starts at byte %d of the data, not at %d, where the previous tensor ends",
+                            "%s starts at byte %d of the data, not at %d, where the previous tensor"
+                                    + " ends",
                             spec, entry.begin, position));
         }
         if (spec.knownType().isPresent()) {

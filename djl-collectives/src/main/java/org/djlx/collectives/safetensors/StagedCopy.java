@@ -16,7 +16,9 @@ import org.djlx.nativeops.host.NativeMemory;
 import org.djlx.nativeops.host.SharedMemory;
 
 /**
- * Copies rows of memory-mapped files to a GPU through two pinned buffers: threads of the common pool fill one buffer while the GPU reads the other. A plain copy from pageable memory does these steps in sequence on one thread, and needs contiguous rows. Thread-safe.
+ * Copies rows of memory-mapped files to a GPU through two pinned buffers: threads of the common
+ * pool fill one buffer while the GPU reads the other. A plain copy from pageable memory does these
+ * steps in sequence on one thread, and needs contiguous rows. Thread-safe.
  */
 final class StagedCopy implements AutoCloseable {
 

@@ -18,7 +18,8 @@ import java.util.function.Consumer;
  *       destroyed.
  *   <li>The first collective that fails is written immediately: it breaks the group, and the
  *       process may end.
- *   <li>Later failures of a broken group are not written: the file shows the first failure, which is the cause.
+ *   <li>Later failures of a broken group are not written: the file shows the first failure, which
+ *       is the cause.
  * </ul>
  *
  * <p>Used by the {@link DumpWriter}'s thread only.

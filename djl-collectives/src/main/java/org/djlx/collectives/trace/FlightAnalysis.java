@@ -242,8 +242,8 @@ public final class FlightAnalysis {
     }
 
     /**
-     * Finds ranks that are behind in the number of issued operations. Excludes ranks that failed: their
-     * failures are other findings.
+     * Finds ranks that are behind in the number of issued operations. Excludes ranks that failed:
+     * their failures are other findings.
      */
     private void findBehind() {
         long last = dumps.values().stream().mapToLong(FlightDump::lastScheduled).max().orElse(0);

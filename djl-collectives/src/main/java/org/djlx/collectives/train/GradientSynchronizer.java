@@ -32,7 +32,9 @@ import org.djlx.collectives.Work;
  * }</pre>
  *
  * <p>The block must be on the group's device. {@code EasyTrain} notifies listeners between the
- * backward pass and the step. In your own training loop, call {@code trainer.notifyListeners} there, or {@link #synchronize}. All gradients are reduced together, after the backward pass; the engine {@code PyTorch-P2P} overlaps both.
+ * backward pass and the step. In your own training loop, call {@code trainer.notifyListeners}
+ * there, or {@link #synchronize}. All gradients are reduced together, after the backward pass; the
+ * engine {@code PyTorch-P2P} overlaps both.
  */
 public final class GradientSynchronizer extends TrainingListenerAdapter {
 

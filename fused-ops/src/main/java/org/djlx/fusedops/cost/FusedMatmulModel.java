@@ -168,7 +168,8 @@ public final class FusedMatmulModel {
     }
 
     /**
-     * A rank's last tiles wait for the tiles of other ranks. Ranks send tiles from the end of their first tiles on.
+     * A rank's last tiles wait for the tiles of other ranks. Ranks send tiles from the end of their
+     * first tiles on.
      */
     private double scatter(int tile, double multiplied) {
         Machine.Fused fused = machine.fused();

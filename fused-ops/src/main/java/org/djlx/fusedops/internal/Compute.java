@@ -25,7 +25,8 @@ import org.slf4j.LoggerFactory;
 
 /**
  * Matmuls and reductions on a group's device, and the launchers of kernels that plans share. On a
- * GPU it uses cuBLASLt and a kernel if they are available, otherwise libtorch. Not thread-safe: call it in the order of the group's operations, because matmuls share a workspace.
+ * GPU it uses cuBLASLt and a kernel if they are available, otherwise libtorch. Not thread-safe:
+ * call it in the order of the group's operations, because matmuls share a workspace.
  */
 public final class Compute implements AutoCloseable {
 

@@ -25,7 +25,8 @@ import org.djlx.nativeops.torch.ScalarType;
 /**
  * Launches the kernels of {@code llama.cu} on one GPU, compiled for a model's element type and
  * heads. Arrays are given by address; the file describes their layouts. Matmuls and attention use
- * programmatic dependent launch: they may start while the previous kernel still runs. Not thread-safe.
+ * programmatic dependent launch: they may start while the previous kernel still runs. Not
+ * thread-safe.
  */
 public final class LlamaKernels implements AutoCloseable {
 
@@ -432,8 +433,9 @@ public final class LlamaKernels implements AutoCloseable {
     }
 
     /**
-     * Finds for each row: the highest logit, the sum of the exponentials relative to the highest logit, and the
-     * first token with that logit. The last of the {@value #TOP_FLOATS} floats is unused.
+     * Finds for each row: the highest logit, the sum of the exponentials relative to the highest
+     * logit, and the first token with that logit. The last of the {@value #TOP_FLOATS} floats is
+     * unused.
      *
      * @param top the output, of shape (ranks, rows, {@value #TOP_FLOATS}): zeros for other ranks
      * @param logits the logits: rows of {@code width}, {@code stride} apart
@@ -465,8 +467,8 @@ public final class LlamaKernels implements AutoCloseable {
      * The arrays of sampling, by address.
      *
      * @param top the output, {@value #TOP_FLOATS} floats for each row: the highest logit, the sum
-     *     of the exponentials relative to the highest logit, the sampled token, and its logit; may be pinned
-     *     memory
+     *     of the exponentials relative to the highest logit, the sampled token, and its logit; may
+     *     be pinned memory
      * @param parts the results of {@link #top} of all ranks, of shape (ranks, rows, {@value
      *     #TOP_FLOATS})
      * @param sampled receives the sampled tokens, as ints

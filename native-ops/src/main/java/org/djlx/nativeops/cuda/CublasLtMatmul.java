@@ -22,7 +22,9 @@ import org.djlx.nativeops.torch.ScalarType;
 /**
  * A planned matrix product; see {@link CublasLt#plan}. Not thread-safe.
  *
- * <p>cuBLASLt's matrices are column-major. A row-major matrix is the transpose of a column-major matrix in the same memory, so cuBLASLt computes {@code outᵀ = bᵀ aᵀ}: its first operand is {@code b}.
+ * <p>cuBLASLt's matrices are column-major. A row-major matrix is the transpose of a column-major
+ * matrix in the same memory, so cuBLASLt computes {@code outᵀ = bᵀ aᵀ}: its first operand is {@code
+ * b}.
  */
 public final class CublasLtMatmul implements AutoCloseable {
 

@@ -11,7 +11,8 @@ import java.nio.ByteOrder;
 
 /**
  * A struct argument of a kernel, reused for many launches: constant members are written once.
- * Members are written at their byte offsets in the kernel's struct. Not thread-safe. The memory is freed when the object is unreachable.
+ * Members are written at their byte offsets in the kernel's struct. Not thread-safe. The memory is
+ * freed when the object is unreachable.
  */
 public final class KernelStruct {
 

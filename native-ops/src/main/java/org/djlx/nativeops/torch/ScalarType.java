@@ -52,7 +52,8 @@ public enum ScalarType {
     UINT64(29, 8, Category.INTEGER);
 
     /**
-     * In the order of type promotion: a result can be stored in its own category or a later category.
+     * In the order of type promotion: a result can be stored in its own category or a later
+     * category.
      */
     enum Category {
         BOOLEAN,

@@ -277,10 +277,11 @@ public final class Launcher {
         }
 
         /**
-         * Sets the number of launchers of the job, usually one a host, and the index of this launcher; 1
-         * and 0 by default. All have the same number of processes, master address and port. Ranks
-         * are numbered node by node. Node 0 serves the store. If a rank of one node fails, or its
-         * launcher is stopped, the other launchers stop their ranks and return the same code.
+         * Sets the number of launchers of the job, usually one a host, and the index of this
+         * launcher; 1 and 0 by default. All have the same number of processes, master address and
+         * port. Ranks are numbered node by node. Node 0 serves the store. If a rank of one node
+         * fails, or its launcher is stopped, the other launchers stop their ranks and return the
+         * same code.
          */
         public Builder optNodes(int nodes, int nodeRank) {
             this.nodes = nodes;

@@ -36,7 +36,8 @@ final class Sessions {
     }
 
     /**
-     * Kills all processes of a session except this process, and waits up to 5 s until they have ended.
+     * Kills all processes of a session except this process, and waits up to 5 s until they have
+     * ended.
      *
      * @param id the session's leader, which may have ended
      */

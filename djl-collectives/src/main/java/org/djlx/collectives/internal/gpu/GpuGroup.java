@@ -55,7 +55,8 @@ import org.djlx.nativeops.cuda.CudaStream;
  * <ol>
  *   <li>If the queue of collectives or the extension fails, all queues and the extension fail. If a
  *       queue of messages fails, it fails alone.
- *   <li>The first reason breaks a queue; later reasons are ignored. Later calls fail with the first reason.
+ *   <li>The first reason breaks a queue; later reasons are ignored. Later calls fail with the first
+ *       reason.
  *   <li>When the extension is broken, it sends the reason to the other ranks before anything is
  *       aborted.
  *   <li>All works that have not ended are failed before the abort: after it they would look as if
@@ -280,7 +281,10 @@ public final class GpuGroup {
         }
     }
 
-    /** Returns the error of a kernel on a queue; empty if there is none. Queues of messages run no kernels. */
+    /**
+     * Returns the error of a kernel on a queue; empty if there is none. Queues of messages run no
+     * kernels.
+     */
     Optional<String> kernelError(StreamQueue queue) {
         return queue == collectives ? extension.error() : Optional.empty();
     }

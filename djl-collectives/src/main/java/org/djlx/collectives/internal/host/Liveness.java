@@ -32,7 +32,8 @@ public final class Liveness {
      * Returns when a process started, in clock ticks since boot; -1 if the process has ended or is
      * a zombie. Together with the process id this identifies a process, even if the id is reused.
      *
-     * @throws UncheckedIOException if the process state cannot be read, for example for lack of file descriptors
+     * @throws UncheckedIOException if the process state cannot be read, for example for lack of
+     *     file descriptors
      */
     public static long startTime(long pid) {
         try {

@@ -87,7 +87,8 @@ final class ShmSegment implements AutoCloseable {
     }
 
     /**
-     * Creates the segment on rank 0 and maps it on the other ranks; returns when all ranks have mapped it.
+     * Creates the segment on rank 0 and maps it on the other ranks; returns when all ranks have
+     * mapped it.
      *
      * @throws org.djlx.collectives.CollectiveException on all ranks, if any rank fails
      */

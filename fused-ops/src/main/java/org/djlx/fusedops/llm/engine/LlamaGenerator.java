@@ -303,7 +303,8 @@ public final class LlamaGenerator implements TextGenerator {
 
         /**
          * Sets the prefill budget: the most prompt tokens in one step. Requests that decode wait
-         * while these tokens are computed. The first chunk of a prompt is computed faster than later chunks.
+         * while these tokens are computed. The first chunk of a prompt is computed faster than
+         * later chunks.
          *
          * @param prefillTokens the number of tokens; default 4096
          * @return this builder

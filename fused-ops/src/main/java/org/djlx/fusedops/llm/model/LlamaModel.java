@@ -149,7 +149,10 @@ public final class LlamaModel implements AutoCloseable {
         return Logits.concat(parts).inOrder(order);
     }
 
-    /** Computes a batch with libtorch. Returns the logits of the chunks that need logits; may be empty. */
+    /**
+     * Computes a batch with libtorch. Returns the logits of the chunks that need logits; may be
+     * empty.
+     */
     private Optional<Logits> forwardOnTorch(TokenBatch batch, NDManager manager) {
         try (NDManager step = this.manager.newSubManager()) {
             boolean divided = isDivided(batch.tokens());
