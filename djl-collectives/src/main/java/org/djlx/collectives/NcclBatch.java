@@ -33,7 +33,8 @@ import org.djlx.collectives.internal.host.Required;
  *       enqueued together: after the calls before the batch, and before the operations that the
  *       batch has not started yet.
  *   <li>{@code cuda_p2p} groups with {@linkplain NcclOptions.Builder#optVerify verified} calls need
- *       one thread per rank, because each call blocks until the other ranks have made theirs.
+ *       one thread per rank, because each call blocks until the other ranks have made the same
+ *       call.
  * </ul>
  */
 public final class NcclBatch {
@@ -43,7 +44,7 @@ public final class NcclBatch {
     /**
      * Runs calls as a batch. If {@code calls} throws, the exception is passed on, the operations
      * issued in this batch are not started, and their groups are broken, because other ranks may
-     * have started theirs.
+     * have started the same operations.
      *
      * @param calls issues operations of any ranks and groups of this JVM; must not wait for works
      * @throws CollectiveException if NCCL cannot start the operations; their groups are then broken

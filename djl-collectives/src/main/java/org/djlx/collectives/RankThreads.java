@@ -151,7 +151,7 @@ final class RankThreads<T> {
         return new CollectiveException(message, t);
     }
 
-    /** Waits for all ranks; returns whether this thread was interrupted meanwhile. */
+    /** Waits for all ranks; returns whether this thread was interrupted during the wait. */
     private boolean await(List<Thread> threads) {
         boolean interrupted = false;
         boolean failed = false;

@@ -34,7 +34,7 @@ struct Barrier {
 
 __device__ __forceinline__ void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
-// Proxy fences: order ordinary memory accesses, acquired ones of peers included, with TMA copies, in both directions.
+// Proxy fences: order ordinary memory accesses (also reads of data acquired from peers) with TMA copies, in both directions.
 __device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
 __device__ __forceinline__ void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
@@ -154,7 +154,7 @@ __device__ __forceinline__ u32 pack(Bfloat16, float first, float second) {
 }
 
 // Moves four 8 x 8 matrices of 16-bit elements between shared memory and a warp (stmatrix, ldmatrix). Lane i passes the address of
-// row i % 8 of matrix i / 8. It holds columns 2 (i % 4) and 2 (i % 4) + 1 of row i / 4 of each matrix: the layout of wgmma's sums.
+// row i % 8 of matrix i / 8. The lane holds columns 2 (i % 4) and 2 (i % 4) + 1 of row i / 4 of each matrix: the layout of wgmma's sums.
 __device__ __forceinline__ void store_matrices(u32 address, u32 a, u32 b, u32 c, u32 d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d)
                : "memory");

@@ -32,7 +32,8 @@ import org.djlx.nativeops.torch.Torch;
 /**
  * Writes safetensors files, one tensor at a time, so only one needs to be in memory.
  *
- * <p>A file is written under a temporary name and renamed when it is complete, replacing an existing file. Tensors with larger elements come first. This aligns all tensors to their element
+ * <p>A file is written under a temporary name and renamed when it is complete, replacing an
+ * existing file. Tensors with larger elements come first. This aligns all tensors to their element
  * size.
  */
 public final class SafetensorsWriter {

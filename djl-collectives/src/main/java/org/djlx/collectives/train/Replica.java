@@ -145,14 +145,16 @@ public final class Replica implements AutoCloseable {
             owns.put(original, array);
             array.setRequiresGradient(parameter.requiresGradient());
             store.arrays.put(id, array);
-            // An optimizer keeps its state by id and device. Ranks may share a device, so their ids differ.
+            // An optimizer keeps its state by id and device. Ranks may share a device, so their ids
+            // differ.
             String own = index == 0 ? id : id + "/" + index;
             parameters.add(new Own(named.getKey(), own, parameter, array, original));
         }
     }
 
     /**
-     * Copies the block's own arrays to this rank's arrays, if the program has changed them since the last copy. Excludes statistics, because forward passes write them.
+     * Copies the block's own arrays to this rank's arrays, if the program has changed them since
+     * the last copy. Excludes statistics, because forward passes write them.
      */
     void takeWritten() {
         for (Own own : parameters) {
@@ -356,8 +358,9 @@ public final class Replica implements AutoCloseable {
      * All-reduces the gradients and updates the parameters.
      *
      * @param check whether to skip the update if all gradients are zero
-     * @param updated opened by the first rank of this JVM after its first update; the other ranks of the JVM wait for it. The ranks share learning-rate trackers, and the first update of a step may change
-     *     a tracker, such as DJL's {@code MultiFactorTracker}
+     * @param updated opened by the first rank of this JVM after its first update; the other ranks
+     *     of the JVM wait for it. The ranks share learning-rate trackers, and the first update of a
+     *     step may change a tracker, such as DJL's {@code MultiFactorTracker}
      * @return false if the update was skipped
      */
     boolean step(Optimizer optimizer, boolean check, CountDownLatch updated) {
@@ -406,8 +409,8 @@ public final class Replica implements AutoCloseable {
     }
 
     /**
-     * Copies the parameters to the block's own arrays, if the block's arrays are not this rank's arrays. Skips arrays that
-     * the program has replaced, for example by loading parameters.
+     * Copies the parameters to the block's own arrays, if the block's arrays are not this rank's
+     * arrays. Skips arrays that the program has replaced, for example by loading parameters.
      */
     void writeBack() {
         for (Own own : parameters) {

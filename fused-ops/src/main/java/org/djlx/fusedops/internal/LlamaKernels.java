@@ -198,7 +198,8 @@ public final class LlamaKernels implements AutoCloseable {
 
         /**
          * Returns the cost in rows that an SM reads: rows of weights, and for each group of tiles
-         * the rows of x. Those come from L2 and count half. An SM runs one thread block at a time.
+         * the rows of x. The rows of x come from L2 and count half. An SM runs one thread block at
+         * a time.
          */
         long cost(long all, int multiprocessors) {
             return ceilDiv(groups(all), multiprocessors) * (TILE * tiles + rows / 2);
@@ -280,7 +281,7 @@ public final class LlamaKernels implements AutoCloseable {
      * Multiplies rows with a weight: {@code output = x weightᵀ}, or {@code silu(x gatesᵀ) * (x
      * valuesᵀ)}.
      *
-     * @param gated whether the weight holds the rows of the gates and then those of the values
+     * @param gated whether the weight holds the rows of the gates, then the rows of the values
      * @param rows the number of rows, at most {@value #MAX_ROWS}
      * @param output the output: rows of {@code width}, {@code stride} apart
      * @param x the rows, of shape (rows, depth)
@@ -334,7 +335,7 @@ public final class LlamaKernels implements AutoCloseable {
      * multiplies the norm of the sum. It has the same bits as from {@link RmsNormKernels#add}. All
      * arrays are as long as x.
      *
-     * @param newResidual receives the sum; neither x nor the residual
+     * @param newResidual receives the sum; must be neither x nor the residual
      * @param epsilon the number added to the mean of squares
      */
     public record Norm(long weight, long residual, long newResidual, float epsilon) {}
@@ -362,14 +363,14 @@ public final class LlamaKernels implements AutoCloseable {
      * @param output the output, of shape (rows, heads of queries, head size)
      * @param qkv queries, keys and values, of shape (rows, heads of all three, head size)
      * @param keys the keys of the KV cache, of shape (rows of the cache, heads of keys, head size)
-     * @param values the values of the KV cache, likewise
+     * @param values the values of the KV cache, of the same shape
      * @param positions an int for each row: the position of the new token, or -1 for none. The
-     *     kernel reads positions and table while the matmul before still runs, so write them before
-     *     a kernel or copy that ends before that matmul starts
+     *     kernel reads positions and table while the previous matmul still runs, so write them
+     *     before a kernel or copy that ends before that matmul starts
      * @param table the block table: for each row, the first cache row of each block, as ints
      * @param cosines the cosines, of shape (positions, half of the head size), in float32
-     * @param sines the sines, likewise
-     * @param firstChunks an int for each row: the number of chunks of the rows before it
+     * @param sines the sines, of the same shape
+     * @param firstChunks an int for each row: the number of chunks of all previous rows
      * @param chunks temporary memory for (chunks of all rows, heads of keys, group size, head size
      *     + {@value #CHUNK_EXTRA}) floats
      * @param chunksEnded (rows, heads of keys) ints, initially 0
@@ -520,10 +521,10 @@ public final class LlamaKernels implements AutoCloseable {
      *
      * @param qkv queries, keys and values, of shape (rows, heads of all three, head size)
      * @param keys the keys of the KV cache, of shape (rows of the cache, heads of keys, head size)
-     * @param values the values of the KV cache, likewise
+     * @param values the values of the KV cache, of the same shape
      * @param start the position of the first token in its sequence
      * @param cosines the cosines, of shape (positions, half of the head size), in float32
-     * @param sines the sines, likewise
+     * @param sines the sines, of the same shape
      * @param queries the heads of queries; 0 if there are only keys and values
      */
     public void rotateAndCache(

@@ -67,11 +67,11 @@ public final class CudaStream extends CudaResource {
     }
 
     /**
-     * Wraps a stream of another library, such as libtorch's current one.
+     * Wraps a stream of another library, such as libtorch's current stream.
      *
      * @param device the GPU of the stream
      * @param handle the {@code cudaStream_t}, for example of {@link Torch#currentCudaStream}; 0 is
-     *     the default stream. It must outlive the result
+     *     the default stream. The stream must outlive the result
      * @return the stream; closing it does not destroy the other library's stream
      */
     public static CudaStream wrap(CudaDevice device, long handle) {
@@ -101,8 +101,8 @@ public final class CudaStream extends CudaResource {
     }
 
     /**
-     * Writes a 32-bit value after all work queued before (release: an observer of the value also
-     * sees the writes of that work).
+     * Writes a 32-bit value after all previously queued work (release: an observer of the value
+     * also sees the writes of that work).
      *
      * @param address the destination, a multiple of 4: memory of this GPU, of a peer to which
      *     access is enabled, or pinned host memory

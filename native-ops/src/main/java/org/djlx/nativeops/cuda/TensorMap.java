@@ -18,7 +18,8 @@ import org.djlx.nativeops.torch.ScalarType;
 public final class TensorMap {
 
     /**
-     * The size of a tensor map in bytes. Its offset in the struct must be a multiple of half of it.
+     * The size of a tensor map in bytes. Its offset in the struct must be a multiple of half this
+     * size.
      */
     public static final int BYTES = 128;
 
@@ -33,11 +34,11 @@ public final class TensorMap {
     private final long[] strides;
     private final int[] box;
     private final int[] steps;
-    private long address; // 0 until there is one
+    private long address; // 0 until set
 
     /**
      * Creates a tensor map without an address; {@link #place} sets it. Dimensions are in the
-     * engine's order: the contiguous one first.
+     * engine's order: the contiguous dimension first.
      *
      * @param struct the struct
      * @param offset the offset of the tensor map in the struct

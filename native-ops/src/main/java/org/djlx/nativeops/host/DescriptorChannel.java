@@ -368,7 +368,10 @@ public final class DescriptorChannel implements AutoCloseable {
             }
         }
 
-        /** Returns the message's descriptor; null, closing all, if the token does not match. */
+        /**
+         * Returns the message's descriptor. If the token does not match, closes all descriptors and
+         * returns null.
+         */
         Received take(byte[] token) {
             int count = descriptorCount();
             int flags = memory.getInt(FLAGS);

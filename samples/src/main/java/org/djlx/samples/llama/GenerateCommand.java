@@ -46,7 +46,10 @@ public final class GenerateCommand extends CliCommand {
     @Option(names = "--prompt", required = true, paramLabel = "TEXT", description = "The prompt.")
     private String prompt;
 
-    @Option(names = "--max-tokens", paramLabel = "N", description = "Most tokens to generate.")
+    @Option(
+            names = "--max-tokens",
+            paramLabel = "N",
+            description = "Maximum number of tokens to generate.")
     private int maxTokens = 128;
 
     @Option(

@@ -124,7 +124,7 @@ public final class GpuGroup {
      *
      * @param key orders the queues, in the same way on all ranks
      * @param queue the queue's name, in threads and messages
-     * @param connection connects the two ranks
+     * @param connection connects this rank and the peer
      */
     public StreamQueue addMessages(String key, String queue, Connection connection) {
         StreamQueue added = new StreamQueue(queue, this, connection);

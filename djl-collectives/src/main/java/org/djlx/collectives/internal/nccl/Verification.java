@@ -33,7 +33,7 @@ final class Verification {
         this.context = context;
     }
 
-    /** Compares a collective with those of all other ranks. */
+    /** Compares a collective with the other ranks' collectives. */
     void collective(QueuedWork work) {
         Operation operation = work.operation();
         int n = context.worldSize();
@@ -75,7 +75,7 @@ final class Verification {
                                 + " of rank "
                                 + receiver
                                 + ": send and recv must have the same element type, number of"
-                                + " elements and tag, and be called in the same order, as NCCL"
+                                + " elements and tag, and be called in the same order, because NCCL"
                                 + " ignores tags");
             }
         }
