@@ -374,10 +374,10 @@ public final class CudaP2pOptions extends BackendOptions {
          *       all ranks synchronise their streams and pass a barrier. Kernels of this project are
          *       loaded once for all ranks of a process.
          *   <li>Synchronise the rank's stream before you copy from the GPU to memory that is not
-         *       pinned, as {@code toFloatArray} and {@code getFloat} do. The copy waits for the
-         *       stream and holds a lock of the driver meanwhile. Other ranks can then allocate no
-         *       memory and create no event on that GPU, not even the rank that the stream waits
-         *       for: all ranks wait until the timeout.
+         *       pinned, as {@code toFloatArray} and {@code getFloat} do. While the copy waits for
+         *       the stream, it holds a lock of the driver. Other ranks can then allocate no memory
+         *       and create no event on that GPU, not even the rank that the stream waits for: all
+         *       ranks wait until the timeout.
          *   <li>Free no memory of the GPU while ranks wait for each other: no {@code cudaFree}, no
          *       emptying of libtorch's cache, which libtorch empties itself when memory runs out.
          *       {@code cudaFree} waits for all kernels of the GPU, and during that time nothing can

@@ -179,8 +179,8 @@ final class GroupState {
     }
 
     /**
-     * Returns the number of the next sub-group. It is the same on all ranks, because all create
-     * sub-groups in the same order.
+     * Returns the number of the next sub-group. It is the same on all ranks, because all ranks
+     * create sub-groups in the same order.
      *
      * @param givenName the user's name for the sub-group, or null
      * @throws IllegalArgumentException on all ranks, if the name was used before. Also if the

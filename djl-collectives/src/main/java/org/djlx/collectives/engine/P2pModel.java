@@ -107,7 +107,8 @@ final class P2pModel implements Model {
                     return null;
                 });
         if (!first) {
-            // If the first rank fails meanwhile, this call fails too. Both throw IOException, which
+            // If the first rank fails during this call, the call fails too. Both throw IOException,
+            // which
             // callers handle alike on all ranks.
             try {
                 getBlock().saveParameters(new DataOutputStream(OutputStream.nullOutputStream()));

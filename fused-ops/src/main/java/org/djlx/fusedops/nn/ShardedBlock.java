@@ -328,8 +328,13 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
     private IllegalArgumentException indivisible(String what, long size, int parts) {
         return new IllegalArgumentException(
                 String.format(
-                        "%s: %s (%d) must be divisible by the %d ranks of %s",
-                        getClass().getSimpleName(), what, size, parts, group.name()));
+                        "%s: %s (%d) must be divisible by the %d %s of %s",
+                        getClass().getSimpleName(),
+                        what,
+                        size,
+                        parts,
+                        parts == group.worldSize() ? "ranks" : "parts on the ranks",
+                        group.name()));
     }
 
     private Layout layout(String name) {

@@ -105,8 +105,9 @@ public final class CudaModule extends CudaResource {
 
     /**
      * Waits for the calling thread's current stream, to prevent a deadlock. Loading waits for
-     * running kernels and blocks other calls for the GPU meanwhile. If a kernel of this rank waited
-     * for a kernel that another rank on this GPU has not launched yet, neither could continue.
+     * running kernels and blocks other calls for the GPU while it waits. If a kernel of this rank
+     * waited for a kernel that another rank on this GPU has not launched yet, neither could
+     * continue.
      */
     private static void awaitCurrentStream(CudaDevice device) {
         if (!NativeLibrary.LIBTORCH.isAvailable()) {

@@ -47,7 +47,7 @@ final class Sessions {
         while (!left.isEmpty() && System.nanoTime() - start < LIMIT_NANOS) {
             left.forEach(ProcessHandle::destroyForcibly);
             Thread.sleep(1);
-            // Includes processes started meanwhile.
+            // Includes processes that were started during the loop.
             left = members(id);
         }
     }

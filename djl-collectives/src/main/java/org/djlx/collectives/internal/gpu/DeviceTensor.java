@@ -17,8 +17,8 @@ import org.djlx.nativeops.torch.Torch;
  * The elements of a tensor in contiguous GPU memory, from the call of an operation to its end.
  *
  * <ul>
- *   <li>Keeps the tensor's storage alive even if the array is closed meanwhile. Otherwise, libtorch
- *       would give the memory to the next array of the current stream.
+ *   <li>Keeps the tensor's storage alive even if the array is closed before the end. Otherwise,
+ *       libtorch would give the memory to the next array of the current stream.
  *   <li>Uses a copy if the tensor is not contiguous, or if asked for ({@link #copied}). {@link
  *       #load} fills the copy on the operation's stream because earlier operations may still write
  *       the tensor.

@@ -110,7 +110,7 @@ public final class QueuedWork extends GpuWork {
     /** Records the end of the work that {@link #launch} has enqueued on the stream. */
     void launched(CudaStream stream) {
         if (hasEnded()) {
-            return; // It has failed meanwhile, and its tensors are released.
+            return; // It failed during the launch, and its tensors are released.
         }
         queue.resources().flush(call.out(), stream);
         recordEnd(stream);

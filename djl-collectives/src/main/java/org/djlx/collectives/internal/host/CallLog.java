@@ -149,7 +149,9 @@ final class CallLog {
         return !Arrays.equals(own, theirs);
     }
 
-    /** Reads a call; returns false if another call is, or was meanwhile, written to its slot. */
+    /**
+     * Reads a call; returns false if another call was written to its slot, also during the read.
+     */
     private boolean read(int peer, int number, long[] call) {
         int slot = slot(peer, number);
         if (words.getIntVolatile(slot) != number) {

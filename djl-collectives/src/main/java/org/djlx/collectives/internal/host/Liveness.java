@@ -49,7 +49,7 @@ public final class Liveness {
         try {
             stat = Files.readString(process.resolve("stat"), StandardCharsets.ISO_8859_1);
         } catch (IOException e) {
-            // The process may have ended meanwhile. This check needs no file descriptor.
+            // The process may have ended. This check needs no file descriptor.
             if (Files.notExists(process)) {
                 return -1;
             }

@@ -273,7 +273,7 @@ final class MessageQueue implements MessageDriver.Engine {
         }
     }
 
-    /** Waits until a message has ended; drives all messages meanwhile. */
+    /** Waits until a message has ended. Drives all messages while it waits. */
     void await(Transfer transfer) {
         while (!transfer.isCompleted()) {
             if (!driver.driveUntil(transfer) || Thread.currentThread().isInterrupted()) {
