@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Runs all checks and ends with one table: tests, passed, failed, and skipped by reason, per module.
 #   ci/test.sh [--quick] [arguments of mvn, for example -pl samples -am]
+#   ci/test.sh --help
 #     --quick  answers in about 3 minutes: class maps, format, compilation without warnings, and the unit tests; without tests
 #              tagged slow (they start JVMs, wait, or compute for seconds), gpu or soak, and without javadoc and kernels
 #
@@ -157,6 +158,10 @@ elapsed() {
   printf '%d:%02d' $((SECONDS / 60)) $((SECONDS % 60))
 }
 
+if [[ ${1:-} == --help || ${1:-} == -h ]]; then
+  sed -n '2,/^set /{s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"
+  exit
+fi
 quick=''
 if [[ ${1:-} == --quick ]]; then
   quick=1

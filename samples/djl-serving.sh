@@ -9,6 +9,10 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 # shellcheck source=ci/setup.sh
 source "$root/ci/setup.sh"
 
+if [[ ${1:-} == --help || ${1:-} == -h ]]; then
+  sed -n '2,/^set /{s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"
+  exit
+fi
 (($# == 1 || $# == 2)) || bad_arguments "usage: samples/djl-serving.sh MODEL_SERVER_HOME [MODEL_DIRECTORY]"
 [[ -d $1 ]] || bad_arguments "$1 is not a directory"
 home=$(cd "$1" && pwd -P)

@@ -98,7 +98,7 @@ public final class DeviceMesh {
     }
 
     private int dim(String name) {
-        int dim = names.indexOf(name);
+        int dim = names.indexOf(Required.argument("the name of a dimension", name));
         if (dim < 0) {
             throw new IllegalArgumentException(
                     "\"" + name + "\" is no dimension of this mesh; use one of " + names);

@@ -69,6 +69,7 @@ final class GroupState {
     private long messages;
     private int subGroupCount;
     private int monitoredBarriers;
+    private int shrinks;
     private volatile boolean destroyed;
 
     @SuppressWarnings("unused") // Only keeps the group reachable.
@@ -198,6 +199,16 @@ final class GroupState {
                                 name, givenName));
             }
             return subGroupCount++;
+        }
+    }
+
+    /**
+     * Returns the number of the next call of {@code shrink}, the same on all ranks that call it.
+     */
+    int nextShrink() {
+        synchronized (issueLock) {
+            checkUsable();
+            return shrinks++;
         }
     }
 

@@ -38,15 +38,12 @@ import java.util.stream.Stream;
 
 /**
  * Converts objects to bytes and back by Java serialisation. Reading creates instances of allowed
- * classes only. The memory it takes is bounded by the number of bytes read, and the nesting by
+ * classes only. Its memory and work are bounded by the number of bytes read, and the nesting by
  * {@link #MAX_DEPTH}. Thread-safe.
  */
 final class ObjectCodec {
 
-    /**
-     * The maximum nesting depth. Reading recurses, and the time to read sets nested in sets doubles
-     * with each level.
-     */
+    /** The maximum nesting depth, because reading recurses. */
     static final int MAX_DEPTH = 32;
 
     // Hash tables are sparse: an entry takes more than one byte and up to 8 array elements.
@@ -158,10 +155,11 @@ final class ObjectCodec {
      * Reads an object.
      *
      * @param bytes the serialised object; trailing bytes are ignored
-     * @throws IOException if the bytes are not a serialised object, or contain a class that is not
-     *     allowed
+     * @throws IOException if the bytes are not a serialised object, contain a class that is not
+     *     allowed, or take too much work to read
      */
     Object read(byte[] bytes) throws IOException, ClassNotFoundException {
+        SerializedGraph.check(bytes);
         Filter filter = new Filter(bytes.length);
         try (ObjectInputStream in = new FilteredInput(new ByteArrayInputStream(bytes), filter)) {
             return in.readObject();

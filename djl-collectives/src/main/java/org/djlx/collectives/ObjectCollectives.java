@@ -42,7 +42,10 @@ import org.djlx.nativeops.torch.Torch;
  *   <li>A filter accepts only the classes given to the constructor, their superclasses and arrays,
  *       and common JDK classes: boxed numbers, strings, arrays, big numbers, {@code java.time},
  *       UUIDs, and lists, sets, maps and queues of {@code java.util}.
- *   <li>Objects may be nested {@value ObjectCodec#MAX_DEPTH} levels deep.
+ *   <li>Objects may be nested {@value ObjectCodec#MAX_DEPTH} levels deep. Sets, and keys of maps,
+ *       that refer to the same objects again and again are refused if reading them took long.
+ *   <li>A {@code writeObject} method of a class with serialisable fields must call {@code
+ *       defaultWriteObject} or {@code writeFields}, as the protocol requires.
  *   <li>Results are always copies, also of a rank's own object.
  * </ul>
  *

@@ -1036,6 +1036,29 @@ public final class ProcessGroup implements AutoCloseable {
     }
 
     /**
+     * Creates a group of the ranks that are left after others have died, without new processes; the
+     * counterpart of PyTorch's {@code shrink_group}. This group may be broken. The remaining ranks
+     * call it, each from a thread that has no operation of this group under way.
+     *
+     * <ul>
+     *   <li>The ranks keep their order. Backend, options and timeout are those of this group.
+     *   <li>The ranks meet in this group's store: it must outlive the excluded ranks. Let a
+     *       launcher serve it, not rank 0.
+     *   <li>This group stays as it is: destroy it after the new one, because destroying it destroys
+     *       the new one too.
+     * </ul>
+     *
+     * @param ranksToExclude ranks of this group, the same on all remaining ranks
+     * @return the group of the remaining ranks
+     * @throws IllegalArgumentException if a rank is out of range, or is this rank
+     * @throws CollectiveMismatchException if another rank excludes other ranks
+     * @throws CollectiveTimeoutException if the remaining ranks do not all call in time
+     */
+    public ProcessGroup shrink(List<Integer> ranksToExclude) {
+        return SubGroups.shrink(this, ranksToExclude);
+    }
+
+    /**
      * Arranges the ranks in a grid with named dimensions and creates this rank's sub-group along
      * each; the counterpart of PyTorch's {@code init_device_mesh}. All ranks of this group call it.
      *
@@ -1158,13 +1181,14 @@ public final class ProcessGroup implements AutoCloseable {
                 Work work = call.apply(operation);
                 state.issued(operation);
                 return work;
-            } catch (CollectiveMismatchException e) {
-                // All ranks have called it, so its sequence number is used although it cannot run.
-                state.issued(operation);
-                operation.ended(e);
-                throw e;
             } catch (RuntimeException | Error e) {
-                operation.withdrawn();
+                if (operation.isAnnounced() || e instanceof CollectiveMismatchException) {
+                    // Other ranks have called it: its number is used although it cannot run here.
+                    state.issued(operation);
+                    operation.ended(e);
+                } else {
+                    operation.withdrawn();
+                }
                 throw e;
             }
         }

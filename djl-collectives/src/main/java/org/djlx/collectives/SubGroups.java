@@ -12,6 +12,7 @@ import java.util.Arrays;
 import java.util.Comparator;
 import java.util.List;
 import java.util.Objects;
+import java.util.Optional;
 import java.util.function.Function;
 import java.util.stream.IntStream;
 import org.djlx.collectives.spi.Backend;
@@ -211,6 +212,62 @@ final class SubGroups {
                     return ProcessGroup.part(
                             parent, context, Backends.get(backend).create(context), parent.ranks());
                 });
+    }
+
+    /**
+     * Creates a group of all ranks but some. No operation of the parent takes part, because the
+     * parent may be broken: the ranks meet in the parent's store.
+     */
+    static ProcessGroup shrink(ProcessGroup parent, List<Integer> excluded) {
+        parent.state().checkUsable();
+        List<Integer> members = remaining(parent, excluded);
+        int number = parent.state().nextShrink();
+        GroupContext whole = parent.state().context();
+        Store store = new PrefixStore("shrink" + number, whole.store());
+        byte[] own = members.toString().getBytes(StandardCharsets.UTF_8);
+        byte[] first = store.compareSet("members", new byte[0], own);
+        if (!Arrays.equals(own, first)) {
+            throw new CollectiveMismatchException(
+                    String.format(
+                            "shrink: rank %d of group '%s' keeps ranks %s, but another rank keeps"
+                                    + " %s; exclude the same ranks on all remaining ranks",
+                            parent.rank(),
+                            parent.name(),
+                            members,
+                            new String(first, StandardCharsets.UTF_8)));
+        }
+        GroupContext context =
+                whole.part(
+                        parent.name() + ".shrink" + number,
+                        members,
+                        store,
+                        whole.options(),
+                        parent.device(),
+                        Optional::empty);
+        List<Integer> ranks = members.stream().map(parent.ranks()::get).toList();
+        Backend backend = Backends.get(parent.backendName()).create(context);
+        return ProcessGroup.part(parent, context, backend, ranks);
+    }
+
+    private static List<Integer> remaining(ProcessGroup parent, List<Integer> excluded) {
+        if (excluded == null || excluded.stream().anyMatch(Objects::isNull)) {
+            throw new IllegalArgumentException(
+                    "shrink: the excluded ranks must not be null or contain null: " + excluded);
+        }
+        int worldSize = parent.worldSize();
+        for (int rank : excluded) {
+            if (rank < 0 || rank >= worldSize || rank == parent.rank()) {
+                throw new IllegalArgumentException(
+                        String.format(
+                                "shrink: rank %d of group '%s' cannot exclude rank %d; exclude"
+                                        + " other ranks, from 0 to %d",
+                                parent.rank(), parent.name(), rank, worldSize - 1));
+            }
+        }
+        return IntStream.range(0, worldSize)
+                .filter(rank -> !excluded.contains(rank))
+                .boxed()
+                .toList();
     }
 
     /**

@@ -13,14 +13,15 @@
  * ObjectCodec       Java serialisation with a filter
  * OperationChecks   argument checks
  * RankThreads       one thread per rank
+ * SerializedGraph   bounds the work of reading a serialised object
  * SubGroups         creates sub-groups
  */
 /**
  * Process groups over NDArrays with pluggable backends: the counterpart of {@code
  * torch.distributed}. Start with {@link org.djlx.collectives.ProcessGroups}.
  *
- * <p>The packages {@code spi}, {@code store}, {@code p2p} and {@code pool} are public API too.
- * Packages below {@code internal} may change at any time.
+ * <p>All packages of djl-collectives are public API, except those below {@code internal}, which may
+ * change at any time.
  *
  * <p>Groups and operations:
  *

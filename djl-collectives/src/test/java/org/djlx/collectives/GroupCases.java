@@ -37,6 +37,7 @@ final class GroupCases {
         cases.put("wrongGroups", GroupCases::wrongGroups);
         cases.put("nameGivenAgain", GroupCases::nameGivenAgain);
         cases.put("split", GroupCases::split);
+        cases.put("shrink", GroupCases::shrink);
         cases.put("deviceMesh", GroupCases::deviceMesh);
         cases.put("deviceMeshDiffers", GroupCases::deviceMeshDiffers);
         cases.put("subGroupsOfSubGroups", GroupCases::subGroupsOfSubGroups);
@@ -89,6 +90,27 @@ final class GroupCases {
         evens.destroy();
         all.destroy();
         assertEquals(group.worldSize(), sum(group, manager, 1));
+    }
+
+    /** The last rank takes no part, and nothing is wrong with the group. */
+    private static void shrink(ProcessGroup group, NDManager manager) {
+        int n = group.worldSize();
+        ProcessGroup parent = copy(group);
+        assertThrows(IllegalArgumentException.class, () -> parent.shrink(null));
+        assertThrows(IllegalArgumentException.class, () -> parent.shrink(List.of(n)));
+        assertThrows(IllegalArgumentException.class, () -> parent.shrink(List.of(parent.rank())));
+        if (n > 1 && group.rank() < n - 1) {
+            for (int round = 0; round < 2; round++) {
+                ProcessGroup rest = parent.shrink(List.of(n - 1));
+                assertEquals(n - 1, rest.worldSize());
+                assertEquals(group.rank(), rest.rank());
+                int expected = IntStream.range(0, n - 1).sum();
+                assertEquals(expected, sum(rest, manager, group.rank()));
+                rest.destroy();
+            }
+        }
+        group.barrier().await();
+        parent.destroy();
     }
 
     /** A grid of 2 x n/2 ranks, or of 1 x n. */

@@ -102,6 +102,11 @@ class NullArgumentsTest {
                             .sample(
                                     OneShotSlots.class,
                                     () -> new OneShotSlots(1, 0, new long[1], 0, 0, 0))
+                            .sample(
+                                    DeviceMesh.class,
+                                    () -> group.newDeviceMesh(new int[] {1}, "one"))
+                            .sample(int[].class, () -> new int[] {1})
+                            .sample(String[].class, () -> new String[] {"one"})
                             .sample(ObjectCollectives.class, () -> new ObjectCollectives(group))
                             .sample("T", () -> "object")
                             .sample("java.util.List<? extends T>", () -> List.of("object"))

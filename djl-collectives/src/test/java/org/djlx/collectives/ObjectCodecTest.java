@@ -23,6 +23,7 @@ import java.time.Duration;
 import java.time.Instant;
 import java.time.LocalDate;
 import java.util.ArrayDeque;
+import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.BitSet;
 import java.util.Collections;
@@ -208,27 +209,58 @@ class ObjectCodecTest {
         throw new AssertionError("not found");
     }
 
-    /** Sets within sets twice at each level take a time that doubles with each. */
     @Test
     void refusesNestingBombs() throws Exception {
-        Set<Object> root = new HashSet<>();
-        Set<Object> one = root;
-        Set<Object> two = new HashSet<>();
-        for (int i = 0; i < 100; i++) {
-            Set<Object> inner = new HashSet<>(Set.of("x"));
-            Set<Object> other = new HashSet<>();
-            one.add(inner);
-            one.add(other);
-            two.add(inner);
-            two.add(other);
-            one = inner;
-            two = other;
-        }
-        byte[] bytes = serialised(root);
+        byte[] bytes = serialised(nestedSets(100));
         InvalidObjectException e =
                 assertThrows(
                         InvalidObjectException.class, () -> new ObjectCodec(List.of()).read(bytes));
         assertTrue(e.getMessage().contains("nested more than 32 levels deep"), e.getMessage());
+    }
+
+    /** Two sets on each level that both refer to both sets of the next level: 2^30 hash codes. */
+    private static Set<Object> nestedSets(int levels) {
+        Set<Object> root = new HashSet<>();
+        Set<Object> one = root;
+        Set<Object> other = new HashSet<>();
+        for (int i = 0; i < levels; i++) {
+            Set<Object> next = new HashSet<>(Set.of("next")); // Unlike the other one.
+            Set<Object> another = new HashSet<>();
+            one.add(next);
+            one.add(another);
+            other.add(next);
+            other.add(another);
+            one = next;
+            other = another;
+        }
+        return root;
+    }
+
+    @Test
+    void refusesWhatTakesTooMuchWork() throws Exception {
+        ObjectCodec codec = new ObjectCodec(List.of());
+        Set<?> read = (Set<?>) codec.read(codec.write(nestedSets(10), MAX_BYTES));
+        assertEquals(2, read.size());
+        for (Object object : List.of(nestedSets(30), List.of(Map.of(1, nestedSets(27))))) {
+            String message =
+                    assertThrows(InvalidObjectException.class, () -> codec.write(object, MAX_BYTES))
+                            .getMessage();
+            assertTrue(message.contains("takes too long"), message);
+        }
+    }
+
+    /** Reading a list or a value of a map does not call hashCode, so it may be shared. */
+    @Test
+    void readsWhatIsSharedOften() throws Exception {
+        ObjectCodec codec = new ObjectCodec(List.of());
+        List<Integer> large = new ArrayList<>(Collections.nCopies(10_000, 7));
+        Map<Integer, Object> map = new HashMap<>();
+        IntStream.range(0, 10_000).forEach(i -> map.put(i, large));
+        Object shared = List.of(map, new ArrayList<>(map.values()), Map.of("values", map));
+        List<?> read = (List<?>) codec.read(codec.write(shared, MAX_BYTES));
+        Map<?, ?> copy = (Map<?, ?>) read.get(0);
+        assertEquals(large, copy.get(9_999));
+        assertSame(copy.get(0), copy.get(9_999));
     }
 
     @Test

@@ -205,14 +205,14 @@ final class ResultsSection {
     }
 
     private String machine() {
-        String commit = text("commit");
         List<String> parts = new ArrayList<>();
         parts.add("**" + cards() + "**");
         if (report.has("ranks")) {
             parts.add("ranks: " + text("ranks"));
         }
         parts.add(text("date").substring(0, 10));
-        parts.add("commit " + (commit.length() > 7 ? commit.substring(0, 7) : commit));
+        // 7 digits; "-dirty" stays.
+        parts.add("commit " + text("commit").replaceFirst("^(\\w{7})\\w*", "$1"));
         for (String library : LIBRARIES) {
             String[] words = library.split(" ", 2);
             if (report.getAsJsonObject("versions").has(words[0])) {

@@ -70,6 +70,19 @@ class ResultsPagesTest {
     }
 
     @Test
+    void namesACommitWithUncommittedChangesDirty() throws Exception {
+        copy();
+        Path report = dir.resolve("ci/results/cpu.json");
+        Files.writeString(
+                report,
+                Files.readString(report)
+                        .replaceFirst(
+                                "\"commit\": \"[^\"]*\"", "\"commit\": \"0123456789ab-dirty\""));
+        String page = ResultsPages.render(dir).get(Path.of("docs/performance.md"));
+        assertTrue(page.contains(" · commit 0123456-dirty · "), page);
+    }
+
+    @Test
     void refusesAFileThatNoPageShows() throws Exception {
         copy();
         Path more = dir.resolve("ci/results/more.json");

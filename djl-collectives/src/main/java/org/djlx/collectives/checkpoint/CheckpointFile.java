@@ -15,14 +15,15 @@ import java.nio.channels.FileChannel;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
-import java.nio.file.StandardCopyOption;
 import java.nio.file.StandardOpenOption;
+import java.nio.file.attribute.BasicFileAttributes;
 import java.util.ArrayList;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.zip.CRC32C;
 import org.djlx.collectives.internal.host.ArrayBytes;
+import org.djlx.collectives.internal.host.AtomicFile;
 import org.djlx.collectives.safetensors.SafetensorsHeader;
 import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.nativeops.torch.TensorInfo;
@@ -43,20 +44,24 @@ import org.djlx.nativeops.torch.Torch;
  */
 final class CheckpointFile implements AutoCloseable {
 
-    /** The suffix of an incomplete file. The name of such a file also begins with a dot. */
-    static final String TEMPORARY = ".incomplete";
-
     private static final String BEGINNING = "{\"__metadata__\":{\"crc32c\":\"";
     private static final String NO_CHECKSUM = "00000000";
 
     private final Path path;
     private final FileChannel channel;
+    private final Object key;
     private SafetensorsHeader header;
     private String checksum;
 
     private CheckpointFile(Path path) throws IOException {
         this.path = path;
+        key = key(path);
         channel = FileChannel.open(path, StandardOpenOption.READ);
+    }
+
+    /** Returns what identifies a file: another one of the same name has another key. */
+    static Object key(Path path) throws IOException {
+        return Files.readAttributes(path, BasicFileAttributes.class).fileKey();
     }
 
     /** Returns the name, type and shape of an array to be written. */
@@ -77,18 +82,18 @@ final class CheckpointFile implements AutoCloseable {
     static void write(
             Path path, Map<String, String> metadata, Map<String, NDArray> arrays, NDManager manager)
             throws IOException {
-        Path temporary = path.resolveSibling("." + path.getFileName() + TEMPORARY);
-        try {
-            writeAndForce(temporary, metadata, arrays, manager);
-            Files.move(temporary, path, StandardCopyOption.ATOMIC_MOVE);
+        try (AtomicFile file = AtomicFile.create(path)) {
+            writeAndForce(file, metadata, arrays, manager);
+            file.commit();
             forceNames(path.getParent());
-        } finally {
-            Files.deleteIfExists(temporary);
         }
     }
 
     private static void writeAndForce(
-            Path file, Map<String, String> metadata, Map<String, NDArray> arrays, NDManager manager)
+            AtomicFile file,
+            Map<String, String> metadata,
+            Map<String, NDArray> arrays,
+            NDManager manager)
             throws IOException {
         Map<String, String> strings = new LinkedHashMap<>();
         strings.put("crc32c", NO_CHECKSUM);
@@ -99,36 +104,23 @@ final class CheckpointFile implements AutoCloseable {
         }
         ByteBuffer start = ByteBuffer.wrap(SafetensorsHeader.encode(tensors, strings));
         CRC32C crc = new CRC32C();
-        try (FileChannel channel =
-                FileChannel.open(
-                        file,
-                        StandardOpenOption.CREATE,
-                        StandardOpenOption.TRUNCATE_EXISTING,
-                        StandardOpenOption.WRITE)) {
-            crc.update(start.duplicate());
-            writeFully(channel, start);
-            for (NDArray array : arrays.values()) {
-                try (NDManager temporary = manager.newSubManager(array.getDevice())) {
-                    ArrayBytes.read(
-                            temporary,
-                            array,
-                            bytes -> {
-                                crc.update(bytes.duplicate());
-                                writeFully(channel, bytes);
-                            });
-                }
+        crc.update(start.duplicate());
+        file.write(start);
+        for (NDArray array : arrays.values()) {
+            try (NDManager temporary = manager.newSubManager(array.getDevice())) {
+                ArrayBytes.read(
+                        temporary,
+                        array,
+                        bytes -> {
+                            crc.update(bytes.duplicate());
+                            file.write(bytes);
+                        });
             }
-            channel.position(SafetensorsHeader.PREFIX + BEGINNING.length());
-            String sum = String.format("%08x", crc.getValue());
-            writeFully(channel, StandardCharsets.UTF_8.encode(sum));
-            channel.force(true);
         }
-    }
-
-    private static void writeFully(FileChannel channel, ByteBuffer bytes) throws IOException {
-        while (bytes.hasRemaining()) {
-            channel.write(bytes);
-        }
+        file.channel().position(SafetensorsHeader.PREFIX + BEGINNING.length());
+        String sum = String.format("%08x", crc.getValue());
+        file.write(StandardCharsets.UTF_8.encode(sum));
+        file.channel().force(true);
     }
 
     /** Forces a directory's entries to disk. */
@@ -228,6 +220,10 @@ final class CheckpointFile implements AutoCloseable {
             at += count;
         }
         buffer.flip();
+    }
+
+    Object key() {
+        return key;
     }
 
     /** Returns the checksum as stored in the file: eight hexadecimal digits. */

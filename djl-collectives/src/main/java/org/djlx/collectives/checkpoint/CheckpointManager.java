@@ -26,6 +26,7 @@ import java.util.regex.Pattern;
 import java.util.stream.Stream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.engine.P2pEngine;
+import org.djlx.collectives.internal.host.AtomicFile;
 import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.collectives.train.Agreement;
 import org.djlx.collectives.train.DataParallelTrainer;
@@ -89,6 +90,7 @@ public final class CheckpointManager extends TrainingListenerAdapter {
     private final ProcessGroup group; // null to use the trainer's
     private TrainingProgress progress = TrainingProgress.START;
     private long saved = -1; // the step of the last checkpoint
+    private Object savedFile; // the key of its file
 
     private CheckpointManager(Builder builder) {
         directory = builder.directory.toAbsolutePath();
@@ -102,8 +104,10 @@ public final class CheckpointManager extends TrainingListenerAdapter {
      *
      * @param trainer the trainer
      * @param progress the job's progress; the same on all ranks
-     * @throws IOException on all ranks if the file cannot be written, or if the directory has a
-     *     checkpoint of a later step (a restore would choose that one)
+     * @throws IOException on all ranks if the file cannot be written, if the directory has a
+     *     checkpoint of a later step (a restore would choose that one), or if another job saves
+     *     into the directory, too: it is writing, or has written since this manager saved or
+     *     restored
      * @throws IllegalArgumentException if the trainer is of another engine
      * @throws IllegalStateException if the model is not initialised, or the optimizer has state
      *     that cannot be saved
@@ -171,6 +175,7 @@ public final class CheckpointManager extends TrainingListenerAdapter {
             }
             progress = progress(opened[0].metadata());
             saved = progress.step();
+            savedFile = opened[0].key();
             return progress;
         } finally {
             if (opened[0] != null) {
@@ -244,6 +249,8 @@ public final class CheckpointManager extends TrainingListenerAdapter {
 
     private void write(DataParallelTrainer trainer, TrainingProgress progress) throws IOException {
         Files.createDirectories(directory);
+        AtomicFile.sweep(directory, NAME.pattern());
+        checkAlone(progress.step());
         if (!steps().isEmpty() && newest() > progress.step()) {
             throw new IOException(
                     String.format(
@@ -277,6 +284,27 @@ public final class CheckpointManager extends TrainingListenerAdapter {
         metadata.put("counts", new Gson().toJson(counts));
         CheckpointFile.write(
                 directory.resolve(name(progress.step())), metadata, arrays, trainer.getManager());
+        savedFile = CheckpointFile.key(directory.resolve(name(progress.step())));
+    }
+
+    /** Checks that the checkpoints after the last save or restore are none of another job. */
+    private void checkAlone(long step) throws IOException {
+        if (saved < 0) {
+            return;
+        }
+        for (long other : steps()) {
+            boolean replaced =
+                    other == saved
+                            && !Objects.equals(
+                                    savedFile, CheckpointFile.key(directory.resolve(name(other))));
+            if (replaced || other > saved && other <= step) {
+                throw new IOException(
+                        String.format(
+                                "another job has saved %s into %s, since this one saved or restored"
+                                        + " step %d; give each job a directory of its own",
+                                name(other), directory, saved));
+            }
+        }
     }
 
     /** Deletes checkpoints of later steps, which the resumed job will write again. */
@@ -289,23 +317,14 @@ public final class CheckpointManager extends TrainingListenerAdapter {
     }
 
     private void deleteOld() {
-        try (Stream<Path> files = Files.list(directory)) {
+        try {
             List<Long> steps = steps();
             for (Long step : steps.subList(0, Math.max(0, steps.size() - keep))) {
                 Files.deleteIfExists(directory.resolve(name(step)));
             }
-            // Left by a process that was killed while writing.
-            for (Path file : files.filter(CheckpointManager::isIncomplete).toList()) {
-                Files.deleteIfExists(file);
-            }
         } catch (IOException e) {
             LOG.warn("Old checkpoints in {} cannot be deleted.", directory, e);
         }
-    }
-
-    private static boolean isIncomplete(Path file) {
-        String name = file.getFileName().toString();
-        return name.startsWith(".checkpoint-") && name.endsWith(CheckpointFile.TEMPORARY);
     }
 
     private static void checkFits(CheckpointFile file, Path path, DataParallelTrainer trainer)

@@ -77,9 +77,10 @@ import org.djlx.nativeops.torch.Torch;
  *       2.7.1). Reshape the sum instead.
  *   <li>On the CPU, {@code x.mul(0.5f)} and {@code x.div(2)} put the number into JVM memory, and
  *       autograd keeps only the address. If the garbage collector runs before the backward pass,
- *       gradients are wrong (DJL 0.35.1; 192 of 200 backward passes after a {@code System.gc()}).
- *       {@code L2Loss} does this. Multiply by an array that lives until the backward pass: {@code
- *       x.mul(manager.create(0.5f))}. {@code add} and {@code sub} are not affected.
+ *       gradients are wrong (DJL 0.35.1 and 0.36.0; with 0.35.1, 192 of 200 backward passes after a
+ *       {@code System.gc()}). {@code L2Loss} does this. Multiply by an array that lives until the
+ *       backward pass: {@code x.mul(manager.create(0.5f))}. {@code add} and {@code sub} are not
+ *       affected.
  * </ul>
  *
  * <p>A scope belongs to the thread on which it runs, and is not thread-safe.

@@ -63,12 +63,13 @@ public final class P2pAllocator {
      * @param type its element type
      * @return the array, on the group's device
      * @throws IllegalStateException if the heap has no free block of this size
+     * @throws IllegalArgumentException if the size is 2^63 bytes or more
      */
     public NDArray allocate(NDManager manager, Shape shape, ScalarType type) {
         Required.argument("allocate: manager", manager);
         Required.argument("allocate: shape", shape);
         Required.argument("allocate: type", type);
-        long byteSize = Math.multiplyExact(shape.size(), type.itemSize());
+        long byteSize = type.byteSize(shape.getShape());
         long allocated = align(Math.max(byteSize, 1));
         long offset = allocate(allocated);
         boolean done = false;

@@ -169,7 +169,7 @@ public abstract class P2pBuffers {
             NDManager manager, int rank, Shape shape, ScalarType type, long offset) {
         Required.argument("p2pBuffer: shape", shape);
         Required.argument("p2pBuffer: type", type);
-        checkRange(rank, offset, Math.multiplyExact(shape.size(), type.itemSize()));
+        checkRange(rank, offset, type.byteSize(shape.getShape()));
         return view(manager, rank, shape, type, offset);
     }
 

@@ -15,6 +15,7 @@ import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionStage;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.LinkedBlockingQueue;
+import java.util.concurrent.locks.LockSupport;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
@@ -74,6 +75,10 @@ public final class RankPool<R, T> implements AutoCloseable {
     private static final long GRACE_MILLIS = 10_000;
     // How long a rank with a GPU polls for the next request before it sleeps.
     private static final long SPIN_NANOS = 500_000;
+    // What a failure takes to be described and to reach all callers, with a margin.
+    private static final int RESERVE_BYTES = 256 << 10;
+    // Between attempts to fail the calls while the heap is used up.
+    private static final long RETRY_NANOS = 50_000_000;
 
     private final String name;
     private final int worldSize;
@@ -85,6 +90,8 @@ public final class RankPool<R, T> implements AutoCloseable {
     // Guarded by this.
     private final Set<Call<?>> pending = new LinkedHashSet<>();
     private CollectiveException failure;
+    private byte[] reserve = new byte[RESERVE_BYTES]; // freed when the pool fails
+    private int running; // ranks of this JVM whose thread has not ended
     private Thread breaking; // destroys the group after another process has failed
     private volatile Thread reporter; // the group's thread that reported that failure
     private boolean closed;
@@ -96,6 +103,7 @@ public final class RankPool<R, T> implements AutoCloseable {
         this.channel = channel;
         worldSize = groups.get(0).worldSize();
         ranks = groups.stream().map(Rank::new).toList();
+        running = ranks.size();
     }
 
     /**
@@ -175,6 +183,7 @@ public final class RankPool<R, T> implements AutoCloseable {
         if (pool.isFollower()) {
             pool.begin(
                     rank -> {
+                        channel.listen(pool::lose);
                         rank.make(maker);
                         channel.awaitBegin();
                         rank.queue.add(rank::follow);
@@ -259,12 +268,25 @@ public final class RankPool<R, T> implements AutoCloseable {
         }
 
         private void run() {
-            while (!ended) {
-                try {
-                    next().run();
-                } catch (InterruptedException e) {
-                    LOG.debug("{} was interrupted while idle", thread.getName());
+            try {
+                while (!ended) {
+                    runNext();
                 }
+            } finally {
+                synchronized (RankPool.this) {
+                    running--;
+                    RankPool.this.notifyAll();
+                }
+            }
+        }
+
+        private void runNext() {
+            try {
+                next().run();
+            } catch (InterruptedException e) {
+                LOG.debug("{} was interrupted while idle", thread.getName());
+            } catch (OutOfMemoryError e) { // Of next(): the queue needs memory to wait.
+                LockSupport.parkNanos(RETRY_NANOS);
             }
         }
 
@@ -293,7 +315,7 @@ public final class RankPool<R, T> implements AutoCloseable {
         }
 
         <V> void run(Call<V> call, Body<R, T, V> body) {
-            if (failure().isPresent()) {
+            if (hasFailed()) {
                 return; // The call has already failed.
             }
             try {
@@ -319,21 +341,36 @@ public final class RankPool<R, T> implements AutoCloseable {
         }
 
         private void leave(Throwable cause) {
-            try {
-                String reason = reason(cause);
-                fail(group.rank(), reason, cause);
-                if (isFollower()) {
-                    channel.fail(reason);
+            fail(group.rank(), null, cause);
+            boolean left = false;
+            while (!left) {
+                try {
+                    if (isFollower()) {
+                        channel.fail(reason(cause));
+                    }
+                    group.destroy(); // Otherwise other ranks would wait for this one.
+                    left = true;
+                } catch (OutOfMemoryError e) {
+                    LockSupport.parkNanos(RETRY_NANOS);
                 }
-            } finally {
-                group.destroy(); // Otherwise other ranks would wait for this one.
+            }
+        }
+
+        /** Waits for the thread. If the pool has failed, interrupts it after the grace period. */
+        void join() throws InterruptedException {
+            while (thread.isAlive()) {
+                boolean failed = hasFailed();
+                thread.join(failed ? GRACE_MILLIS : 1_000);
+                if (failed) {
+                    thread.interrupt();
+                }
             }
         }
 
         void end() {
             ended = true;
             try {
-                if (channel != null && !isFollower() && failure().isEmpty()) {
+                if (channel != null && !isFollower() && !hasFailed()) {
                     channel.end();
                 }
             } catch (RuntimeException e) {
@@ -369,35 +406,68 @@ public final class RankPool<R, T> implements AutoCloseable {
     private static String reason(Throwable cause) {
         try {
             return cause instanceof CollectiveException ? cause.getMessage() : cause.toString();
-        } catch (RuntimeException e) { // The cause's toString() failed.
+        } catch (Throwable t) { // The cause's own code failed, or there is no memory for the text.
             return cause.getClass().getName();
         }
     }
 
-    /** Fails all pending calls. Returns false and does nothing if the pool has already failed. */
+    /**
+     * Fails all pending calls. No-op if the pool has already failed; the first failure is the
+     * cause. Tries again for as long as the heap is used up, because callers wait without a
+     * timeout.
+     *
+     * @param reason the reason, or null for that of the cause
+     * @return false if the pool has already failed
+     */
     private boolean fail(int rank, String reason, Throwable cause) {
-        List<Call<?>> calls;
-        CollectiveException first =
+        boolean first = false;
+        boolean done = false;
+        while (!done) {
+            try {
+                first |= setFailure(rank, reason, cause);
+                failCalls();
+                done = true;
+            } catch (OutOfMemoryError e) {
+                LockSupport.parkNanos(RETRY_NANOS);
+            }
+        }
+        return first;
+    }
+
+    private synchronized boolean setFailure(int rank, String reason, Throwable cause) {
+        reserve = null;
+        if (failure != null) {
+            return false;
+        }
+        failure =
                 new CollectiveException(
                         String.format(
-                                "%s: rank %d of %d failed: %s", name, rank, worldSize, reason),
+                                "%s: rank %d of %d failed: %s",
+                                name, rank, worldSize, reason == null ? reason(cause) : reason),
                         cause);
-        synchronized (this) {
-            if (failure != null) {
-                return false;
-            }
-            failure = first;
-            calls = List.copyOf(pending);
-            pending.clear();
-        }
-        calls.forEach(call -> call.future.completeExceptionally(first));
-        failed.complete(first);
+        notifyAll();
         return true;
     }
 
+    /** Completes all pending calls with the failure. Idempotent. */
+    private void failCalls() {
+        CollectiveException first;
+        List<Call<?>> calls;
+        synchronized (this) {
+            first = failure;
+            calls = List.copyOf(pending);
+        }
+        calls.forEach(call -> call.future.completeExceptionally(first));
+        failed.complete(first);
+        synchronized (this) {
+            pending.clear();
+        }
+    }
+
     /**
-     * On rank 0: fails the pool because another process has failed. Its reason arrives before any
-     * follow-up failure; there is no cause object to attach.
+     * Fails the pool because another process has failed: on rank 0, that of a follower, whose
+     * reason arrives before any follow-up failure; on a follower, that of rank 0, which leaves the
+     * group if any rank has failed. There is no cause object to attach.
      */
     private void lose(int rank, String reason) {
         reporter = Thread.currentThread();
@@ -496,6 +566,10 @@ public final class RankPool<R, T> implements AutoCloseable {
         return Optional.ofNullable(failure);
     }
 
+    private synchronized boolean hasFailed() {
+        return failure != null;
+    }
+
     /**
      * Returns a stage that completes when the pool fails, even while it is idle. It never completes
      * if the pool does not fail. Dependent actions run on a thread of the pool and must not block.
@@ -507,17 +581,17 @@ public final class RankPool<R, T> implements AutoCloseable {
     }
 
     /**
-     * Waits until the pool is closed. On a process that follows rank 0, waits until rank 0 closes
-     * its pool.
+     * Waits until the pool is closed or has failed. On a process that follows rank 0, waits until
+     * rank 0 closes its pool. {@link #close} ends a rank that is still in a request.
      *
      * @throws CollectiveException if the pool has failed
      * @throws InterruptedException if the thread is interrupted
      */
     public void awaitEnd() throws InterruptedException {
-        for (Rank rank : ranks) {
-            rank.thread.join();
-        }
         synchronized (this) {
+            while (running > 0 && failure == null) {
+                wait();
+            }
             if (failure != null) {
                 throw new CollectiveException(failure.getMessage(), failure);
             }
@@ -547,8 +621,8 @@ public final class RankPool<R, T> implements AutoCloseable {
         }
         synchronized (this) {
             if (!closed) {
-                closed = true;
                 ranks.forEach(rank -> rank.queue.add(rank::end));
+                closed = true;
             }
         }
         // Ranks whose thread could not be started; other ranks may wait for them.
@@ -559,10 +633,7 @@ public final class RankPool<R, T> implements AutoCloseable {
         for (Rank rank : ranks) {
             while (rank.thread.isAlive()) {
                 try {
-                    rank.thread.join(failure().isPresent() ? GRACE_MILLIS : 1_000);
-                    if (rank.thread.isAlive() && failure().isPresent()) {
-                        rank.thread.interrupt();
-                    }
+                    rank.join();
                 } catch (InterruptedException e) {
                     interrupted = true;
                     ranks.forEach(other -> other.thread.interrupt());

@@ -33,6 +33,8 @@ import org.djlx.nativeops.torch.Torch;
  *   <li>Rank 0 broadcasts a request in one or two parts. The first part has an int (the size in
  *       bytes, or a negative code) and the first bytes; the second part has the rest.
  *   <li>A follower sends rank 0 at most two reports: ready (empty text), and failed (the reason).
+ *       Rank 0 sends each follower one report: end (empty text). If rank 0 leaves without it, the
+ *       pool has failed, and a follower learns of that while it serves a request.
  *   <li>A follower that has failed waits until rank 0 destroys the group. Otherwise rank 0 could
  *       notice that the follower is gone before it has received the reason.
  * </ul>
@@ -77,13 +79,18 @@ final class RequestChannel implements AutoCloseable {
     }
 
     /**
-     * On rank 0: receives the reports of the followers.
+     * Receives reports: on rank 0, those of the followers; on a follower, that of rank 0.
      *
-     * @param failed called with the rank and the reason of a failed follower, on a thread of the
-     *     group; must not block
+     * @param failed called with the rank and the reason of a failed follower, or with this rank and
+     *     the end of rank 0, on a thread of the group; must not block
      */
     void listen(BiConsumer<Integer, String> failed) {
-        for (int rank = 1; rank < group.worldSize(); rank++) {
+        if (group.rank() > 0) {
+            BiConsumer<Integer, String> lost =
+                    (root, reason) -> failed.accept(group.rank(), reason);
+            listen(0, new CompletableFuture<>(), lost);
+        }
+        for (int rank = 1; group.rank() == 0 && rank < group.worldSize(); rank++) {
             CompletableFuture<Void> begun = new CompletableFuture<>();
             ready.add(begun);
             listen(rank, begun, failed);
@@ -138,6 +145,9 @@ final class RequestChannel implements AutoCloseable {
     void end() {
         ending = true;
         if (begun) {
+            for (int rank = 1; rank < group.worldSize(); rank++) {
+                report("", rank);
+            }
             send(END, new byte[0]);
         }
     }
@@ -162,7 +172,7 @@ final class RequestChannel implements AutoCloseable {
 
     /** On a follower: reports that it is ready, and waits until rank 0 starts it. */
     void awaitBegin() {
-        report("");
+        report("", 0);
         receive(waiting);
     }
 
@@ -193,7 +203,7 @@ final class RequestChannel implements AutoCloseable {
     /** On a follower: reports the reason of its failure to rank 0, if rank 0 still exists. */
     void fail(String reason) {
         try {
-            report(reason);
+            report(reason, 0);
             ProcessGroup view = group.withTimeout(REPORT_TIMEOUT);
             while (receive(view) != null) {
                 // Sent before rank 0 received the report.
@@ -206,12 +216,12 @@ final class RequestChannel implements AutoCloseable {
         }
     }
 
-    private void report(String reason) {
+    private void report(String reason, int rank) {
         byte[] text = ControlBlock.encoded(reason);
         byte[] bytes = new byte[REPORT_BYTES];
         ByteBuffer.wrap(bytes).putInt(text.length).put(text);
         try (NDArray tensor = manager.create(bytes)) {
-            group.withTimeout(REPORT_TIMEOUT).send(tensor, 0, TAG).await();
+            group.withTimeout(REPORT_TIMEOUT).send(tensor, rank, TAG).await();
         }
     }
 

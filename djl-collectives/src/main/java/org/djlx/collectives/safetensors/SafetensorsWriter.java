@@ -12,18 +12,17 @@ import com.google.gson.Gson;
 import com.google.gson.JsonObject;
 import java.io.IOException;
 import java.nio.ByteBuffer;
-import java.nio.channels.FileChannel;
+import java.nio.charset.StandardCharsets;
 import java.nio.file.DirectoryStream;
 import java.nio.file.Files;
 import java.nio.file.Path;
-import java.nio.file.StandardCopyOption;
-import java.nio.file.StandardOpenOption;
 import java.util.ArrayList;
 import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.function.Function;
+import org.djlx.collectives.internal.host.AtomicFile;
 import org.djlx.nativeops.host.NativeMemory;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.ScalarType;
@@ -52,7 +51,7 @@ public final class SafetensorsWriter {
      * @param values returns the values of a tensor, as an array of its shape on any device; other
      *     element types are converted. Called in the order of the file; the array is closed
      *     afterwards
-     * @throws IOException if the file cannot be written
+     * @throws IOException if the file cannot be written, or another job is writing it
      * @throws IllegalArgumentException if names are equal, an element type cannot be written, or
      *     values have another shape
      */
@@ -67,24 +66,14 @@ public final class SafetensorsWriter {
         ordered.sort((a, b) -> Integer.compare(b.type().itemSize(), a.type().itemSize()));
         // Hugging Face's loaders require this entry.
         byte[] header = SafetensorsHeader.encode(ordered, Map.of("format", "pt"));
-        Path temporary = file.resolveSibling(file.getFileName() + ".tmp");
-        try {
-            try (FileChannel channel =
-                    FileChannel.open(
-                            temporary,
-                            StandardOpenOption.CREATE,
-                            StandardOpenOption.TRUNCATE_EXISTING,
-                            StandardOpenOption.WRITE)) {
-                writeAll(channel, ByteBuffer.wrap(header));
-                for (TensorSpec spec : ordered) {
-                    try (NDArray array = values.apply(spec)) {
-                        write(channel, spec, array);
-                    }
+        try (AtomicFile out = AtomicFile.create(file)) {
+            out.write(ByteBuffer.wrap(header));
+            for (TensorSpec spec : ordered) {
+                try (NDArray array = values.apply(spec)) {
+                    write(out, spec, array);
                 }
             }
-            Files.move(temporary, file, StandardCopyOption.REPLACE_EXISTING);
-        } finally {
-            Files.deleteIfExists(temporary);
+            out.commit();
         }
     }
 
@@ -99,7 +88,7 @@ public final class SafetensorsWriter {
      * @param maxFileBytes the maximum size of the data in a file, 1 or more; a larger tensor gets a
      *     separate file
      * @param values as for {@link #write}
-     * @throws IOException if a file cannot be written
+     * @throws IOException if a file cannot be written, or another job is writing a model there
      * @throws IllegalArgumentException as for {@link #write}
      */
     public static void writeModel(
@@ -128,12 +117,25 @@ public final class SafetensorsWriter {
             used = Math.addExact(used, bytes);
             total = Math.addExact(total, bytes);
         }
-        if (parts.size() <= 1) {
-            write(directory.resolve(Safetensors.SINGLE_FILE), tensors, values);
-            Files.deleteIfExists(directory.resolve(Safetensors.INDEX));
-            deleteOthers(directory, Set.of(Safetensors.SINGLE_FILE));
-            return;
+        // Also for a single file: the lock on it keeps other jobs from writing a model there.
+        try (AtomicFile index = AtomicFile.create(directory.resolve(Safetensors.INDEX))) {
+            if (parts.size() <= 1) {
+                write(directory.resolve(Safetensors.SINGLE_FILE), tensors, values);
+                Files.deleteIfExists(directory.resolve(Safetensors.INDEX));
+                deleteOthers(directory, Set.of(Safetensors.SINGLE_FILE));
+            } else {
+                writeParts(directory, parts, values, total, index);
+            }
         }
+    }
+
+    private static void writeParts(
+            Path directory,
+            List<List<TensorSpec>> parts,
+            Function<TensorSpec, NDArray> values,
+            long total,
+            AtomicFile file)
+            throws IOException {
         Set<String> files = new HashSet<>();
         JsonObject map = new JsonObject();
         for (int i = 0; i < parts.size(); i++) {
@@ -147,7 +149,8 @@ public final class SafetensorsWriter {
         JsonObject index = new JsonObject();
         index.add("metadata", size);
         index.add("weight_map", map);
-        Files.writeString(directory.resolve(Safetensors.INDEX), GSON.toJson(index));
+        file.write(StandardCharsets.UTF_8.encode(GSON.toJson(index)));
+        file.commit();
         deleteOthers(directory, files);
     }
 
@@ -172,8 +175,7 @@ public final class SafetensorsWriter {
         }
     }
 
-    private static void write(FileChannel channel, TensorSpec spec, NDArray array)
-            throws IOException {
+    private static void write(AtomicFile out, TensorSpec spec, NDArray array) throws IOException {
         if (array == null || !spec.shape().equals(new Shape(Torch.sizes(array)))) {
             throw new IllegalArgumentException(
                     String.format(
@@ -192,15 +194,9 @@ public final class SafetensorsWriter {
             for (long offset = 0; offset < byteSize; offset += CHUNK) {
                 Shape chunk = new Shape(Math.min(CHUNK, byteSize - offset));
                 try (NDArray bytes = Torch.view(manager, memory, offset, chunk, ScalarType.UINT8)) {
-                    writeAll(channel, bytes.toByteBuffer());
+                    out.write(bytes.toByteBuffer());
                 }
             }
-        }
-    }
-
-    private static void writeAll(FileChannel channel, ByteBuffer bytes) throws IOException {
-        while (bytes.hasRemaining()) {
-            channel.write(bytes);
         }
     }
 }

@@ -111,19 +111,11 @@ public record TensorSpec(String name, String dtype, Shape shape) {
     /**
      * {@return the tensor's size in the file in bytes}
      *
-     * @throws IllegalArgumentException if the type is not known, or the size is 2^63 bytes or more
+     * @throws IllegalArgumentException if the type is not known, or the size is 2^63 bytes or more;
+     *     see {@link ScalarType#byteSize}
      */
     public long byteSize() {
-        long bytes = type().itemSize();
-        try {
-            for (long size : shape.getShape()) {
-                bytes = Math.multiplyExact(bytes, size);
-            }
-        } catch (ArithmeticException e) {
-            throw new IllegalArgumentException(
-                    name + " of shape " + shape + " would have more than 2^63 bytes", e);
-        }
-        return bytes;
+        return type().byteSize(shape.getShape());
     }
 
     @Override

@@ -77,6 +77,7 @@ public final class Operation {
     private OperationTrace trace;
     private Duration warnAfter = BackendOptions.DEFAULT_WARN_AFTER;
     private boolean warned; // guarded by this
+    private boolean announced; // used by the calling thread only
     private Runnable keeper; // keeps the group reachable; null once the operation has ended
     private String algorithm;
     private Work before; // the previous operation of the same call; null if none or ended
@@ -324,6 +325,23 @@ public final class Operation {
      */
     public void setTrace(OperationTrace to) {
         trace = to;
+    }
+
+    /**
+     * Reports that other ranks may have seen this call: its sequence number is used, even if the
+     * backend throws later in the call. Backends that publish calls call it, before they enqueue.
+     */
+    public void announced() {
+        announced = true;
+    }
+
+    /**
+     * Returns whether other ranks may have seen this call.
+     *
+     * @return true after {@link #announced}
+     */
+    public boolean isAnnounced() {
+        return announced;
     }
 
     /** Reports that the backend rejected the operation. */

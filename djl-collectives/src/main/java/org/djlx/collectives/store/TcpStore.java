@@ -67,6 +67,8 @@ import org.slf4j.LoggerFactory;
  *       on all ranks. Server and clients then reject peers without it. The secret itself is never
  *       sent.
  *   <li>PyTorch's clients and servers do not support the token.
+ *   <li>The server closes a connection that has not said hello, with the token if there is one,
+ *       after 10 s.
  * </ul>
  */
 public final class TcpStore implements Store {
@@ -416,7 +418,8 @@ public final class TcpStore implements Store {
 
         /**
          * Sets how many connections the server accepts. A handle uses one, plus one per waiting
-         * thread.
+         * thread. If there are too many, or fewer than a quarter are left for clients that have
+         * said hello, the server closes the oldest connection that has not.
          *
          * @param maxConnections the number of connections; 16384 unless set
          * @return this builder

@@ -29,6 +29,7 @@ import java.util.stream.Stream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.engine.P2pEngine;
+import org.djlx.collectives.internal.host.AtomicFile;
 import org.djlx.collectives.train.DataParallelConfig;
 import org.djlx.collectives.train.DistributedSampler;
 import org.djlx.collectives.train.Training;
@@ -492,6 +493,56 @@ class CheckpointManagerTest {
                                 manager(0).save(trainer, new TrainingProgress(3, 0, 3)))) {
             assertTrue(message.contains("a checkpoint of step 7"), message);
         }
+    }
+
+    /** Whichever of the two saves first, and whether or not it replaces the other's file. */
+    @ParameterizedTest
+    @ValueSource(ints = {1, 2})
+    void twoJobsInOneDirectoryAreFound(int othersStep) {
+        for (String message :
+                allFail(
+                        2,
+                        blocks(2),
+                        (group, trainer) -> {
+                            CheckpointManager first = manager(0);
+                            CheckpointManager second = manager(0);
+                            first.save(trainer, new TrainingProgress(1, 0, 1));
+                            second.save(trainer, new TrainingProgress(othersStep, 0, othersStep));
+                            second.save(trainer, new TrainingProgress(2, 0, 2));
+                            group.barrier().await();
+                            first.save(trainer, new TrainingProgress(2, 0, 2));
+                        })) {
+            assertTrue(message.contains("another job has saved checkpoint-"), message);
+        }
+    }
+
+    @Test
+    void aJobThatIsSavingIsFound() throws IOException {
+        try (AtomicFile others = AtomicFile.create(directory.resolve("checkpoint-9.safetensors"))) {
+            for (String message :
+                    allFail(
+                            2,
+                            blocks(2),
+                            (group, trainer) ->
+                                    manager(0).save(trainer, new TrainingProgress(1, 0, 1)))) {
+                assertTrue(message.contains("another job is writing"), message);
+            }
+            others.commit();
+        }
+        assertEquals(List.of("checkpoint-9.safetensors"), files());
+    }
+
+    /** Somebody who may write into the directory must not make the job write elsewhere. */
+    @Test
+    void symbolicLinksAreNotFollowed() throws IOException {
+        Path victim = Files.writeString(directory.resolve("victim"), "untouched");
+        for (String suffix : List.of("", ".tmp", ".incomplete")) {
+            Files.createSymbolicLink(
+                    directory.resolve(".checkpoint-1.safetensors" + suffix), victim);
+        }
+        saveOne(1);
+        assertEquals("untouched", Files.readString(victim));
+        assertTrue(Files.isRegularFile(directory.resolve("checkpoint-1.safetensors")));
     }
 
     /** What a process has left that was ended while it wrote is no checkpoint, and goes away. */

@@ -41,14 +41,21 @@ public final class RankPoolMain {
             if (request.equals("fail") && group.rank() == 1) {
                 throw new IllegalStateException("out of luck");
             }
-            if (request.equals("hang") && group.rank() == 1) {
+            if (request.equals("hang") && group.rank() == 1
+                    || request.equals("fail") && group.rank() == 2) {
                 say("hangs");
                 Thread.sleep(Long.MAX_VALUE);
+            }
+            if (request.equals("heap") && group.rank() == 1) {
+                fillHeap();
             }
             try (NDManager manager = NDManager.newBaseManager(group.device())) {
                 NDArray own =
                         manager.create(new float[] {request.hashCode() % 1000 + group.rank()});
                 group.allReduce(own, ReduceOp.SUM).await();
+                if (request.equals("late") && group.rank() == 2) {
+                    Thread.sleep(500); // Rank 0 closes its pool in this time.
+                }
                 return own.getFloat();
             }
         }
@@ -80,8 +87,47 @@ public final class RankPoolMain {
         System.out.flush();
     }
 
+    private static volatile Object[] heap; // keeps the heap full
+
+    /** Throws an OutOfMemoryError after which not even a small object fits into the heap. */
+    private static void fillHeap() {
+        OutOfMemoryError full = null;
+        for (int length : new int[] {1 << 16, 1 << 10, 1 << 5, 1}) {
+            try {
+                while (true) {
+                    Object[] next = new Object[length];
+                    next[0] = heap;
+                    heap = next;
+                }
+            } catch (OutOfMemoryError e) {
+                full = e;
+            }
+        }
+        throw full;
+    }
+
+    /** Fails a pool of threads for want of memory, and frees the heap when the caller knows. */
+    private static void useUpHeap() throws InterruptedException {
+        try (RankPool<String, Float> pool =
+                RankPool.start("pool", ProcessGroups.local(2), Worker::new)) {
+            check(pool, "first");
+            CompletableFuture<Float> failing = pool.submit("heap");
+            try {
+                failing.get();
+            } catch (ExecutionException | OutOfMemoryError e) {
+                heap = null;
+            }
+            say("failed: " + reason(failing));
+        }
+        say("ended");
+    }
+
     /** Runs this rank. */
     public static void main(String[] args) throws Exception {
+        if (args[0].equals("heap")) {
+            useUpHeap();
+            return;
+        }
         ProcessGroup group = ProcessGroups.init("shm").withTimeout(TIMEOUT);
         boolean starts = !args[0].equals("no-start") || group.rank() != 2;
         RankPool<String, Float> pool =

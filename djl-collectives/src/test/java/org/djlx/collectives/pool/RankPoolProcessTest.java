@@ -64,6 +64,13 @@ class RankPoolProcessTest {
                 output.contains(text), () -> "rank " + rank + " says no " + text + ": " + output);
     }
 
+    /** Checks that a rank of a failed pool has closed its worker first. The log is in between. */
+    private static void assertFreed(RankProcesses ranks, int rank) {
+        String output = ranks.output(rank);
+        int freed = output.indexOf("freed\n");
+        assertTrue(freed >= 0 && output.indexOf("ended: Optional[", freed) > 0, output);
+    }
+
     @Test
     void servesAlsoAfterLongIdleness() throws Exception {
         try (RankProcesses ranks = ranks("serve")) {
@@ -97,9 +104,22 @@ class RankPoolProcessTest {
             assertSays(ranks, 0, "later: pool failed before this request");
             assertSays(ranks, 0, "start another: " + reason);
             assertSays(ranks, 1, reason);
+            // It was in a request, which had nothing to do with the other ranks.
+            assertSays(ranks, 2, "hangs");
+            assertSays(ranks, 2, "rank 0 has destroyed the group");
             for (int rank = 0; rank < 3; rank++) {
-                assertSays(ranks, rank, "freed\nended: Optional[");
+                assertFreed(ranks, rank);
             }
+        }
+    }
+
+    /** Of a JVM whose ranks are threads: the caller would wait for ever. */
+    @Test
+    void failsPendingRequestsWhenTheHeapIsUsedUp() throws Exception {
+        try (RankProcesses ranks = new RankProcesses(1, RankPoolMain.class, "heap")) {
+            ranks.awaitSuccess();
+            assertSays(ranks, 0, "failed: pool: rank 1 of 2 failed: java.lang.OutOfMemoryError");
+            assertSays(ranks, 0, "ended");
         }
     }
 
@@ -140,7 +160,7 @@ class RankPoolProcessTest {
             List<Integer> codes = ranks.await();
             for (int rank = 1; rank < 3; rank++) {
                 assertNotEquals(0, codes.get(rank));
-                assertSays(ranks, rank, "freed\nended: Optional[");
+                assertFreed(ranks, rank);
             }
             String output = ranks.output(1) + ranks.output(2);
             assertTrue(output.contains("the process of rank 0 (pid"), output);

@@ -28,6 +28,8 @@ import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.ReduceOp;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.MethodSource;
 
 @Timeout(60)
 class RankPoolTest {
@@ -192,21 +194,38 @@ class RankPoolTest {
 
         private static final long serialVersionUID = 1;
 
+        Mute(Throwable thrown) {
+            super("says nothing", thrown);
+        }
+
         @Override
         public String toString() {
-            throw new UnsupportedOperationException("says nothing");
+            if (getCause() instanceof Error e) {
+                throw e;
+            }
+            throw (RuntimeException) getCause();
         }
     }
 
-    @Test
-    void failsWithWhatCannotTellOfItself() {
+    private static List<Throwable> whatToStringThrows() {
+        return List.of(
+                new UnsupportedOperationException("a test's"),
+                new OutOfMemoryError("a test's"),
+                new AssertionError("a test's"));
+    }
+
+    @ParameterizedTest
+    @MethodSource("whatToStringThrows")
+    void failsWithWhatCannotTellOfItself(Throwable thrown) {
         try (RankPool<Task, Object> pool = pool(2)) {
             CompletableFuture<Object> bad =
                     pool.submit(
                             state -> {
-                                throw new Mute();
+                                throw new Mute(thrown);
                             });
-            Throwable cause = assertThrows(ExecutionException.class, bad::get).getCause();
+            Throwable cause =
+                    assertThrows(ExecutionException.class, () -> bad.get(20, TimeUnit.SECONDS))
+                            .getCause();
             assertTrue(cause.getMessage().contains("Mute"), cause.getMessage());
         }
         assertEquals(0, open.get());

@@ -33,6 +33,7 @@ import org.djlx.nativeops.torch.Torch;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.function.Executable;
 import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.EnumSource;
@@ -280,6 +281,12 @@ class SafetensorsTest {
                         "{" + tensor("\"F32\"", "[4611686018427387904,4]", "[0,8]") + "}",
                         "more than 2^63 bytes"),
                 new Bad(
+                        "{" + tensor("\"F32\"", "[4611686018427387904,4,0]", "[0,0]") + "}",
+                        "more than 2^63 bytes"),
+                new Bad(
+                        "{" + tensor("\"F32\"", "[0,4611686018427387904,4]", "[0,0]") + "}",
+                        "more than 2^63 bytes"),
+                new Bad(
                         "{" + tensor("\"F32\"", "[9223372036854775808]", "[0,8]") + "}",
                         "too large"),
                 new Bad(
@@ -505,5 +512,47 @@ class SafetensorsTest {
             assertEquals("", String.join("\n", nulls.check(Safetensors.class)));
             assertTrue(nulls.calls() > 10, "" + nulls.calls());
         }
+    }
+
+    /** Somebody who may write into the directory must not make the job write elsewhere. */
+    @Test
+    void temporaryFilesDoNotFollowSymbolicLinks() throws IOException {
+        Path victim = Files.writeString(folder.resolve("victim"), "untouched");
+        Path file = folder.resolve("model.safetensors");
+        Files.createSymbolicLink(folder.resolve("model.safetensors.tmp"), victim);
+        SafetensorsWriter.write(file, model(), this::values);
+        assertEquals("untouched", Files.readString(victim));
+        assertTrue(Files.size(file) > 0);
+    }
+
+    @Test
+    void twoWritersOfOneFileOrModelAreFound() throws IOException {
+        Path file = folder.resolve("model.safetensors");
+        SafetensorsWriter.write(
+                file,
+                model(),
+                spec -> {
+                    assertWritten(() -> SafetensorsWriter.write(file, model(), this::values));
+                    return values(spec);
+                });
+        SafetensorsWriter.writeModel(
+                folder,
+                model(),
+                40,
+                spec -> {
+                    assertWritten(
+                            () ->
+                                    SafetensorsWriter.writeModel(
+                                            folder, model(), 1 << 20, this::values));
+                    return values(spec);
+                });
+        try (Stream<Path> files = Files.list(folder)) {
+            assertTrue(files.noneMatch(left -> left.toString().endsWith(".incomplete")));
+        }
+    }
+
+    private static void assertWritten(Executable second) {
+        String message = assertThrows(IOException.class, second).getMessage();
+        assertTrue(message.contains("another job is writing"), message);
     }
 }

@@ -39,6 +39,7 @@ class BackendHooksTest {
 
     private static final BackendFactory SHM = new ShmBackendFactory();
 
+    private volatile Boolean announces; // what barriers do before they fail; null if they work
     private final Queue<String> calls = new ConcurrentLinkedQueue<>();
     private final CountDownLatch waits = new CountDownLatch(1);
     private final CountDownLatch stopped = new CountDownLatch(1);
@@ -106,7 +107,14 @@ class BackendHooksTest {
 
         @Override
         public Work barrier(Operation operation) {
-            return shm.barrier(operation);
+            if (announces == null) {
+                return shm.barrier(operation);
+            }
+            calls.add("barrier " + operation.sequence());
+            if (announces) {
+                operation.announced();
+            }
+            throw new IllegalStateException("cannot enqueue");
         }
 
         /** Waits for other ranks in the call. */
@@ -232,6 +240,23 @@ class BackendHooksTest {
                             "close 0 of 1",
                             "close 1 of 2"),
                     List.copyOf(calls));
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+
+    /** Otherwise this rank's next call would have the number of the others' call before. */
+    @Test
+    void aCallThatOthersHaveSeenUsesItsNumber() {
+        List<ProcessGroup> groups =
+                ProcessGroups.local("recording", 2, new BackendOptions(Duration.ofSeconds(30)));
+        try {
+            calls.clear();
+            for (boolean announced : new boolean[] {true, false, false}) {
+                announces = announced;
+                assertThrows(IllegalStateException.class, groups.get(0)::barrier);
+            }
+            assertEquals(List.of("barrier 1", "barrier 2", "barrier 2"), List.copyOf(calls));
         } finally {
             groups.forEach(ProcessGroup::destroy);
         }

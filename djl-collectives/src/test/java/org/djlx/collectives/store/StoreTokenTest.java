@@ -15,6 +15,7 @@ import java.net.ServerSocket;
 import java.net.Socket;
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
+import java.util.ArrayList;
 import java.util.HexFormat;
 import java.util.List;
 import java.util.Map;
@@ -25,6 +26,8 @@ import java.util.concurrent.Future;
 import org.djlx.collectives.CollectiveException;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.ValueSource;
 
 /** A server with a token serves only clients with the same token. */
 @Timeout(60)
@@ -115,6 +118,38 @@ class StoreTokenTest {
                 }
             }
             assertEquals(0, server.numKeys());
+        }
+    }
+
+    /** Also without a token: then the hello is the first command of the protocol. */
+    @ParameterizedTest
+    @ValueSource(booleans = {false, true})
+    void connectionsWithoutAHelloAreClosed(boolean secret) throws Exception {
+        try (TcpStore server = server(secret ? SECRET : NONE);
+                Socket silent = new Socket(InetAddress.getLoopbackAddress(), server.port())) {
+            if (secret) {
+                silent.getOutputStream().write(HexFormat.of().parseHex("00cef7853c"));
+            }
+            silent.setSoTimeout(40_000); // An interrupt does not end the read.
+            assertEquals(-1, silent.getInputStream().read());
+            server.set("k", new byte[1]); // Its own connection is as old.
+        }
+    }
+
+    @Test
+    void connectionsWithoutAHelloDoNotKeepOthersOut() throws Exception {
+        List<Socket> silent = new ArrayList<>();
+        try (TcpStore server = builder(0, SECRET).optServer(true).optMaxConnections(8).build()) {
+            for (int i = 0; i < 50; i++) {
+                silent.add(new Socket(InetAddress.getLoopbackAddress(), server.port()));
+            }
+            try (TcpStore client = builder(server.port(), SECRET).build()) {
+                client.set("k", new byte[1]);
+            }
+        } finally {
+            for (Socket socket : silent) {
+                socket.close();
+            }
         }
     }
 

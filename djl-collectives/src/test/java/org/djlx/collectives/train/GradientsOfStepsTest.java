@@ -39,7 +39,6 @@ import org.djlx.collectives.spi.Operation;
 import org.djlx.collectives.spi.Support;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.TensorHold;
-import org.djlx.nativeops.torch.TensorInfo;
 import org.djlx.nativeops.torch.Torch;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
@@ -232,10 +231,9 @@ class GradientsOfStepsTest {
         }
 
         @Override
-        public Work allReduceCoalesced(
-                Operation operation, List<NDArray> tensors, List<TensorInfo> infos, ReduceOp op) {
-            tensors.forEach(tensor -> holds.add(new TensorHold(tensor)));
-            return shm.allReduceCoalesced(operation, tensors, infos, op);
+        public Work allReduce(Operation operation, NDArray tensor, ReduceOp op) {
+            holds.add(new TensorHold(tensor));
+            return shm.allReduce(operation, tensor, op);
         }
 
         @Override

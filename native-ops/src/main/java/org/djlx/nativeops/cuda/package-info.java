@@ -4,7 +4,7 @@
  */
 /* Package-private:
  * CachedFile            the format of a file of the kernel cache
- * CublasLtHandle        cuBLASLt's handle and the workspace of its products
+ * CublasLtHandle        cuBLASLt's handle and the workspace of its matmuls
  * CudaResource          a native object in a GPU's context
  * LinkQuery             finds how GPUs are linked, from NVML and the driver
  * Nvml                  binds NVML
@@ -14,12 +14,12 @@
  */
 /**
  * The CUDA driver API: devices, memory, streams, events, graphs, kernels compiled with NVRTC,
- * matrix products with cuBLASLt, and the links of GPUs. Start with {@link
+ * matmuls with cuBLASLt, and the links of GPUs. Start with {@link
  * org.djlx.nativeops.cuda.CudaDevice}.
  *
  * <ul>
- *   <li>{@link org.djlx.nativeops.cuda.CublasLt} - plans matrix products on a GPU
- *   <li>{@link org.djlx.nativeops.cuda.CublasLtMatmul} - a planned matrix product
+ *   <li>{@link org.djlx.nativeops.cuda.CublasLt} - plans matmuls on a GPU
+ *   <li>{@link org.djlx.nativeops.cuda.CublasLtMatmul} - a planned matmul
  *   <li>{@link org.djlx.nativeops.cuda.CudaAttribute} - attributes of a GPU
  *   <li>{@link org.djlx.nativeops.cuda.CudaDevice} - a GPU and its primary context
  *   <li>{@link org.djlx.nativeops.cuda.CudaDriver} - calls the driver with the right context

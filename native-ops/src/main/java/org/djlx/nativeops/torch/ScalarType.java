@@ -4,6 +4,8 @@
  */
 package org.djlx.nativeops.torch;
 
+import java.util.Arrays;
+
 /**
  * The element types of libtorch's arrays ({@code c10::ScalarType}), including types that {@link
  * ai.djl.ndarray.types.DataType} does not have. Quantized types are left out, because their
@@ -88,6 +90,31 @@ public enum ScalarType {
     /** {@return the size of an element in bytes} */
     public int itemSize() {
         return itemSize;
+    }
+
+    /**
+     * {@return the size in bytes of a contiguous array of this type}
+     *
+     * @param sizes its sizes, not negative
+     * @throws IllegalArgumentException if the size is 2^63 bytes or more; also if it is that
+     *     without the sizes that are 0
+     */
+    public long byteSize(long... sizes) {
+        long bytes = itemSize;
+        boolean empty = false;
+        try {
+            for (long size : sizes) {
+                bytes = Math.multiplyExact(bytes, Math.max(size, 1));
+                empty |= size == 0;
+            }
+        } catch (ArithmeticException e) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "an array of type %s and shape %s would have more than 2^63 bytes",
+                            this, Arrays.toString(sizes)),
+                    e);
+        }
+        return empty ? 0 : bytes;
     }
 
     /**

@@ -96,4 +96,17 @@ class ScalarTypeTest {
                 floating);
         assertEquals(EnumSet.of(ScalarType.FLOAT16, ScalarType.BFLOAT16), reduced);
     }
+
+    /** Wherever a size of 0 is, as libtorch's strides of such a shape overflow, too. */
+    @Test
+    void byteSizesThatOverflowAreRefused() {
+        assertEquals(4, ScalarType.FLOAT32.byteSize());
+        assertEquals(24, ScalarType.FLOAT32.byteSize(2, 3));
+        assertEquals(0, ScalarType.FLOAT32.byteSize(2, 0, 3));
+        long huge = 1L << 40;
+        for (long[] sizes :
+                new long[][] {{huge, huge}, {0, huge, huge}, {huge, 0, huge}, {huge, huge, 0}}) {
+            assertThrows(IllegalArgumentException.class, () -> ScalarType.INT8.byteSize(sizes));
+        }
+    }
 }

@@ -29,10 +29,9 @@ import picocli.CommandLine.Model.CommandSpec;
  * prints each line of a rank with the prefix {@code [rank] }. A carriage return also ends a line.
  * Lines over 64 KiB are cut into pieces. When a rank exits with a code other than 0, the other
  * ranks are stopped: SIGTERM, then SIGKILL after the grace period. The same happens when the
- * calling JVM shuts down. If it is killed, the ranks notice and exit on their own (see {@link
- * RankMain}). Each rank runs in its own session ({@code setsid} of util-linux); once the ranks have
- * ended, the launcher kills the processes left in their sessions. Only processes that took a
- * session of their own survive.
+ * calling JVM shuts down. Each rank runs in its own session ({@code setsid} of util-linux). Once
+ * the rank has ended, or if the launcher is killed, the processes left in the session are killed,
+ * too. Only processes that took a session of their own survive.
  *
  * <pre>{@code
  * int exitCode = Launcher.builder().setProcesses(4).setMainClass("com.example.Train").build().launch();
@@ -162,11 +161,12 @@ public final class Launcher {
                                 nodes,
                                 nodeRank,
                                 processes,
+                                err,
                                 code -> ranks.giveUp("another node has failed", code))) {
             start(ranks, store.port(), 0);
             int code = ranks.await().code();
             if (code == 0) {
-                return others.awaitOthers(err);
+                return others.awaitOthers();
             }
             others.fail(code);
             return code;
@@ -207,7 +207,7 @@ public final class Launcher {
         command.add(RankMain.class.getName());
         command.add(builder.mainClass);
         command.addAll(builder.args);
-        return List.copyOf(Sessions.command(command));
+        return Sessions.command(command);
     }
 
     /** Returns the variables that torchrun sets. */

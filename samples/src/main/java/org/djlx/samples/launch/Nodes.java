@@ -7,9 +7,12 @@ package org.djlx.samples.launch;
 import java.io.PrintStream;
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
+import java.util.List;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 import java.util.function.IntConsumer;
+import java.util.stream.Collectors;
+import java.util.stream.IntStream;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.store.PrefixStore;
 import org.djlx.collectives.store.Store;
@@ -17,7 +20,8 @@ import org.djlx.collectives.store.StoreTimeoutException;
 
 /**
  * Connects the launchers of a job on several nodes through the job's store. They agree on the job's
- * size, the failure of a node, and the end of all nodes.
+ * size, the failure of a node, and the end of all nodes. A launcher that does not fit is refused;
+ * the other launchers print why, and which nodes are still missing.
  *
  * <p>A killed launcher or a lost host cannot report its end. Node 0 serves the store, so the other
  * launchers notice its end. The end of another node shows as failed operations of the ranks.
@@ -35,12 +39,15 @@ final class Nodes implements AutoCloseable {
 
     private static final Duration LONG = Duration.ofDays(1);
     private static final String OUTCOME = "outcome"; // 0, or the exit code
+    private static final String REFUSED =
+            "refused"; // number of refusals; with a number, its reason
     private static final byte[] UNSET = new byte[0];
 
     private final Store store;
     private final int nodes;
     private final int node;
     private final IntConsumer onFailure;
+    private final PrintStream err;
     private final Thread hook = new Thread(this::close, "tell-other-nodes");
     private final CountDownLatch ended = new CountDownLatch(1);
     private volatile int code; // of the first node that failed
@@ -49,19 +56,26 @@ final class Nodes implements AutoCloseable {
     /**
      * Joins the other launchers.
      *
+     * @param err for messages about other nodes
      * @param onFailure called once with the exit code if another node fails
      * @throws IllegalArgumentException if launchers were started with different sizes, or the same
      *     rank
      */
-    Nodes(Store jobStore, int nodes, int node, int processes, IntConsumer onFailure) {
+    Nodes(
+            Store jobStore,
+            int nodes,
+            int node,
+            int processes,
+            PrintStream err,
+            IntConsumer onFailure) {
         store = new PrefixStore("launch", jobStore);
         this.nodes = nodes;
         this.node = node;
+        this.err = err;
         this.onFailure = onFailure;
         checkAlike(nodes + " nodes of " + processes + " processes");
-        Thread watch = new Thread(this::watch, "other-nodes");
-        watch.setDaemon(true);
-        watch.start();
+        start("other-nodes", this::watch);
+        start("refused-nodes", this::watchRefusals);
         try {
             Runtime.getRuntime().addShutdownHook(hook);
         } catch (IllegalStateException e) {
@@ -69,20 +83,50 @@ final class Nodes implements AutoCloseable {
         }
     }
 
+    private static void start(String name, Runnable body) {
+        Thread thread = new Thread(body, name);
+        thread.setDaemon(true);
+        thread.start();
+    }
+
     private void checkAlike(String job) {
         String first = text(store.compareSet("job", UNSET, bytes(job)));
         if (!first.equals(job)) {
-            throw new IllegalArgumentException(
-                    String.format(
-                            "this launcher has %s (--nnodes, --nproc), but another one with the"
-                                    + " same --master-addr and --master-port has %s",
-                            job, first));
+            throw refuse(
+                    "this launcher has "
+                            + job
+                            + " (--nnodes, --nproc), but another one with the same --master-addr"
+                            + " and --master-port has "
+                            + first,
+                    "it has " + job + " (--nnodes, --nproc), this job has " + first);
         }
         if (store.add("node" + node, 1) > 1) {
-            throw new IllegalArgumentException(
-                    "--node-rank "
-                            + node
-                            + " is taken by another launcher; give each launcher its own");
+            String taken = "--node-rank " + node + " is taken by another launcher";
+            throw refuse(taken + "; give each launcher its own", taken);
+        }
+    }
+
+    /** Reports to the other launchers that this one was refused; returns the exception for it. */
+    private IllegalArgumentException refuse(String message, String reason) {
+        store.set(REFUSED + store.add(REFUSED, 1), bytes("a launcher was refused: " + reason));
+        return new IllegalArgumentException(message);
+    }
+
+    /** Prints why launchers are refused: without one of them, this node's ranks may wait alone. */
+    private void watchRefusals() {
+        try {
+            for (int number = 1; ; number++) {
+                String reason = text(store.get(REFUSED + number, LONG));
+                String missing =
+                        IntStream.range(0, nodes)
+                                .filter(other -> !store.check(List.of("node" + other)))
+                                .mapToObj(Integer::toString)
+                                .collect(Collectors.joining(", "));
+                String rest = missing.isEmpty() ? "" : "; still waiting for node(s) " + missing;
+                RankProcesses.say(err, reason + rest);
+            }
+        } catch (CollectiveException e) {
+            return; // The job has ended, or no launcher was refused in a day.
         }
     }
 
@@ -118,10 +162,9 @@ final class Nodes implements AutoCloseable {
      * Reports to the other nodes that this node's ranks ended with code 0, and waits for the other
      * nodes.
      *
-     * @param err for messages about nodes that failed or still run
      * @return 0, or the exit code of a node that failed
      */
-    int awaitOthers(PrintStream err) throws InterruptedException {
+    int awaitOthers() throws InterruptedException {
         done = true;
         if (store.add("ended", 1) == nodes) {
             store.compareSet(OUTCOME, UNSET, bytes("0"));

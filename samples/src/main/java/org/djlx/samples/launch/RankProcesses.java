@@ -16,8 +16,8 @@ import java.util.concurrent.TimeUnit;
 
 /**
  * The processes of a running job. {@link #close} and a shutdown hook (SIGTERM, SIGINT) stop them
- * and their child processes. If the JVM dies without running its hooks, the pipe on the ranks'
- * stdin closes, and the ranks exit.
+ * and their child processes. If the JVM dies without running its hooks, the guards of their {@link
+ * Sessions} kill them.
  */
 final class RankProcesses implements AutoCloseable {
 

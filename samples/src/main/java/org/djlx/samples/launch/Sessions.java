@@ -12,11 +12,17 @@ import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.stream.Stream;
 
 /**
  * Sessions of the kernel: a process and its descendants stay in one session, even after their
  * parents have ended. Each rank has its own; only a process that asks for a new one leaves it, as
  * daemons do.
+ *
+ * <p>A session ends with its launcher: a shell in the session, the guard, reads from the pipe whose
+ * other end the launcher holds and never writes to. The kernel closes that end when the launcher
+ * ends, even by SIGKILL; the JVM of the launcher closes it when the rank ends. The guard then kills
+ * all processes of the session. It does not depend on the rank, which may end at the same time.
  */
 final class Sessions {
 
@@ -25,14 +31,41 @@ final class Sessions {
     private static final int SESSION =
             3; // index of the session after the name: state, parent, group, session
 
+    // Starts the guard and becomes the rank: so $$ is the rank's process and session. Only shell
+    // builtins, except for sleep; fields of stat after the name: state, parent, group, session.
+    private static final String GUARD =
+            """
+            exec 3<&0 </dev/null
+            {
+              read -r line
+              read -r self line </proc/self/stat
+              left=1
+              while [ "$left" ]; do
+                left=
+                for stat in /proc/[0-9]*/stat; do
+                  read -r line <"$stat" || continue
+                  pid=${line%% *}
+                  set -- ${line##*) }
+                  if [ "$4" = $$ ] && [ "$1" != Z ] && [ "$pid" != "$self" ]; then
+                    kill -KILL "$pid"
+                    left=1
+                  fi
+                done
+                [ -z "$left" ] || sleep 0.1
+              done
+            } <&3 3<&- >/dev/null 2>&1 &
+            exec "$@" 3<&-
+            """;
+
     private Sessions() {}
 
-    /** Returns a command that runs another one as the leader of a new session. */
+    /**
+     * Returns a command that runs another one as the leader of a new session, with an empty stdin.
+     * The session ends with the stdin of the returned command.
+     */
     static List<String> command(List<String> command) {
-        List<String> words = new ArrayList<>();
-        words.add("setsid");
-        words.addAll(command);
-        return words;
+        return Stream.concat(Stream.of("setsid", "sh", "-c", GUARD, "sh"), command.stream())
+                .toList();
     }
 
     /**

@@ -27,7 +27,7 @@ import picocli.CommandLine.Option;
             "Runs a tensor-parallel two-layer MLP, y = gelu(x W1) W2, on the bytes of a text: W1 is"
                     + " split by columns (all-gather + matmul), W2 by rows (matmul +"
                     + " reduce-scatter), activations by tokens.",
-            "Compares the result with the unsharded MLP in plain DJL; fails if the error is too"
+            "Compares the result with the undivided MLP in plain DJL; fails if the error is too"
                     + " large.",
             "Ranks are threads, or processes; in a process started by 'launch' or torchrun, mlp"
                     + " runs that process's rank."
@@ -116,7 +116,7 @@ public final class MlpCommand extends CliCommand {
                     result.operators(),
                     result.comparison());
             out.printf(
-                    "%s: the largest error relative to the unsharded MLP in float64 is %.1e,"
+                    "%s: the largest error relative to the undivided MLP in float64 is %.1e,"
                             + " allowed are %.0e%n",
                     good ? "PASSED" : "FAILED", result.largestError(), tolerance());
             out.flush();

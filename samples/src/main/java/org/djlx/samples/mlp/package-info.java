@@ -7,7 +7,7 @@
  * MlpTraining - its training
  */
 /**
- * The main job: a tensor-parallel MLP, computed or trained, and compared with the unsharded MLP.
+ * The main job: a tensor-parallel MLP, computed or trained, and compared with the undivided MLP.
  *
  * <ul>
  *   <li>{@link org.djlx.samples.mlp.MlpCommand} - {@code mlp}

@@ -164,8 +164,8 @@ final class Plan {
             text.append(
                     String.format(
                             Locale.ROOT,
-                            "Paths other than NCCL need P2P buffers of %.0f MiB (optBufferSize);"
-                                    + " the default is %.0f MiB.%n",
+                            "Needs P2P buffers of %.0f MiB: set optBufferSize. With the default of"
+                                    + " %.0f MiB the operator takes the path NCCL.%n",
                             buffer / MIB,
                             CudaP2pOptions.DEFAULT_BUFFER_SIZE / MIB));
         }

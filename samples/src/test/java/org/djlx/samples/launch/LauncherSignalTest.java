@@ -101,6 +101,20 @@ class LauncherSignalTest {
         TestProcesses.assertGone(family);
     }
 
+    /** As when the kernel runs out of memory, or a rank halts because it has lost the launcher. */
+    @Test
+    void noChildOfARankOutlivesTheLauncherAndTheRank() throws Exception {
+        Set<Long> family = launch(4, "sleep-beside-child");
+        StringBuilder killed = new StringBuilder("kill -KILL " + launcher.pid());
+        ProcessHandle.of(launcher.pid())
+                .orElseThrow()
+                .children()
+                .forEach(rank -> killed.append(" ").append(rank.pid()));
+        assertEquals(0, new ProcessBuilder("sh", "-c", killed.toString()).start().waitFor());
+        launcher.waitFor();
+        TestProcesses.assertGone(family);
+    }
+
     /**
      * Signals arrive while ranks are stopped of which one ignores SIGTERM, while ranks restart, and
      * after a rank of the second attempt has started.

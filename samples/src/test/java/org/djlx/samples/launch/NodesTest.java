@@ -169,10 +169,31 @@ class NodesTest {
         for (long rank : ranks) {
             assertTrue(TestProcesses.isRunning(rank), this::errText);
         }
+        awaitErr("[launch] a launcher was refused: --node-rank 1 is taken by another launcher\n");
         // Stopping one launcher stops the others.
         second.cancel(true);
         assertEquals(1, first.get(), this::errText);
         TestProcesses.assertGone(ranks);
+    }
+
+    /** Otherwise it is silent until the ranks' own timeout. */
+    @Test
+    void aLauncherThatStaysAloneSaysSo() throws Exception {
+        Future<Integer> first = launch(0, 1, "sleep");
+        Set<Long> ranks = awaitRanks(1);
+        assertThrows(IllegalArgumentException.class, node(1, 3, "sleep").build()::launch);
+        awaitErr(
+                "[launch] a launcher was refused: it has 2 nodes of 3 processes (--nnodes,"
+                        + " --nproc), this job has 2 nodes of 1 processes; still waiting for"
+                        + " node(s) 1\n");
+        first.cancel(true);
+        TestProcesses.assertGone(ranks);
+    }
+
+    private void awaitErr(String text) throws InterruptedException {
+        while (!errText().contains(text)) {
+            Thread.sleep(20);
+        }
     }
 
     @ParameterizedTest

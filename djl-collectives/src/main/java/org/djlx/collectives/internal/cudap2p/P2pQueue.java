@@ -184,6 +184,7 @@ final class P2pQueue implements GroupExtension {
             if (verify) {
                 hosts.agree(operation, captured);
             }
+            operation.announced();
             hosts.publish(operation, captured);
             called = operation.sequence();
             return null;
@@ -264,13 +265,8 @@ final class P2pQueue implements GroupExtension {
         }
         operation.started();
         operation.keepGroup();
-        try {
-            body.enqueue(current, true);
-            current.keepAlive(result.toArray(new NDArray[0]));
-        } catch (RuntimeException | Error e) {
-            operation.ended(e);
-            throw e;
-        }
+        body.enqueue(current, true);
+        current.keepAlive(result.toArray(new NDArray[0]));
         operation.ended(null);
         if (!replayed) {
             replayed = true;

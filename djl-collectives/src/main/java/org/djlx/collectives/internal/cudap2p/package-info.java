@@ -29,8 +29,9 @@
  *
  * <ul>
  *   <li>A group has one stream for its collectives: NCCL's and the all-reduce kernels.
- *   <li>Operators, and all-reduces that callers wait for, run on the callers' current streams. Each
- *       waits for the operations before it on the group's stream, and the group's stream for it.
+ *   <li>Operators, and all-reduces that callers wait for, run on the callers' current streams. The
+ *       caller's stream waits for earlier operations on the group's stream; later operations on the
+ *       group's stream wait for the caller's stream.
  *   <li>Messages have streams of their own, and wait for neither.
  *   <li>An operation captured into a graph stays on the stream that is being captured.
  * </ul>

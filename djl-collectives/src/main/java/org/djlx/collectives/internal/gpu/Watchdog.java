@@ -133,7 +133,9 @@ public final class Watchdog implements AutoCloseable {
     private final Group group;
     // The works of each queue, in the order in which they end. Queues are few, and stay.
     private final Map<Queue, Deque<Watched>> works = new LinkedHashMap<>(); // guarded by this
-    private int count; // of all works; guarded by this
+    private int count; // of the works above; guarded by this
+    // Works that fail() has taken and not completed yet, and its thread; guarded by this.
+    private final Map<Watched, Thread> failingWorks = new IdentityHashMap<>();
     // When a work became the first of its queue; used by the watchdog's thread only.
     private final Map<Watched, Long> first = new IdentityHashMap<>();
     private volatile Queue alwaysWatched; // watched also without works; null if none
@@ -223,8 +225,20 @@ public final class Watchdog implements AutoCloseable {
         }
     }
 
+    /**
+     * Returns the works that have not been completed. Leaves out those that the calling thread is
+     * completing: it is in a callback of one of them, and must not wait for the others.
+     */
     private synchronized List<Watched> running() {
-        return works.values().stream().flatMap(Deque::stream).toList();
+        List<Watched> running = new ArrayList<>();
+        works.values().forEach(running::addAll);
+        failingWorks.forEach(
+                (work, by) -> {
+                    if (by != Thread.currentThread()) {
+                        running.add(work);
+                    }
+                });
+        return running;
     }
 
     /** Returns the first work of each queue that has any. */
@@ -365,7 +379,8 @@ public final class Watchdog implements AutoCloseable {
 
     /**
      * Breaks queues, fails their works that have not ended, and aborts the queues. Queues that are
-     * broken already are left alone.
+     * broken already are left alone. Until a failed work is completed, {@link #drain}, {@link
+     * #isIdle} and {@link #isDone} of other threads count it as running.
      */
     public void fail(Collection<? extends Queue> failing, CollectiveException reason) {
         List<Queue> broken = new ArrayList<>(failing);
@@ -383,11 +398,18 @@ public final class Watchdog implements AutoCloseable {
                     count -= failed.size();
                 }
             }
+            running.forEach(work -> failingWorks.put(work, Thread.currentThread()));
         }
-        // Before the abort: after it, the works would look as if they had succeeded.
-        List<Watched> failed = running.stream().filter(work -> seal(work, reason)).toList();
-        boolean quiet = abort(broken);
-        failed.forEach(work -> work.complete(quiet));
+        try {
+            // Before the abort: after it, the works would look as if they had succeeded.
+            List<Watched> failed = running.stream().filter(work -> seal(work, reason)).toList();
+            boolean quiet = abort(broken);
+            failed.forEach(work -> work.complete(quiet));
+        } finally {
+            synchronized (this) {
+                running.forEach(failingWorks::remove);
+            }
+        }
     }
 
     private static boolean seal(Watched work, CollectiveException reason) {

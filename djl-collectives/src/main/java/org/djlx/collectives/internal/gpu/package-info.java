@@ -3,8 +3,8 @@
  * SPDX-License-Identifier: Apache-2.0
  */
 /**
- * Streams, watchdog and failure handling that the backends on GPUs share. NCCL and P2P are users of
- * this package; neither calls the other.
+ * Streams, watchdog and failure handling of the GPU backends. {@code NcclBackend} and {@code P2p}
+ * use this package and do not call each other; {@code CudaP2pBackend} calls both.
  *
  * <ul>
  *   <li>{@link org.djlx.collectives.internal.gpu.GpuGroup} - one rank's group: its queues, watchdog

@@ -10,6 +10,8 @@
  *
  * <ul>
  *   <li>{@link org.djlx.collectives.internal.host.ArrayBytes} - the bytes of arrays of all types
+ *   <li>{@link org.djlx.collectives.internal.host.AtomicFile} - a file that is renamed when it is
+ *       complete
  *   <li>{@link org.djlx.collectives.internal.host.CallWords} - encoding of a call that ranks
  *       compare
  *   <li>{@link org.djlx.collectives.internal.host.ControlBlock} - layout of the shared memory:

@@ -12,6 +12,7 @@ import io.netty.handler.codec.DecoderException;
 import io.netty.util.concurrent.Future;
 import java.io.IOException;
 import java.util.List;
+import java.util.concurrent.TimeUnit;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
@@ -22,6 +23,9 @@ import org.slf4j.LoggerFactory;
  * logs the reason; other connections are not affected. While a client does not read its answers,
  * its commands are not read either. So a connection keeps at most one command, or the answers to
  * one command and a few kilobytes, all acquired from the server's {@link MemoryBudget}.
+ *
+ * <p>A client has 10 s to say hello: to send VALIDATE and, if the server has a token, to prove that
+ * it has the token, too. Then the server closes the connection.
  */
 final class ServerConnection extends ByteToMessageDecoder {
 
@@ -30,12 +34,15 @@ final class ServerConnection extends ByteToMessageDecoder {
     /** Answers up to this length are copied into one buffer, to send several together. */
     private static final int MAX_COPIED_BYTES = 4 << 10;
 
+    private static final int HELLO_SECONDS = 10;
+
     /** The overhead of an answer in bytes. */
     private static final int ANSWER_BYTES = 128;
 
     private final ServerState state;
     private RequestParser parser;
-    private boolean counted;
+    private ChannelHandlerContext context; // null until connected
+    private Future<?> helloTimeout;
     private boolean validated;
     private boolean admitted;
     private Hello.Challenge challenge;
@@ -61,11 +68,20 @@ final class ServerConnection extends ByteToMessageDecoder {
     /** {@inheritDoc} */
     @Override
     public void channelActive(ChannelHandlerContext ctx) throws Exception {
-        counted = true;
-        if (!state.connected()) {
-            refuse(
-                    ctx,
-                    "the limit of " + state.limits().maxConnections() + " connections is reached");
+        context = ctx;
+        helloTimeout =
+                ctx.executor()
+                        .schedule(
+                                () -> refuse(ctx, "no hello within " + HELLO_SECONDS + " s"),
+                                HELLO_SECONDS,
+                                TimeUnit.SECONDS);
+        ServerConnection surplus = state.connected(this);
+        if (surplus != null) {
+            surplus.refuse(
+                    surplus.context,
+                    "the limit of "
+                            + state.limits().maxConnections()
+                            + " connections is reached, and this one has not said hello");
         }
         super.channelActive(ctx);
     }
@@ -77,9 +93,10 @@ final class ServerConnection extends ByteToMessageDecoder {
         refused = true;
         stopWaiting();
         parser.close();
-        if (counted) {
-            counted = false;
-            state.disconnected();
+        if (context != null) {
+            context = null;
+            helloTimeout.cancel(false);
+            state.disconnected(this);
         }
         super.channelInactive(ctx);
         countUnread(0);
@@ -177,6 +194,7 @@ final class ServerConnection extends ByteToMessageDecoder {
     private void refuse(ChannelHandlerContext ctx, String why) {
         if (!refused) {
             refused = true;
+            saidHello(); // No longer a candidate for closing.
             logger.warn(
                     "TcpStore: closing the connection of {}: {}",
                     ctx.channel().remoteAddress(),
@@ -237,6 +255,16 @@ final class ServerConnection extends ByteToMessageDecoder {
             refuse(ctx, "it does not speak the TCPStore protocol");
         }
         validated = true;
+        if (admitted) {
+            saidHello();
+        }
+    }
+
+    private void saidHello() {
+        if (helloTimeout != null) {
+            helloTimeout.cancel(false);
+        }
+        state.saidHello(this);
     }
 
     private static boolean isHello(Request request) {
@@ -250,6 +278,7 @@ final class ServerConnection extends ByteToMessageDecoder {
             answer(ctx, Hello.KEY, challenge.answer());
         } else if (challenge != null && challenge.isMetBy(request.value())) {
             admitted = true;
+            saidHello();
             parser = newParser(state.limits());
         } else {
             refuse(ctx, "it authenticated with a wrong token; see " + StoreToken.VARIABLE);

@@ -6,6 +6,7 @@ package org.djlx.collectives.internal.store;
 
 import java.util.Arrays;
 import java.util.IdentityHashMap;
+import java.util.LinkedHashSet;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
@@ -38,6 +39,7 @@ final class ServerState {
     private final MemoryBudget memory;
     private final Map<byte[], Sent> sent = new IdentityHashMap<>();
     private final CompletableFuture<Void> joined = new CompletableFuture<>();
+    private final Set<ServerConnection> strangers = new LinkedHashSet<>(); // no hello; oldest first
     private int connections;
 
     /**
@@ -197,13 +199,28 @@ final class ServerState {
         return joined;
     }
 
-    /** Counts a connection; returns whether it is within the limit. */
-    boolean connected() {
-        return ++connections <= limits.maxConnections();
+    /**
+     * Counts a connection that has not said hello. A quarter of the connections is kept for clients
+     * that have.
+     *
+     * @return the connection to close because a limit is exceeded: the oldest without a hello; null
+     *     if none is
+     */
+    ServerConnection connected(ServerConnection connection) {
+        connections++;
+        strangers.add(connection);
+        int limit = limits.maxConnections();
+        boolean fits = connections <= limit && strangers.size() <= limit - limit / 4;
+        return fits ? null : strangers.iterator().next();
     }
 
-    void disconnected() {
+    void saidHello(ServerConnection connection) {
+        strangers.remove(connection);
+    }
+
+    void disconnected(ServerConnection connection) {
         connections--;
+        strangers.remove(connection);
     }
 
     int numConnections() {

@@ -390,6 +390,38 @@ class WatchdogTest {
         assertTrue(late.failure instanceof CollectiveTimeoutException, "" + late.failure);
     }
 
+    /** A work that is being failed is on no queue any more, but the GPU may still run it. */
+    @Test
+    void drainingWaitsForAWorkThatIsBeingFailed() throws InterruptedException {
+        CountDownLatch aborting = new CountDownLatch(1);
+        CountDownLatch stopped = new CountDownLatch(1);
+        first.onAbort =
+                () -> {
+                    aborting.countDown();
+                    try {
+                        stopped.await();
+                    } catch (InterruptedException e) {
+                        throw new AssertionError(e);
+                    }
+                };
+        FakeWork late = work(first);
+        late.late = true;
+        aborting.await();
+        assertFalse(watchdog.isDone());
+        assertFalse(watchdog.isIdle());
+        AtomicInteger undone = new AtomicInteger(-1);
+        Thread draining =
+                new Thread(
+                        () -> {
+                            watchdog.drain();
+                            undone.set((int) late.completed.getCount());
+                        });
+        draining.start();
+        stopped.countDown();
+        draining.join();
+        assertEquals(0, undone.get());
+    }
+
     @Test
     void drainingEndsIfInterrupted() throws InterruptedException {
         FakeWork endless = work(first);

@@ -219,7 +219,7 @@ class NcclBackendTest {
             assertThrows(CollectiveTimeoutException.class, work::await);
             String message =
                     assertThrows(CollectiveException.class, groups.get(0)::barrier).getMessage();
-            assertTrue(message.contains("shares resources"), message);
+            assertTrue(message.contains("shares NCCL resources"), message);
         } finally {
             destroy(groups);
         }

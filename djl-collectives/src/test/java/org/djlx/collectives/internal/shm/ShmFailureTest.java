@@ -489,6 +489,8 @@ class ShmFailureTest {
                                         + ") has ended without destroying the group"),
                         output);
                 assertTrue(output.contains("later: "), output);
+                // 1 of rank 0 and 3 of rank 2.
+                assertTrue(output.contains("rank " + rank / 2 + " of 2 now: 4.0"), output);
                 assertTrue(output.contains("mapped: false"), output);
             }
         }

@@ -10,6 +10,7 @@ import ai.djl.ndarray.types.Shape;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
+import java.util.List;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
@@ -17,12 +18,23 @@ import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.ShmOptions;
 
 /**
- * One rank of {@link ShmFailureTest}: reduces without end, says so, and expects that another rank
- * dies.
+ * One rank of {@link ShmFailureTest}: reduces without end, says so, and expects that rank 1 dies.
+ * Then goes on without it.
  */
 public final class VictimMain {
 
     private VictimMain() {}
+
+    /** The others go on without the dead rank, in the same processes. */
+    private static void shrink(ProcessGroup group, NDManager manager) {
+        try (ProcessGroup rest = group.shrink(List.of(1))) {
+            NDArray tensor = manager.full(new Shape(1), group.rank() + 1f);
+            rest.allReduce(tensor, ReduceOp.SUM).await();
+            System.out.printf(
+                    "rank %d of %d now: %s%n",
+                    rest.rank(), rest.worldSize(), tensor.toFloatArray()[0]);
+        }
+    }
 
     public static void main(String[] args) throws Exception {
         ShmOptions options = ShmOptions.builder().optTimeout(Duration.ofMinutes(10)).build();
@@ -39,6 +51,7 @@ public final class VictimMain {
                     } catch (CollectiveException later) {
                         System.out.println("later: " + later.getMessage());
                     }
+                    shrink(group, manager);
                     group.destroy();
                     // Nothing of the group is left in this process.
                     String maps = Files.readString(Path.of("/proc/self/maps"));

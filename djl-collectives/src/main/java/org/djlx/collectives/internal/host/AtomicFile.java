@@ -1,0 +1,168 @@
+/*
+ * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
+ * SPDX-License-Identifier: Apache-2.0
+ */
+package org.djlx.collectives.internal.host;
+
+import java.io.IOException;
+import java.nio.ByteBuffer;
+import java.nio.channels.FileChannel;
+import java.nio.channels.FileLock;
+import java.nio.channels.OverlappingFileLockException;
+import java.nio.file.DirectoryStream;
+import java.nio.file.Files;
+import java.nio.file.LinkOption;
+import java.nio.file.NoSuchFileException;
+import java.nio.file.Path;
+import java.nio.file.StandardCopyOption;
+import java.nio.file.StandardOpenOption;
+import java.util.UUID;
+import java.util.regex.Pattern;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
+
+/**
+ * A file that is written under a temporary name and renamed when it is complete, replacing an
+ * existing one.
+ *
+ * <ul>
+ *   <li>The temporary name, {@code .NAME.RANDOM.incomplete}, cannot be foreseen, and the file is a
+ *       new one: a symbolic link that somebody has put there is not followed.
+ *   <li>The writer holds a lock on the temporary file. So {@link #sweep} tells files that are being
+ *       written from those that a killed process has left.
+ * </ul>
+ *
+ * <p>Used by one thread.
+ */
+public final class AtomicFile implements AutoCloseable {
+
+    private static final Logger logger = LoggerFactory.getLogger(AtomicFile.class);
+    private static final String INCOMPLETE = ".incomplete";
+
+    private final Path target;
+    private final Path temporary;
+    private final FileChannel channel;
+
+    private AtomicFile(Path target) throws IOException {
+        this.target = target;
+        temporary =
+                target.resolveSibling(
+                        "." + target.getFileName() + "." + UUID.randomUUID() + INCOMPLETE);
+        channel =
+                FileChannel.open(
+                        temporary,
+                        StandardOpenOption.CREATE_NEW,
+                        StandardOpenOption.WRITE,
+                        LinkOption.NOFOLLOW_LINKS);
+        try {
+            channel.tryLock();
+        } catch (IOException e) {
+            logger.debug("no locks in the file system of {}", target, e);
+        }
+    }
+
+    /**
+     * Creates the temporary file, after {@link #sweep} of those of the same name.
+     *
+     * @param file the final path
+     * @return the file, to be closed
+     * @throws IOException if the file cannot be created, or is being written
+     */
+    public static AtomicFile create(Path file) throws IOException {
+        Path target = file.toAbsolutePath();
+        sweep(target.getParent(), Pattern.quote(target.getFileName().toString()));
+        return new AtomicFile(target);
+    }
+
+    /**
+     * Deletes the incomplete files that killed processes have left in a directory.
+     *
+     * @param directory the directory
+     * @param names a regular expression of the names that the files would have had
+     * @throws IOException if such a file is being written
+     */
+    public static void sweep(Path directory, String names) throws IOException {
+        Pattern incomplete =
+                Pattern.compile(
+                        "\\.(?:" + names + ")(\\.[-0-9a-f]{36})?" + Pattern.quote(INCOMPLETE));
+        DirectoryStream.Filter<Path> filter =
+                file -> incomplete.matcher(file.getFileName().toString()).matches();
+        try (DirectoryStream<Path> files = Files.newDirectoryStream(directory, filter)) {
+            for (Path file : files) {
+                if (isLocked(file)) {
+                    throw new IOException(
+                            String.format(
+                                    "another job is writing %s; give each job a directory of its"
+                                            + " own",
+                                    file));
+                }
+                Files.deleteIfExists(file);
+            }
+        }
+    }
+
+    private static boolean isLocked(Path file) throws IOException {
+        if (!Files.isRegularFile(file, LinkOption.NOFOLLOW_LINKS)) {
+            return false;
+        }
+        try (FileChannel channel =
+                        FileChannel.open(
+                                file, StandardOpenOption.WRITE, LinkOption.NOFOLLOW_LINKS);
+                FileLock lock = channel.tryLock()) {
+            return lock == null;
+        } catch (OverlappingFileLockException e) {
+            return true; // Of this JVM.
+        } catch (NoSuchFileException e) {
+            return false; // Complete meanwhile.
+        }
+    }
+
+    /**
+     * Returns the channel of the temporary file.
+     *
+     * @return the channel
+     */
+    public FileChannel channel() {
+        return channel;
+    }
+
+    /**
+     * Writes all bytes.
+     *
+     * @param bytes the bytes
+     * @throws IOException if they cannot be written
+     */
+    public void write(ByteBuffer bytes) throws IOException {
+        while (bytes.hasRemaining()) {
+            channel.write(bytes);
+        }
+    }
+
+    /**
+     * Renames the file, which is complete.
+     *
+     * @throws IOException if it cannot be renamed
+     */
+    public void commit() throws IOException {
+        try {
+            Files.move(temporary, target, StandardCopyOption.ATOMIC_MOVE);
+        } catch (NoSuchFileException e) {
+            throw new IOException(
+                    String.format(
+                            "%s was deleted while it was written: another job writes %s, too; give"
+                                    + " each job a directory of its own",
+                            temporary, target),
+                    e);
+        }
+    }
+
+    /** Closes the file, and deletes it if it has not been committed. */
+    @Override
+    public void close() throws IOException {
+        try {
+            Files.deleteIfExists(temporary);
+        } finally {
+            channel.close();
+        }
+    }
+}
