@@ -19,7 +19,7 @@ import java.util.Arrays;
 import java.util.List;
 
 /**
- * Measures Gloo's all-reduce over loopback as `ci/bench/run.sh bench` measures this project's: 2
+ * Measures Gloo's all-reduce over loopback as `ci/bench/run.sh bench` measures this project's all-reduce: 2
  * processes, float32, in place, sum. A row has the median of the iterations, each with the slowest
  * rank's time.
  *
@@ -45,7 +45,7 @@ public final class GlooBench {
         options.port((short) (child ? Integer.parseInt(args[1]) : 0));
         options.waitWorkers(false);
         TCPStore store = new TCPStore("127.0.0.1", options);
-        // Starts the peer after this JVM has unpacked the libraries: two JVMs must not unpack at once.
+        // Starts the peer after this JVM has unpacked the libraries: two JVMs must not unpack at the same time.
         Process other = child ? null : startOther(Short.toUnsignedInt(store.getPort()), args);
         ProcessGroupGloo.Options gloo = ProcessGroupGloo.Options.create();
         Device loopback = ProcessGroupGloo.createDeviceForHostname("127.0.0.1");
@@ -110,7 +110,7 @@ public final class GlooBench {
         }
     }
 
-    /** Returns an input that differs between ranks; all sums are exact. */
+    /** All-reduces an input that differs between ranks, with exact sums. Returns the number of wrong sums. */
     private long wrong(Tensor tensor, TensorVector tensors) {
         FloatBuffer values = values(tensor);
         for (int i = 0; i < values.capacity(); i++) {

@@ -66,7 +66,10 @@ final class CoalescedWork implements Work {
         }
     }
 
-    /** Returns whether no operation has failed, and some run on the GPU: only the stream waits. */
+    /**
+     * Returns whether only the stream waits: no operation has failed, and some still run on the
+     * GPU.
+     */
     private boolean isOnStream() {
         boolean waits = false;
         for (Work work : works) {

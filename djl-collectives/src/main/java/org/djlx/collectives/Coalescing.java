@@ -20,8 +20,8 @@ import org.djlx.nativeops.torch.TensorInfo;
 /**
  * Runs a collective on several tensors: as one batch if the backend {@linkplain
  * Backend#batchesCollectives batches collectives}, otherwise as one operation per element type. All
- * ranks must pass the same types and shapes in the same order; every operation carries a hash of
- * all of them, which the ranks compare.
+ * ranks must pass the same types and shapes in the same order. Every operation carries a hash of
+ * all types and shapes, and the ranks compare the hashes.
  */
 final class Coalescing {
 
@@ -125,7 +125,7 @@ final class Coalescing {
 
         /**
          * Issues one operation per element type. Ranks with different element types issue different
-         * numbers of operations, so a mismatch in one operation cancels those after it.
+         * numbers of operations, so a mismatch in one operation cancels the operations after it.
          */
         Work buckets(BiFunction<Operation, Bucket, Work> backendCall) {
             int hash = hash(infos);

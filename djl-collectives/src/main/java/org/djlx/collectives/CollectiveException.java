@@ -50,7 +50,7 @@ public class CollectiveException extends EngineException {
     /**
      * {@return the file to which {@link org.djlx.collectives.trace.FlightRecorder} writes this
      * rank's last operations after a failure, possibly not written completely yet; empty if none is
-     * written} A background thread writes it and logs an error if it cannot.
+     * written} A background thread writes the file and logs an error if writing fails.
      */
     public Optional<Path> flightRecord() {
         return Optional.ofNullable(flightRecord).map(Path::of);

@@ -61,7 +61,7 @@ import org.djlx.nativeops.cuda.GpuTopology;
  * Exceptions:
  *
  * <ul>
- *   <li>A host that is hundreds of calls ahead of another waits for it.
+ *   <li>A host that is hundreds of calls ahead of another host waits for that host.
  *   <li>A call of an operator waits until the operations before it are enqueued.
  *   <li>The first NCCL operation of a kind waits for the other ranks.
  * </ul>
@@ -74,8 +74,8 @@ import org.djlx.nativeops.cuda.GpuTopology;
  *       all-reduces up to {@link #oneShotBytes(int)} over these links. They have no P2P buffers, so
  *       operators use their fallback.
  *   <li>Otherwise, and before sm_70, NCCL runs everything.
- *   <li>GPUs may have different architectures. NCCL runs on all ranks what one of them has no
- *       kernel for, such as bfloat16 before sm_80.
+ *   <li>GPUs may have different architectures. If one rank's GPU has no kernel for an operation
+ *       (bfloat16 before sm_80), NCCL runs the operation on all ranks.
  * </ul>
  *
  * <h2>Calls that do not match</h2>
@@ -85,21 +85,22 @@ import org.djlx.nativeops.cuda.GpuTopology;
  * lists each rank's call, and the tensors of running operations hold arbitrary values.
  *
  * <p>To find such an error, set {@link NcclOptions.Builder#optVerify} in {@link
- * Builder#optNcclOptions}. Each call then blocks until all ranks have made theirs, and compares
- * before it enqueues anything; a mismatch leaves the group usable. Each rank needs its own thread
- * for that.
+ * Builder#optNcclOptions}. Each call then blocks until all ranks have called, and compares the
+ * calls before it enqueues anything. A mismatch leaves the group usable. Each rank needs its own
+ * thread for that.
  *
  * <h2>Several groups on the same GPUs</h2>
  *
  * <ul>
- *   <li>Each group has its own stream, so its operations do not wait for those of other groups.
- *   <li>A caller's stream that waits for a work or runs an operator is blocked until then, for
- *       other groups too. Ranks that share several groups must call operators in the same order, or
- *       use one stream per group. Otherwise the GPUs wait for each other until the timeout.
+ *   <li>Each group has its own stream, so its operations do not wait for other groups' operations.
+ *   <li>While a caller's stream waits for a work or runs an operator, later work on that stream
+ *       waits too, also of other groups. Ranks that share several groups must call operators in the
+ *       same order, or use one stream per group. Otherwise the GPUs wait for each other until the
+ *       timeout.
  *   <li>Ranks must call whole-GPU kernels of all groups in the same order, even on separate
- *       streams. These are single-kernel operators (fused ones on Hopper, exchanges before or after
- *       a matmul) and all-reduce kernels from about 256 KiB. They occupy all SMs (all-reduces all
- *       but 32) while they wait for their peers.
+ *       streams. These are single-kernel operators (fused operators on Hopper, exchanges before or
+ *       after a matmul) and all-reduce kernels from about 256 KiB. While they wait for their peers
+ *       they occupy all SMs (all-reduces leave 32 SMs free).
  *   <li>CUDA maps the streams of a process to 8 hardware queues per GPU, and streams in one queue
  *       wait for each other. With more streams set {@code CUDA_DEVICE_MAX_CONNECTIONS=32} in the
  *       environment.
@@ -115,8 +116,9 @@ import org.djlx.nativeops.cuda.GpuTopology;
  *   <li>All ranks launch their graphs equally often; this is not compared. A launch waits on the
  *       GPU for the launches of the other ranks.
  *   <li>An operation outside a graph runs after the graphs launched earlier on the caller's current
- *       stream. The reverse is not ordered, nor are graphs among each other. Launch all graphs on
- *       one stream that has waited for earlier works, or order the streams yourself.
+ *       stream. But a graph does not wait for earlier operations outside of graphs, and graphs do
+ *       not wait for each other. Launch all graphs on one stream that has waited for earlier works,
+ *       or order the streams yourself.
  *   <li>Do not launch a graph after the group has been destroyed.
  *   <li>If the peers do not arrive within the timeout of the recorded operation, the launch breaks
  *       the group. Its outputs hold arbitrary values, NaN included, until the next call on the
@@ -129,7 +131,7 @@ public final class CudaP2pOptions extends BackendOptions {
     public static final long DEFAULT_BUFFER_SIZE = 256L << 20;
 
     // With two ranks one-shot sends no more bytes than other algorithms. With more ranks this
-    // limits the bytes that a rank sends to all others together.
+    // limits the bytes that a rank sends to all peers together.
     private static final long ONE_SHOT_BYTES = 64 << 20;
     private static final long ONE_SHOT_BYTES_TO_ALL = 768 << 10;
 
@@ -147,7 +149,7 @@ public final class CudaP2pOptions extends BackendOptions {
     private final long heapSize;
     private final NcclOptions ncclOptions;
     private final Long oneShotBytes; // null: depends on the number of ranks
-    private final Long twoShotBytes; // likewise
+    private final Long twoShotBytes; // null: depends on the number of ranks
     private final GpuTopology.Kind topology;
     private final boolean sharedGpus;
     private final Boolean direct; // null: depends on the number of ranks
@@ -365,21 +367,21 @@ public final class CudaP2pOptions extends BackendOptions {
          *       kernel may wait for running kernels of the same GPU, and these wait for this rank.
          *   <li>Set {@code CUDA_DEVICE_MAX_CONNECTIONS=32}. Otherwise streams of several ranks may
          *       share a hardware queue. A stream that waits for a kernel then blocks the queue, and
-         *       with it this kernel. 32 is the most there are: with more streams than that in a
-         *       process, ranks share queues again.
-         *   <li>Neither setting helps if one rank alone loads a kernel while kernels of the others
-         *       wait for it, as cuBLAS does for a new matrix size. For a new size let all ranks
-         *       synchronise their streams and meet before the call. Kernels of this project are
+         *       with it this kernel. 32 is the maximum: with more streams in a process, ranks share
+         *       queues again.
+         *   <li>Neither setting helps if only one rank loads a kernel while kernels of other ranks
+         *       wait for it. cuBLAS loads a kernel for a new matrix size: before such a call let
+         *       all ranks synchronise their streams and pass a barrier. Kernels of this project are
          *       loaded once for all ranks of a process.
          *   <li>Synchronise the rank's stream before you copy from the GPU to memory that is not
-         *       pinned, as {@code toFloatArray} and {@code getFloat} do. The copy waits for the
-         *       stream and holds a lock of the driver meanwhile. Other ranks can then allocate no
-         *       memory and create no event on that GPU, not even the rank that the stream waits
-         *       for: all stand still until the timeout.
+         *       pinned, as {@code toFloatArray} and {@code getFloat} do. While the copy waits for
+         *       the stream, it holds a lock of the driver. Other ranks can then allocate no memory
+         *       and create no event on that GPU, not even the rank that the stream waits for: all
+         *       ranks wait until the timeout.
          *   <li>Free no memory of the GPU while ranks wait for each other: no {@code cudaFree}, no
          *       emptying of libtorch's cache, which libtorch empties itself when memory runs out.
-         *       {@code cudaFree} waits for all kernels of the GPU, and meanwhile nothing can be
-         *       launched there.
+         *       {@code cudaFree} waits for all kernels of the GPU, and during that time nothing can
+         *       be launched on the GPU.
          * </ul>
          *
          * <p>Kernels that wait for peers use at most half of the SMs together. The other half is
@@ -402,7 +404,7 @@ public final class CudaP2pOptions extends BackendOptions {
          *   <li>ranks are separate processes, or not all GPUs are linked by NVLink;
          *   <li>libtorch uses expandable segments ({@code expandable_segments}), which are not
          *       peer-mapped;
-         *   <li>only NCCL has the element type or the reduction.
+         *   <li>only NCCL supports the element type or the reduction.
          * </ul>
          *
          * <p>After a failed direct all-reduce a late rank may still write to this rank's tensor. Do
@@ -420,7 +422,7 @@ public final class CudaP2pOptions extends BackendOptions {
         }
 
         /**
-         * Sets the topology of the GPUs, for tests and for machines that do not tell it; NVML and
+         * Sets the topology of the GPUs, for tests and for machines that do not report it; NVML and
          * the driver are queried unless set. In a hybrid cube mesh, ranks 0 to 3 are fully linked,
          * ranks 4 to 7 are fully linked, and rank i is linked to rank i + 4. Other pairs do not use
          * P2P, even if their GPUs could.

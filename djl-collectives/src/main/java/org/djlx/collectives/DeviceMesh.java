@@ -108,7 +108,7 @@ public final class DeviceMesh {
 
     /**
      * Returns this rank's sub-group along a dimension. The caller destroys it; destroying the
-     * parent group does so, too.
+     * parent group calls this, too.
      *
      * @param name the dimension
      * @return the group, of {@link #size} ranks; this rank is number {@link #localRank} in it

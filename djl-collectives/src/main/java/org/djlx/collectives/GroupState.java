@@ -180,12 +180,12 @@ final class GroupState {
     }
 
     /**
-     * Returns the number of the next sub-group. It is the same on all ranks, because all create
-     * sub-groups in the same order.
+     * Returns the number of the next sub-group. It is the same on all ranks, because all ranks
+     * create sub-groups in the same order.
      *
      * @param givenName the user's name for the sub-group, or null
-     * @throws IllegalArgumentException on all ranks, if the name was used before, even if that
-     *     sub-group has been destroyed, which only its members know
+     * @throws IllegalArgumentException on all ranks, if the name was used before. Also if the
+     *     earlier sub-group has been destroyed, because only its members know that
      */
     int nextSubGroup(String givenName) {
         synchronized (issueLock) {
@@ -329,7 +329,8 @@ final class GroupState {
     }
 
     /**
-     * Ends calls on this group and its sub-groups; adds those it ended to a list, parents first.
+     * Ends calls on this group and its sub-groups; adds each group with ended calls to a list,
+     * parents first.
      */
     private void endCalls(List<GroupState> ending) {
         if (!destroyed && unusable == null) {
@@ -352,8 +353,8 @@ final class GroupState {
     }
 
     /**
-     * Frees groups, sub-groups before their parents. An exception from one does not keep the others
-     * from being freed. Allocates nothing, because memory may have run out.
+     * Frees groups, sub-groups before their parents. All groups are freed, even if one throws.
+     * Allocates nothing, because memory may have run out.
      */
     private static void freeAll(List<GroupState> ending, int last) {
         if (last >= 0) {

@@ -25,7 +25,7 @@ final class JobId {
 
     /**
      * Returns the identifier, without waiting for other ranks: the first rank sets it in the store,
-     * the last one deletes the keys.
+     * the last rank deletes the keys.
      */
     static String agreeOn(GroupContext context) {
         String own = UUID.randomUUID().toString();

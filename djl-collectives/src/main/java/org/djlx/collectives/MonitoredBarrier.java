@@ -106,7 +106,7 @@ final class MonitoredBarrier {
             try {
                 HostWait.await(work);
             } catch (CollectiveException e) {
-                // That rank's barrier fails by itself; it did report here.
+                // The barrier of the missing rank fails there; the rank did report to this rank.
                 continue;
             }
         }

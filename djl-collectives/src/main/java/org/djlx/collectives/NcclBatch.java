@@ -27,13 +27,14 @@ import org.djlx.collectives.internal.host.Required;
  *   <li>Collectives of a group run in the order of the calls, as without a batch. Sends and
  *       receives run concurrently.
  *   <li>Wait for works only after the batch has ended.
- *   <li>Batches may be nested; the outermost one counts.
+ *   <li>Batches may be nested: all calls belong to the outermost batch.
  *   <li>All-reduces that {@code cuda_p2p} runs as kernels keep their position in the batch.
  *   <li>Operators on P2P buffers ({@link ProcessGroup#execute}) are not part of the batch. They are
- *       enqueued at once: after the calls before the batch, and before the operations that the
+ *       enqueued together: after the calls before the batch, and before the operations that the
  *       batch has not started yet.
  *   <li>{@code cuda_p2p} groups with {@linkplain NcclOptions.Builder#optVerify verified} calls need
- *       one thread per rank, because each call blocks until the other ranks have made theirs.
+ *       one thread per rank, because each call blocks until the other ranks have made the same
+ *       call.
  * </ul>
  */
 public final class NcclBatch {
@@ -43,7 +44,7 @@ public final class NcclBatch {
     /**
      * Runs calls as a batch. If {@code calls} throws, the exception is passed on, the operations
      * issued in this batch are not started, and their groups are broken, because other ranks may
-     * have started theirs.
+     * have started the same operations.
      *
      * @param calls issues operations of any ranks and groups of this JVM; must not wait for works
      * @throws CollectiveException if NCCL cannot start the operations; their groups are then broken

@@ -229,7 +229,7 @@ public final class NcclOptions extends BackendOptions {
          *   <li>Calls that do not match fail on all ranks, and the group stays usable.
          *   <li>A timeout names the missing ranks.
          *   <li>{@code nccl} does not compare a call that is recorded into a CUDA graph, which it
-         *       rejects at once. Ranks that do not record the call wait for that rank until the
+         *       rejects immediately. Ranks that do not record the call wait for that rank until the
          *       timeout. {@code cuda_p2p} compares it.
          * </ul>
          *

@@ -59,8 +59,9 @@ import org.djlx.nativeops.torch.Torch;
  *       is not allowed, or exceeds the {@linkplain #withMaxBytes limit} of a rank, the call fails
  *       on all ranks with a {@link CollectiveException} that names the rank and the reason. No
  *       object is sent, and the group stays usable.
- *   <li>A rank whose own class version cannot read a received object fails alone.
- *   <li>Object types are not compared. A rank that passes another class than the others causes a
+ *   <li>If a rank has another version of a class and cannot read a received object, only this rank
+ *       fails.
+ *   <li>Object types are not compared. If a rank passes an object of another class, the result is a
  *       {@link ClassCastException} where the object is used.
  *   <li>An instance is as thread-safe as its group.
  * </ul>

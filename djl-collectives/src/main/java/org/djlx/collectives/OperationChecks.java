@@ -16,7 +16,7 @@ import org.djlx.collectives.spi.Operation.Agreed;
 import org.djlx.nativeops.torch.TensorInfo;
 import org.djlx.nativeops.torch.Torch;
 
-/** Checks the arguments of a rank's operations, before anything is sent. */
+/** Checks the arguments of a rank's operations before communication starts. */
 final class OperationChecks {
 
     private final Backend backend;
@@ -192,8 +192,8 @@ final class OperationChecks {
         if (in.get(rank).count() != out.get(rank).count()) {
             throw new IllegalArgumentException(
                     String.format(
-                            "%s: inputs[%d] has %d elements, but outputs[%d] has %d; a rank sends"
-                                    + " itself equal numbers",
+                            "%s: inputs[%d] has %d elements, but outputs[%d] has %d; a rank's part"
+                                    + " for itself must have the same number in both",
                             type, rank, in.get(rank).count(), rank, out.get(rank).count()));
         }
         for (int i = 0; i < worldSize; i++) {
@@ -276,11 +276,12 @@ final class OperationChecks {
     }
 
     /**
-     * Checks that an input and an output share no memory, unless one is this rank's part of the
-     * other.
+     * Checks that an input and an output share no memory, unless one tensor is this rank's part of
+     * the other tensor.
      *
      * @param part the tensor that may be this rank's part of {@code whole}
-     * @param place the offset of that part in {@code whole}, in elements; -1 if none is allowed
+     * @param place the offset of that part in {@code whole}, in elements; -1 if the tensors must
+     *     not overlap
      */
     void overlap(OpType type, TensorInfo whole, TensorInfo part, long place) {
         if (!whole.isContiguous() || !part.isContiguous()) {
@@ -305,7 +306,7 @@ final class OperationChecks {
         }
     }
 
-    /** Checks that contiguous outputs do not overlap; others are not checked. */
+    /** Checks that contiguous outputs do not overlap. Non-contiguous outputs are not checked. */
     static void apart(OpType type, String role, List<TensorInfo> written) {
         List<TensorInfo> sorted = new ArrayList<>(written);
         sorted.removeIf(info -> info.byteSize() == 0 || !info.isContiguous());

@@ -15,7 +15,7 @@ import org.djlx.collectives.spi.OpType;
  *
  * @param type {@link OpType#SEND}, {@link OpType#RECV} or {@link OpType#RECV_ANY_SOURCE}
  * @param tensor the tensor to send, or to receive into
- * @param peer the other rank, a rank of the group that is called; -1 for any source
+ * @param peer the other rank, in the numbering of the called group; -1 for any source
  * @param tag the message's tag; not negative
  * @see ProcessGroup#batchIsendIrecv
  */
@@ -26,7 +26,7 @@ public record P2pOp(OpType type, NDArray tensor, int peer, int tag) {
      *
      * @param type {@link OpType#SEND}, {@link OpType#RECV} or {@link OpType#RECV_ANY_SOURCE}
      * @param tensor the tensor to send, or to receive into
-     * @param peer the other rank, a rank of the group that is called; -1 for any source
+     * @param peer the other rank, in the numbering of the called group; -1 for any source
      * @param tag the message's tag; not negative
      */
     public P2pOp {

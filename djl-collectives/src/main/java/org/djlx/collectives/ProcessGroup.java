@@ -30,7 +30,7 @@ import org.djlx.nativeops.torch.Torch;
  * torch.distributed.ProcessGroup}. {@link ProcessGroups} creates it.
  *
  * <pre>{@code
- * Work work = group.allReduce(gradient, ReduceOp.AVG); // returns at once
+ * Work work = group.allReduce(gradient, ReduceOp.AVG); // returns immediately
  * work.await(); // throws if the operation failed, naming operation, group and ranks
  *
  * ProcessGroup half = group.split(group.rank() % 2, group.rank());
@@ -42,7 +42,7 @@ import org.djlx.nativeops.torch.Torch;
  *
  * <ul>
  *   <li>Every rank of the group must call the same collectives in the same order.
- *   <li>A call checks its arguments, returns a {@link Work} at once and runs asynchronously.
+ *   <li>A call checks its arguments, returns a {@link Work} immediately and runs asynchronously.
  *   <li>Operations of one group run in the order of the calls. Operations of different groups do
  *       not wait for each other.
  *   <li>{@linkplain #send Messages} are exempt: only sender and receiver call, and messages and
@@ -57,9 +57,10 @@ import org.djlx.nativeops.torch.Torch;
  *   <li>Tensors are PyTorch arrays on the {@linkplain #device() device} of the group. They need not
  *       be contiguous.
  *   <li>All ranks pass the same element type, and the same shape where a method says so.
- *   <li>An output must not share memory with an input, with two exceptions: it is the same tensor,
- *       or one is this rank's part of the other. So all-gather from a slice of the output and
- *       reduce-scatter into a slice of the input run in place, without a copy of that part.
+ *   <li>An output must not share memory with an input, with two exceptions: both are the same
+ *       tensor, or one of them is this rank's part of the other. So all-gather from a slice of the
+ *       output and reduce-scatter into a slice of the input run in place, without a copy of that
+ *       part.
  *   <li>Do not read or write a tensor before its work has completed; see {@link Work}.
  *   <li>Autograd does not record the operations. {@link
  *       org.djlx.collectives.gradient.DifferentiableCollectives} has collectives with gradients.
@@ -84,7 +85,7 @@ import org.djlx.nativeops.torch.Torch;
  * <h2>Errors</h2>
  *
  * <ul>
- *   <li>A wrong argument throws {@link IllegalArgumentException} before anything is sent.
+ *   <li>An invalid argument throws {@link IllegalArgumentException} before anything is sent.
  *   <li>If a rank does not arrive within the {@linkplain #timeout() timeout}, the other ranks get a
  *       {@link CollectiveTimeoutException} that names it. The group is then broken: destroy it and
  *       create a new one.
@@ -237,7 +238,7 @@ public final class ProcessGroup implements AutoCloseable {
      *
      * @param globalRank the rank in the initial group
      * @return its rank in this group
-     * @throws IllegalArgumentException if that rank is not a member of this group
+     * @throws IllegalArgumentException if the rank is not a member of this group
      */
     public int groupRank(int globalRank) {
         int rank = ranks().indexOf(globalRank);
@@ -498,7 +499,7 @@ public final class ProcessGroup implements AutoCloseable {
      * @param output the output
      * @param input this rank's input
      * @return type, shape and address of the input
-     * @throws IllegalArgumentException if an argument is wrong
+     * @throws IllegalArgumentException if an argument is invalid
      */
     public TensorInfo checkAllGather(NDArray output, NDArray input) {
         OpType type = OpType.ALL_GATHER_INTO_TENSOR;
@@ -626,7 +627,7 @@ public final class ProcessGroup implements AutoCloseable {
      * @param input this rank's contribution
      * @param op the reduction
      * @return type, shape and address of the output
-     * @throws IllegalArgumentException if an argument is wrong
+     * @throws IllegalArgumentException if an argument is invalid
      */
     public TensorInfo checkReduceScatter(NDArray output, NDArray input, ReduceOp op) {
         OpType type = OpType.REDUCE_SCATTER_TENSOR;
@@ -1109,7 +1110,7 @@ public final class ProcessGroup implements AutoCloseable {
      *   <li>This call does not wait for CUDA graphs. First synchronise the streams on which they
      *       were launched.
      *   <li><b>{@code shm}:</b> only the host can wait for results. Operations that no thread waits
-     *       for fail at once with an error that says why.
+     *       for fail immediately with an error that says why.
      * </ul>
      *
      * <p>GPU memory that other ranks have mapped is freed once those ranks have left and their GPUs

@@ -30,8 +30,8 @@ import org.djlx.collectives.store.TcpStore;
  *   <li>{@link #local(int)}: each rank is a thread of this JVM; {@link #run} starts the threads.
  * </ul>
  *
- * <p>All return the same {@link ProcessGroup}. {@link ProcessGroup#destroy() Destroy} each handle
- * when done.
+ * <p>All methods create handles of type {@link ProcessGroup}. {@link ProcessGroup#destroy()
+ * Destroy} each handle when done.
  *
  * <pre>{@code
  * List<ProcessGroup> groups = ProcessGroups.local(4);
@@ -56,7 +56,7 @@ public final class ProcessGroups {
     // How long destroy() on rank 0 waits for the other ranks to close their store connections.
     private static final Duration STORE_CLOSE_TIMEOUT = Duration.ofSeconds(5);
     // How long the other rank threads may run after one has failed. Ranks that wait for it in an
-    // operation fail at once with a more precise error than an interrupt would give.
+    // operation fail immediately with a more precise error than an interrupt would give.
     private static final Duration GRACE = Duration.ofSeconds(10);
     // Group numbers. All ranks create their groups in the same order, so a group has the same
     // number on all ranks. The number separates the keys of successive groups in one store, and
@@ -70,8 +70,8 @@ public final class ProcessGroups {
      * Creates this process's handle on a group, from the environment variables of {@code torchrun},
      * with default options.
      *
-     * @param backend the backend: {@code shm}, {@code nccl}, {@code cuda_p2p} or one of a third
-     *     party
+     * @param backend the backend: {@code shm}, {@code nccl}, {@code cuda_p2p} or a third-party
+     *     backend
      * @return the group
      * @see #init(String, BackendOptions)
      */
@@ -89,8 +89,8 @@ public final class ProcessGroups {
      * waits up to 5 s for the other ranks to destroy the group. Then all ranks may call this method
      * again.
      *
-     * @param backend the backend: {@code shm}, {@code nccl}, {@code cuda_p2p} or one of a third
-     *     party
+     * @param backend the backend: {@code shm}, {@code nccl}, {@code cuda_p2p} or a third-party
+     *     backend
      * @param options the backend's options, such as {@link ShmOptions}
      * @return the group
      * @throws IllegalArgumentException if a variable is missing or invalid, or the backend is
@@ -111,12 +111,12 @@ public final class ProcessGroups {
      * <ul>
      *   <li>A rank that is ahead of rank 0 may connect to the previous group's server. It sees
      *       another number, disconnects and retries until the number matches. A matching server
-     *       stays up until rank 0 destroys the group or fails to create it, and no rank has the
-     *       group before all have connected.
+     *       stays up until rank 0 destroys the group or fails to create it, and no rank gets the
+     *       group before all ranks have connected.
      *   <li>A rank slower than rank 0 may still need the server when rank 0 destroys the group.
-     *       Rank 0 therefore stops it only after the others have closed their connections, at most
-     *       {@link #STORE_CLOSE_TIMEOUT} later. A rank closes its connection when it destroys the
-     *       group or dies. Ranks that only check the number do not delay this.
+     *       Rank 0 therefore stops the server only after the other ranks have closed their
+     *       connections, at most {@link #STORE_CLOSE_TIMEOUT} later. A rank closes its connection
+     *       when it destroys the group or dies. Ranks that only check the number do not delay this.
      * </ul>
      */
     static ProcessGroup init(
@@ -167,8 +167,8 @@ public final class ProcessGroups {
      * Creates this rank's handle on a group whose ranks meet in a store. Blocks until all ranks
      * have called it.
      *
-     * @param backend the backend: {@code shm}, {@code nccl}, {@code cuda_p2p} or one of a third
-     *     party
+     * @param backend the backend: {@code shm}, {@code nccl}, {@code cuda_p2p} or a third-party
+     *     backend
      * @param store the store; the caller owns it and must keep it open until the group is destroyed
      * @param name the group's name, the same on all ranks; usable once per store
      * @param rank this rank, from 0
@@ -206,7 +206,9 @@ public final class ProcessGroups {
     }
 
     static ProcessGroup create(String backend, GroupContext context, Runnable onDestroy) {
-        String job = JobId.agreeOn(context); // First: the last rank deletes its keys.
+        String job =
+                JobId.agreeOn(context); // Before the backend: the last rank deletes the keys of the
+        // identifier.
         List<Integer> ranks = IntStream.range(0, context.worldSize()).boxed().toList();
         Backend made = Backends.get(backend).create(context);
         boolean done = false;
@@ -236,8 +238,8 @@ public final class ProcessGroups {
     /**
      * Creates a group whose ranks are threads of this JVM.
      *
-     * @param backend the backend: {@code shm}, {@code nccl}, {@code cuda_p2p} or one of a third
-     *     party
+     * @param backend the backend: {@code shm}, {@code nccl}, {@code cuda_p2p} or a third-party
+     *     backend
      * @param worldSize the number of ranks
      * @param options the backend's options, such as {@link ShmOptions}
      * @return one handle per rank, in rank order; use each on its own thread
@@ -296,8 +298,8 @@ public final class ProcessGroups {
      * @param body the code for one rank
      * @return the results, in rank order
      * @throws CollectiveException if a rank threw: names the rank that failed first, with its
-     *     exception as the cause and the exceptions of other ranks as suppressed. It is a {@link
-     *     CollectiveTimeoutException} or a {@link CollectiveMismatchException} if the cause is
+     *     exception as the cause and the exceptions of other ranks as suppressed. A {@link
+     *     CollectiveTimeoutException} or a {@link CollectiveMismatchException} if the cause is one
      * @throws IllegalArgumentException if {@code groups} is empty or contains null, or {@code body}
      *     is null
      */
@@ -342,7 +344,7 @@ public final class ProcessGroups {
          *
          * @param group the rank's handle
          * @return the rank's result
-         * @throws Exception if it fails
+         * @throws Exception if the rank fails
          */
         T run(ProcessGroup group) throws Exception;
     }

@@ -12,8 +12,8 @@ import java.util.List;
 import java.util.concurrent.TimeUnit;
 
 /**
- * Runs code on one thread per rank and waits for all threads. When a rank fails, the others have a
- * grace period to notice by themselves; then they are interrupted.
+ * Runs code on one thread per rank and waits for all threads. When a rank fails, the other ranks
+ * have a grace period in which to fail by themselves; then their threads are interrupted.
  */
 final class RankThreads<T> {
 
@@ -151,7 +151,7 @@ final class RankThreads<T> {
         return new CollectiveException(message, t);
     }
 
-    /** Waits for all ranks; returns whether this thread was interrupted meanwhile. */
+    /** Waits for all ranks; returns whether this thread was interrupted during the wait. */
     private boolean await(List<Thread> threads) {
         boolean interrupted = false;
         boolean failed = false;

@@ -118,8 +118,8 @@ public final class ShmOptions extends BackendOptions {
         }
 
         /**
-         * Sets the chunk size: how much of a tensor a rank stages for the other ranks at once. Each
-         * rank has two chunks of staging memory.
+         * Sets the chunk size: how much of a tensor a rank stages for the other ranks at a time.
+         * Each rank has two chunks of staging memory.
          *
          * @param bytes the size in bytes, a positive multiple of 4096; 1 MiB unless set
          * @return this builder

@@ -272,8 +272,9 @@ final class SubGroups {
 
     /**
      * Creates a rank's part of a sub-group and waits until all ranks of the parent have created
-     * theirs. Until then no rank may leave the parent, because the members meet in the parent's
-     * store. A rank that fails still calls the barrier; otherwise the others would wait for it.
+     * their parts. Until then no rank may leave the parent, because the members meet in the
+     * parent's store. A rank that fails still calls the barrier; otherwise the other ranks would
+     * wait for it.
      *
      * @param part creates this rank's part. Its argument is a barrier that all ranks begin first;
      *     the barrier fails if a rank leaves instead, which a wait in the store could not detect

@@ -49,14 +49,17 @@ record AllGatherMatmul(
         PRODUCTS,
         /** The products and the gathered A. */
         PRODUCTS_AND_A,
-        /** The values, which are half of B's columns, times the activation of their gates. */
+        /**
+         * Half of B's columns compute values, the other half gates. Returns the values times the
+         * activation of the gates.
+         */
         GATED_PRODUCT
     }
 
     /**
      * Checks the operands of a call.
      *
-     * @throws IllegalArgumentException if they do not fit together
+     * @throws IllegalArgumentException if the operands do not fit together
      */
     static AllGatherMatmul of(
             OperandChecks checks,
@@ -176,7 +179,10 @@ record AllGatherMatmul(
                 : new NcclPath.Gather(this, plans, choice, reason);
     }
 
-    /** Computes nothing: the caller of a gated product multiplies and activates itself. */
+    /**
+     * Computes nothing: if no kernel computes the gated product, the caller runs the matmul and the
+     * activation itself.
+     */
     private static MatmulPath.Issued<GatheredMatmul> nothing(
             ProcessGroup group, Operands operands) {
         return new MatmulPath.Issued<>(new GatheredMatmul(null, List.of()), Optional.empty());

@@ -25,8 +25,9 @@ import org.djlx.nativeops.torch.Torch;
 
 /**
  * The plan of {@link FusedOps#allReduceRmsNorm}. All of its paths give the same residual, bit by
- * bit. Both kernels give the same norm, too. That of libtorch may differ in the last bits: it adds
- * squares in another order, and divides by the root where kernels multiply by its reciprocal.
+ * bit. Both kernels give the same norm, too. libtorch's norm may differ in the last bits: libtorch
+ * adds squares in another order, and divides by the root, while the kernels multiply by its
+ * reciprocal.
  */
 final class AllReduceRmsNormPlan implements FusedPlan {
 
@@ -57,7 +58,7 @@ final class AllReduceRmsNormPlan implements FusedPlan {
     }
 
     /**
-     * Where the results of a call go.
+     * The destinations of a call's results.
      *
      * @param residual the address of the new residual
      * @param norm the address of the norm
@@ -120,7 +121,10 @@ final class AllReduceRmsNormPlan implements FusedPlan {
         return fallbackReason(kernels, type, rows, hidden, group).isEmpty();
     }
 
-    /** Why it is more than one kernel; the same on all ranks. */
+    /**
+     * Returns why the operator needs more than one kernel; empty if one kernel suffices. The same
+     * on all ranks.
+     */
     private static Optional<FallbackReason> fallbackReason(
             Optional<RmsNormKernels> kernels,
             ScalarType type,
@@ -161,7 +165,7 @@ final class AllReduceRmsNormPlan implements FusedPlan {
         }
     }
 
-    /** Checks where the results are to go, and enqueues a call that writes them there. */
+    /** Checks the output arrays, and enqueues a call that writes to them. */
     void runInto(Call call, NormedResidual outputs) {
         call.checks().checkNotNull("outputs", outputs);
         long sum = checkOutput(call, "new residual", outputs.residual());
@@ -205,7 +209,8 @@ final class AllReduceRmsNormPlan implements FusedPlan {
         if (outputs.residual() != call.inputs().address(0)) {
             NoGradient.run(() -> Torch.copy(sum, call.partial()));
         }
-        if (call.group().worldSize() > 1) { // NCCL cannot record that of one rank into a graph.
+        // NCCL cannot record a one-rank all-reduce into a graph.
+        if (call.group().worldSize() > 1) {
             call.group().allReduce(sum, ReduceOp.SUM, false);
         }
     }
@@ -271,7 +276,7 @@ final class AllReduceRmsNormPlan implements FusedPlan {
             NDArray sum = outputs.arrays().residual();
             long sumAddress = outputs.residual();
             if (call.group().worldSize() == 1 && inPlace[0]) {
-                sumAddress = call.inputs().address(0); // The kernel reads it where it lies.
+                sumAddress = call.inputs().address(0); // The kernel reads it in place.
             } else {
                 allReduce(call, outputs);
             }
@@ -329,7 +334,7 @@ final class AllReduceRmsNormPlan implements FusedPlan {
         }
     }
 
-    /** Holds nothing of its own. */
+    /** No-op: the plan owns no resources. */
     @Override
     public void close() {}
 }

@@ -16,12 +16,12 @@ public enum FallbackReason {
     NO_P2P_BUFFERS,
     /**
      * A is gathered along its last dimension. The matmul sums over that dimension, so it cannot
-     * start before all shards are there.
+     * start before all shards have arrived.
      */
     GATHER_ALONG_LAST_DIMENSION,
     /**
      * The parts of all ranks do not fit into half of a P2P buffer. For all-reduce + RMSNorm: the
-     * rows are too large for the fused kernel, or there are none.
+     * rows are too large for the fused kernel, or there are no rows.
      */
     BUFFER_TOO_SMALL,
     /**

@@ -33,9 +33,9 @@ import org.djlx.nativeops.torch.TorchInPlace;
  *
  * <p>In the second row, one all-gather + matmul returns the gathered dY, too.
  *
- * <p>If the scope knows that B was converted from master weights, those are the inputs. The
- * gradient of each is computed in its own type. On a GPU the matmul adds it to the gradient that
- * the weight already has.
+ * <p>If the scope knows that B was converted from master weights, the master weights are the
+ * inputs. The gradient of each is computed in the type of the master weight. On a GPU the matmul
+ * adds it to the gradient that the weight already has.
  */
 final class FusedGradients {
 

@@ -27,7 +27,7 @@ import org.djlx.nativeops.torch.TensorInfo;
 /**
  * Tensor-parallel operators that fuse a matmul with the collective before or after it, like
  * PyTorch's {@code torch.ops.symm_mem.fused_all_gather_matmul} and {@code
- * fused_matmul_reduce_scatter}; and {@link #allReduceRmsNorm}, which has rules of its own.
+ * fused_matmul_reduce_scatter}; and {@link #allReduceRmsNorm}, which documents its own rules.
  *
  * <p>An MLP, with tokens divided among the ranks, W1 split by columns and W2 by rows:
  *
@@ -51,8 +51,8 @@ import org.djlx.nativeops.torch.TensorInfo;
  * <ul>
  *   <li>All ranks of the group call the same operators in the same order. An operator is one
  *       operation of the group.
- *   <li>On the CPU a call returns when the result is there. On a GPU it returns when the operator
- *       is enqueued on the current stream.
+ *   <li>On the CPU a call returns when the result is computed. On a GPU it returns when the
+ *       operator is enqueued on the current stream.
  *   <li>Any thread may call, one thread at a time on a group.
  *   <li>The first call with given shapes, strides, type and dimension makes a plan. Later calls
  *       reuse it. A group keeps the plans used last.
@@ -75,15 +75,16 @@ import org.djlx.nativeops.torch.TensorInfo;
  * </ul>
  *
  * <p><b>Numerics.</b> Paths differ only in the order in which a matmul sums, and in rounding. On
- * the path NCCL of GPUs libtorch multiplies, which may round 16-bit sums several times.
+ * the path NCCL on GPUs libtorch computes the matmul, and may round 16-bit sums several times.
  *
  * <p><b>Gradients.</b> Within a {@link GradientScope} gradients flow through the operators:
  *
  * <ul>
  *   <li>The gradient of A comes from the other operator, the gradient of B from a matmul with the
  *       gathered array.
- *   <li>If B is a {@linkplain GradientScope#recordConversion conversion} of master weights, their
- *       gradients are computed instead; on a GPU float32 gradients are not rounded to 16 bits.
+ *   <li>If B is a {@linkplain GradientScope#recordConversion conversion} of master weights, the
+ *       gradients of the master weights are computed instead; on a GPU float32 gradients are not
+ *       rounded to 16 bits.
  *   <li>Results are leaves that require a gradient.
  *   <li>Outside of a scope, with gradients on, an input that requires a gradient is refused with an
  *       {@link IllegalArgumentException}.
@@ -132,7 +133,7 @@ public final class FusedOps {
      *     negative dimension counts from the back
      * @param group the group
      * @return the gathered A, and its product with each matrix, of shape (…, N)
-     * @throws IllegalArgumentException if an argument is wrong; before anything is sent
+     * @throws IllegalArgumentException if an argument is invalid; nothing has been sent then
      */
     public static GatheredMatmul allGatherMatmul(
             NDArray aShard, List<NDArray> bs, int gatherDim, ProcessGroup group) {
@@ -148,7 +149,7 @@ public final class FusedOps {
      * @param group the group
      * @param returnGathered whether the result holds the gathered A; false saves a copy
      * @return the products, and the gathered A if {@code returnGathered} is true
-     * @throws IllegalArgumentException if an argument is wrong; before anything is sent
+     * @throws IllegalArgumentException if an argument is invalid; nothing has been sent then
      * @see #allGatherMatmul(NDArray, List, int, ProcessGroup)
      */
     public static GatheredMatmul allGatherMatmul(
@@ -193,8 +194,8 @@ public final class FusedOps {
                 GatheredMatmul::close);
     }
 
-    /** Runs a call by its plan, which its first call makes. */
-    @SuppressWarnings("unchecked") // a key is that of one operator
+    /** Runs a call with its plan. The first call makes the plan. */
+    @SuppressWarnings("unchecked") // a key belongs to one operator
     private static <R> R run(
             ProcessGroup group,
             Operands operands,
@@ -220,20 +221,20 @@ public final class FusedOps {
     /**
      * Gathers A along its first dimension and computes {@code silu(A @ gates) * (A @ values)}, the
      * first half of a Llama's MLP, in one kernel. The products are not rounded before the
-     * activation. If the path is not FUSED, or the kernel cannot do it, computes nothing and
-     * returns empty.
+     * activation. If the path is not FUSED, or the kernel does not support the sizes, computes
+     * nothing and returns empty.
      *
-     * <p>Some ranks may get a result and others none. A rank that gets none calls {@link
+     * <p>Some ranks may get a result and other ranks none. A rank without a result calls {@link
      * #allGatherMatmul(NDArray, List, int, ProcessGroup, boolean)} instead, which matches this
      * method on other ranks. There is no gradient.
      *
      * @param aShard this rank's part of A, of shape (…, K) with 2 or more dimensions; the same
      *     shape on all ranks
-     * @param gatesAndValues of shape (K, 2 N): the columns of the gates, then those of the values.
-     *     N may differ between ranks
+     * @param gatesAndValues of shape (K, 2 N): the columns of the gates, then the columns of the
+     *     values. N may differ between ranks
      * @param group the group
      * @return the product, of shape (…, N); empty if nothing was computed
-     * @throws IllegalArgumentException if an argument is wrong; before anything is sent
+     * @throws IllegalArgumentException if an argument is invalid; nothing has been sent then
      */
     public static Optional<NDArray> allGatherGated(
             NDArray aShard, NDArray gatesAndValues, ProcessGroup group) {
@@ -259,12 +260,13 @@ public final class FusedOps {
      * @param b a matrix of shape (K, N); N is the same on all ranks, K may differ between them
      * @param op {@link ReduceOp#SUM} or {@link ReduceOp#AVG}; the products, in the element type of
      *     the arrays, are reduced in rank order. 16-bit types are reduced in float32 and rounded
-     *     once. On the path NCCL of GPUs, NCCL chooses order and rounding
+     *     once. On the path NCCL on GPUs, NCCL chooses order and rounding
      * @param scatterDim the dimension of the product (…, N) along which the result is divided, in
-     *     rank order. The world size divides its size. A negative dimension counts from the back
+     *     rank order. Its size is a multiple of the world size. A negative dimension counts from
+     *     the back
      * @param group the group
      * @return this rank's part of the result
-     * @throws IllegalArgumentException if an argument is wrong; before anything is sent
+     * @throws IllegalArgumentException if an argument is invalid; nothing has been sent then
      */
     public static NDArray matmulReduceScatter(
             NDArray a, NDArray b, ReduceOp op, int scatterDim, ProcessGroup group) {
@@ -307,7 +309,7 @@ public final class FusedOps {
      *   <li>Each line is computed in float32 and rounded once to the element type.
      *   <li>The new residual has the same bits on the CPU, on GPUs, and as an all-reduce and an
      *       addition would give.
-     *   <li>The norm is that of the rounded residual. It has the same bits on GPUs of one
+     *   <li>The norm is computed from the rounded residual. It has the same bits on GPUs of one
      *       architecture, except for rows of more than 47 KiB. Otherwise squares may be added in
      *       another order, and a factor may be rounded once more or less in float32.
      *   <li>All ranks get the same bits if they pass the same residual, weight and epsilon. This is
@@ -327,7 +329,7 @@ public final class FusedOps {
      *
      * <p>The paths on GPUs that use a kernel can be recorded into a CUDA graph.
      *
-     * <p>There is no gradient: with gradients on, an input that requires one is refused.
+     * <p>There is no gradient: with gradients on, an input that requires a gradient is refused.
      *
      * @param partial this rank's part of the sum, of shape (…, hidden), in float32, float16 or
      *     bfloat16; the same shape and type on all ranks
@@ -336,7 +338,7 @@ public final class FusedOps {
      * @param epsilon the number added to the mean of squares, finite and at least 0
      * @param group the group
      * @return new arrays in the manager of the partial; no input is changed
-     * @throws IllegalArgumentException if an argument is wrong; before anything is sent
+     * @throws IllegalArgumentException if an argument is invalid; nothing has been sent then
      */
     public static NormedResidual allReduceRmsNorm(
             NDArray partial, NDArray residual, NDArray weight, float epsilon, ProcessGroup group) {
@@ -352,14 +354,14 @@ public final class FusedOps {
      * given arrays: a CUDA graph of many layers can then reuse a few arrays.
      *
      * @param outputs the arrays for the results: contiguous, of the partial's shape and type. The
-     *     new residual may be the array of the partial. Apart from that, neither may share memory
-     *     with an input or with the other
+     *     new residual may be the array of the partial. Otherwise the arrays share no memory with
+     *     each other or with an input
      * @param partial this rank's part of the sum
      * @param residual of the same shape and type
      * @param weight of shape (hidden) and the same type
      * @param epsilon the number added to the mean of squares, finite and at least 0
      * @param group the group
-     * @throws IllegalArgumentException if an argument is wrong; before anything is sent
+     * @throws IllegalArgumentException if an argument is invalid; nothing has been sent then
      */
     public static void allReduceRmsNorm(
             NormedResidual outputs,
@@ -443,12 +445,16 @@ public final class FusedOps {
      *
      * @param operator the operator's name, see {@link UsageCounter#calls(String, Path)}
      * @return the scope; close it once
-     * @throws IllegalArgumentException if there is no such operator; names those that there are
+     * @throws IllegalArgumentException if there is no such operator; the message names all
+     *     operators
      */
     public static Scope forceFallback(String operator) {
         if (!OPERATORS.contains(operator)) {
             throw new IllegalArgumentException(
-                    "forceFallback: \"" + operator + "\" is no operator; use one of " + OPERATORS);
+                    "forceFallback: \""
+                            + operator
+                            + "\" is not an operator; use one of "
+                            + OPERATORS);
         }
         FORCED_OPERATORS.merge(operator, 1, Integer::sum);
         return () -> FORCED_OPERATORS.computeIfPresent(operator, (name, n) -> n > 1 ? n - 1 : null);

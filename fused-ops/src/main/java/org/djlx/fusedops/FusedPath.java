@@ -13,7 +13,7 @@ import org.djlx.fusedops.cost.Choice;
 import org.djlx.fusedops.internal.FusedMatmul;
 import org.djlx.nativeops.cuda.MatrixLayout;
 
-/** The path FUSED: one kernel pushes data to peers, waits for theirs, and multiplies. */
+/** The path FUSED: one kernel pushes data to peers, waits for the peers' data, and multiplies. */
 final class FusedPath {
 
     private FusedPath() {}

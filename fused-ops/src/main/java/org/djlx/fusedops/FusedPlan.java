@@ -6,7 +6,7 @@ package org.djlx.fusedops;
 
 /**
  * Everything about the calls of a fused operator that have the same {@link PlanKey}. Computed for
- * the first of these calls, then only enqueued. For one thread at a time.
+ * the first of these calls, then only enqueued. Not thread-safe.
  */
 interface FusedPlan extends AutoCloseable {
 

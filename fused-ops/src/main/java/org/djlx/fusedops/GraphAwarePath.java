@@ -8,8 +8,8 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.fusedops.internal.Compute;
 
 /**
- * Two paths: one for calls that run at once, and one for calls that are recorded into a CUDA graph.
- * Only plans that need both have it, because asking the stream takes host time.
+ * Two paths: one for eager calls, and one for calls that are recorded into a CUDA graph. Only plans
+ * that need both paths use it, because asking the stream takes host time.
  */
 final class GraphAwarePath<R> implements MatmulPath<R> {
 

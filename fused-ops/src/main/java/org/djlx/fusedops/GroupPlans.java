@@ -14,8 +14,8 @@ import org.djlx.fusedops.internal.Compute;
 import org.djlx.fusedops.internal.Pipeline;
 
 /**
- * The state of fused operators for a group on one rank: the plans used last, and what they share.
- * Closed with the group.
+ * The state of fused operators for a group on one rank: the plans used last, and the kernels and
+ * buffers that they share. Closed with the group.
  *
  * <ul>
  *   <li>Nothing here refers to the group. Otherwise a group that its users drop could not be
@@ -55,13 +55,15 @@ final class GroupPlans implements AutoCloseable {
         return type.cast(plans.get(key));
     }
 
-    /** Returns the plan of a call, made if there is none. The caller holds this object's lock. */
+    /**
+     * Returns the plan of a call; makes it if there is none. The caller holds this object's lock.
+     */
     <P extends FusedPlan> P findOrMake(PlanKey key, Class<P> type, Supplier<P> maker) {
         P plan = find(key, type);
         return plan != null ? plan : keep(key, maker.get());
     }
 
-    /** Keeps a new plan. Beyond {@link #MAX_PLANS}, closes the least recently used one. */
+    /** Keeps a new plan. Beyond {@link #MAX_PLANS}, closes the least recently used plan. */
     <P extends FusedPlan> P keep(PlanKey key, P plan) {
         plans.put(key, plan);
         if (plans.size() > MAX_PLANS) {

@@ -59,9 +59,9 @@ public final class LowContention {
      * @param group the group
      * @param output receives the arrays; has world size times as many elements as the input
      * @param input this rank's array, of any element type; the same shape on all ranks. It may be
-     *     this rank's part of the output. Otherwise the two share no memory
+     *     this rank's part of the output. Otherwise input and output share no memory
      * @return the work
-     * @throws IllegalArgumentException if an argument is wrong; before anything is sent
+     * @throws IllegalArgumentException if an argument is invalid; nothing has been sent then
      * @see ProcessGroup#allGatherIntoTensor
      */
     public static Work allGather(ProcessGroup group, NDArray output, NDArray input) {
@@ -116,13 +116,13 @@ public final class LowContention {
      *
      * @param group the group
      * @param output receives this rank's part; the same shape on all ranks. It may be this rank's
-     *     part of the input. Otherwise the two share no memory
+     *     part of the input. Otherwise input and output share no memory
      * @param input the array to reduce, of float32, float64, float16 or bfloat16; has world size
      *     times as many elements as the output
      * @param op {@link ReduceOp#SUM} or {@link ReduceOp#AVG}. Reduces in rank order; 16-bit types
      *     in float32, rounded once
      * @return the work
-     * @throws IllegalArgumentException if an argument is wrong; before anything is sent
+     * @throws IllegalArgumentException if an argument is invalid; nothing has been sent then
      * @see ProcessGroup#reduceScatterTensor
      */
     public static Work reduceScatter(

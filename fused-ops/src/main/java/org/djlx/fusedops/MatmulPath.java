@@ -21,7 +21,7 @@ interface MatmulPath<R> extends AutoCloseable {
      * The outcome of a call.
      *
      * @param <R> the result of the operator
-     * @param result the result, whose elements are there when the work has ended
+     * @param result the result; its elements are written when the work has ended
      * @param work the work that the caller waits for; empty if the path has waited
      */
     record Issued<R>(R result, Optional<Work> work) {}

@@ -36,7 +36,10 @@ final class MatmulPlan<R> implements FusedPlan {
         /** Returns the sizes for the cost model. */
         Workload workload();
 
-        /** Returns why the sizes alone rule out all paths except NCCL; empty if they do not. */
+        /**
+         * Returns why the sizes alone rule out all paths except NCCL; empty if another path may be
+         * possible.
+         */
         Optional<FallbackReason> fallbackReason();
 
         /** Returns whether a rank's part consists of rows, as the paths FUSED and GATHERED need. */
@@ -91,7 +94,8 @@ final class MatmulPlan<R> implements FusedPlan {
      * Returns why an operation over P2P buffers falls back, the same on all ranks; empty if it does
      * not fall back.
      *
-     * @param partBytes the number of bytes that a rank sends to another; 0 if it needs no slots
+     * @param partBytes the number of bytes that a rank sends to a peer; 0 if the path needs no
+     *     slots
      */
     static Optional<FallbackReason> fallbackReason(
             OpType type, ProcessGroup group, long partBytes) {

@@ -15,7 +15,7 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.TensorInfo;
 import org.djlx.nativeops.torch.Torch;
 
-/** Checks the arguments of one operator, before anything is sent. */
+/** Checks the arguments of one operator before communication starts. */
 final class OperandChecks {
 
     private static final Set<ScalarType> TYPES =
@@ -50,7 +50,7 @@ final class OperandChecks {
         }
     }
 
-    /** Returns the description of an operand, which is all that a plan's look-up needs. */
+    /** Returns the type, shape and address of an operand. Finding a plan needs no more. */
     TensorInfo operand(String role, NDArray array) {
         checkNotNull(role, array);
         TensorInfo info;
@@ -84,7 +84,8 @@ final class OperandChecks {
     }
 
     /**
-     * Checks a right operand against the left one. {@code inner} is the number of rows it needs.
+     * Checks a right operand against the left one. {@code inner} is the number of rows that B must
+     * have.
      */
     void checkB(String role, NDArray b, TensorInfo info, NDArray a, ScalarType type, long inner) {
         if (info.type() != type) {
@@ -101,7 +102,7 @@ final class OperandChecks {
         }
         if (shape.get(0) != inner) {
             throw wrong(
-                    "%s has shape %s, but its first size must be %d, the last of A",
+                    "%s has shape %s, but its first size must be %d, the last size of A",
                     role, shape, inner);
         }
     }

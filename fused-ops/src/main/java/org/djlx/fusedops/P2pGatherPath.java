@@ -44,9 +44,9 @@ abstract class P2pGatherPath extends P2pPath<GatheredMatmul, P2pGatherPath.Call>
             NDArray[] used) {}
 
     /**
-     * The operands that the path reads without a copy. The others are copied row by row.
+     * The operands that the path reads without a copy. Other operands are copied row by row.
      *
-     * @param bs for each B, whether it reads it without a copy
+     * @param bs for each B, whether the path reads it without a copy
      * @param layouts the layout of each B, or of its copy
      */
     record InPlace(boolean shard, boolean[] bs, MatrixLayout[] layouts) {
@@ -61,7 +61,7 @@ abstract class P2pGatherPath extends P2pPath<GatheredMatmul, P2pGatherPath.Call>
             }
         }
 
-        /** For matmuls of a library. */
+        /** For matmuls that a library computes. */
         static InPlace of(AllGatherMatmul operator, Operands operands) {
             MatrixLayout[] layouts = layouts(operands);
             boolean[] bs = new boolean[layouts.length];
@@ -134,7 +134,10 @@ abstract class P2pGatherPath extends P2pPath<GatheredMatmul, P2pGatherPath.Call>
         return operator.output() == Output.PRODUCTS_AND_A;
     }
 
-    /** Returns the array to gather A into if the caller does not ask for A; the shard for none. */
+    /**
+     * Returns the array to gather A into if the caller does not ask for A; the shard if A is not
+     * gathered.
+     */
     NDArray workspace(OperationScope scope, NDArray shard) {
         return shard;
     }
@@ -155,7 +158,7 @@ abstract class P2pGatherPath extends P2pPath<GatheredMatmul, P2pGatherPath.Call>
         private final Product[] products;
         private final long[] shardOutBytes; // of a shard's rows of each product
 
-        /** Prepares products of a number of rows at once. */
+        /** Prepares products that compute a number of rows at a time. */
         RowProducts(AllGatherMatmul operator, Compute compute, InPlace inPlace, long rows) {
             products = new Product[inPlace.layouts.length];
             shardOutBytes = new long[products.length];

@@ -44,7 +44,7 @@ abstract class P2pPath<R, C> implements MatmulPath<R> {
     /** Enqueues the call; on the CPU, runs it. */
     abstract void enqueue(Operation operation, C call);
 
-    /** Returns the results, with dimensions in their places. */
+    /** Returns the results, with dimensions in their original order. */
     abstract R result(C call);
 
     @Override

@@ -23,7 +23,7 @@ import org.djlx.nativeops.cuda.GpuRates;
 /**
  * Chooses the path of an operator from values that all ranks know: sizes, forced paths, and the
  * rates and SMs of each rank. On GPUs the {@link CostModel} predicts the fastest path, with the
- * measured rates of the GPUs. GPUs of several kinds count as H200s.
+ * measured rates of the GPUs. If GPUs of several kinds are used, it predicts for H200s.
  */
 final class PathChooser {
 

@@ -24,7 +24,7 @@ struct Barrier {
   __device__ __forceinline__ void arrive_expecting(u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(this)), "r"(bytes) : "memory");
   }
-  // Waits for the end of the phase of a parity. The first phase has parity 0; a wait for parity 1 of a new barrier returns at once.
+  // Waits for the end of the phase of a parity. The first phase has parity 0; a wait for parity 1 of a new barrier returns immediately.
   __device__ __forceinline__ void wait(u32 parity) {
     asm volatile(
         "{\n .reg .pred done;\n AGAIN:\n mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n @done bra DONE;\n"
@@ -34,7 +34,7 @@ struct Barrier {
 
 __device__ __forceinline__ void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
-// Proxy fences: order ordinary memory accesses, acquired ones of peers included, with TMA copies, in both directions.
+// Proxy fences: order ordinary memory accesses (also reads of data acquired from peers) with TMA copies, in both directions.
 __device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
 __device__ __forceinline__ void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
@@ -154,7 +154,7 @@ __device__ __forceinline__ u32 pack(Bfloat16, float first, float second) {
 }
 
 // Moves four 8 x 8 matrices of 16-bit elements between shared memory and a warp (stmatrix, ldmatrix). Lane i passes the address of
-// row i % 8 of matrix i / 8. It holds columns 2 (i % 4) and 2 (i % 4) + 1 of row i / 4 of each matrix: the layout of wgmma's sums.
+// row i % 8 of matrix i / 8. The lane holds columns 2 (i % 4) and 2 (i % 4) + 1 of row i / 4 of each matrix: the layout of wgmma's sums.
 __device__ __forceinline__ void store_matrices(u32 address, u32 a, u32 b, u32 c, u32 d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d)
                : "memory");

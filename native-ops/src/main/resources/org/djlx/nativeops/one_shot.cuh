@@ -8,8 +8,8 @@
 // back. No barrier, no flag, no clearing pass.
 //
 // Invariants
-// - A half is free when it is written again: its last readers were the kernels of two launches before, and a peer pushes the data
-//   of the launch between only after its own kernel of that earlier launch has ended.
+// - A half is free when launch e writes to it. Its last readers are the kernels of launch e - 2. A rank starts launch e after it has
+//   received the data of launch e - 1 from all peers, and a peer pushes these data after its kernel of launch e - 2 has ended.
 // - While a kernel waits for a peer, all work that the peer has enqueued before its own kernel can still start. With one rank per
 //   GPU, stream order ensures this. If ranks share a GPU, waiting blocks may occupy SMs that a peer's matmul needs: cuBLAS launches
 //   clusters of eight blocks that fill an SM each, and a cluster starts only when eight SMs of one GPC are free. Therefore the
@@ -60,7 +60,7 @@ __device__ uint4* slot(const Launch& launch, u32 rank, u32 epoch, u32 source) {
   return (uint4*)(half_address(launch, rank, epoch) + source * launch.slot_bytes);
 }
 
-// The slot of `source` on `rank` where a rank has no slot for itself.
+// The slot of `source` on `rank`. Slots are in the order of their sources; `rank` has no slot for itself.
 __device__ uint4* peer_slot(const Launch& launch, u32 rank, u32 epoch, u32 source) {
   return slot(launch, rank, epoch, source < rank ? source : source - 1);
 }
@@ -101,7 +101,7 @@ __device__ __forceinline__ uint4 load_relaxed(const uint4* from) {
 // A word that has not arrived: a NaN in every element type, never sent.
 const u32 EMPTY = 0xffffffff;
 
-// Replaces EMPTY words by another NaN before they are sent. Sums contain no EMPTY word: the hardware makes one NaN only.
+// Replaces EMPTY words by another NaN before they are sent. Sums contain no EMPTY word: the only NaN that the hardware makes has the sign bit 0.
 __device__ __forceinline__ u32 without_empty(u32 word) { return word == EMPTY ? 0x7fffffff : word; }
 
 __device__ __forceinline__ uint4 without_empty(const uint4& value) {

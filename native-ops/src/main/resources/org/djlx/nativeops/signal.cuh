@@ -4,10 +4,11 @@
 // rank wrote before is visible to a peer that sees the epoch (acquire).
 //
 // Invariants
-// - Each rank counts its operations in its own memory, so CUDA graphs replay, also between eager operations.
-// - A rank enters an operation by signalling its epoch to the peers. From then on it reads nothing that they wrote in an earlier
-//   operation, and they may write the data of this one.
-// - No wait is unbounded: it ends after its timeout, or when the host sets `stop`, and reports the missing rank to the host.
+// - Each rank counts its operations in its own memory, so a CUDA graph can be replayed between eager operations.
+// - A rank enters an operation by signalling its epoch to the peers. After that it reads no data of earlier operations,
+//   so the peers may overwrite those data with the data of this operation.
+// - Every wait ends: when the signal arrives, after the timeout, or when the host sets `stop`. Without the signal it reports the
+//   missing rank to the host.
 #pragma once
 
 #include "element.cuh"
@@ -42,13 +43,13 @@ __device__ inline bool is_signalled(const u32* word, u32 epoch) {
   return value != 0 && value - epoch < MAX_AHEAD;  // 0: never signalled
 }
 
-// The epoch after the last one that a rank has counted. Skips 0.
+// The epoch of a rank's next operation. Skips 0.
 __device__ inline u32 next_epoch(const u32* count) {
   u32 epoch = *(const volatile u32*)count + 1;
   return epoch == 0 ? 1 : epoch;
 }
 
-// Waits until a peer has signalled an epoch or a later one, at most `timeout` ns. Returns false if it has not.
+// Waits until a peer has signalled an epoch or a later one, at most `timeout` ns. Returns false on timeout or stop.
 __device__ inline bool wait_signal(const u32* word, u32 epoch, Status* status, u64 timeout, u32 peer) {
   if (is_signalled(word, epoch)) return true;
   u64 begin = global_time();

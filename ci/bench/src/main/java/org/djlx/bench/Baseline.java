@@ -44,7 +44,8 @@ interface Baseline extends AutoCloseable {
      * Creates a window; all ranks call this together.
      *
      * @param byteSize the size in bytes
-     * @return the window, which the caller frees; null if there is no such memory, on all ranks
+     * @return the window, which the caller frees; null on all ranks if the library has no such
+     *     memory
      */
     Window window(long byteSize);
 

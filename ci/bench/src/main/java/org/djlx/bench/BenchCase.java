@@ -17,7 +17,7 @@ import java.util.stream.Stream;
  * The size of an operation, as nccl-tests counts it, and the number of calls.
  *
  * @param size the bytes of the largest tensor
- * @param warmUp the number of calls before the timed ones
+ * @param warmUp the number of calls before the timed calls
  * @param iterations the number of timed calls
  */
 record BenchCase(long size, int warmUp, int iterations) {
@@ -72,7 +72,7 @@ record BenchCase(long size, int warmUp, int iterations) {
                     wanted.size < least,
                     "a size of %d bytes is too small; the smallest is %d"
                             .formatted(wanted.size, least));
-            // Without memory the kernel kills processes, and not always this one.
+            // If memory runs out, Linux kills processes, perhaps another process than this one.
             refuseIf(
                     wanted.size > memory / tensors,
                     ("a size of %d bytes is too large: %d tensors of it are more than this host's"

@@ -28,7 +28,7 @@ import picocli.CommandLine.Parameters;
             "Measures the float32 all-reduce of 2 ranks, as threads and as processes, and of other"
                     + " programs in the same run; then more ranks than cores, and the CPU time of a"
                     + " waiting rank.",
-            "The programs take turns; the median of the rounds counts."
+            "The programs take turns; reported is the median of the rounds."
         })
 final class BenchCompareCommand extends ReportCommand {
 
@@ -57,7 +57,7 @@ final class BenchCompareCommand extends ReportCommand {
     @Option(
             names = "--many",
             paramLabel = "N",
-            description = "A number of ranks above that of cores.")
+            description = "A number of ranks above the number of cores.")
     private int many = 8;
 
     @Option(names = "--idle", paramLabel = "SECONDS", description = "How long a rank waits.")
@@ -152,7 +152,7 @@ final class BenchCompareCommand extends ReportCommand {
     private BenchComparison compare(List<BenchCase> cases)
             throws IOException, InterruptedException {
         List<Program> programs = new ArrayList<>();
-        // Peers run first: a broken one then fails before minutes of measurements.
+        // Peers run first: a broken peer then fails before minutes of measurements.
         if (peers != null) {
             peers.forEach(
                     (name, command) ->

@@ -26,7 +26,10 @@ final class BenchComparison {
      */
     record Ratio(String peer, long size, double ratio, double allowed) {}
 
-    /** The targets, for float32 all-reduce between processes on two cores; ratios are not set. */
+    /**
+     * The targets, for float32 all-reduce between processes on two cores. Their field {@code ratio}
+     * is unused.
+     */
     private static final List<Ratio> TARGETS =
             List.of(
                     new Ratio("gloo", 4 << 10, 0, 1 / 20.0),
@@ -85,7 +88,7 @@ final class BenchComparison {
         return ratios;
     }
 
-    /** Returns nccl-tests' table with the program's name before each row. */
+    /** Returns a table in nccl-tests' format, with the program's name before each row. */
     @Override
     public String toString() {
         int width = rounds.keySet().stream().mapToInt(String::length).max().orElse(0);

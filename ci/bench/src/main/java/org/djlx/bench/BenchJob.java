@@ -19,7 +19,7 @@ import org.djlx.collectives.ReduceOp;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
-/** One rank of a benchmark on the CPU. The slowest rank's median counts. */
+/** One rank of a benchmark on the CPU. The result is the slowest rank's median. */
 final class BenchJob implements AutoCloseable {
 
     // Elements per slice: values are generated on the Java heap, which cannot hold a large tensor.

@@ -30,8 +30,8 @@ record BenchRank(
 
     /**
      * Returns a pseudo-random bfloat16 input with mean 0 and variance 1. Every rank can compute the
-     * input of any other. A formula computes the numbers, because not every version of DJL can seed
-     * a GPU's generator.
+     * input of every other rank. A formula computes the numbers, because not every version of DJL
+     * can seed a GPU's generator.
      *
      * @param of the rank of the input
      * @param turn the turn of the input

@@ -62,7 +62,7 @@ record BlockBench(
 
     /**
      * Milliseconds of the matmuls, then the attention. Matmuls at full power lower the GPU's clock,
-     * so this is more than the sum of the two.
+     * so this is more than the sum of both times.
      */
     static final String BOTH = "matmulsAndAttentionMilliseconds";
 

@@ -22,13 +22,13 @@ import picocli.CommandLine.Command;
 import picocli.CommandLine.Mixin;
 import picocli.CommandLine.Parameters;
 
-/** {@code bench-coalesced}: compares coalesced collectives with separate ones. */
+/** {@code bench-coalesced}: compares coalesced collectives with separate collectives. */
 @Command(
         name = "bench-coalesced",
         description = {
-            "Measures coalesced float32 collectives on CPU ranks and, in turns, separate ones on"
-                    + " the same tensors: the median time of the slowest rank. Checks the coalesced"
-                    + " results.",
+            "Measures coalesced float32 collectives on CPU ranks and, in turns, separate"
+                + " collectives on the same tensors: the median time of the slowest rank. Checks"
+                + " the coalesced results.",
             "Ranks are threads; in a process started by 'launch' or torchrun, the command runs that"
                     + " process's rank."
         })

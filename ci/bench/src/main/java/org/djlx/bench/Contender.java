@@ -39,7 +39,7 @@ interface Contender extends AutoCloseable {
     default void close() {}
 
     /**
-     * Writes results into arrays of its own.
+     * Writes results into its own arrays.
      *
      * @param body the operation, by turn
      * @param kept the array of the first turn's result; null if results are not checked

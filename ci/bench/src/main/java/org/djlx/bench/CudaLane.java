@@ -21,8 +21,8 @@ final class CudaLane implements Lane {
     /**
      * Wraps a stream.
      *
-     * @param device the GPU; stays the caller's
-     * @param stream the stream; stays the caller's. Only measured work uses it: on the default
+     * @param device the GPU, owned by the caller
+     * @param stream the stream, owned by the caller. Only measured work uses it: on the default
      *     stream, libtorch could give memory of a graph to other work
      */
     CudaLane(CudaDevice device, CudaStream stream) {

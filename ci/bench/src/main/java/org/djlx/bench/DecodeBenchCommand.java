@@ -130,7 +130,7 @@ final class DecodeBenchCommand extends ReportCommand {
      * @param seconds the time until the model was ready
      * @param readSeconds the time of plain reads of the files before loading, with a thread for
      *     each rank
-     * @param partOfReadSpeed the speed of loading divided by that of reading
+     * @param partOfReadSpeed the speed of loading divided by the speed of reading
      */
     record Loading(
             long bytes,
@@ -442,8 +442,8 @@ final class DecodeBenchCommand extends ReportCommand {
     }
 
     /**
-     * Counts the tokens without text, which clients do not see: those without a whole character. A
-     * random model has only special tokens and parts of characters as such tokens.
+     * Counts the tokens without text, which clients do not see: special tokens, and tokens that are
+     * a part of a character. A random model has no other tokens without text.
      */
     private static long tokensWithoutText(LlamaGenerator generator) {
         TextTokenizer tokenizer = generator.tokenizer().orElseThrow();

@@ -25,7 +25,7 @@ import picocli.CommandLine.Option;
         description = {
             "Measures all-reduce and the fused operators in bfloat16 on GPUs of this host, in turns"
                 + " with NCCL and libtorch's matmul, and with PyTorch where it is found: called by"
-                + " the host after 200 warm-up calls, of which the first 20 have a column, and"
+                + " the host after 200 warm-up calls, the first 20 also reported separately, and"
                 + " replayed from CUDA graphs. Checks each result against float64. Ranks are"
                 + " threads or, started by 'launch', processes.",
             "Times are the slowest rank's medians in microseconds between GPU events; columns"
@@ -56,14 +56,16 @@ final class GpuBenchCommand extends ReportCommand {
             split = ",",
             defaultValue = GpuBenchPlan.SHAPES,
             description =
-                    "Unsharded shapes of the fused operators, MxNxK, or none; with ag: or rs:"
-                            + " before, of one of them; tiny is 16 for each rank; llama-8b and"
-                            + " llama-70b are a model's, with M from 16 to 32768, or for example"
-                            + " llama-8b:64-512; norm:8x4096 is an all-reduce + RMSNorm of 8 rows,"
-                            + " norms are those of decoding.")
+                    "Unsharded shapes MxNxK of both fused operators, or none. ag:MxNxK or rs:MxNxK:"
+                        + " of one operator. tiny: 16 times the number of ranks. llama-8b,"
+                        + " llama-70b: the MLP of a model, with M from 16 to 32768, or for example"
+                        + " llama-8b:64-512. norm:8x4096: an all-reduce + RMSNorm of 8 rows. norms:"
+                        + " the norms of decode steps.")
     private List<String> shapes;
 
-    @Option(names = "--rounds", description = "Turns of 5 calls and 2 launches of a graph each.")
+    @Option(
+            names = "--rounds",
+            description = "The number of rounds, each of 5 calls and 2 graph launches.")
     private int rounds = 20;
 
     @Option(

@@ -11,7 +11,6 @@ import java.util.List;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 import org.djlx.bench.GpuBenchCase.Operation;
-import org.djlx.samples.common.Ranks;
 import org.djlx.samples.common.UsageException;
 
 /** Parses the cases of {@code bench-gpu}. */
@@ -42,7 +41,8 @@ final class GpuBenchPlan {
      */
     static List<GpuBenchCase> cases(List<String> shapes, List<String> bytes, int worldSize) {
         List<GpuBenchCase> cases = new ArrayList<>();
-        // Tiny shapes come first: their first calls are the first of a new JVM.
+        // Fused operators come first. SHAPES begins with tiny, so its first calls are the first
+        // calls of the JVM.
         for (String shape : shapes) {
             if (!shape.equals(NONE)) {
                 addFused(cases, shape, worldSize);
@@ -114,7 +114,8 @@ final class GpuBenchPlan {
         int size = Integer.parseInt(text);
         refuseIf(
                 size == 0 || size % worldSize != 0,
-                "the sizes of %s are not divisible by %s".formatted(shape, Ranks.count(worldSize)));
+                "the sizes of %s must be positive multiples of the world size %d"
+                        .formatted(shape, worldSize));
         return size;
     }
 }

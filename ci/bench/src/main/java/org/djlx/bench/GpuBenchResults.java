@@ -58,7 +58,7 @@ final class GpuBenchResults {
         report.progress("%s", measured);
     }
 
-    /** Returns a line for each row: replayed times, then those of host calls. */
+    /** Returns a line for each row: the replayed times, then the times of calls from the host. */
     static TextTable table(List<GpuBenchRow> rows) {
         TextTable table = new TextTable(COLUMNS.split(",", -1));
         for (GpuBenchRow row : rows) {

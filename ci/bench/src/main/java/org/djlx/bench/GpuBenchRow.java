@@ -16,7 +16,7 @@ import java.util.stream.Collectors;
 /**
  * The results of an operation at one size.
  *
- * @param operation its name in the API
+ * @param operation the operation's name in the API
  * @param mnk the unsharded sizes of a fused operator's matmul, (M, K) by (K, N); of an all-reduce +
  *     RMSNorm the rows and their length; null otherwise
  * @param bytes the size of a collective's tensor; null otherwise
@@ -25,10 +25,10 @@ import java.util.stream.Collectors;
  * @param gpus the number of GPUs of all ranks
  * @param error the largest error on any rank, relative to the largest magnitude
  * @param allowedError the error that rounding allows
- * @param columns the cost of a call by the host on the slowest rank, by contender
- * @param replay the median microseconds of an operation replayed from a CUDA graph on the slowest
- *     rank, by contender
- * @param notes the causes of missing or wrong results, by contender
+ * @param columns for each contender, the times of a call on the slowest rank
+ * @param replay for each contender, the median microseconds of an operation replayed from a CUDA
+ *     graph, on the slowest rank
+ * @param notes for each contender, the cause of missing or wrong results
  */
 record GpuBenchRow(
         String operation,
@@ -80,14 +80,17 @@ record GpuBenchRow(
         return error <= allowedError;
     }
 
-    /** Returns the size in words. */
+    /** Returns the size as text. */
     String size() {
         return mnk == null
                 ? bytes + " B"
                 : mnk.stream().map(String::valueOf).collect(Collectors.joining(", "));
     }
 
-    /** Returns the larger of each number of two ranks; NaN counts as the largest. */
+    /**
+     * Returns a row that has the larger of the two ranks' values in each field; NaN counts as the
+     * largest.
+     */
     GpuBenchRow slowest(GpuBenchRow other) {
         return plus(GSON.toJsonTree(other).getAsJsonObject());
     }

@@ -10,8 +10,8 @@ import org.djlx.collectives.ProcessGroup;
 
 /**
  * Synchronizes the hosts of all ranks, threads or processes, and exchanges their results. It uses a
- * separate group, because operations of the measured group would be measured too. The group stays
- * the caller's. If a rank fails and destroys the group, the other ranks fail.
+ * separate group, because operations of the measured group would be measured too. The caller owns
+ * the group. If a rank fails and destroys the group, the other ranks fail.
  *
  * @param control a group of the same ranks with backend {@code shm}
  */

@@ -25,7 +25,7 @@ record NcclBaseline(NcclCommunicator nccl, CudaStream stream, boolean windows) i
     /**
      * Creates the baseline of a rank; all ranks call this together.
      *
-     * @param stream the stream of its operations; stays the caller's
+     * @param stream the stream of its operations, owned by the caller
      * @param windows whether to create windows; the same on all ranks
      */
     static NcclBaseline create(

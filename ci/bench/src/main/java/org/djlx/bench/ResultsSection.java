@@ -28,13 +28,13 @@ import org.djlx.bench.DecodeBenchCommand.StepRow;
  */
 final class ResultsSection {
 
-    /** Sizes on a chart, which fits one screen. */
+    /** The sizes that a chart shows: few enough to fit one screen. */
     private static final Set<Integer> CHART_ROWS = Set.of(512, 2048, 8192, 16384);
 
     private static final Set<Long> CHART_BYTES =
             Set.of(1L << 10, 1L << 16, 1L << 20, 1L << 24, 1L << 26);
 
-    /** Keys of libraries in a report's versions, each with its name on a page. */
+    /** For each library, its key in a report's versions and its name on a page. */
     private static final List<String> LIBRARIES =
             List.of(
                     "driver driver",
@@ -59,7 +59,7 @@ final class ResultsSection {
         benchmark = report.get("benchmark").getAsString();
     }
 
-    /** Returns the lines between the markers. */
+    /** Returns the lines to put between a page's markers. */
     String markdown() {
         String table;
         if (benchmark.startsWith(OPERATORS)) {
@@ -180,7 +180,7 @@ final class ResultsSection {
         return report.get(key).getAsDouble();
     }
 
-    /** Returns the rows of a report on GPUs. */
+    /** Returns the rows of a GPU report. */
     List<GpuBenchRow> rows() {
         return List.of(read("rows", GpuBenchRow[].class));
     }
@@ -269,7 +269,7 @@ final class ResultsSection {
         return group + table(table);
     }
 
-    /** Returns a table without the columns that have a title only. */
+    /** Returns a table without its empty columns. */
     private static String table(List<String[]> rows) {
         List<String[]> body = rows.subList(1, rows.size());
         int[] columns =

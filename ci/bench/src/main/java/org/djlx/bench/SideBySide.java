@@ -20,7 +20,8 @@ import org.djlx.nativeops.NativeCalls;
  * first, then take turns, because clocks drift with heat and power.
  *
  * @param rank the rank
- * @param turns the rotating inputs of a contender, and the calls of a recording
+ * @param turns the number of inputs that a contender's calls use in rotation; a recording has one
+ *     call for each input
  * @param turnBytes the bytes of operands and results of one call
  * @param calls the number of calls
  */
@@ -30,18 +31,19 @@ record SideBySide(BenchRank rank, int turns, long turnBytes, Calls calls) {
      * The number of calls of a contender.
      *
      * @param warmUp the calls before the timed ones
-     * @param timed the timed calls of a round, after an uncounted one
+     * @param timed the timed calls of a round; one untimed call comes first
      * @param rounds the rounds, in which contenders take turns
      * @param recorded whether calls are also recorded, and replayed in each round
      */
     record Calls(int warmUp, int timed, int rounds, boolean recorded) {}
 
-    /** The first warm-up calls, which have a column of their own. */
+    /** The number of first warm-up calls, which are reported separately. */
     static final int FIRST = 20;
 
-    private static final int LAUNCHES = 2; // of a recording in a round, after an uncounted one
+    private static final int LAUNCHES =
+            2; // timed launches of a recording in a round; one untimed launch comes first
     private static final int COUNTED = 20;
-    // Bounds the results in memory while a rank calls alone.
+    // Limits the memory of results while one rank calls and the other ranks do not.
     private static final long MOST_COUNTED_BYTES = 4L << 30;
     private static final int MAX_IN_FLIGHT = 50;
     private static final int ELEMENT_BYTES = 2;
@@ -74,7 +76,7 @@ record SideBySide(BenchRank rank, int turns, long turnBytes, Calls calls) {
         private long heap;
         private int turn;
         private Lane.Recording recording; // null if there is none
-        private final List<NDArray> recorded = new ArrayList<>(); // results of its calls
+        private final List<NDArray> recorded = new ArrayList<>(); // results of the recorded calls
 
         Samples(String name, Contender contender, Calls calls) {
             this.name = name;
@@ -107,8 +109,8 @@ record SideBySide(BenchRank rank, int turns, long turnBytes, Calls calls) {
     /**
      * Measures all contenders. All ranks call this with the same contenders in the same order.
      *
-     * @param contenders the contenders; stay the caller's
-     * @param check gets each result of the first turn, called and replayed
+     * @param contenders the contenders, owned by the caller
+     * @param check gets the results for the first input, of a call and of a replay
      * @throws RuntimeException if the rank fails. Its recordings then stay open: closing one waits
      *     for the GPU, which may wait for another rank forever
      */
@@ -159,7 +161,10 @@ record SideBySide(BenchRank rank, int turns, long turnBytes, Calls calls) {
         }
     }
 
-    /** Records a call of each turn; returns the cause if that fails, otherwise an empty text. */
+    /**
+     * Records one call for each input. Returns the cause if recording fails, otherwise an empty
+     * text.
+     */
     private String record(Samples samples) {
         callAll(samples.contender, new ArrayList<>()).forEach(NDArray::close);
         fillCache();
@@ -181,7 +186,10 @@ record SideBySide(BenchRank rank, int turns, long turnBytes, Calls calls) {
         return first;
     }
 
-    /** Fills libtorch's cache: a recording can only use cached memory, new memory for each call. */
+    /**
+     * Fills libtorch's cache: a recording can only use cached memory, and needs new memory for each
+     * call.
+     */
     private void fillCache() {
         List<NDArray> arrays = new ArrayList<>();
         arrays.add(rank.empty(2 * turns * turnBytes / ELEMENT_BYTES));
@@ -237,9 +245,10 @@ record SideBySide(BenchRank rank, int turns, long turnBytes, Calls calls) {
     }
 
     /**
-     * Counts native calls, apart from the measured calls, because marks call the driver too. On
-     * GPUs, ranks call one after the other, because threads of a process wait for each other in the
-     * driver; their work waits on the GPU. On CPUs, a call waits for all ranks.
+     * Counts native calls. The timed calls are not counted, because their marks call the driver
+     * too. On GPUs, one rank calls after the other, because threads of a process wait for each
+     * other in the driver; kernels wait on the GPU for the other ranks. On CPUs, all ranks call at
+     * the same time, because a call waits for all ranks.
      */
     private void count(Samples samples) {
         meet();

@@ -37,7 +37,7 @@ record StepBench(TextGenerator generator, int vocabulary) {
     private static final int WARM_UP = 3; // uncounted runs, while the JVM compiles
 
     /**
-     * The steps in which all requests got a token, without the first ones.
+     * The steps in which all requests got a token, without the first steps.
      *
      * @param steps the number of steps
      * @param tokensPerSecond the tokens of all requests during these steps
@@ -67,7 +67,7 @@ record StepBench(TextGenerator generator, int vocabulary) {
         void await(int tokens) throws InterruptedException, TimeoutException {
             generation.await(PATIENCE);
             synchronized (this) {
-                while (nanos.size() < tokens) { // onProgress for the last token may follow.
+                while (nanos.size() < tokens) { // The call for the last token may follow the end.
                     wait();
                 }
             }
@@ -77,7 +77,7 @@ record StepBench(TextGenerator generator, int vocabulary) {
     /**
      * Measures decode steps.
      *
-     * @param batch the requests, all submitted at once
+     * @param batch the number of requests, submitted together
      * @param promptTokens the tokens of each prompt
      * @param newTokens the tokens generated for each request
      * @param sampled whether tokens are sampled; otherwise greedy
@@ -89,7 +89,7 @@ record StepBench(TextGenerator generator, int vocabulary) {
             run(batch, promptTokens, newTokens, sampled);
         }
         List<Times> all = run(batch, promptTokens, newTokens, sampled);
-        // From the last prefill on, all requests get tokens, until the first one ends.
+        // From the last prefill on, all requests get tokens, until the first request ends.
         Times last = all.stream().max(Comparator.comparing(times -> times.nanos.get(0))).get();
         long end =
                 all.stream().mapToLong(times -> times.nanos.get(newTokens - 1)).min().getAsLong();
@@ -97,8 +97,9 @@ record StepBench(TextGenerator generator, int vocabulary) {
         if (ends.size() < 2) {
             throw new IllegalStateException(
                     String.format(
-                            "too few steps gave all %d requests a token: %d tokens of each are too"
-                                    + " few, or the cache too small for %d of each",
+                            "fewer than 2 measured steps gave all %d requests a token: generate"
+                                + " more than %d tokens per request, or make the KV cache larger"
+                                + " than %d tokens per request",
                             batch, newTokens, promptTokens + newTokens));
         }
         double[] micros = new double[ends.size() - 1];
@@ -116,7 +117,7 @@ record StepBench(TextGenerator generator, int vocabulary) {
      * Measures the time to the first token of a single prompt.
      *
      * @param promptTokens the tokens of the prompt
-     * @param runs the measurements, after an uncounted one
+     * @param runs the number of measurements; one uncounted run comes first
      * @return the median in microseconds
      */
     double firstTokenMicros(int promptTokens, int runs)

@@ -25,7 +25,7 @@ import java.util.concurrent.TimeUnit;
  * Measures PyTorch on the same GPUs by a child process, a script in {@code ci/bench/peers}. {@code
  * torch_peer.py} and {@code train_peer.py} read a line of JSON for each case and answer with a
  * line. Without PyTorch, or if it fails or times out, its columns are missing and a note has the
- * cause; the benchmark goes on.
+ * cause; the benchmark continues.
  */
 final class TorchPeer implements AutoCloseable {
 

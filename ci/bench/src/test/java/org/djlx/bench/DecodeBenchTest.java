@@ -123,7 +123,8 @@ class DecodeBenchTest {
         assertTrue(run(2, "bench-decode", model).contains("longest sequence"));
         String few = "--long-prompt 8 --prompt-tokens 8 --tokens 8";
         String[] words = ("bench-decode " + model + " " + few).split(" ");
-        assertTrue(run(1, words).contains("too few steps gave all 1 requests a token"));
+        assertTrue(
+                run(1, words).contains("fewer than 2 measured steps gave all 1 requests a token"));
     }
 
     /** A server that refuses, ends early, or sends too few tokens. */

@@ -34,8 +34,8 @@ import org.djlx.nativeops.NativeLibrary;
  * }</pre>
  *
  * <p>{@code Criteria.optEngine("PyTorch-P2P")} and {@code -Dai.djl.default_engine=PyTorch-P2P} name
- * it too. It never becomes the default engine on its own. Arrays are arrays of the engine {@code
- * PyTorch}, and their managers return that name.
+ * it too. It becomes the default engine only if a program names it. Arrays are arrays of the engine
+ * {@code PyTorch}, and their managers return that name.
  *
  * <h2>Ranks</h2>
  *
@@ -64,10 +64,10 @@ import org.djlx.nativeops.NativeLibrary;
  *       step.
  *   <li>The gradients do not depend on the number of ranks. With DJL's own engines each device has
  *       its own loss, so the sum over devices of a mean loss grows with their number.
- *   <li>Between backward pass and step {@code getGradient()} returns rank 0's gradient: its part,
- *       or the sum if the bucket was reduced already. Changes to it would not reach the other
- *       ranks, and the step refuses them where it can detect them. Clip with the optimizer ({@code
- *       optClipGrad}) and put penalties into the loss.
+ *   <li>Between backward pass and step {@code getGradient()} returns rank 0's gradient: rank 0's
+ *       part, or the sum of all ranks if the bucket was reduced already. Changes to it would not
+ *       reach the other ranks, and the step refuses them where it can detect them. Clip with the
+ *       optimizer ({@code optClipGrad}) and put penalties into the loss.
  *   <li>From the first step until it is closed, the trainer owns the parameters. Values written
  *       before the first step, such as initial weights, are copied to all ranks. Values written
  *       later change rank 0 only. Arrays that replace a parameter's array stay when the trainer is
@@ -75,7 +75,7 @@ import org.djlx.nativeops.NativeLibrary;
  *   <li>All ranks share the optimizer, under different parameter ids, and call it at the same time.
  *       A learning rate per parameter ({@code FixedPerVarTracker}) therefore needs processes. If
  *       another trainer used the optimizer before, the state of DJL's optimizers is copied from the
- *       first rank to all others. Give each trainer a new instance of your own optimizers.
+ *       first rank to the other ranks. Give each trainer a new instance of your own optimizers.
  *   <li>Dropout and other random operators draw from one generator per JVM, in no fixed order.
  * </ul>
  *
@@ -92,21 +92,21 @@ import org.djlx.nativeops.NativeLibrary;
  *       MemoryTrainingListener}.
  *   <li>If the block's parameters are divided among ranks ({@link DividedBlock}), rank 0 of both
  *       groups saves and logs. The other ranks of the divided block send their parts in {@code
- *       Model.save}; they return after the file is written, and fail if it cannot be.
- *   <li>Changed gradients are not detected: they change the sum, or, in a bucket that was reduced
- *       already, one process alone. Then parameters differ, which {@code trainer.close()} reports.
+ *       Model.save}; they return after the file is written, and fail if the file cannot be written.
+ *   <li>Changes of gradients by the program are not detected. They change the sum, or only one
+ *       process if the bucket was reduced already. Then parameters differ between processes, and
+ *       {@code trainer.close()} reports it.
  * </ul>
  *
  * <h2>Parameters</h2>
  *
  * <p>Rank 0's parameters are broadcast when the trainer is initialised, or before the first forward
  * pass if the model already is. They are compared then, and again when the trainer is closed.
- * Statistics, such as those of batch normalisation, stay different on each rank; the model gets
- * rank 0's.
+ * Statistics of batch normalisation differ between ranks; the model gets rank 0's statistics.
  *
  * <p>On GPUs, DJL's {@code Sgd}, {@code Adam} and {@code AdamW} update a float32 parameter by one
- * kernel, with the same result. After a step a float32 parameter has no gradient array unless one
- * from {@code getGradient()} is still open, which is then zero; later calls of {@code
+ * kernel, with the same result. After a step a float32 parameter has no gradient array. Exception:
+ * an array from {@code getGradient()} that is still open stays, and is zero. Later calls of {@code
  * getGradient()} return new zeros, which the caller closes.
  *
  * <h2>Loading</h2>
@@ -121,7 +121,7 @@ public final class P2pEngine extends Engine {
     /** The engine's name. */
     public static final String NAME = "PyTorch-P2P";
 
-    // DJL prefers the engine with the lowest rank; this one never is.
+    // DJL prefers the engine with the lowest rank; this engine never has it.
     static final int RANK = Integer.MAX_VALUE;
 
     private final Engine pytorch;
@@ -164,8 +164,8 @@ public final class P2pEngine extends Engine {
     }
 
     /**
-     * {@return the default device: on GPUs the one that {@code LOCAL_RANK} names, if it is set;
-     * otherwise PyTorch's default}
+     * {@return the default device: on GPUs the GPU of {@code LOCAL_RANK}, if that is set; otherwise
+     * PyTorch's default}
      */
     @Override
     public Device defaultDevice() {

@@ -60,7 +60,7 @@ final class P2pModel implements Model {
     private static final Logger LOG = LoggerFactory.getLogger(P2pModel.class);
 
     private final Model model;
-    private final Device device; // may be several; null if the user named none
+    private final Device device; // may stand for several devices; null if the user named none
     private volatile int process; // this process's data-parallel rank
     private volatile ParallelModel parallel; // null if the model is not divided among ranks
     private volatile Path directory; // of the parallel model
@@ -90,12 +90,13 @@ final class P2pModel implements Model {
     @Override
     public void save(Path modelPath, String newModelName) throws IOException {
         if (process > 0) {
-            LOG.info("Rank {} does not save {}: rank 0 does.", process, newModelName);
+            LOG.info("Rank {} does not save {}: rank 0 saves it.", process, newModelName);
             return;
         }
         ProcessGroup parts = DividedBlock.groupOf(getBlock());
         boolean first = parts == null || parts.rank() == 0;
-        // The most frequent failure comes first: all ranks then fail before any waits for a part.
+        // Creating the directory fails most often, so it comes first: all ranks then fail before a
+        // rank waits for a part.
         Agreement.run(
                 parts,
                 "save",
@@ -106,7 +107,8 @@ final class P2pModel implements Model {
                     return null;
                 });
         if (!first) {
-            // If the first rank fails meanwhile, this call fails too. Both throw IOException, which
+            // If the first rank fails during this call, the call fails too. Both throw IOException,
+            // which
             // callers handle alike on all ranks.
             try {
                 getBlock().saveParameters(new DataOutputStream(OutputStream.nullOutputStream()));
@@ -126,7 +128,7 @@ final class P2pModel implements Model {
     }
 
     /**
-     * Saves the model; deletes incomplete files on failure, which would be loaded as the newest.
+     * Saves the model. On failure deletes the incomplete files: DJL would load them as the newest.
      */
     private void write(Path modelPath, String newModelName) throws IOException {
         Set<Path> before = files(modelPath);

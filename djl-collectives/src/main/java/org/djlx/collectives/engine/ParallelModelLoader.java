@@ -12,7 +12,7 @@ import java.util.Map;
 /**
  * Loads models that are divided among ranks, such as large language models. The engine {@code
  * PyTorch-P2P} finds loaders by {@link java.util.ServiceLoader} and uses the first that accepts a
- * model's directory. If none does, DJL's PyTorch engine loads the model.
+ * model's directory. If no loader accepts it, DJL's PyTorch engine loads the model.
  */
 public interface ParallelModelLoader {
 
@@ -33,7 +33,7 @@ public interface ParallelModelLoader {
      *     serving.properties} their names begin with {@code option.}
      * @return the model, to be closed
      * @throws IOException if a file cannot be read
-     * @throws IllegalArgumentException if the files or the options are wrong
+     * @throws IllegalArgumentException if the files or the options are invalid
      */
     ParallelModel load(String name, Path directory, Device device, Map<String, ?> options)
             throws IOException;

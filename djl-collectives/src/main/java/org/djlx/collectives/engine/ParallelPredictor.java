@@ -31,7 +31,7 @@ final class ParallelPredictor<I, O> extends Predictor<I, O> {
     }
 
     @Override
-    @SuppressWarnings("unchecked") // What takes an Input returns an Output; see Criteria.
+    @SuppressWarnings("unchecked") // A model that takes an Input returns an Output; see Criteria.
     public List<O> batchPredict(List<I> inputs) throws TranslateException {
         List<O> outputs = new ArrayList<>(inputs.size());
         for (I input : inputs) {
@@ -43,7 +43,7 @@ final class ParallelPredictor<I, O> extends Predictor<I, O> {
                 throw new TranslateException(
                         String.format(
                                 "the model '%s' takes %s and returns ai.djl.modality.Output, or"
-                                        + " both are %s; it got %s",
+                                        + " takes and returns %s, but got %s",
                                 model.getName(),
                                 Input.class.getName(),
                                 NDList.class.getName(),

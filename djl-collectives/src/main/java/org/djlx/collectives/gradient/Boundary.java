@@ -20,7 +20,7 @@ import org.djlx.nativeops.torch.Torch;
 /**
  * One recorded call of an operator that autograd does not see. The graph of its inputs ends here,
  * and the graph of its outputs begins. It holds its own handles on all arrays, so callers may close
- * theirs.
+ * their handles.
  */
 final class Boundary implements AutoCloseable {
 
@@ -159,7 +159,7 @@ final class Boundary implements AutoCloseable {
         return results;
     }
 
-    /** Returns the originals of a converted output; the output itself if there are none open. */
+    /** Returns the originals of a converted output; the output itself if no original is open. */
     List<NDArray> originals(NDArray result) {
         return conversion && arguments.stream().noneMatch(NDArray::isReleased)
                 ? arguments

@@ -31,15 +31,15 @@ import org.djlx.nativeops.torch.Torch;
  *   cut             identity                  identity
  * </pre>
  *
- * <p>Gradients are those of the sum of the ranks' losses. A value between {@code leaveParallel} and
- * the next {@code enterParallel} is the same on all ranks, which all compute the same from it; it
- * counts once.
+ * <p>Gradients are those of the sum of the ranks' losses. Between {@code leaveParallel} and the
+ * next {@code enterParallel} all ranks have the same value and compute the same from it, so its
+ * gradient counts once.
  *
  * <ul>
- *   <li>Each returns a new array in the input's manager: on a CPU after the operation has
+ *   <li>Each method returns a new array in the input's manager: on a CPU after the operation has
  *       completed, on a GPU after it is enqueued on the current stream.
- *   <li>With gradients off, or an input that requires none, only the forward pass runs.
- *   <li>Reductions sum.
+ *   <li>With gradients off, or if the input requires no gradient, only the forward pass runs.
+ *   <li>All reductions are sums.
  *   <li>All ranks of the group make the same call, with inputs of the same shape.
  *   <li>An input that requires a gradient outside of a scope is an {@link
  *       IllegalArgumentException}.
@@ -50,8 +50,9 @@ public final class DifferentiableCollectives {
     private DifferentiableCollectives() {}
 
     /**
-     * Enters a parallel region: passes on a value that is the same on all ranks, from which each
-     * rank computes something else. Use it on the input of a column-parallel layer.
+     * Enters a parallel region: takes a value that is the same on all ranks. Each rank then
+     * computes a different part of the layer from it. Use it on the input of a column-parallel
+     * layer.
      *
      * @param x the value, of any shape
      * @param group the ranks
@@ -177,7 +178,10 @@ public final class DifferentiableCollectives {
                                         List.of(rule.differentiate(gradients.get(0)))));
     }
 
-    /** Includes the checks of {@link #recorded}, because they must fail before anything is sent. */
+    /**
+     * Includes the checks of {@link #recorded}, because the checks must fail before communication
+     * starts.
+     */
     private static void checkArguments(String operator, NDArray x, ProcessGroup group) {
         if (x == null || group == null) {
             throw new IllegalArgumentException(
@@ -237,7 +241,10 @@ public final class DifferentiableCollectives {
         NDArray apply(NDManager manager, NDArray rows);
     }
 
-    /** Runs an operation along the first dimension of an array transposed for it. */
+    /**
+     * Moves an axis of an array to the front, runs an operation, and moves the axis of the result
+     * back.
+     */
     private static NDArray moved(NDArray x, int axis, OnRows body) {
         NDManager owner = x.getManager();
         if (axis == 0) {

@@ -25,7 +25,8 @@ public interface GradientRule {
      * @param inputs the operator's recorded inputs
      * @param kept the arrays that were recorded for the rule
      * @param gradients the gradient of each output, of its shape and element type; zeros if the
-     *     target does not depend on it. Must not be changed: their memory may be shared
+     *     target does not depend on the output. A rule must not change them: gradients may share
+     *     memory
      */
     List<NDArray> differentiate(List<NDArray> inputs, List<NDArray> kept, List<NDArray> gradients);
 }

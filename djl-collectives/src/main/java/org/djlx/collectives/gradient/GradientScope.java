@@ -21,9 +21,9 @@ import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * Records gradients on one thread, through operators of process groups too: DJL's {@link
- * GradientCollector} for ranks. DJL's own collector exists once in a JVM; each thread can have a
- * scope, so ranks may be threads.
+ * A {@link GradientCollector} for ranks: records gradients on one thread, also through operators of
+ * process groups. DJL's own collector exists once in a JVM. Each thread can have a scope, so ranks
+ * may be threads.
  *
  * <pre>{@code
  * try (GradientScope scope = GradientScope.open()) {
@@ -46,7 +46,7 @@ import org.djlx.nativeops.torch.Torch;
  * <h2>Rules</h2>
  *
  * <ul>
- *   <li>The gradient is that of the sum of the targets of all ranks.
+ *   <li>Gradients are those of the sum of all ranks' targets.
  *   <li>All ranks call the same operators in a scope, with inputs that require gradients on all
  *       ranks or on none. Then each rank calls {@code backward} exactly once: the call visits every
  *       boundary, even if the target does not depend on it.
@@ -56,14 +56,14 @@ import org.djlx.nativeops.torch.Torch;
  *       pass. If it failed on one rank only, the other ranks wait until that rank destroys its
  *       group or its process ends, or until their timeout. {@link
  *       org.djlx.collectives.ProcessGroups#run} and the trainer of {@link
- *       org.djlx.collectives.engine.P2pEngine} destroy the group at once.
+ *       org.djlx.collectives.engine.P2pEngine} destroy the group immediately.
  *   <li>Outputs of operators are leaves that require a gradient, so libtorch refuses to change them
  *       in place while gradients are on.
  *   <li>Arrays that a rule needs, such as weights, and inputs that require a gradient must not
  *       change before {@code backward}, which throws {@link IllegalStateException} if they did.
  *       Only writes by libtorch's operators are detected, DJL's {@code muli} and {@code set} among
- *       them. After writes by kernels or by operations of groups the gradients are silently those
- *       of the new values.
+ *       them. After a write by a kernel or by an operation of a group, {@code backward} computes
+ *       with the new values and reports no error.
  *   <li>If the input of a block is used several times, as with a residual connection, autograd runs
  *       through the graph before it once for each use. Begin the block with {@link
  *       DifferentiableCollectives#cut} to run through it once.
@@ -75,12 +75,12 @@ import org.djlx.nativeops.torch.Torch;
  *   <li>{@code a.reshape(shape).add(b.reshape(shape))} makes the gradients of {@code a} and {@code
  *       b} share memory; a gradient added to one of them later is then added to both (libtorch
  *       2.7.1). Reshape the sum instead.
- *   <li>On the CPU, {@code x.mul(0.5f)} and {@code x.div(2)} put the number into JVM memory, of
- *       which autograd keeps only the address. If the garbage collector runs before the backward
- *       pass, gradients are wrong (DJL 0.35.1 and 0.36.0; with 0.35.1, 192 of 200 backward passes
- *       after a {@code System.gc()}). {@code L2Loss} does this. Multiply by an array that lives
- *       until the backward pass: {@code x.mul(manager.create(0.5f))}. {@code add} and {@code sub}
- *       are not affected.
+ *   <li>On the CPU, {@code x.mul(0.5f)} and {@code x.div(2)} put the number into JVM memory, and
+ *       autograd keeps only the address. If the garbage collector runs before the backward pass,
+ *       gradients are wrong (DJL 0.35.1 and 0.36.0; with 0.35.1, 192 of 200 backward passes after a
+ *       {@code System.gc()}). {@code L2Loss} does this. Multiply by an array that lives until the
+ *       backward pass: {@code x.mul(manager.create(0.5f))}. {@code add} and {@code sub} are not
+ *       affected.
  * </ul>
  *
  * <p>A scope belongs to the thread on which it runs, and is not thread-safe.
@@ -91,7 +91,8 @@ public final class GradientScope implements GradientCollector {
 
     private final Runnable zero; // zeroes the gradients; null if not given
     private final Deque<Boundary> boundaries = new ArrayDeque<>(); // in reverse order of the calls
-    private final Map<NDArray, Boundary> makers = new IdentityHashMap<>(); // of results, likewise
+    private final Map<NDArray, Boundary> makers =
+            new IdentityHashMap<>(); // by result: the boundary that made it
     private final List<Boundary> passed = new ArrayList<>();
     private boolean regather;
     private Thread opener; // null if the scope is used with within() only
@@ -144,7 +145,7 @@ public final class GradientScope implements GradientCollector {
      * @param body the code
      * @param <T> the type of the result
      * @return the result of the code
-     * @throws IllegalStateException if a scope is open on this thread, or this one is closed
+     * @throws IllegalStateException if a scope is open on this thread, or this scope is closed
      */
     public <T> T within(Supplier<T> body) {
         checkOpen();
@@ -174,13 +175,13 @@ public final class GradientScope implements GradientCollector {
 
     /**
      * {@return the scope in which a call with this input must be recorded: this thread's open
-     * scope, if gradients are on and the input requires one; otherwise empty}
+     * scope, if gradients are on and the input requires a gradient; otherwise empty}
      *
      * @param operator the operator's name, for errors
      * @param role the input's name, for errors
      * @param input the input
-     * @throws IllegalArgumentException if it must be recorded and no scope is open on this thread,
-     *     because the gradient would be lost
+     * @throws IllegalArgumentException if the call must be recorded, but no scope is open on this
+     *     thread: the gradient would be lost
      */
     public static Optional<GradientScope> recording(String operator, String role, NDArray input) {
         if (!NoGradient.isRecorded(input)) {
@@ -200,9 +201,9 @@ public final class GradientScope implements GradientCollector {
     }
 
     /**
-     * Sets whether operators that need a gathered array for their gradients keep it, the default,
-     * or gather it again in the backward pass, which takes less memory and more time. All ranks
-     * must set the same.
+     * Sets how operators get the gathered array that their gradients need: kept from the forward
+     * pass (the default), or gathered again in the backward pass, which takes less memory and more
+     * time. All ranks must set the same value.
      *
      * @param regather true to gather again
      * @return this scope
@@ -224,14 +225,14 @@ public final class GradientScope implements GradientCollector {
      * differentiable, after running it with gradients off.
      *
      * @param operator the operator's name, for errors
-     * @param inputs its inputs; those that require a gradient must not change until {@link
-     *     #backward}, which checks it
+     * @param inputs its inputs; inputs that require a gradient must not change until {@link
+     *     #backward}, which checks them
      * @param kept arrays that the rule reads; they must not change until {@code backward} either
      * @param outputs its outputs: new arrays of floating-point type, which become leaves that
      *     require a gradient
      * @param rule computes the gradients of the inputs
      * @throws IllegalArgumentException if there is no output, or one is an input
-     * @throws IllegalStateException if this scope is not the one that is open on this thread
+     * @throws IllegalStateException if this scope is not the scope that is open on this thread
      */
     public void record(
             String operator,
@@ -258,16 +259,16 @@ public final class GradientScope implements GradientCollector {
     /**
      * Records that an array is a conversion of others to another element type, for example bfloat16
      * weights that each forward pass makes from float32 master weights. Gradients of the converted
-     * array are converted back and added to those of the originals. An operator that uses the
-     * converted array may instead {@linkplain #record record} the {@linkplain #originals originals}
-     * as its inputs and compute their gradients in their own type, without rounding.
+     * array are converted back and added to the gradients of the originals. An operator that uses
+     * the converted array may instead {@linkplain #record record} the {@linkplain #originals
+     * originals} as its inputs and compute their gradients in their own type, without rounding.
      *
      * @param originals matrices, or one array of any shape; at least one requires a gradient
      * @param converted the originals, concatenated along the last dimension: a new array of
      *     floating-point type, which becomes a leaf that requires a gradient
      * @throws IllegalArgumentException if the shapes do not fit together, or the converted array is
      *     an original
-     * @throws IllegalStateException if this scope is not the one that is open on this thread
+     * @throws IllegalStateException if this scope is not the scope that is open on this thread
      */
     public void recordConversion(List<NDArray> originals, NDArray converted) {
         String operator = "convert";

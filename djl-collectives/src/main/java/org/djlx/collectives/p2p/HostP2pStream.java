@@ -16,7 +16,7 @@ import org.djlx.collectives.spi.Operation;
 import org.djlx.nativeops.host.SharedMemory;
 
 /**
- * A stream on the CPU: either the calling thread, which runs work at once, or a thread of a
+ * A stream on the CPU: either the calling thread, which runs work immediately, or a thread of a
  * JVM-wide pool, which is used only while there is work.
  */
 final class HostP2pStream implements P2pStream {
@@ -49,7 +49,7 @@ final class HostP2pStream implements P2pStream {
         this.inline = inline;
     }
 
-    /** Returns the stream that is the calling thread. */
+    /** Returns the stream that runs work on the calling thread. */
     static HostP2pStream current(P2pBuffers buffers, Operation operation) {
         return new HostP2pStream(buffers, operation, true);
     }

@@ -5,7 +5,7 @@
 package org.djlx.collectives.p2p;
 
 /**
- * Addresses with which a GPU kernel signals other ranks and waits for them itself, within an
+ * Addresses for a GPU kernel that signals other ranks and waits for their signals, within an
  * operation on {@link P2pBuffers}. Available only if the GPUs of all ranks have the same
  * architecture.
  *
@@ -22,7 +22,7 @@ package org.djlx.collectives.p2p;
  * </pre>
  *
  * <p>The kernel counts operations itself instead of calling {@link P2pBuffers#epoch}, so a graph
- * can replay it alone. Protocol:
+ * can replay the kernel without the host. Protocol:
  *
  * <ol>
  *   <li>The epoch is the rank's count plus one; skip 0 on wrap-around.
@@ -32,8 +32,9 @@ package org.djlx.collectives.p2p;
  *   <li>At its end it increments its own count.
  * </ol>
  *
- * @param blocks the maximum number of thread blocks of one block per SM that a rank may launch so
- *     that the blocks of all ranks are resident at once; the same on all ranks
+ * @param blocks the maximum number of thread blocks that a rank may launch, if each block takes an
+ *     SM. With this limit the blocks of all ranks are resident at the same time. The same on all
+ *     ranks
  * @param status the address of two words in host memory. A wait ends when the first is not 0. A
  *     kernel whose wait for rank r times out writes 1 + r to the second
  * @param entered by rank, as addressed by this GPU: the words with the ranks' entered epochs

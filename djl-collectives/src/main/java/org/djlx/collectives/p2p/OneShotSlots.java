@@ -8,13 +8,14 @@ import java.time.Duration;
 import org.djlx.collectives.internal.host.Required;
 
 /**
- * Memory with which a GPU kernel exchanges data like a one-shot all-reduce, within an operation on
- * {@link P2pBuffers}. Available only if the GPUs of all ranks have the same architecture.
+ * Memory for a GPU kernel that exchanges data the way a one-shot all-reduce does, within an
+ * operation on {@link P2pBuffers}. Available only if the GPUs of all ranks have the same
+ * architecture.
  *
- * <p>The slots are shared with the group's own one-shot all-reduces, before and after the kernel,
- * also in graphs; {@code one_shot.cuh} defines the protocol. A kernel sends data to every other
- * rank, waits for their data, restores the empty slots, and increments the launch count. No barrier
- * is needed, not even in a graph.
+ * <p>The group's one-shot all-reduces use the same slots, before and after the kernel and also in
+ * CUDA graphs; {@code one_shot.cuh} defines the protocol. A kernel pushes data to every peer, waits
+ * for the peers' data, restores the empty slots, and increments the launch count. No barrier is
+ * needed, not even in a graph.
  *
  * <pre>
  *   slot on rank q for the data from rank r, in launch number e
@@ -22,8 +23,8 @@ import org.djlx.collectives.internal.host.Required;
  * </pre>
  *
  * @param blocks the maximum number of thread blocks that a rank may launch, if each block takes an
- *     SM. With this limit the blocks of all ranks are resident at once; on a shared GPU half of the
- *     SMs stay free for other kernels. The same on all ranks
+ *     SM. With this limit the blocks of all ranks are resident at the same time; on a shared GPU
+ *     half of the SMs stay free for other kernels. The same on all ranks
  * @param status the address of two words in host memory, as {@link KernelSignals#status}
  * @param regions by rank, as addressed by this GPU: the all-reduce memory, which starts with the
  *     launch count

@@ -71,12 +71,12 @@ import org.djlx.nativeops.torch.Torch;
  *
  * <ol>
  *   <li>Use the buffers only within {@link ProcessGroup#execute}, because all libraries on the
- *       group share them. Its operations run one after the other.
+ *       group share them. The group's operations run in sequence.
  *   <li>An operation uses epochs, signals, puts or barriers on all ranks or on none, because every
  *       rank counts them.
  *   <li>An operation signals with its {@linkplain #epoch epoch} as the value, and writes only to
  *       one half of the buffer: the first if the epoch is even, the second if it is odd. So an
- *       operation can start while a slower rank still reads the data of the previous one.
+ *       operation can start while a slower rank still reads the data of the previous operation.
  *   <li>On GPUs the epoch is always 1, so all operations use the second half; the first half is
  *       reserved. An operation must read all received data before it ends. {@linkplain
  *       P2pStream#put Puts} wait until all ranks have reached the operation. Code that writes to
@@ -205,7 +205,7 @@ public abstract class P2pBuffers {
     }
 
     /**
-     * Returns a stream that runs concurrently with the current one; on the CPU by default a pool
+     * Returns a stream that runs concurrently with the current stream; on the CPU by default a pool
      * thread. Before the operation ends, the current stream must wait for an event recorded after
      * all work on this stream.
      *
@@ -253,7 +253,7 @@ public abstract class P2pBuffers {
      * Checks a rank.
      *
      * @param rank the rank
-     * @throws IllegalArgumentException if it is out of range
+     * @throws IllegalArgumentException if the argument is out of range
      */
     protected final void checkRank(int rank) {
         GroupContext.checkRank(rank, worldSize);
@@ -263,7 +263,7 @@ public abstract class P2pBuffers {
      * Checks a channel.
      *
      * @param channel the channel
-     * @throws IllegalArgumentException if it is out of range
+     * @throws IllegalArgumentException if the argument is out of range
      */
     protected final void checkChannel(int channel) {
         if (channel < 0 || channel >= channels) {
@@ -280,8 +280,8 @@ public abstract class P2pBuffers {
      *
      * <p>An operation that calls this must signal every rank with that value, before or after it
      * writes data there, and must wait for the signals of all ranks. This frees its half of the
-     * buffer for a later operation: on GPUs for the next one, because it first waits for all ranks;
-     * on the CPU for the one after the next.
+     * buffer for a later operation: on GPUs for the next operation, because an operation first
+     * waits for all ranks; on the CPU for the operation after the next.
      *
      * @param operation the running operation
      * @return the epoch: the same on all ranks, larger with each operation that calls this. On GPUs

@@ -116,7 +116,7 @@ public final class Safetensors implements AutoCloseable {
                     throw new NoSuchFileException(
                             file.toString(),
                             null,
-                            "it does not exist, but " + index + " names it; download it again");
+                            "it does not exist, but " + index + " lists it; download it again");
                 }
                 MappedFile map = map(file);
                 mapped.put(name, map);
@@ -126,7 +126,7 @@ public final class Safetensors implements AutoCloseable {
             if (stored == null) {
                 throw new IOException(
                         String.format(
-                                "%s has no tensor '%s', but %s names it there",
+                                "%s has no tensor '%s', but %s says that it has",
                                 name, entry.getKey(), index));
             }
             Path file = index.resolveSibling(name);
@@ -222,7 +222,7 @@ public final class Safetensors implements AutoCloseable {
         if (length < 2 || length > SafetensorsHeader.MAX_BYTES) {
             throw new IOException(
                     String.format(
-                            "its header would have %s bytes; 2 to %d are possible",
+                            "its header length is %s bytes, but must be 2 to %d bytes",
                             Long.toUnsignedString(length), SafetensorsHeader.MAX_BYTES));
         }
         if (length > available) {
@@ -237,8 +237,8 @@ public final class Safetensors implements AutoCloseable {
     }
 
     /**
-     * {@return the tensors, an unmodifiable map by name, in the order of the index or of the file's
-     * data}
+     * {@return the type and shape of all tensors, an unmodifiable list in the order of the index or
+     * of the file's data}
      */
     public Collection<TensorSpec> specs() {
         return tensors.values().stream().map(location -> location.stored().spec()).toList();
@@ -257,7 +257,7 @@ public final class Safetensors implements AutoCloseable {
      * {@return the type and shape of a tensor}
      *
      * @param name its name
-     * @throws IllegalArgumentException if there is none of this name
+     * @throws IllegalArgumentException if there is no tensor of this name
      */
     public TensorSpec spec(String name) {
         return location(name).stored().spec();
@@ -267,13 +267,13 @@ public final class Safetensors implements AutoCloseable {
      * {@return the file that a tensor is in}
      *
      * @param name its name
-     * @throws IllegalArgumentException if there is none of this name
+     * @throws IllegalArgumentException if there is no tensor of this name
      */
     public Path file(String name) {
         return location(name).path();
     }
 
-    /** {@return the files' metadata, an unmodifiable map of texts by name} */
+    /** {@return the metadata of all files, an unmodifiable map of strings by name} */
     public Map<String, String> metadata() {
         return Collections.unmodifiableMap(metadata);
     }
@@ -377,7 +377,8 @@ public final class Safetensors implements AutoCloseable {
                 && NativeLibrary.CUDA.isAvailable()
                 && Torch.scalarType(destination) == type
                 && Torch.isContiguous(destination)
-                // Increments the array's version, so that autograd sees the change.
+                // libtorch must write arrays that require a gradient: autograd then detects the
+                // change.
                 && !Torch.requiresGradient(destination);
     }
 
@@ -396,7 +397,7 @@ public final class Safetensors implements AutoCloseable {
         long stride = spec.shape().slice(cut).size() * itemSize;
         long address = Torch.dataPointer(destination);
         try (NDManager manager = destination.getManager().newSubManager(Device.cpu())) {
-            // Keeps the file mapped while it is read.
+            // This view keeps the file mapped during the copy.
             Torch.view(manager, memory, offset, new Shape(1), ScalarType.UINT8);
             stagedCopy(destination.getDevice())
                     .copy(address, memory.address() + offset, rows, rowBytes, stride);

@@ -87,7 +87,7 @@ public record SafetensorsHeader(Map<String, Stored> stored, Map<String, String> 
      * bytes.
      *
      * @param tensors the tensors in the order of the data; their names differ
-     * @param metadata texts by name, which come first
+     * @param metadata strings by name; they come first in the JSON
      * @return the bytes up to the data
      * @throws IllegalArgumentException if an argument is null, or a tensor's element type is
      *     unknown
@@ -122,7 +122,7 @@ public record SafetensorsHeader(Map<String, Stored> stored, Map<String, String> 
      * @param json the header, without its size
      * @param dataBytes the number of bytes after it
      * @return the header
-     * @throws IOException if it is invalid; the message does not name the file
+     * @throws IOException if the header is invalid; the message does not name the file
      * @throws IllegalArgumentException if the header is null
      */
     public static SafetensorsHeader parse(byte[] json, long dataBytes) throws IOException {
@@ -214,8 +214,8 @@ public record SafetensorsHeader(Map<String, Stored> stored, Map<String, String> 
         if (entry.begin != position) {
             throw new IOException(
                     String.format(
-                            "%s starts at byte %d of the data, not at %d, where the tensor before"
-                                    + " it ends",
+                            "%s starts at byte %d of the data, not at %d, where the previous tensor"
+                                    + " ends",
                             spec, entry.begin, position));
         }
         if (spec.knownType().isPresent()) {

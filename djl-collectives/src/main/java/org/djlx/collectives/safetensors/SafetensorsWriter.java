@@ -32,7 +32,7 @@ import org.djlx.nativeops.torch.Torch;
  * Writes safetensors files, one tensor at a time, so only one needs to be in memory.
  *
  * <p>A file is written under a temporary name and renamed when it is complete, replacing an
- * existing one. Tensors with larger elements come first. This aligns all tensors to their element
+ * existing file. Tensors with larger elements come first. This aligns all tensors to their element
  * size.
  */
 public final class SafetensorsWriter {
@@ -86,7 +86,7 @@ public final class SafetensorsWriter {
      * @param directory an existing directory
      * @param tensors the tensors, in the order of the files
      * @param maxFileBytes the maximum size of the data in a file, 1 or more; a larger tensor gets a
-     *     file of its own
+     *     separate file
      * @param values as for {@link #write}
      * @throws IOException if a file cannot be written, or another job is writing a model there
      * @throws IllegalArgumentException as for {@link #write}

@@ -17,8 +17,8 @@ import org.djlx.nativeops.host.SharedMemory;
 
 /**
  * Copies rows of memory-mapped files to a GPU through two pinned buffers: threads of the common
- * pool fill one while the GPU reads the other. A plain copy of pageable memory alternates between
- * both on one thread, and would need strided rows copied together first. Thread-safe.
+ * pool fill one buffer while the GPU reads the other. A plain copy from pageable memory does these
+ * steps in sequence on one thread, and needs contiguous rows. Thread-safe.
  */
 final class StagedCopy implements AutoCloseable {
 

@@ -18,8 +18,8 @@ import java.util.HashSet;
 import java.util.Set;
 
 /**
- * Reads a JSON object whose keys are unique. Gson's own readers let the last of several equal keys
- * win, and take 1.0e3 for a whole number.
+ * Reads a JSON object whose keys are unique. Gson's own readers accept duplicate keys, and accept
+ * 1.0e3 as an integer.
  */
 final class StrictJson {
 
@@ -95,7 +95,7 @@ final class StrictJson {
             } catch (NumberFormatException e) {
                 throw new IOException(digits + " at " + path + " is too large", e);
             }
-            throw new IOException(digits + " at " + path + " is not a whole number from 0 on");
+            throw new IOException(digits + " at " + path + " is not an integer of 0 or more");
         }
         throw new IOException("there is no number at " + json.getPath());
     }

@@ -14,8 +14,8 @@ import org.djlx.nativeops.torch.ScalarType;
  * Name, element type and shape of a tensor in a safetensors file, stored in row-major order.
  *
  * @param name the name
- * @param dtype the format's name of the element type, for example BF16; {@link #type} does not know
- *     all of them
+ * @param dtype the format's name of the element type, for example BF16; {@link #type} does not
+ *     support all types
  * @param shape the shape; sizes may be 0, and a scalar has no dimensions
  */
 public record TensorSpec(String name, String dtype, Shape shape) {
@@ -93,8 +93,8 @@ public record TensorSpec(String name, String dtype, Shape shape) {
     /**
      * {@return the element type}
      *
-     * @throws IllegalArgumentException if libtorch does not have the type, such as types of less
-     *     than a byte
+     * @throws IllegalArgumentException if libtorch does not have the type, for example a type
+     *     smaller than a byte
      */
     public ScalarType type() {
         return knownType()
@@ -104,7 +104,7 @@ public record TensorSpec(String name, String dtype, Shape shape) {
                                         name
                                                 + " has elements of type "
                                                 + dtype
-                                                + ", which cannot be read. Those that can are "
+                                                + ", which cannot be read. Readable types are "
                                                 + TYPES.keySet().stream().sorted().toList()));
     }
 

@@ -114,8 +114,8 @@ public abstract class Backend implements AutoCloseable {
     }
 
     /**
-     * As {@link #allReduce}, for a caller that makes its current stream wait for the work at once.
-     * So a backend may run the operation on that stream.
+     * As {@link #allReduce}, for a caller that makes its current stream wait for the work
+     * immediately. So a backend may run the operation on that stream.
      *
      * @param operation the operation
      * @param tensor input and output
@@ -378,7 +378,7 @@ public abstract class Backend implements AutoCloseable {
 
     /**
      * Announces to the other ranks that this rank makes no more calls. Operations that this rank
-     * has not called then fail there. A no-op for backends that cannot announce it.
+     * has not called then fail there. No-op for backends that cannot announce a failure.
      */
     public void endCalls() {}
 

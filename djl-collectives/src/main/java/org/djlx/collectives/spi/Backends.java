@@ -12,8 +12,8 @@ import java.util.concurrent.ConcurrentHashMap;
 import org.djlx.collectives.ProcessGroups;
 
 /**
- * The available backends: those registered with {@link #register}, then those found by {@link
- * ServiceLoader}.
+ * The available backends: first backends registered with {@link #register}, then backends found by
+ * {@link ServiceLoader}.
  */
 public final class Backends {
 

@@ -24,8 +24,8 @@ public final class Reductions {
     /**
      * Reduces contributions. Does not support {@link ReduceOp.Kind#PREMUL_SUM}.
      *
-     * @param result receives the result; may be the first part, and shares no memory with the
-     *     others
+     * @param result receives the result; may be the first part, and shares no memory with the other
+     *     parts
      * @param parts the contributions in rank order, all of the result's shape and type
      * @param op the reduction
      */

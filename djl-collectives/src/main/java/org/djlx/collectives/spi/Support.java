@@ -114,8 +114,8 @@ public final class Support {
         }
 
         /**
-         * Adds operations that reduce tensors. Each reduction is added with those of the types for
-         * which it is {@linkplain ReduceOp#isDefinedFor defined}.
+         * Adds operations that reduce tensors. Each reduction is added with the types for which it
+         * is {@linkplain ReduceOp#isDefinedFor defined}.
          *
          * @param types the element types
          * @param ops the kinds of reduction

@@ -14,8 +14,8 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 
 /**
- * Makes calls that may never return, on a thread of their own. The caller waits up to a timeout.
- * After the first timeout all further calls fail at once. The thread ends when it is idle.
+ * Makes calls that may never return, on a separate thread. The caller waits up to a timeout. After
+ * the first timeout all further calls fail immediately. The thread ends when it is idle.
  */
 final class BoundedCalls {
 

@@ -58,7 +58,7 @@ final class DumpWriter {
             Runtime.getRuntime().addShutdownHook(new Thread(DumpWriter::flush, "flight-flush"));
         } catch (IllegalStateException e) {
             logger.debug("a group is created while the JVM ends", e);
-        } catch (OutOfMemoryError e) { // There may be no more threads, for now.
+        } catch (OutOfMemoryError e) { // The system may refuse threads for the moment.
             lost("failures from now on", e);
         }
     }
@@ -102,7 +102,7 @@ final class DumpWriter {
         THREAD.schedule(task, delay.toMillis(), TimeUnit.MILLISECONDS);
     }
 
-    /** Waits up to a timeout for the tasks that are due. */
+    /** Waits for the tasks that are due, at most {@link #PATIENCE}. */
     static void flush() {
         try {
             THREAD.submit(() -> {}).get(PATIENCE.toMillis(), TimeUnit.MILLISECONDS);
@@ -116,7 +116,7 @@ final class DumpWriter {
         }
     }
 
-    /** Frees the reserve, before a write that failed is repeated. */
+    /** Frees the reserve. Called before a failed write is repeated. */
     static synchronized void release() {
         memory = null;
         if (descriptor != null) {
@@ -151,7 +151,7 @@ final class DumpWriter {
         try {
             logger.warn("cannot record {}", what, reason);
         } catch (RuntimeException | Error e) {
-            // Logging failed too, for want of memory.
+            // Logging failed too, because memory is used up.
         }
     }
 }

@@ -12,13 +12,14 @@ import java.util.function.Consumer;
  * Decides when a group's flight record is written after a failure:
  *
  * <ul>
- *   <li>The first failure is written at once.
+ *   <li>The first failure is written immediately.
  *   <li>Messages may fail repeatedly while the group stays usable. For some time after a write,
  *       only the last such failure is kept; it is written when the time has passed or the group is
  *       destroyed.
- *   <li>The first collective that fails is written at once: it breaks the group, and the process
- *       may end.
- *   <li>Later failures of a broken group are not written: the file shows the first one, the cause.
+ *   <li>The first collective that fails is written immediately: it breaks the group, and the
+ *       process may end.
+ *   <li>Later failures of a broken group are not written: the file shows the first failure, which
+ *       is the cause.
  * </ul>
  *
  * <p>Used by the {@link DumpWriter}'s thread only.

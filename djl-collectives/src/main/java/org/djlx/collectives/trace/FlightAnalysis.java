@@ -24,8 +24,8 @@ import org.djlx.collectives.trace.FlightEntry.State;
 import org.djlx.collectives.trace.FlightFinding.Kind;
 
 /**
- * Compares the flight records of a group's ranks. Finds ranks that have issued fewer operations
- * than others, and ranks that have called a different operation.
+ * Compares the flight records of a group's ranks. Finds ranks that are behind in the number of
+ * issued operations, and ranks that have called a different operation.
  *
  * <p>Operations are compared by their sequence number in the group, as far back as the records go.
  * If the records of a healthy job are taken at different times, the rank of the earlier record
@@ -207,7 +207,7 @@ public final class FlightAnalysis {
         }
     }
 
-    /** Returns the ranks that the first rank to time out waited for, and that arrived later. */
+    /** Finds the ranks that arrived after the first rank had timed out waiting for them. */
     private void findLate(SortedMap<Integer, FlightEntry> operation, int first) {
         long givenUp = operation.get(first).timeDiscoveredCompletedNs();
         List<Integer> awaited = dumps.get(first).missingRanks();
@@ -242,8 +242,8 @@ public final class FlightAnalysis {
     }
 
     /**
-     * Finds ranks that have issued fewer operations than others. Excludes ranks that failed: their
-     * failures are other findings.
+     * Finds ranks that are behind in the number of issued operations. Excludes ranks that failed:
+     * their failures are other findings.
      */
     private void findBehind() {
         long last = dumps.values().stream().mapToLong(FlightDump::lastScheduled).max().orElse(0);

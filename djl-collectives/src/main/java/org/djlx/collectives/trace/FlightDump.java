@@ -23,8 +23,8 @@ import org.djlx.collectives.internal.host.Required;
 import org.djlx.collectives.trace.FlightEntry.State;
 
 /**
- * The last operations of one rank of a group, as written to a file: JSON with the field names of
- * c10d's flight recorder where it has them.
+ * The last operations of one rank of a group, as written to a file: JSON. Fields that c10d's flight
+ * recorder also has have c10d's names.
  *
  * @param version the version of the format, {@value #VERSION}
  * @param job the id of the job, shared by all groups that were created from one group
@@ -125,7 +125,7 @@ public record FlightDump(
     }
 
     /**
-     * Reads a dump back.
+     * Parses a dump.
      *
      * @param json the text
      * @return the dump
@@ -200,12 +200,12 @@ public record FlightDump(
      * replaced.
      *
      * @param file the file
-     * @throws IOException if it cannot be written
+     * @throws IOException if the file cannot be written
      */
     public void write(Path file) throws IOException {
         Required.argument("write: file", file);
         Path directory = file.toAbsolutePath().getParent();
-        if (!Files.isDirectory(directory)) { // createDirectories() fails on a link to one.
+        if (!Files.isDirectory(directory)) { // createDirectories() fails on a link to a directory.
             Files.createDirectories(directory);
         }
         Path part = Files.createTempFile(directory, "flight-", ".part");

@@ -11,8 +11,8 @@ import java.util.List;
  *
  * @param kind the kind
  * @param ranks the ranks concerned, ascending
- * @param sequence the number of the operation, or 0 if none is concerned
- * @param message the finding in words
+ * @param sequence the number of the operation, or 0 if the finding concerns no operation
+ * @param message a sentence that describes the finding
  */
 public record FlightFinding(Kind kind, List<Integer> ranks, long sequence, String message) {
 

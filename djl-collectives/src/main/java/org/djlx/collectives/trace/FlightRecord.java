@@ -11,8 +11,8 @@ import org.djlx.collectives.spi.OperationTrace;
 import org.djlx.collectives.trace.FlightEntry.State;
 
 /**
- * The record of one operation: an entry in a {@link FlightRecorder}'s ring buffer until a later one
- * replaces it, and a JFR event. Times are those of {@link System#nanoTime}.
+ * The record of one operation: an entry in a {@link FlightRecorder}'s ring buffer until a later
+ * record replaces it, and a JFR event. Times are in ns, of {@link System#nanoTime}.
  *
  * <p>Lock-free: each field is written once, before the state that announces it, and readers read
  * the state first.
@@ -30,7 +30,7 @@ final class FlightRecord implements OperationTrace {
     private long endedNanos;
     private String exception;
     private volatile State state = State.SCHEDULED; // null if it was withdrawn
-    private CollectiveEvent event; // published by whatever passes the operation between threads
+    private CollectiveEvent event; // handing the operation to another thread makes it visible there
 
     FlightRecord(GroupTrace group, Operation operation, long id) {
         this.group = group;

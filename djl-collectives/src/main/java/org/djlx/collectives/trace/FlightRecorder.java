@@ -23,7 +23,7 @@ import org.djlx.collectives.spi.GroupContext;
  *
  * <ul>
  *   <li><b>When an operation fails</b> or times out, each rank that notices writes its record to a
- *       file, replacing an earlier one. A mismatch after which the group stays usable writes
+ *       file, replacing an earlier file. A mismatch after which the group stays usable writes
  *       nothing, and neither does a failure because the group is already broken. Repeated failures
  *       of messages are written once every few seconds.
  *   <li><b>The file</b> is {@code flight-GROUP-rankN-pidP.json} in the directory of the system

@@ -90,7 +90,7 @@ public final class GroupTrace {
     }
 
     /**
-     * Records an operation before it is handed to the backend. For one thread at a time.
+     * Records an operation before it is handed to the backend. Not thread-safe.
      *
      * @param operation the operation
      * @return the trace that the operation reports its progress to

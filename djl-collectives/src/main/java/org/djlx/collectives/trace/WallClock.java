@@ -9,7 +9,7 @@ import java.util.concurrent.TimeUnit;
 
 /**
  * Converts times of {@link System#nanoTime} to nanoseconds since 1970. The order of the times stays
- * right even if the wall clock is set meanwhile.
+ * right even if the wall clock is set in between.
  */
 final class WallClock {
 

@@ -14,7 +14,7 @@ import org.djlx.collectives.ProcessGroup;
 
 /**
  * Runs code that may fail on one rank only, such as reading a file. If one rank fails, all ranks
- * fail. None waits for a rank that has stopped.
+ * fail. No rank waits for a rank that has stopped.
  */
 public final class Agreement {
 
@@ -26,7 +26,7 @@ public final class Agreement {
          * Runs the code.
          *
          * @return the value that the ranks exchange; may be null
-         * @throws IOException if it fails
+         * @throws IOException if the code fails
          */
         String run() throws IOException;
     }
@@ -39,7 +39,7 @@ public final class Agreement {
      * @param group the ranks; null if there is only one
      * @param operation the operation's name, for errors
      * @param body the code
-     * @throws IOException if it failed on any rank, or the values differ
+     * @throws IOException if the code failed on any rank, or the values differ
      */
     public static void run(ProcessGroup group, String operation, Body body) throws IOException {
         List<String> results = exchange(group, operation, body);
@@ -58,7 +58,7 @@ public final class Agreement {
      * @param operation the operation's name, for errors
      * @param body the code
      * @return the values, in rank order
-     * @throws IOException if it failed on any rank
+     * @throws IOException if the code failed on any rank
      */
     public static List<String> exchange(ProcessGroup group, String operation, Body body)
             throws IOException {

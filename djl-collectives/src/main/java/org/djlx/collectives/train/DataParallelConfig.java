@@ -88,8 +88,8 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
      * of them must set the same.
      *
      * <p>Several ranks in one JVM compute one loss over the whole batch, so their gradients equal
-     * those of one device. {@code newTrainer} refuses {@link GradientReduction#MEAN} for them; the
-     * system property {@code org.djlx.gradientReduction} applies to processes only.
+     * the gradients on one device. {@code newTrainer} refuses {@link GradientReduction#MEAN} for
+     * them; the system property {@code org.djlx.gradientReduction} applies to processes only.
      *
      * @param reduction {@link GradientReduction#SUM}, the default, or {@link
      *     GradientReduction#MEAN}. The trainer warns if several processes sum by default, because

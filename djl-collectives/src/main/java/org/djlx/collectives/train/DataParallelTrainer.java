@@ -45,7 +45,7 @@ import org.slf4j.LoggerFactory;
 /**
  * Data-parallel trainer of the engine {@code PyTorch-P2P}. Either several ranks in this JVM split
  * each batch, or this JVM is one rank of several processes with a batch each. The engine's javadoc
- * describes what that means for the program.
+ * describes the rules for programs.
  */
 public final class DataParallelTrainer extends Trainer {
 
@@ -70,7 +70,7 @@ public final class DataParallelTrainer extends Trainer {
      * Creates a trainer and the process group of its ranks.
      *
      * @param model the model
-     * @param config the configuration; a {@link DataParallelConfig} sets more
+     * @param config the configuration; a {@link DataParallelConfig} has more settings
      * @return the trainer, to be closed
      */
     public static DataParallelTrainer create(Model model, TrainingConfig config) {
@@ -228,7 +228,10 @@ public final class DataParallelTrainer extends Trainer {
         }
     }
 
-    /** Refuses divided blocks: their group has one handle here, which ranks cannot share. */
+    /**
+     * Refuses divided blocks: this JVM has one handle of their group, and ranks cannot share a
+     * handle.
+     */
     private static void requireWhole(Block block, int ranks) {
         ProcessGroup parts = DividedBlock.groupOf(block);
         if (parts != null && parts.worldSize() > 1) {
@@ -311,7 +314,7 @@ public final class DataParallelTrainer extends Trainer {
         load();
     }
 
-    /** Aborts the group: no rank then waits for the one that failed. */
+    /** Aborts the group, so that no rank waits for the failed rank. */
     private void abandon(Throwable cause) {
         failure = failure == null ? cause : failure;
         // In parallel: destroy() waits for the rank's operations, and on GPUs these wait for peers.
@@ -365,7 +368,8 @@ public final class DataParallelTrainer extends Trainer {
     }
 
     /**
-     * Before the first step, copies what the program wrote to the model's parameters to all ranks.
+     * Before the first step, copies the model's parameters to all ranks if the program has written
+     * to them.
      */
     private void follow() {
         load();
@@ -417,8 +421,9 @@ public final class DataParallelTrainer extends Trainer {
         } catch (CollectiveMismatchException e) {
             failure = e;
             throw new CollectiveException(
-                    "the ranks called different operations: one may have closed its trainer while"
-                            + " others go on (fewer batches?), or may train another model: "
+                    "the ranks called different operations: a rank may have closed its trainer"
+                        + " while other ranks train on (after fewer batches?), or may train another"
+                        + " model: "
                             + e.getMessage(),
                     e);
         } catch (RuntimeException | Error e) {
@@ -557,7 +562,7 @@ public final class DataParallelTrainer extends Trainer {
             return;
         }
         closed = true;
-        // With the interrupt flag set, waiting for the ranks would fail at once.
+        // With the interrupt flag set, waiting for the ranks would fail immediately.
         boolean interrupted = Thread.interrupted();
         closePasses();
         try {

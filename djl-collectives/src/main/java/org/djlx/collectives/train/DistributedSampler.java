@@ -161,7 +161,8 @@ public final class DistributedSampler implements Sampler {
 
         /**
          * Sets the process group among which the dataset is divided. Unless set, the environment
-         * variables {@code RANK} and {@code WORLD_SIZE} count; without them there is one process.
+         * variables {@code RANK} and {@code WORLD_SIZE} are used; without them there is one
+         * process.
          *
          * @param group this rank's handle on the group
          * @return this builder
@@ -213,7 +214,7 @@ public final class DistributedSampler implements Sampler {
         /**
          * {@return the sampler}
          *
-         * @throws IllegalArgumentException if the batch size is not set, or a number is wrong
+         * @throws IllegalArgumentException if the batch size is not set, or a number is invalid
          */
         public DistributedSampler build() {
             if (batchSize < 1) {

@@ -48,7 +48,7 @@ import org.slf4j.LoggerFactory;
  *
  * <p>The optimizers keep their learning rates, counts and states. At the end of an update they call
  * {@code sgdUpdate} or {@code adamUpdate} on the array they were given. This class gives them a
- * proxy of the parameter that launches the kernel instead. For one thread at a time.
+ * proxy of the parameter that launches the kernel instead. Not thread-safe.
  */
 final class FusedUpdates implements AutoCloseable {
 

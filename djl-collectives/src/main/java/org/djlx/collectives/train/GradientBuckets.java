@@ -162,9 +162,9 @@ final class GradientBuckets {
     }
 
     /**
-     * Removes a gradient, so the next pass need not add to it. Sets it to zero instead if the
-     * program holds it, or if the parameter is not float32: DJL shows a missing gradient as float32
-     * zeros.
+     * Removes a gradient, so that the next pass need not add to it. Sets the gradient to zero
+     * instead if the program holds it, or if the parameter is not float32: DJL shows a missing
+     * gradient as float32 zeros.
      */
     static void clear(NDArray parameter) {
         if (Torch.scalarType(parameter) == ScalarType.FLOAT32

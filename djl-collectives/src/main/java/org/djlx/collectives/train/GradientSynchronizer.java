@@ -32,9 +32,9 @@ import org.djlx.collectives.Work;
  * }</pre>
  *
  * <p>The block must be on the group's device. {@code EasyTrain} notifies listeners between the
- * backward pass and the step. A training loop of your own calls {@code trainer.notifyListeners}
- * there, or {@link #synchronize}. All gradients are reduced at once, after the backward pass; the
- * engine {@code PyTorch-P2P} overlaps the two.
+ * backward pass and the step. In your own training loop, call {@code trainer.notifyListeners}
+ * there, or {@link #synchronize}. All gradients are reduced together, after the backward pass; the
+ * engine {@code PyTorch-P2P} overlaps both.
  */
 public final class GradientSynchronizer extends TrainingListenerAdapter {
 
@@ -44,7 +44,7 @@ public final class GradientSynchronizer extends TrainingListenerAdapter {
     /**
      * Creates a listener.
      *
-     * @param group this rank's handle on the group of all processes; the caller keeps owning it
+     * @param group this rank's handle on the group of all processes, owned by the caller
      * @param reduction sum or average
      */
     public GradientSynchronizer(ProcessGroup group, GradientReduction reduction) {
@@ -110,7 +110,7 @@ public final class GradientSynchronizer extends TrainingListenerAdapter {
         works.forEach(Work::await);
     }
 
-    /** Returns a block's parameters in the block's order, shared ones once. */
+    /** Returns a block's parameters in the block's order, shared parameters once. */
     private static List<Parameter> unique(Block block) {
         Map<Parameter, Parameter> seen = new IdentityHashMap<>();
         List<Parameter> unique = new ArrayList<>();

@@ -24,8 +24,10 @@ final class RankWorkers implements AutoCloseable {
     private final Consumer<Throwable> onFailure;
 
     /**
-     * Starts the threads. The first failure is passed on once, and aborts what other ranks wait
-     * for.
+     * Starts the threads.
+     *
+     * @param onFailure gets the first failure of a run; must abort the operations in which other
+     *     ranks wait
      */
     RankWorkers(int ranks, Consumer<Throwable> onFailure) {
         this.onFailure = onFailure;
@@ -92,7 +94,7 @@ final class RankWorkers implements AutoCloseable {
                     results.add(future.get());
                     break;
                 } catch (ExecutionException e) {
-                    break; // It is the first failure, or a consequence of it.
+                    break; // Recorded above, if it is the first.
                 } catch (InterruptedException e) {
                     interrupted = true;
                     boolean isFirst = false;

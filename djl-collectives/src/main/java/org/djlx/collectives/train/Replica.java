@@ -45,7 +45,7 @@ public final class Replica implements AutoCloseable {
      *
      * @param name its name in the block, the same in all JVMs
      * @param id the parameter's id in optimizers
-     * @param original the block's own array when training began; may be the same array
+     * @param original the block's own array when training began; may be {@code array} itself
      */
     public record Own(
             String name, String id, Parameter parameter, NDArray array, NDArray original) {
@@ -132,7 +132,7 @@ public final class Replica implements AutoCloseable {
             Parameter parameter = named.getValue();
             String id = parameter.getId();
             if (store.arrays.containsKey(id)) {
-                continue; // A block may share one.
+                continue; // A block may hold a parameter twice.
             }
             NDArray original = parameter.getArray();
             if (owns.containsKey(original)) {
@@ -145,15 +145,16 @@ public final class Replica implements AutoCloseable {
             owns.put(original, array);
             array.setRequiresGradient(parameter.requiresGradient());
             store.arrays.put(id, array);
-            // An optimizer keeps its state by id and device, which ranks may share.
+            // An optimizer keeps its state by id and device. Ranks may share a device, so their ids
+            // differ.
             String own = index == 0 ? id : id + "/" + index;
             parameters.add(new Own(named.getKey(), own, parameter, array, original));
         }
     }
 
     /**
-     * Copies the block's own arrays that the program has changed, since they were last copied, to
-     * this rank's arrays. Excludes statistics, because forward passes write them.
+     * Copies the block's own arrays to this rank's arrays, if the program has changed them since
+     * the last copy. Excludes statistics, because forward passes write them.
      */
     void takeWritten() {
         for (Own own : parameters) {
@@ -216,7 +217,7 @@ public final class Replica implements AutoCloseable {
      * Compares the parameters with those of all other ranks.
      *
      * @param trainedOnly whether to compare only trained parameters
-     * @throws CollectiveException on all ranks if they are not the same to the bit
+     * @throws CollectiveException on all ranks if a bit of the parameters differs between ranks
      */
     void verify(String when, boolean trainedOnly) {
         try (NDManager temporary = manager.newSubManager()) {
@@ -300,7 +301,7 @@ public final class Replica implements AutoCloseable {
 
     /**
      * Checks that the program has not changed gradients since the last backward pass: it can change
-     * this rank's gradients only, not those of the other ranks.
+     * this rank's gradients only, not the other ranks' gradients.
      *
      * @throws IllegalStateException if it has changed a gradient
      */
@@ -357,9 +358,9 @@ public final class Replica implements AutoCloseable {
      * All-reduces the gradients and updates the parameters.
      *
      * @param check whether to skip the update if all gradients are zero
-     * @param updated opened by the first rank of this JVM after its first update; the others wait
-     *     for it. The ranks share learning-rate trackers, and the first update of a step may change
-     *     a tracker, such as DJL's {@code MultiFactorTracker}
+     * @param updated opened by the first rank of this JVM after its first update; the other ranks
+     *     of the JVM wait for it. The ranks share learning-rate trackers, and the first update of a
+     *     step may change a tracker, such as DJL's {@code MultiFactorTracker}
      * @return false if the update was skipped
      */
     boolean step(Optimizer optimizer, boolean check, CountDownLatch updated) {
@@ -380,7 +381,7 @@ public final class Replica implements AutoCloseable {
             NoGradient.run(() -> buckets.finish(trained(), update));
             parameters.stream().filter(own -> !own.isTrained()).forEach(own -> clear(own.array));
         } finally {
-            updated.countDown(); // Also if it has failed.
+            updated.countDown(); // Also after a failure.
         }
         return true;
     }
@@ -408,8 +409,8 @@ public final class Replica implements AutoCloseable {
     }
 
     /**
-     * Copies the parameters to the block's own arrays, if these are other arrays. Skips arrays that
-     * the program has replaced, for example by loading parameters.
+     * Copies the parameters to the block's own arrays, if the block's arrays are not this rank's
+     * arrays. Skips arrays that the program has replaced, for example by loading parameters.
      */
     void writeBack() {
         for (Own own : parameters) {

@@ -22,7 +22,7 @@ import org.djlx.nativeops.torch.ScalarType;
  *   fused        {@link FusedMatmulModel}
  *   gathered     an exchange by kernels, and one matmul before or after it
  *   pipelined    all-gather: the matmul of the own shard, then of each other shard after its copy;
- *                reduce-scatter: the matmul of a part beside the copy of the one before, then the
+ *                reduce-scatter: the matmul of a part during the copy of the previous part, then the
  *                reduction
  *   nccl         the matmul, and NCCL's collective
  * </pre>
@@ -32,7 +32,7 @@ import org.djlx.nativeops.torch.ScalarType;
 public final class CostModel {
 
     // Assumed sum over all ranks of the size that may differ between ranks. The inner dimension
-    // lies between that of attention, as wide as A, and that of an MLP, 3.5 times as wide.
+    // lies between attention (as wide as A) and an MLP (3.5 times as wide).
     private static final long USUAL_COLUMNS = 8192;
     private static final long USUAL_INNER = 16384;
 
@@ -48,7 +48,8 @@ public final class CostModel {
 
     private static final int FLAGS = 1 << 16; // signal flags of each rank
     private static final int ALIGNMENT = 256; // of slots in P2P buffers, in bytes
-    private static final int PACK = 16; // bytes that a thread of the exchange kernel stores at once
+    private static final int PACK =
+            16; // bytes that a thread of the exchange kernel stores at a time
 
     private final Machine machine;
     private final Network network;

@@ -29,7 +29,7 @@ public final class FusedMatmulModel {
     /** The columns of each shape of tiles. */
     public static final List<Integer> TILE_COLUMNS = List.of(256, 128, 64);
 
-    /** The elements in 16 bytes. Rows must be multiples of it. */
+    /** The elements in 16 bytes. The length of rows must be a multiple of it. */
     public static final int UNIT = 8;
 
     /** The largest number of Bs of an all-gather + matmul. */
@@ -41,9 +41,9 @@ public final class FusedMatmulModel {
     private static final int MAX_TILES = 1 << 24; // beyond it, PIPELINED is as fast
     private static final int MAX_SIZE = Integer.MAX_VALUE / 2;
     private static final int STEP =
-            KERNEL.value("BLOCK_K"); // columns of A that a tile multiplies at once
+            KERNEL.value("BLOCK_K"); // columns of A that a tile multiplies at a time
     private static final long PIECE =
-            KERNEL.value("PUSH_BYTES"); // bytes that a thread block pushes at once
+            KERNEL.value("PUSH_BYTES"); // bytes that a thread block pushes at a time
     private static final int[] PUSHERS = {8, 16, 32, 4, 2, 1};
     private static final double EPSILON = 1e-9;
 
@@ -86,7 +86,7 @@ public final class FusedMatmulModel {
      * </ul>
      *
      * @param flags the number of signal flags of each rank
-     * @return true if so
+     * @return true if the kernel can compute it
      */
     public boolean isPossible(int flags) {
         boolean sizes = work.type() == ScalarType.FLOAT16 || work.type() == ScalarType.BFLOAT16;
@@ -168,7 +168,7 @@ public final class FusedMatmulModel {
     }
 
     /**
-     * A rank's last tiles wait for the tiles of other ranks. Those are sent from the end of the
+     * A rank's last tiles wait for the tiles of other ranks. Ranks send tiles from the end of their
      * first tiles on.
      */
     private double scatter(int tile, double multiplied) {

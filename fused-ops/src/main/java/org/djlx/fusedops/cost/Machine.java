@@ -121,7 +121,10 @@ public record Machine(
             double linkRate,
             double crowdedRate) {
 
-        /** Returns the rate of thread blocks that push to all other ranks, beside tiles. */
+        /**
+         * Returns the rate of thread blocks that push to all other ranks while other blocks compute
+         * tiles.
+         */
         double pushRate(int pushers, int ranks) {
             double most = at(List.of(linkRate, linkRate, crowdedRate), ranks);
             return Math.min(pushers * blockRate, most);
@@ -135,7 +138,7 @@ public record Machine(
      * @param rate the rate of a copy
      * @param pipeline the fixed time of a pipeline, for events and waits for signals
      * @param cut the additional time of its matmuls for each further rank, as a share of one
-     *     matmul: smaller matmuls fill the SMs less well, and copies run beside them
+     *     matmul: smaller matmuls fill the SMs less well, and copies run at the same time
      * @param reduction the rate of reading and writing memory when parts are summed
      */
     public record Copies(double start, double rate, double pipeline, double cut, double reduction) {
@@ -169,7 +172,7 @@ public record Machine(
             List<Double> fewStarts,
             List<Double> fewRates) {
 
-        /** Returns the time for bytes into each GPU. The rate may be that of a network. */
+        /** Returns the time for bytes into each GPU. The rate may be a network's rate. */
         double micros(int ranks, long bytes, double rate) {
             double micros = at(starts, ranks) + bytes / rate / 1e3;
             if (ranks > MEASURED) {
@@ -246,8 +249,8 @@ public record Machine(
     /**
      * Returns this machine with other SMs and other memory.
      *
-     * @param faster the speed of an SM, divided by that of this machine's
-     * @param wider the rate of memory, divided by that of this machine's
+     * @param faster the speed of an SM, divided by the speed of this machine's SMs
+     * @param wider the bandwidth of memory, divided by the bandwidth of this machine's memory
      */
     private Machine with(String newName, int count, double faster, double wider) {
         double flops = library.teraflops * faster * count / multiprocessors;
@@ -298,7 +301,7 @@ public record Machine(
                 rates.gigabytesPerSecond() / H200_MEMORY);
     }
 
-    /** {@return a sentence that says what the constants rest on} */
+    /** {@return a sentence that says from which measurements the constants come} */
     public String basis() {
         if (name.contains(" scaled to ")) {
             return "Not measured: " + name + ".";

@@ -16,7 +16,7 @@ import java.util.OptionalDouble;
  * One measurement: a row of the resource {@code measurements.csv}, which describes its columns and
  * sources.
  *
- * @param machine the GPUs, as a {@link Machine} is named
+ * @param machine the GPUs, by the name of their {@link Machine}
  * @param type the element type
  * @param operator the method of a fused operator, or the name of another measurement
  * @param m the rows of the unsharded A; 0 if there is none
@@ -24,10 +24,10 @@ import java.util.OptionalDouble;
  * @param k the columns of the unsharded A; 0 if there is none
  * @param bytes the bytes into each GPU, for a push; otherwise 0
  * @param ranks the number of ranks; 0 if there are none
- * @param path the path of the operator, or how else the time was spent
+ * @param path the path of the operator; of another measurement, the measured part
  * @param tile the columns of a tile of the fused kernel; 0 if unknown
- * @param pushers the number of thread blocks of the fused kernel that pushed; 0 if none did, or the
- *     tile is unknown
+ * @param pushers the number of thread blocks of the fused kernel that pushed; 0 if no block pushed,
+ *     or the tile is unknown
  * @param recorded whether a graph was replayed, or the host's time excluded
  * @param micros the time, in microseconds
  * @param host the time of the calling thread, in microseconds, if it was measured

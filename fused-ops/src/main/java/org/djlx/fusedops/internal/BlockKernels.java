@@ -38,7 +38,7 @@ import org.djlx.nativeops.torch.Torch;
  *       the GPU.
  *   <li>Results are new arrays in the manager of the first array.
  *   <li>Kernels run on the calling thread's current stream. Autograd does not record them.
- *   <li>For one thread at a time.
+ *   <li>Not thread-safe.
  * </ul>
  */
 public final class BlockKernels implements AutoCloseable {
@@ -346,7 +346,7 @@ public final class BlockKernels implements AutoCloseable {
      *
      * @param x of shape (…, positions, heads, head size), the heads of queries first
      * @param cosines the cosines, as for {@link #rotated}
-     * @return three arrays, of the shape of {@code x} apart from the number of heads
+     * @return three arrays, of the shape of {@code x} except for the number of heads
      */
     public List<NDArray> divided(NDArray x, List<Long> counts, NDArray cosines, NDArray sines) {
         try (Call call = new Call()) {

@@ -25,8 +25,8 @@ import org.slf4j.LoggerFactory;
 
 /**
  * Matmuls and reductions on a group's device, and the launchers of kernels that plans share. On a
- * GPU it uses cuBLASLt and a kernel if they are available, otherwise libtorch. For one thread at a
- * time, in the order of the group's operations, because matmuls share a workspace.
+ * GPU it uses cuBLASLt and a kernel if they are available, otherwise libtorch. Not thread-safe:
+ * call it in the order of the group's operations, because matmuls share a workspace.
  */
 public final class Compute implements AutoCloseable {
 
@@ -115,7 +115,7 @@ public final class Compute implements AutoCloseable {
     }
 
     /**
-     * Returns whether the kernels of the path GATHERED are possible for shards or parts of a size,
+     * Returns whether the kernels of the path GATHERED can run for shards or parts of a size,
      * without compiling them; the same on all ranks.
      */
     public boolean canExchange(P2pBuffers buffers, ScalarType type, long byteSize) {

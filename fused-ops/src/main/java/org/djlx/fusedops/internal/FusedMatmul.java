@@ -56,7 +56,7 @@ import org.djlx.nativeops.torch.Torch;
  *       ranks. The layout of B and the width of A may differ.
  * </ul>
  *
- * <p>For one thread at a time, in the order of the group's operations.
+ * <p>Not thread-safe: call it in the order of the group's operations.
  */
 public final class FusedMatmul implements AutoCloseable {
 
@@ -68,7 +68,8 @@ public final class FusedMatmul implements AutoCloseable {
     private static final int TILE_ROWS = FusedMatmulModel.TILE_ROWS;
     private static final int BOX = CONSTANTS.value("BOX_COLUMNS");
     private static final int HALF = CONSTANTS.value("HALF_M");
-    private static final int SWIZZLED_ROWS = 8; // after which the swizzle pattern of a box repeats
+    private static final int SWIZZLED_ROWS =
+            8; // the swizzle pattern of a box repeats after these rows
 
     private static final List<Integer> TILE_COLUMNS = FusedMatmulModel.TILE_COLUMNS;
 
@@ -80,7 +81,8 @@ public final class FusedMatmul implements AutoCloseable {
     private static final int PULLING_RANKS = 2;
 
     // The half of the buffers with the slots. Operations that push use the half of all GPU
-    // operations (P2pBuffers.epoch). A rank that is pulled from uses the other half, because later
+    // operations (P2pBuffers.epoch). A rank with slots that peers pull uses the other half, because
+    // later
     // operations write slots of their own rank without waiting for peers.
     private static final int SENT = 1;
     private static final int PULLED = 0;
@@ -202,7 +204,7 @@ public final class FusedMatmul implements AutoCloseable {
     }
 
     /**
-     * The Bs that the kernel can load without a copy. The others must be copied row by row.
+     * The Bs that the kernel can load without a copy. Other Bs must be copied row by row.
      *
      * @param addresses their addresses
      * @return for each B, true if the kernel can load it
@@ -240,8 +242,8 @@ public final class FusedMatmul implements AutoCloseable {
     }
 
     /**
-     * Returns the shape of a copy of A, of two dimensions, with that {@link #layout}; its rows may
-     * be longer than A's.
+     * Returns the two-dimensional shape of a copy of A with the {@link #layout} for copies. Its
+     * rows may be longer than A's rows.
      */
     public static Shape copyShape(Shape a) {
         return new Shape(a.get(0), layout(a.get(0), a.get(1)).rowStride());
@@ -295,7 +297,7 @@ public final class FusedMatmul implements AutoCloseable {
      * @param op the reduction
      */
     public boolean scatters(P2pBuffers buffers, Workload work, ReduceOp op) {
-        // An average over a number that is no power of two would be rounded twice.
+        // An average over a number of ranks that is not a power of two would be rounded twice.
         boolean exact = op == ReduceOp.SUM || Integer.bitCount(work.ranks()) == 1;
         return exact && sizes(buffers, work).filter(Sizes::isPossible).isPresent();
     }
@@ -304,7 +306,7 @@ public final class FusedMatmul implements AutoCloseable {
      * Returns whether the kernel can multiply values by the activation of their gates.
      *
      * @param work the operator, {@linkplain #gathers possible} for the kernel
-     * @param b the layout of B: the columns of the gates, then as many of the values
+     * @param b the layout of B: the columns of the gates, then the columns of the values
      * @param address its address
      */
     public boolean gates(P2pBuffers buffers, Workload work, MatrixLayout b, long address) {

@@ -29,7 +29,7 @@ import org.djlx.nativeops.torch.ScalarType;
 /**
  * Launches the kernels of {@code gathered.cu}: all-gather and reduce-scatter between GPUs with peer
  * access to each other. An operation is one launch, or several if the data does not fit into a
- * slot. There is no barrier, in graphs either. For one thread at a time, in the order of the
+ * slot. No barrier is needed, not even in graphs. Not thread-safe: call it in the order of the
  * group's operations.
  */
 public final class GatheredExchange implements AutoCloseable {
@@ -149,8 +149,8 @@ public final class GatheredExchange implements AutoCloseable {
     }
 
     /**
-     * All thread blocks must be resident at once: they wait for those of other ranks, which may
-     * share this GPU.
+     * All thread blocks must be resident at the same time: they wait for the other ranks' blocks,
+     * which may run on the same GPU.
      */
     private LaunchSize size(OneShotSlots slots, long packs) {
         int most = slots.blocks() < processors ? slots.blocks() : perProcessor * processors;

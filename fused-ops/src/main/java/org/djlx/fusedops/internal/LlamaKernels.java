@@ -25,8 +25,8 @@ import org.djlx.nativeops.torch.ScalarType;
 /**
  * Launches the kernels of {@code llama.cu} on one GPU, compiled for a model's element type and
  * heads. Arrays are given by address; the file describes their layouts. Matmuls and attention use
- * programmatic dependent launch: they may start while the kernel before still runs. For one thread
- * at a time.
+ * programmatic dependent launch: they may start while the previous kernel still runs. Not
+ * thread-safe.
  */
 public final class LlamaKernels implements AutoCloseable {
 
@@ -51,7 +51,7 @@ public final class LlamaKernels implements AutoCloseable {
     /** The largest vocabulary: token ids are stored as floats. */
     public static final int MAX_TOKENS = 1 << 24;
 
-    /** The thread blocks that search the logits of a row, each with a result of its own. */
+    /** The thread blocks that search the logits of a row. Each writes its own result. */
     public static final int TOP_BLOCKS = 16;
 
     private static final KernelSource SOURCE =
@@ -198,7 +198,8 @@ public final class LlamaKernels implements AutoCloseable {
 
         /**
          * Returns the cost in rows that an SM reads: rows of weights, and for each group of tiles
-         * the rows of x. Those come from L2 and count half. An SM runs one thread block at a time.
+         * the rows of x. The rows of x come from L2 and count half. An SM runs one thread block at
+         * a time.
          */
         long cost(long all, int multiprocessors) {
             return ceilDiv(groups(all), multiprocessors) * (TILE * tiles + rows / 2);
@@ -280,7 +281,7 @@ public final class LlamaKernels implements AutoCloseable {
      * Multiplies rows with a weight: {@code output = x weightᵀ}, or {@code silu(x gatesᵀ) * (x
      * valuesᵀ)}.
      *
-     * @param gated whether the weight holds the rows of the gates and then those of the values
+     * @param gated whether the weight holds the rows of the gates, then the rows of the values
      * @param rows the number of rows, at most {@value #MAX_ROWS}
      * @param output the output: rows of {@code width}, {@code stride} apart
      * @param x the rows, of shape (rows, depth)
@@ -334,14 +335,14 @@ public final class LlamaKernels implements AutoCloseable {
      * multiplies the norm of the sum. It has the same bits as from {@link RmsNormKernels#add}. All
      * arrays are as long as x.
      *
-     * @param newResidual receives the sum; neither x nor the residual
+     * @param newResidual receives the sum; must be neither x nor the residual
      * @param epsilon the number added to the mean of squares
      */
     public record Norm(long weight, long residual, long newResidual, float epsilon) {}
 
     /**
-     * Returns whether matmuls normalise x themselves: if it is one row, of a length that fits into
-     * shared memory. For two rows a separate kernel is faster.
+     * Returns whether the matmul kernels can normalise x: for one row that fits into shared memory.
+     * For two rows a separate kernel is faster.
      */
     public boolean canNorm(int rows, int depth) {
         return rows == 1
@@ -362,14 +363,14 @@ public final class LlamaKernels implements AutoCloseable {
      * @param output the output, of shape (rows, heads of queries, head size)
      * @param qkv queries, keys and values, of shape (rows, heads of all three, head size)
      * @param keys the keys of the KV cache, of shape (rows of the cache, heads of keys, head size)
-     * @param values the values of the KV cache, likewise
+     * @param values the values of the KV cache, of the same shape
      * @param positions an int for each row: the position of the new token, or -1 for none. The
-     *     kernel reads positions and table while the matmul before still runs, so write them before
-     *     a kernel or copy that ends before that matmul starts
+     *     kernel reads positions and table while the previous matmul still runs, so write them
+     *     before a kernel or copy that ends before that matmul starts
      * @param table the block table: for each row, the first cache row of each block, as ints
      * @param cosines the cosines, of shape (positions, half of the head size), in float32
-     * @param sines the sines, likewise
-     * @param firstChunks an int for each row: the number of chunks of the rows before it
+     * @param sines the sines, of the same shape
+     * @param firstChunks an int for each row: the number of chunks of all previous rows
      * @param chunks temporary memory for (chunks of all rows, heads of keys, group size, head size
      *     + {@value #CHUNK_EXTRA}) floats
      * @param chunksEnded (rows, heads of keys) ints, initially 0
@@ -425,7 +426,7 @@ public final class LlamaKernels implements AutoCloseable {
                     stream, LaunchSize.of(rows, PREFILL_THREADS).asDependent(), arguments);
         }
         arguments.add((float) (LOG2_E / Math.sqrt(headSize)));
-        // An SM runs two thread blocks of the one kernel at once, or four of the other.
+        // An SM can hold two thread blocks of `attention`, or four of `attentionLate`.
         boolean many = (long) rows * heads * chunks > 2L * multiprocessors;
         CudaKernel kernel = sharesSequences ? attentionCached : many ? attentionLate : attention;
         LaunchSize size = LaunchSize.of(heads, ATTENTION_THREADS).withGrid(rows, chunks);
@@ -433,8 +434,9 @@ public final class LlamaKernels implements AutoCloseable {
     }
 
     /**
-     * Finds for each row: the highest logit, the sum of the exponentials relative to it, and the
-     * first token with that logit. The last of the {@value #TOP_FLOATS} floats is unused.
+     * Finds for each row: the highest logit, the sum of the exponentials relative to the highest
+     * logit, and the first token with that logit. The last of the {@value #TOP_FLOATS} floats is
+     * unused.
      *
      * @param top the output, of shape (ranks, rows, {@value #TOP_FLOATS}): zeros for other ranks
      * @param logits the logits: rows of {@code width}, {@code stride} apart
@@ -466,8 +468,8 @@ public final class LlamaKernels implements AutoCloseable {
      * The arrays of sampling, by address.
      *
      * @param top the output, {@value #TOP_FLOATS} floats for each row: the highest logit, the sum
-     *     of the exponentials relative to it, the sampled token, and its logit; may be pinned
-     *     memory
+     *     of the exponentials relative to the highest logit, the sampled token, and its logit; may
+     *     be pinned memory
      * @param parts the results of {@link #top} of all ranks, of shape (ranks, rows, {@value
      *     #TOP_FLOATS})
      * @param sampled receives the sampled tokens, as ints
@@ -519,10 +521,10 @@ public final class LlamaKernels implements AutoCloseable {
      *
      * @param qkv queries, keys and values, of shape (rows, heads of all three, head size)
      * @param keys the keys of the KV cache, of shape (rows of the cache, heads of keys, head size)
-     * @param values the values of the KV cache, likewise
+     * @param values the values of the KV cache, of the same shape
      * @param start the position of the first token in its sequence
      * @param cosines the cosines, of shape (positions, half of the head size), in float32
-     * @param sines the sines, likewise
+     * @param sines the sines, of the same shape
      * @param queries the heads of queries; 0 if there are only keys and values
      */
     public void rotateAndCache(

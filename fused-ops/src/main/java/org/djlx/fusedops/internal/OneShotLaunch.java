@@ -10,7 +10,7 @@ import org.djlx.nativeops.cuda.KernelStruct;
 
 /**
  * The kernel argument that describes a group's one-shot slots ({@link OneShotSlots#launch}). Reused
- * between launches, because it changes only with the timeout. For one thread at a time.
+ * between launches, because it changes only with the timeout. Not thread-safe.
  */
 final class OneShotLaunch {
 

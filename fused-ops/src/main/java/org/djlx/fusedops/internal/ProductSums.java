@@ -26,8 +26,8 @@ import org.slf4j.LoggerFactory;
 
 /**
  * Multiplies 16-bit matrices and adds the product to a float32 matrix, by cuBLASLt on one GPU,
- * without rounding to 16 bits. Used for gradients of weights. For one thread at a time, on its
- * current stream.
+ * without rounding to 16 bits. Used for gradients of weights. Not thread-safe. Work is enqueued on
+ * the calling thread's current stream.
  */
 public final class ProductSums implements AutoCloseable {
 

@@ -20,7 +20,7 @@ import org.djlx.nativeops.torch.ScalarType;
 
 /**
  * Launches the kernels of {@code reduce.cu}: they sum parts that lie at equal distances in GPU
- * memory, in rank order, in float32 with one rounding. For one thread at a time.
+ * memory, in rank order, in float32 with one rounding. Not thread-safe.
  */
 final class RankOrderReducer implements AutoCloseable {
 

@@ -26,7 +26,7 @@ import org.djlx.nativeops.torch.ScalarType;
 
 /**
  * Launches the kernels of {@code all_reduce_rms_norm.cu} on one rank's GPU: all-reduce, residual
- * and RMSNorm in one kernel, and residual and RMSNorm alone. For one thread at a time.
+ * and RMSNorm in one kernel, and residual and RMSNorm alone. Not thread-safe.
  */
 public final class RmsNormKernels implements AutoCloseable {
 

@@ -10,8 +10,8 @@ package org.djlx.fusedops.llm;
  *
  * @param token the token
  * @param text the text; empty while the token is only a part of a character or may begin a stop
- *     string, and if the generator has no tokenizer. The texts never contain a stop token, nor a
- *     stop string and what follows it
+ *     string, and if the generator has no tokenizer. The texts never contain a stop token, a stop
+ *     string, or text after a stop string
  * @param logProbability the log probability of the token, before penalties and temperature
  */
 public record GeneratedPiece(int token, String text, float logProbability) {}

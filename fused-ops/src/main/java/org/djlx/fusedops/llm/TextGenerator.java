@@ -24,7 +24,7 @@ import org.djlx.fusedops.llm.text.TextTokenizer;
 public interface TextGenerator extends AutoCloseable {
 
     /**
-     * Submits a request. Returns at once.
+     * Submits a request. Returns immediately.
      *
      * @param request the request
      * @return the generation
@@ -38,7 +38,7 @@ public interface TextGenerator extends AutoCloseable {
     }
 
     /**
-     * Submits requests: all of them or none. Returns at once.
+     * Submits requests: all of them or none. Returns immediately.
      *
      * @param requests one or more requests
      * @return a generation for each

@@ -25,13 +25,13 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * The operators of blocks between their matmuls.
+ * The operators that blocks run between their matmuls.
  *
  * <ul>
  *   <li>On a GPU each is one kernel, and its gradient is one kernel that the {@link GradientScope}
  *       records.
- *   <li>libtorch computes instead on CPUs, for types and sizes without kernels, and if autograd has
- *       to record without a scope.
+ *   <li>libtorch computes the operator on CPUs, for types and sizes without kernels, and if a
+ *       gradient is needed but no scope is open.
  *   <li>RMSNorm and gated SiLU compute 16-bit types in float32 and round once. Other operators of
  *       libtorch round each result.
  * </ul>
@@ -72,8 +72,8 @@ final class BlockOperators implements AutoCloseable {
     }
 
     /**
-     * Returns whether a kernel computes with these arrays. Its results go into the manager of the
-     * first one.
+     * Returns whether a kernel computes with these arrays. The kernel's results go into the manager
+     * of the first array.
      */
     private boolean isFused(NDArray... arrays) {
         NDArray first = arrays[0];
@@ -189,7 +189,7 @@ final class BlockOperators implements AutoCloseable {
         return new Residual(results.get(0), results.get(1));
     }
 
-    /** Returns the gradients of {@link #residual}. Both addends have the same one. */
+    /** Returns the gradients of {@link #residual}. Both addends have the same gradient. */
     private List<NDArray> residualGradients(
             List<NDArray> inputs, List<NDArray> kept, List<NDArray> gradients, float epsilon) {
         int last = inputs.size() - 1;

@@ -30,7 +30,7 @@ import org.djlx.nativeops.torch.Torch;
  *       heads × head size), as in checkpoints of Llama. There is no bias.
  *   <li>Several query heads may share a key and value head (Ainslie et al., 2023, <a
  *       href="https://arxiv.org/abs/2305.13245">arXiv:2305.13245</a>). If there are fewer key and
- *       value heads than ranks, neighbouring ranks hold the same one.
+ *       value heads than ranks, neighbouring ranks hold the same head.
  * </ul>
  */
 public final class ParallelSelfAttention extends ShardedBlock {

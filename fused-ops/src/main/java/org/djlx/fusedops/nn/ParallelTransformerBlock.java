@@ -225,7 +225,7 @@ public final class ParallelTransformerBlock extends AbstractBlock {
          * {@return the block}
          *
          * @throws IllegalArgumentException if the group, the heads, their size or the hidden values
-         *     are missing or wrong
+         *     are missing or invalid
          */
         public ParallelTransformerBlock build() {
             return new ParallelTransformerBlock(this);

@@ -54,8 +54,8 @@ import org.djlx.nativeops.torch.Torch;
  * <ul>
  *   <li>With sequence parallelism the loss is the sum of the ranks' losses, each over its own
  *       tokens. Without it, all ranks compute the same loss.
- *   <li>A parameter that several ranks hold gets the gradient of the undivided block on all of
- *       them, and so stays the same.
+ *   <li>A parameter that several ranks hold gets the gradient of the undivided block on all these
+ *       ranks, and so stays equal on them.
  * </ul>
  *
  * <p><b>Mixed precision.</b> Matmuls compute in the element type of the activations. Set it to
@@ -78,7 +78,7 @@ import org.djlx.nativeops.torch.Torch;
  *       same parameters for any number of ranks.
  *   <li>Saving collects full parameters and loading divides them. So a checkpoint does not depend
  *       on the number of ranks.
- *   <li>All ranks save, each the same bytes, and all ranks load. {@code Model.save} of the engine
+ *   <li>All ranks save, and write the same bytes. All ranks load. {@code Model.save} of the engine
  *       {@code PyTorch-P2P}, which all ranks call, writes one file.
  * </ul>
  */
@@ -328,8 +328,13 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
     private IllegalArgumentException indivisible(String what, long size, int parts) {
         return new IllegalArgumentException(
                 String.format(
-                        "%s: %s (%d) must be divisible by the %d ranks of %s",
-                        getClass().getSimpleName(), what, size, parts, group.name()));
+                        "%s: %s (%d) must be divisible by the %d %s of %s",
+                        getClass().getSimpleName(),
+                        what,
+                        size,
+                        parts,
+                        parts == group.worldSize() ? "ranks" : "parts on the ranks",
+                        group.name()));
     }
 
     private Layout layout(String name) {
@@ -522,7 +527,7 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
     }
 
     /**
-     * Sums the gradients of all parts in one all-reduce of the group, and returns that of this
+     * Sums the gradients of all parts in one all-reduce of the group. Returns the sum for this
      * rank's part.
      */
     private NDArray sharedGradient(NDArray gradient, Layout layout) {
@@ -538,7 +543,7 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
         return sums.get(layout.part);
     }
 
-    /** Checks the last size of the input. */
+    /** Checks the last dimension of the input. */
     private void checkLast(NDArray x, NDArray weight) {
         Shape shape = x.getShape();
         long inner = weight.getShape().get(0);

@@ -36,8 +36,8 @@ import org.djlx.nativeops.torch.TorchLibrary;
  *   <li>The operators work with any backend, on the CPU too, despite the namespace.
  * </ul>
  *
- * <p>Each rank loads a model of its own after {@link #register}, and runs it within {@link #call},
- * which sets the group of its operators:
+ * <p>Each rank loads its own model after {@link #register}, and runs it within {@link #call}, which
+ * sets the group of its operators:
  *
  * <pre>{@code
  * TorchOperators.register();

@@ -56,9 +56,9 @@ import org.slf4j.LoggerFactory;
  *   <li>For an {@link ai.djl.modality.Input} with bytes, requests are {@code tensor/ndlist}, {@code
  *       tensor/npz} or JSON arrays of numbers, and responses are as DJL's own translator writes
  *       them.
- *   <li>Requests are served one after the other. Several threads may use predictors.
+ *   <li>Requests are served in sequence. Several threads may use predictors.
  *   <li>A request that all ranks refuse, for example because of its shapes, gets an error, and the
- *       next is served. If some ranks fail while others wait for them, the model fails for good,
+ *       next is served. If some ranks fail while others wait for them, the model fails permanently,
  *       and later errors say why.
  * </ul>
  *

@@ -42,7 +42,7 @@ final class TorchScriptService implements ParallelModel {
     private static final String ENGINE = "PyTorch";
 
     private final RankPool<Request, Answer> pool;
-    // Manager of the arrays of requests, until all ranks have ended; after a failure, until
+    // Manager of the arrays of a request until all ranks have served it; after a failure, until
     // close().
     private final NDManager requests;
     private final Model front; // stands for the model in the translator
@@ -73,7 +73,7 @@ final class TorchScriptService implements ParallelModel {
      */
     private record Request(NDList inputs, Verdict verdict) {}
 
-    /** The model of one rank; for one thread. */
+    /** The model of one rank. Use it only on the rank's thread. */
     private record RankModel(ProcessGroup group, Model model, Predictor<NDList, NDList> predictor)
             implements RankWorker<Request, Answer> {
 
@@ -83,7 +83,8 @@ final class TorchScriptService implements ParallelModel {
             Model model = Model.newInstance(name, group.device(), ENGINE);
             boolean done = false;
             try {
-                // Otherwise tensors would first be loaded on the device they were saved from.
+                // Without this option, tensors are first loaded onto the device that they were
+                // saved from.
                 model.load(directory, name, Map.of("mapLocation", "true"));
                 Predictor<NDList, NDList> predictor = model.newPredictor(new NoopTranslator());
                 done = true;
@@ -111,7 +112,7 @@ final class TorchScriptService implements ParallelModel {
         }
     }
 
-    /** All ranks, as one block. */
+    /** A block that runs the model on all ranks. */
     private final class Front extends AbstractBlock {
 
         @Override
@@ -234,7 +235,7 @@ final class TorchScriptService implements ParallelModel {
         } catch (ExecutionException e) {
             throw new Refusal(503, e.getCause()); // The pool has failed.
         } finally {
-            answers.thenRun(request::close); // now, or when the ranks have ended
+            answers.thenRun(request::close); // now, or when all ranks have answered
         }
     }
 
@@ -270,7 +271,8 @@ final class TorchScriptService implements ParallelModel {
                             ? inner
                             : e;
             verdict.note(group.rank(), cause);
-            // If all ranks failed at the same operator, they meet here. Otherwise the group detects
+            // If all ranks failed at the same operator, all of them call this barrier. Otherwise
+            // the group detects
             // a mismatch, and all ranks fail.
             try {
                 group.barrier().await();
@@ -306,7 +308,10 @@ final class TorchScriptService implements ParallelModel {
         return copies;
     }
 
-    /** Whether the ranks serve a request or refuse it. All must do the same. */
+    /**
+     * The outcome of a request, which must be the same on all ranks: all serve it, or all refuse
+     * it.
+     */
     private static final class Verdict {
 
         private int first = -1; // the first rank that noted its outcome; -1 for none
@@ -322,7 +327,9 @@ final class TorchScriptService implements ParallelModel {
             }
         }
 
-        /** Returns the failure to report: of a rank that failed alone, or else of the group. */
+        /**
+         * Returns the failure to report: of the first rank, if it failed; otherwise of the group.
+         */
         synchronized CollectiveException explain(CollectiveException group) {
             return why == null ? group : apart(first, why, group);
         }

@@ -13,8 +13,7 @@ import org.djlx.nativeops.torch.ScalarType;
  * cuBLASLt chooses an algorithm. Running a plan is one call that neither allocates nor blocks.
  *
  * <p>All plans share a workspace on the GPU, so products must run one after the other: on one
- * stream, or on streams ordered by events. Creating this object and planning is for one thread at a
- * time.
+ * stream, or on streams ordered by events. Create this object, and plan, on one thread at a time.
  */
 public final class CublasLt implements AutoCloseable {
 

@@ -20,11 +20,11 @@ import org.bytedeco.javacpp.Pointer;
 import org.djlx.nativeops.torch.ScalarType;
 
 /**
- * A planned matrix product; see {@link CublasLt#plan}. For one thread at a time.
+ * A planned matrix product; see {@link CublasLt#plan}. Not thread-safe.
  *
  * <p>cuBLASLt's matrices are column-major. A row-major matrix is the transpose of a column-major
- * one with the same memory, so cuBLASLt computes {@code outᵀ = bᵀ aᵀ}: its first operand is our
- * second.
+ * matrix in the same memory, so cuBLASLt computes {@code outᵀ = bᵀ aᵀ}: its first operand is {@code
+ * b}.
  */
 public final class CublasLtMatmul implements AutoCloseable {
 

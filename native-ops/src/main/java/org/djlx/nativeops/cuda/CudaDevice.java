@@ -167,7 +167,8 @@ public final class CudaDevice implements AutoCloseable {
      * Idempotent, also if libtorch or NCCL have enabled it.
      *
      * @param peer the peer; may be this GPU
-     * @throws CudaException with {@code CUDA_ERROR_PEER_ACCESS_UNSUPPORTED} if it cannot
+     * @throws CudaException with {@code CUDA_ERROR_PEER_ACCESS_UNSUPPORTED} if this GPU cannot
+     *     access the peer
      */
     public void enablePeerAccess(CudaDevice peer) {
         requireOpen();
@@ -189,8 +190,8 @@ public final class CudaDevice implements AutoCloseable {
 
     /**
      * Runs code with the context current for the calling thread, and restores the thread's own.
-     * Calls in it are faster, because they need not switch contexts. The code must not make another
-     * context current without restoring this one.
+     * Calls in the code are faster, because they need not switch contexts. The code must not make
+     * another context current without restoring this device's context.
      *
      * @param body the code
      * @param <T> the type of the result
@@ -233,7 +234,7 @@ public final class CudaDevice implements AutoCloseable {
         return CudaDriver.inContext(context, call);
     }
 
-    /** Checks that an object of another GPU is not used with this one. */
+    /** Checks that an object belongs to this GPU. */
     void requireSame(CudaDevice other, String what) {
         if (other.ordinal != ordinal) {
             throw new IllegalArgumentException(

@@ -90,8 +90,8 @@ public final class CudaEvent extends CudaResource {
      * {@return the time between two events in milliseconds, as the GPU measured it}
      *
      * @param start the earlier event; both must have timing and be complete
-     * @throws CudaException with {@code CUDA_ERROR_INVALID_HANDLE} if one has no timing or was not
-     *     recorded, {@code CUDA_ERROR_NOT_READY} if one is not complete
+     * @throws CudaException with {@code CUDA_ERROR_INVALID_HANDLE} if an event has no timing or was
+     *     not recorded, {@code CUDA_ERROR_NOT_READY} if an event is not complete
      */
     public float elapsedMillisSince(CudaEvent start) {
         float[] millis = new float[1];

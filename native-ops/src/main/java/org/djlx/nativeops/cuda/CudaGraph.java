@@ -102,7 +102,7 @@ public final class CudaGraph extends CudaResource {
      * Keeps arrays until the graph that the calling thread captures is closed, and has their
      * release run by the caller.
      *
-     * @param releaser runs the release that it is given, at once or later, on any thread
+     * @param releaser runs the given release, immediately or later, on any thread
      * @param arrays the arrays
      * @throws IllegalStateException unless the calling thread is in {@link #capture}
      */
@@ -117,7 +117,7 @@ public final class CudaGraph extends CudaResource {
         held.add(() -> releaser.accept(() -> references.forEach(TensorHold::close)));
     }
 
-    /** Uploads the graph, because the first launch would do so and could block. */
+    /** Uploads the graph. Otherwise the first launch would upload it, and could block. */
     private void upload(CudaStream stream) {
         try {
             call("cuGraphUpload", () -> cudart.cuGraphUpload(graph, stream.stream()));

@@ -78,7 +78,7 @@ public final class CudaKernel {
         return name;
     }
 
-    /** {@return the most threads of a block, which the kernel's registers limit} */
+    /** {@return the maximum number of threads of a block, limited by the kernel's registers} */
     public int maxThreadsPerBlock() {
         int[] threads = new int[1];
         module.call(
@@ -90,8 +90,8 @@ public final class CudaKernel {
     }
 
     /**
-     * {@return how many blocks one SM runs at once (occupancy)} Blocks that wait for each other
-     * must all be resident: at most this times {@link CudaAttribute#MULTIPROCESSOR_COUNT}, if
+     * {@return how many blocks one SM runs at the same time (occupancy)} Blocks that wait for each
+     * other must all be resident: at most this times {@link CudaAttribute#MULTIPROCESSOR_COUNT}, if
      * nothing else runs.
      *
      * @param threads the threads of a block
@@ -111,8 +111,8 @@ public final class CudaKernel {
      * Allows launches with more than 48 KiB of dynamic shared memory.
      *
      * @param byteSize the most dynamic shared memory of a launch, in bytes
-     * @throws CudaException with {@code CUDA_ERROR_INVALID_VALUE} if it is more than {@link
-     *     CudaAttribute#MAX_SHARED_MEMORY_PER_BLOCK}
+     * @throws CudaException with {@code CUDA_ERROR_INVALID_VALUE} if {@code byteSize} exceeds
+     *     {@link CudaAttribute#MAX_SHARED_MEMORY_PER_BLOCK}
      */
     public void allowSharedMemory(int byteSize) {
         module.call(

@@ -105,8 +105,9 @@ public final class CudaModule extends CudaResource {
 
     /**
      * Waits for the calling thread's current stream, to prevent a deadlock. Loading waits for
-     * running kernels and blocks other calls for the GPU meanwhile. If a kernel of this rank waited
-     * for a kernel that another rank on this GPU has not launched yet, neither could continue.
+     * running kernels and blocks other calls for the GPU while it waits. If a kernel of this rank
+     * waited for a kernel that another rank on this GPU has not launched yet, neither could
+     * continue.
      */
     private static void awaitCurrentStream(CudaDevice device) {
         if (!NativeLibrary.LIBTORCH.isAvailable()) {
@@ -124,7 +125,7 @@ public final class CudaModule extends CudaResource {
      * {@return a kernel of this module, valid as long as the module is open} It is loaded eagerly,
      * so launches do not block.
      *
-     * @param name the name: that of the source if it is {@code extern "C"}
+     * @param name the name; the name in the source if the kernel is {@code extern "C"}
      * @throws CudaException with {@code CUDA_ERROR_NOT_FOUND} if the module has no such kernel
      */
     public CudaKernel kernel(String name) {
@@ -149,8 +150,8 @@ public final class CudaModule extends CudaResource {
     }
 
     /**
-     * {@return the kernels of an operator by element type: those named {@code operator_float32},
-     * {@code operator_float16} and {@code operator_bfloat16} that the module has}
+     * {@return the kernels of an operator by element type: {@code operator_float32}, {@code
+     * operator_float16} and {@code operator_bfloat16}, as far as the module has them}
      *
      * @param operator the beginning of their names
      */

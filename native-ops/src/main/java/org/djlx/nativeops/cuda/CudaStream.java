@@ -14,8 +14,8 @@ import org.djlx.nativeops.torch.Torch;
 
 /**
  * A CUDA stream: a queue of work that a GPU executes in order. Methods queue work and return,
- * except {@link #synchronize()}. Thread-safe; work that several threads queue at once has no
- * defined order.
+ * except {@link #synchronize()}. Thread-safe; work that several threads queue at the same time has
+ * no defined order.
  */
 public final class CudaStream extends CudaResource {
 
@@ -67,11 +67,11 @@ public final class CudaStream extends CudaResource {
     }
 
     /**
-     * Wraps a stream of another library, such as libtorch's current one.
+     * Wraps a stream of another library, such as libtorch's current stream.
      *
      * @param device the GPU of the stream
      * @param handle the {@code cudaStream_t}, for example of {@link Torch#currentCudaStream}; 0 is
-     *     the default stream. It must outlive the result
+     *     the default stream. The stream must outlive the result
      * @return the stream; closing it does not destroy the other library's stream
      */
     public static CudaStream wrap(CudaDevice device, long handle) {
@@ -101,8 +101,8 @@ public final class CudaStream extends CudaResource {
     }
 
     /**
-     * Writes a 32-bit value after all work queued before (release: an observer of the value also
-     * sees the writes of that work).
+     * Writes a 32-bit value after all previously queued work (release: an observer of the value
+     * also sees the writes of that work).
      *
      * @param address the destination, a multiple of 4: memory of this GPU, of a peer to which
      *     access is enabled, or pinned host memory
@@ -180,7 +180,7 @@ public final class CudaStream extends CudaResource {
 
     /**
      * Keeps the storage of arrays until this stream has executed all work queued so far, even if
-     * the arrays are closed at once. Does not block.
+     * the arrays are closed immediately. Does not block.
      *
      * <p>Why: libtorch gives the memory of a freed tensor to the next tensor that fits. This is
      * safe on the stream on which the tensor was <em>allocated</em>, because its work runs in

@@ -35,7 +35,7 @@ public record GpuLink(Kind kind, int nvLinks) {
         SYSTEM("SYS"),
         /** The GPUs can access each other's memory, but not through NVLink; NVML tells no more. */
         PEER("P2P"),
-        /** Neither NVML nor the driver tells. */
+        /** Unknown: neither NVML nor the driver reports the link. */
         UNKNOWN("?");
 
         private final String label;

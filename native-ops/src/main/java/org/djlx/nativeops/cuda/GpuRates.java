@@ -60,7 +60,7 @@ public record GpuRates(
         }
     }
 
-    /** Returns the rates in a cache; measures them if they are not there. */
+    /** Returns the rates from a cache; measures them if the cache has none. */
     static GpuRates cached(
             KernelCache cache, String gpu, int multiprocessors, Supplier<double[]> measure) {
         String kind = gpu + " " + multiprocessors;

@@ -11,7 +11,7 @@ import java.nio.ByteOrder;
 
 /**
  * The arguments of a kernel, in the order of its parameters. Reuse the object for many launches:
- * {@code arguments.clear().add(pointer).add(count)}. For one thread at a time.
+ * {@code arguments.clear().add(pointer).add(count)}. Not thread-safe.
  *
  * <pre>
  *   0             8 * {@value #MAX_COUNT}            (bytes)
@@ -34,7 +34,8 @@ public final class KernelArguments {
     private final int[] sizes = new int[MAX_COUNT];
 
     /**
-     * The cached pointer of {@link CudaKernel}; null until set. Its class is one of the presets.
+     * A pointer that {@link CudaKernel} caches; null until set. An Object, because its class is in
+     * the CUDA presets.
      */
     Object pointers;
 

@@ -43,8 +43,8 @@ import org.slf4j.LoggerFactory;
  *   <li><b>Damaged files.</b> A file whose checksum is wrong is compiled again and replaced.
  *   <li><b>Read-only folder.</b> Every process compiles kernels itself; one warning says so.
  *   <li><b>Concurrency.</b> Of several threads that need the same kernel, one compiles it; other
- *       kernels compile at the same time. Between processes, a lock file beside the kernel's file
- *       does the same, with a timeout.
+ *       kernels compile at the same time. Between processes, a lock file in the kernel file's
+ *       folder does the same, with a timeout.
  *   <li><b>Cleaning.</b> The folder is never cleaned. A kernel takes some ten kilobytes; files may
  *       be deleted at any time.
  * </ul>

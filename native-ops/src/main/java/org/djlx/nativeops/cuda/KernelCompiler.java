@@ -32,8 +32,8 @@ public final class KernelCompiler {
      * @param options further options of NVRTC, for example {@code -DWIDTH=16}
      * @return the module; the caller closes it
      * @throws UnsatisfiedLinkError if {@link NativeLibrary#NVRTC} is not available
-     * @throws CudaException with NVRTC's log if they do not compile, or if the driver cannot load
-     *     them
+     * @throws CudaException with NVRTC's log if the source does not compile, or if the driver
+     *     cannot load the kernels
      */
     public CudaModule load(CudaDevice device, KernelSource source, String... options) {
         return CudaModule.load(device, compile(key(device, source, options)));

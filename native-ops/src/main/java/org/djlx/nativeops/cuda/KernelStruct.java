@@ -11,12 +11,13 @@ import java.nio.ByteOrder;
 
 /**
  * A struct argument of a kernel, reused for many launches: constant members are written once.
- * Members are written at their byte offsets in the kernel's struct. For one thread at a time; the
- * memory is freed when the object is unreachable.
+ * Members are written at their byte offsets in the kernel's struct. Not thread-safe. The memory is
+ * freed when the object is unreachable.
  */
 public final class KernelStruct {
 
-    private static final int ALIGNMENT = 64; // that of tensor maps, the largest that members have
+    private static final int ALIGNMENT =
+            64; // of tensor maps, the members with the largest alignment
 
     private final ByteBuffer buffer;
     private final long address;

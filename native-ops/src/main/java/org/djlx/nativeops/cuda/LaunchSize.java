@@ -41,7 +41,7 @@ public record LaunchSize(
      * @param blockZ the threads of a block along z
      * @param sharedBytes the dynamic shared memory of a block, in bytes
      * @param dependent whether this is a programmatic dependent launch
-     * @throws IllegalArgumentException if one is out of range
+     * @throws IllegalArgumentException if a value is out of range
      */
     public LaunchSize {
         if (Math.min(Math.min(gridX, gridY), gridZ) < 1
@@ -50,7 +50,8 @@ public record LaunchSize(
             throw new IllegalArgumentException(
                     String.format(
                             "a launch of %d x %d x %d blocks of %d x %d x %d threads with %d bytes"
-                                    + " of shared memory is not possible",
+                                + " of shared memory is invalid: blocks and threads must be 1 or"
+                                + " more, and bytes 0 or more",
                             gridX, gridY, gridZ, blockX, blockY, blockZ, sharedBytes));
         }
     }

@@ -17,10 +17,13 @@ interface PeerDriver extends Library {
     /** P2P attribute: compares pairs; 0 is the fastest. */
     int PERFORMANCE_RANK = 1;
 
-    /** P2P attribute: whether one GPU can access the memory of the other. */
+    /** P2P attribute: whether the first GPU can access the second GPU's memory. */
     int ACCESS_SUPPORTED = 2;
 
-    /** P2P attribute: whether atomics on the memory of the other are native: NVLink's are. */
+    /**
+     * P2P attribute: whether the first GPU's atomics on the second GPU's memory are native, as over
+     * NVLink.
+     */
     int NATIVE_ATOMIC_SUPPORTED = 3;
 
     /** Loads the library. */

@@ -13,12 +13,13 @@ import org.djlx.nativeops.torch.ScalarType;
  * A tensor map in a {@link KernelStruct}, for a GPU's bulk copy engine (TMA; compute capability 9.0
  * and later). It describes the memory layout of a tensor of 16-bit elements, and the box that one
  * copy moves. Boxes have the 128-byte swizzle in shared memory. Elements outside the tensor are
- * read as zeros and not written. Changing the address allocates nothing. For one thread at a time.
+ * read as zeros and not written. Changing the address allocates nothing. Not thread-safe.
  */
 public final class TensorMap {
 
     /**
-     * The size of a tensor map in bytes. Its offset in the struct must be a multiple of half of it.
+     * The size of a tensor map in bytes. Its offset in the struct must be a multiple of half this
+     * size.
      */
     public static final int BYTES = 128;
 
@@ -33,11 +34,11 @@ public final class TensorMap {
     private final long[] strides;
     private final int[] box;
     private final int[] steps;
-    private long address; // 0 until there is one
+    private long address; // 0 until set
 
     /**
      * Creates a tensor map without an address; {@link #place} sets it. Dimensions are in the
-     * engine's order: the contiguous one first.
+     * engine's order: the contiguous dimension first.
      *
      * @param struct the struct
      * @param offset the offset of the tensor map in the struct

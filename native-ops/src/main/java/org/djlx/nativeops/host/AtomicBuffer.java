@@ -16,9 +16,9 @@ import java.nio.LongBuffer;
  * Atomic access to 32-bit and 64-bit words in memory shared by threads or processes.
  *
  * <p>Offsets are in bytes from the start of the buffer; an {@code int} lies at a multiple of 4, a
- * {@code long} at a multiple of 8. An offset outside throws {@link IndexOutOfBoundsException}.
- * Volatile accesses are sequentially consistent between all processes that map the memory. Methods
- * must not be called after the memory was closed.
+ * {@code long} at a multiple of 8. An offset outside of the buffer throws {@link
+ * IndexOutOfBoundsException}. Volatile accesses are sequentially consistent between all processes
+ * that map the memory. Methods must not be called after the memory was closed.
  */
 public final class AtomicBuffer {
 
@@ -165,7 +165,7 @@ public final class AtomicBuffer {
      * spuriously, so the caller must check its condition again.
      *
      * @param offset the offset in bytes
-     * @param expected the value; if the int differs, the method returns at once
+     * @param expected the value; if the int differs, the method returns immediately
      * @param timeoutNanos the longest sleep, in nanoseconds
      */
     public void sleepWhile(int offset, int expected, long timeoutNanos) {

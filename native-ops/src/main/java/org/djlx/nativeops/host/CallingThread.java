@@ -24,8 +24,8 @@ public final class CallingThread {
     public long context;
 
     /**
-     * The buffer into which {@link CudaDriver} reads the current context; its class is one of the
-     * presets.
+     * The buffer into which {@link CudaDriver} reads the current context. An Object, because its
+     * class is in the CUDA presets.
      */
     public Object current;
 

@@ -8,7 +8,7 @@ import com.sun.jna.LastErrorException;
 
 /**
  * An owned file descriptor of this process. Thread-safe, with one exception: do not close it while
- * another thread uses its number, which the system may give to another file at once.
+ * another thread uses its number: the system may give the number to another file immediately.
  */
 public final class Descriptor implements AutoCloseable {
 

@@ -143,9 +143,9 @@ public final class DescriptorChannel implements AutoCloseable {
     /**
      * Waits for the next descriptor with a token.
      *
-     * @param token the token; messages with another one are dropped
+     * @param token the token; messages with another token are dropped
      * @param timeout how long to wait; zero does not wait
-     * @return the descriptor; empty if none came in time
+     * @return the descriptor; empty if none arrived before the timeout
      * @throws EngineException if a descriptor with this token was lost because this process has too
      *     many open files
      * @throws IllegalStateException if the channel is closed, also during the wait
@@ -368,7 +368,10 @@ public final class DescriptorChannel implements AutoCloseable {
             }
         }
 
-        /** Returns the message's descriptor; null, closing all, if the token does not match. */
+        /**
+         * Returns the message's descriptor. If the token does not match, closes all descriptors and
+         * returns null.
+         */
         Received take(byte[] token) {
             int count = descriptorCount();
             int flags = memory.getInt(FLAGS);

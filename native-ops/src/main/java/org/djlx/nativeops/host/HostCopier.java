@@ -8,7 +8,7 @@ import com.sun.jna.Pointer;
 
 /**
  * Copies numbers between Java arrays and native addresses, without allocation. Addresses are not
- * checked. For one thread at a time.
+ * checked. Not thread-safe.
  */
 public final class HostCopier {
 

@@ -25,7 +25,7 @@ public final class Scratch {
     /** The most dimensions of libtorch's operators. */
     public static final int MAX_DIMENSIONS = 64;
 
-    /** The number of slots: the most arguments of any operator that is called. */
+    /** The number of slots: the maximum number of arguments of the called operators. */
     public static final int SLOTS = 16;
 
     private final ByteBuffer buffer =

@@ -16,7 +16,7 @@ import java.util.regex.Pattern;
  * Memory shared by processes of one host.
  *
  * <p>It is an anonymous file (memfd_create(2)) that each process maps. The memory has no name. So
- * no file stays in /dev/shm after the processes, even if they crash, and the size limit of a
+ * no file stays in /dev/shm when the processes end, even if they crash, and the size limit of a
  * container's /dev/shm does not apply. Other processes open it through {@link #path()} until its
  * creator calls {@link #seal()}. They must run as the same user and in the same PID namespace.
  */
@@ -75,7 +75,8 @@ public final class SharedMemory implements AutoCloseable {
      * @param path its {@link #path()}
      * @param byteSize its size in bytes
      * @return the memory; the caller closes it
-     * @throws EngineException if it cannot be opened, or is not such memory
+     * @throws EngineException if the path cannot be opened, or is not memory that this class
+     *     created
      */
     public static SharedMemory open(String path, long byteSize) {
         int fd = -1;

@@ -21,7 +21,7 @@ import org.djlx.nativeops.torch.ScalarType;
 /**
  * One rank of an NCCL communicator.
  *
- * <p>Collectives are queued on a stream and return at once. Addresses are on the communicator's
+ * <p>Collectives are queued on a stream and return immediately. Addresses are on the communicator's
  * GPU; counts are in elements. Rules:
  *
  * <ul>
@@ -123,11 +123,12 @@ public final class NcclCommunicator implements AutoCloseable {
     }
 
     /**
-     * Creates a new communicator for each color. Blocks until all ranks of this one call this.
+     * Creates a new communicator for each color. Blocks until all ranks of this communicator call
+     * this.
      *
      * @param color the color: ranks with the same color form a communicator; negative for none
-     * @param key the order of the ranks in the new communicator; equal keys are ordered by rank
-     *     here
+     * @param key the order of the ranks in the new communicator; equal keys are ordered by rank in
+     *     this communicator
      * @param config the configuration
      * @return the communicator; the caller closes it. Null if the color is negative
      */
@@ -157,7 +158,7 @@ public final class NcclCommunicator implements AutoCloseable {
     }
 
     /**
-     * {@return the element types that NCCL reduces} Others can be moved as {@link
+     * {@return the element types that NCCL reduces} Other types can be moved as {@link
      * ScalarType#UINT8}.
      */
     public static Set<ScalarType> reducibleTypes() {
@@ -360,17 +361,17 @@ public final class NcclCommunicator implements AutoCloseable {
 
     /**
      * Aborts the operations of this rank and frees the communicator. A call that waits for other
-     * ranks fails. With ranks in one process, NCCL frees memory only when the last of them aborts
-     * or closes. The GPU may finish later: see {@link CudaStream#query()}. Idempotent.
+     * ranks fails. With ranks in one process, NCCL frees memory only when the last rank aborts or
+     * closes. The GPU may finish later: see {@link CudaStream#query()}. Idempotent.
      */
     public void abort() {
         free(take(true), Nccl::ncclCommAbort);
     }
 
     /**
-     * Frees the communicator. No operation may be running. With ranks in one process, the last of
-     * them frees all, and the others return at once; ranks in several processes of a host wait for
-     * each other. Idempotent.
+     * Frees the communicator. No operation may be running. With ranks in one process, the last rank
+     * to call frees all communicators, and the other calls return immediately. Ranks in several
+     * processes of a host wait for each other. Idempotent.
      */
     @Override
     public void close() {

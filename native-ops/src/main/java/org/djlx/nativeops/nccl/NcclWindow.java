@@ -35,7 +35,10 @@ public final class NcclWindow implements AutoCloseable {
         this.handle = handle;
     }
 
-    /** {@return why windows are not available; empty if they are, which requires NCCL 2.27} */
+    /**
+     * {@return why windows are not available; empty if windows are available, which requires NCCL
+     * 2.27}
+     */
     public static Optional<String> unavailabilityCause() {
         Throwable cause = NativeLibrary.NCCL.unavailabilityCause();
         if (cause != null) {

@@ -8,7 +8,7 @@ import com.sun.jna.Native;
 import org.djlx.nativeops.LibraryProbes;
 
 /**
- * Binds NCCL's functions for symmetric memory. A class of its own, because NCCL has them only from
+ * Binds NCCL's functions for symmetric memory. A separate class, because NCCL has them only from
  * 2.27 on, and JNA cannot bind a class with missing functions.
  */
 final class NcclWindowCalls {

@@ -10,9 +10,9 @@ import java.nio.ByteBuffer;
 
 /**
  * Finds the Java buffer that holds an array's elements. Arrays that DJL creates on the CPU from
- * Java data have one. libtorch does not own it, so the elements live only as long as the array
- * refers to the buffer, even if other tensors share them. DJL has no accessor for it, so a field is
- * read.
+ * Java data have one. libtorch does not own the buffer: the elements live only as long as the array
+ * refers to the buffer, even if other tensors share them. DJL has no accessor, so this class reads
+ * DJL's field.
  */
 final class BufferOfArray {
 

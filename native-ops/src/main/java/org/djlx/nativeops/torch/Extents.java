@@ -61,7 +61,7 @@ final class Extents {
         return strides;
     }
 
-    /** Returns the bytes from the first element of an array to the end of its last one. */
+    /** Returns the bytes from the first element of an array to the end of its last element. */
     static long byteSpan(long[] sizes, long[] strides, int itemSize) {
         for (long size : sizes) {
             if (size == 0) {

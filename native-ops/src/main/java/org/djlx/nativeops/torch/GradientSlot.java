@@ -91,7 +91,10 @@ final class GradientSlot {
         }
     }
 
-    /** Returns the number of other handles of a leaf's gradient; 0 if it has none. */
+    /**
+     * Returns the number of handles of a leaf's gradient, without the leaf's own; 0 if the leaf has
+     * no gradient.
+     */
     static int holders(long leaf) {
         check();
         long impl = of(leaf).getLong(0);

@@ -39,8 +39,8 @@ public final class HalfBits {
         }
         float infiniteIfLarge = Math.abs(value) * 0x1.0p112f;
         float scaled = infiniteIfLarge * 0x1.0p-110f;
-        // Adding this power of two leaves as many fraction bits as a float16 has, also a subnormal
-        // one.
+        // Adding this power of two leaves as many fraction bits as the float16 has; a subnormal
+        // float16 has fewer.
         int exponent = Math.max(bits & 0x7f800000, 0x38800000);
         int sum = Float.floatToRawIntBits(Float.intBitsToFloat(exponent + 0x07800000) + scaled);
         return (short) (sign | (sum >>> 13 & 0x7c00) + (sum & 0xfff));

@@ -7,7 +7,7 @@ package org.djlx.nativeops.torch;
 import java.util.Arrays;
 
 /**
- * The element types of libtorch's arrays ({@code c10::ScalarType}), including those that {@link
+ * The element types of libtorch's arrays ({@code c10::ScalarType}), including types that {@link
  * ai.djl.ndarray.types.DataType} does not have. Quantized types are left out, because their
  * elements have no meaning without the array's quantizer.
  */
@@ -54,7 +54,8 @@ public enum ScalarType {
     UINT64(29, 8, Category.INTEGER);
 
     /**
-     * In the order of type promotion: a result can be stored in its own category or a later one.
+     * In the order of type promotion: a result can be stored in its own category or a later
+     * category.
      */
     enum Category {
         BOOLEAN,

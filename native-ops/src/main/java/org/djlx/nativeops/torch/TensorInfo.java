@@ -5,7 +5,7 @@
 package org.djlx.nativeops.torch;
 
 /**
- * Properties of a tensor, read at once, because each getter of {@link Torch} costs a call and
+ * Properties of a tensor, read by one call, because each getter of {@link Torch} costs a call and
  * checks.
  *
  * @param type the element type

@@ -31,8 +31,9 @@ import org.djlx.nativeops.host.Scratch;
  *
  * <p><b>Threads.</b> Thread-safe, except that an array must not be read while it is written, and an
  * array, its manager or its memory must not be closed while another thread uses it. On a GPU,
- * operators are queued on the calling thread's current stream and return at once. An array may be
- * closed before this stream has executed them; for other streams use {@link CudaStream#keepAlive}.
+ * operators are queued on the calling thread's current stream and return immediately. An array may
+ * be closed before this stream has executed them; for other streams use {@link
+ * CudaStream#keepAlive}.
  *
  * <p><b>Gradients.</b> If the calling thread's gradient mode is on, autograd records {@link #copy},
  * {@link #cast}, {@link #attention}, {@link #silu} and the in-place operators, as it records
@@ -79,7 +80,7 @@ public final class Torch {
     }
 
     /**
-     * {@return an array's element type, sizes, strides and address at once}
+     * {@return an array's element type, sizes, strides and address, read by one call}
      *
      * @param array the array
      * @throws IllegalArgumentException also if the array is quantized

@@ -11,7 +11,7 @@ import org.djlx.nativeops.host.Scratch;
 /**
  * Calls operators by name, for which the stable C ABI has no function. Arguments and results are
  * passed on a stack of 64-bit values. The dispatcher consumes the handles of tensor arguments, so
- * it is given new ones. The caller owns the handle of the result.
+ * it is given new handles. The caller owns the handle of the result.
  */
 final class TorchDispatcher {
 

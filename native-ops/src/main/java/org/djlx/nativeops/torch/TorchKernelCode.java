@@ -51,7 +51,7 @@ final class TorchKernelCode {
                 ByteBuffer.allocate(128)
                         .order(ByteOrder.LITTLE_ENDIAN)
                         .put(bytes(0xf3, 0x0f, 0x1e, 0xfa)) // endbr64
-                        .put(bytes(0x48, 0x83, 0xec, 0x08)) // sub rsp, 8: calls want it aligned
+                        .put(bytes(0x48, 0x83, 0xec, 0x08)) // sub rsp, 8: aligns it for the call
                         .put(bytes(0x48, 0xb8)) // mov rax, callback
                         .putLong(callback)
                         .put(bytes(0xff, 0xd0)) // call rax

@@ -36,8 +36,8 @@ import org.djlx.nativeops.host.Scratch;
  *   <li><b>Gradients.</b> With gradients on, DJL's operators in a kernel are differentiated as
  *       usual. A kernel that does anything else must refuse inputs for which {@link
  *       NoGradient#isRecorded} holds.
- *   <li><b>Side effects.</b> libtorch assumes that there are none: it may drop a call whose result
- *       is not used, and merge equal calls.
+ *   <li><b>Side effects.</b> libtorch assumes that kernels have no side effects: it may drop a call
+ *       whose result is not used, and merge equal calls.
  *   <li><b>Errors.</b> An exception ends the model's call with an {@link
  *       ai.djl.engine.EngineException} that has its message. {@link #call} throws the original
  *       exception.
@@ -147,8 +147,8 @@ public final class TorchLibrary {
     }
 
     /**
-     * Runs a kernel. Owns the handles of tensors on the stack; libtorch owns the result's. Must not
-     * throw into native code.
+     * Runs a kernel. Owns the handles of tensors on the stack; libtorch owns the result's handle.
+     * Must not throw into native code.
      */
     private static Pointer run(TorchSchema schema, Kernel kernel, Pointer stack) {
         try {
@@ -186,7 +186,8 @@ public final class TorchLibrary {
 
     /**
      * Runs code that runs models. If it throws because a kernel has thrown on this thread, throws
-     * the kernel's exception, with the code's as a suppressed one. Calls may be nested.
+     * the kernel's exception, with the code's exception as a suppressed exception. Calls may be
+     * nested.
      *
      * @param code the code
      * @param <T> the type of the result

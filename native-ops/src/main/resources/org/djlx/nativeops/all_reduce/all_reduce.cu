@@ -11,7 +11,7 @@
 //
 // Synchronisation
 //   one-shot, two-shot  a thread polls for the packs that it needs (one_shot.cuh)
-//   mesh                block b signals block b of its peers and waits for them; they have written the same packs
+//   mesh                block b signals block b of its peers and waits for their signals; block b writes the same packs on all ranks
 //   direct              the first blocks exchange addresses, the last blocks meet at a barrier
 //
 // Invariants
@@ -27,8 +27,8 @@
 #endif
 #include "one_shot.cuh"
 
-// Barrier of a block with the same block of the ranks in `mask`: signals them that this block's writes are done, and waits for
-// their signals. Returns false to all threads on timeout or stop.
+// Barrier between the blocks of one index on the ranks in `mask`: signals that this block's writes are done, and waits for the peers'
+// signals. Returns false to all threads on timeout or stop.
 __device__ bool flag_barrier(const Launch& launch, int phase, u32 block, u32 mask, u32 epoch) {
   __syncthreads();  // all threads' writes happen before the signals
   bool good = true;
@@ -77,7 +77,8 @@ __device__ __forceinline__ void one_shot(typename T::Bits* tensor, u64 count, co
 // Two-shot: rank p sums part p of all tensors and pushes the sum to all peers. The second half of a slot holds sums.
 //
 // Pipeline of a thread, per pack i: push the parts of pack i + 1, sum pack i, take the peers' sums of pack i - 1.
-// No deadlock: at pack i a thread waits only for steps of its peers at earlier packs, and the first step waits for none.
+// No deadlock: a thread pushes before it waits. At pack i it waits for parts that its peers push at pack i - 1, then for sums that they
+// push at pack i - 1; at its last pack also for the sums of pack i, after it has pushed its own.
 template <typename T>
 __device__ __forceinline__ void two_shot(typename T::Bits* tensor, u64 count, const Launch& launch, float divisor) {
   u32 epoch = begin_epoch(launch);
@@ -200,8 +201,8 @@ __device__ void mesh(typename T::Bits* tensor, u64 count, const Launch& launch, 
   end_epoch(launch, epoch);
 }
 
-// Publishes this rank's tensor to a peer: its address and element count, 32 bits a word, the epoch in the upper half. So a peer
-// cannot take a word of another launch for one of this, even if it is late and this rank has timed out and moved on.
+// Publishes this rank's tensor to a peer: its address and element count, 32 bits a word, the epoch in the upper half. The epoch
+// tells a late peer which launch a word belongs to, even if this rank has timed out and started the next launch.
 __device__ void publish_tensor(u64* words, u64 address, u64 count, u32 epoch) {
   u32 values[TENSOR_WORDS] = {(u32)address, (u32)(address >> 32), (u32)count};
   for (int i = 0; i < TENSOR_WORDS; i++) {
@@ -209,7 +210,7 @@ __device__ void publish_tensor(u64* words, u64 address, u64 count, u32 epoch) {
   }
 }
 
-// Waits for a peer's tensor and returns its address; null on timeout, stop or if its size differs.
+// Waits for a peer's tensor and returns its address; null on timeout, on stop, or if the sizes differ.
 __device__ u64 wait_tensor(const u64* words, u64 count, u32 epoch, const Launch& launch, u32 peer) {
   u64 begin = global_time();
   for (u32 i = 1;; i++) {
@@ -231,9 +232,10 @@ __device__ u64 wait_tensor(const u64* words, u64 count, u32 epoch, const Launch&
 
 // Direct: every rank sums one part of all tensors in place and writes the sum to all of them.
 //
-// - Ranks synchronise at the beginning (block 0 publishes the tensor's address) and at the end only; no other rank touches the part.
+// - Ranks synchronise at the beginning (block 0 publishes the tensor's address) and at the end only. In between, each part is accessed
+//   by one rank only.
 // - The blocks of a rank need not be co-resident.
-// - Tensors are aligned to packs and addressable by all ranks' GPUs, as cudaMalloc memory of one process with peer access is.
+// - Tensors are aligned to packs and addressable by all ranks' GPUs, for example cudaMalloc memory of one process with peer access.
 // - The host keeps the tensor of a failed rank allocated: a late peer may still write to it.
 template <typename T>
 __device__ __forceinline__ void direct(typename T::Bits* tensor, u64 count, const Launch& launch, float divisor) {

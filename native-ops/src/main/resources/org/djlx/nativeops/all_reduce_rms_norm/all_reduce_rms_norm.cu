@@ -1,5 +1,5 @@
-// All-reduce, residual addition and RMSNorm in one launch, for the few rows of a decode step; and the latter two alone, after an
-// all-reduce of many rows.
+// All-reduce, residual addition and RMSNorm in one launch, for the few rows of a decode step. Residual addition and RMSNorm
+// also as a kernel of their own, after an all-reduce of many rows.
 //
 //   sum      = partials of all ranks in rank order, in float32, rounded to the element type
 //   residual = residual + sum, in float32, rounded
@@ -7,15 +7,16 @@
 //
 // Memory: the slots and epochs of one-shot all-reduces (one_shot.cuh); a row takes whole packs of a slot. Shared memory: the new
 // residual of a row, in whole packs.
-// Synchronisation: each thread polls for the packs that it pushed to the peers itself. No block waits for another of its rank.
+// Synchronisation: each thread polls for the peers' packs with the indices that it pushed itself. No block waits for another block of
+// its rank.
 //
 // Invariants
 // - A block has one row at a time. It reads the residual and the weight while the peers' packs are in flight.
 // - The residual has the bits of an all-reduce followed by an addition.
 // - The order in which squares are added depends on the row length alone: equal residuals give equal norms on all ranks.
 // - After a timeout or stop the results are undefined (signal.cuh).
-// - Dependents start after the peers' packs have arrived. The blocks of a dependent matmul fill the SMs while they wait; launched
-//   earlier, they would keep them from work that a peer must do before its own kernel, on a GPU that ranks or groups share.
+// - Dependents start after the peers' packs have arrived. Waiting blocks of a dependent matmul fill the SMs; on a GPU that
+//   ranks or groups share, a peer may need these SMs for work before its own kernel.
 //
 // Compiled with
 //   RANKS   world size, 2 to 8
@@ -38,7 +39,7 @@ struct Rows {
   u64 hidden;
 };
 
-// EXCHANGE: the partial is this rank's and the kernel all-reduces it; otherwise it is the sum already.
+// EXCHANGE: the kernel all-reduces the ranks' partials; otherwise the partial is already the sum.
 template <typename T, bool EXCHANGE>
 __device__ __forceinline__ void normalize(const Rows<T>& args, float epsilon, const Launch& launch) {
   extern __shared__ uint4 values[];

@@ -7,7 +7,7 @@
 //
 // All-gather + matmul (tile order as in Flux, Chang et al. 2024)
 //   1. The first blocks push this rank's shard into its slot on every peer, and signal each peer once its shard is complete.
-//   2. All blocks compute tiles: those of the own shard first, then of the next rank's shard, and so on. Tiles of a peer's shard wait
+//   2. All blocks compute tiles: first of the own shard, then of the next rank's shard, and so on. Tiles of a peer's shard wait
 //      for its signal.
 //
 // Matmul + reduce-scatter
@@ -22,15 +22,15 @@
 // - A rank enters an operation by signalling its epoch to the peers; nothing is written to a peer before it has entered.
 // - Work that needs no peer fills the wait: own tiles of an all-gather, about one tile a block of a reduce-scatter.
 // - Epochs are counted in device memory, so graphs replay without extra nodes.
-// - A wait ends after `timeout` or when the host sets `stop`. The kernel then reports the missing rank and goes on; its results are
-//   undefined. A rank that has not entered is sent nothing.
+// - A wait ends after `timeout` or when the host sets `stop`. The kernel then reports the missing rank and continues; its results
+//   are undefined. A rank that has not entered is sent nothing.
 //
 // Compiled with
 //   TILE_N      64, 128 or 256
 //   TYPE        Bfloat16 or Float16
 //   TRANSPOSED  1: the columns of B are contiguous (K-major); 0: its rows
 //   SCATTER     1: matmul + reduce-scatter; 0: all-gather + matmul
-//   GATED       1: all-gather + matmul with one K-major B, the columns of the gates followed by as many of the values; stores
+//   GATED       1: all-gather + matmul with one K-major B, the columns of the gates, then the columns of the values; stores
 //               silu(gates) * values of the unrounded sums. TILE_N is 128 or 256
 #include "hopper.cuh"
 #include "signal.cuh"
@@ -80,7 +80,7 @@ static_assert(PUSH_BUFFERS * PUSH_BYTES <= STAGES * STAGE_BYTES, "push buffers f
 // Kernel argument, in words of 8 bytes. Java: the offsets of the launcher's struct.
 struct Launch {
   TensorMap left;               // A: this rank's shard (gather), all of A (scatter)
-  TensorMap arrived;            // this rank's slots, one per rank. With `pull` they hold what the peers read
+  TensorMap arrived;            // this rank's slots, one per rank. With `pull` they hold the parts that peers read
   TensorMap right[MAX_RIGHTS];  // each B
   TensorMap out[MAX_RANKS];     // gather: the product with each B. Scatter: this rank's slot on each peer, and at `rank` its
                                 // result. With `pull`: where this rank reads on each peer
@@ -99,7 +99,7 @@ struct Launch {
   Status* status;
   u64 timeout;               // ns
   u32* counters;             // of this rank; 0 before and after a launch
-  char* entered[MAX_RANKS];  // on each rank: a word per rank, the epoch that it has entered; at `rank` its count
+  char* entered[MAX_RANKS];  // on each rank: a word per rank, the epoch that the rank has entered; at `rank` the operation count
   u64 entered_distance;      // bytes between words
   char* signals[MAX_RANKS];  // on each rank. Gather: a word per rank. Scatter: per rank, a word per half tile
   u64 rank_distance;         // bytes between the words of two ranks
@@ -158,7 +158,8 @@ __device__ __forceinline__ void signal_entered(const Launch& launch, const Share
   if (peer < launch.ranks && peer != launch.rank) signal((u32*)entered(launch, peer, launch.rank), shared.epoch);
 }
 
-// Waits until a peer has entered the operation, unless a wait has failed before. Returns whether it has: only then it is sent data.
+// Waits until a peer has entered the operation, unless a wait has failed before. Returns whether the peer has entered: only then
+// may data be sent to it.
 __device__ __forceinline__ bool wait_entered(const Launch& launch, Shared& shared, u32 peer) {
   const char* word = entered(launch, launch.rank, peer);
   wait_rank(launch, shared, word, peer);
@@ -182,8 +183,8 @@ __device__ __forceinline__ Tile tile_at(const Launch& launch, u32 index) {
   if (step >= launch.ranks) return {NO_PART};
   Tile tile;
 #if SCATTER
-  // After `own_delay` tiles of the last peer's part, its tiles and those of the own part alternate: by then the peers have computed
-  // their first tiles of the own part.
+  // After `own_delay` tiles of the last peer's part, its tiles and the own part's tiles alternate: by then the peers have
+  // computed their first tiles of the own part.
   u32 begin = (launch.ranks - 2) * part_tiles + launch.own_delay;
   if (launch.ranks > 1 && index >= begin) {
     u32 both = index - begin;
@@ -250,7 +251,7 @@ __device__ void push(const Launch& launch, Shared& shared, char* memory) {
     }
     wait_stores_written();
     fence_async();
-    // The last block to finish this peer signals for all.
+    // The last block that has pushed to this peer signals for all blocks.
     u32* count = launch.counters + PUSHED + peer;
     u32 before;
     asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(count) : "memory");
@@ -287,7 +288,7 @@ __device__ void copy_gathered(const Launch& launch, Shared& shared, char* memory
 }
 #endif
 
-// One thread: the tile scheduler. A tile is fetched SCHEDULE_AHEAD k steps before the previous one has been loaded: late enough to
+// One thread: the tile scheduler. A tile is fetched SCHEDULE_AHEAD k steps before the previous tile has been loaded: late enough to
 // balance the blocks, early enough that the loading thread does not wait for the counter.
 __device__ void schedule_tiles(const Launch& launch, Shared& shared) {
   for (u32 index = 0;; index++) {
@@ -497,7 +498,7 @@ __device__ void compute(const Launch& launch, Shared& shared, char* stages, char
 #pragma unroll
       for (int box = 0; box < BOXES; box++) {
         float* own = d + box * 32;
-        float sum[32];  // of the ranks below this one
+        float sum[32];  // of the ranks below this rank
         for (u32 source = 0; source < launch.ranks; source++) {
           if (source == launch.rank) continue;
           u32 ring_slot = boxes % RING;
@@ -580,7 +581,7 @@ extern "C" __global__ void __launch_bounds__(FUSED_THREADS, 1) fused_matmul(cons
   __syncthreads();
   if (group == 0) {
     give_registers<40>();
-    // By block 0, which starts first: another kernel may occupy some SMs until the peers go on.
+    // By block 0, which starts first: another kernel may occupy some SMs until the peers continue.
     if (blockIdx.x == 0 && threadIdx.x >= 96) signal_entered(launch, shared, threadIdx.x - 96);
     // Threads of one warp run concurrently here: they are branches of one statement (independent thread scheduling).
     switch (threadIdx.x) {

@@ -1,10 +1,11 @@
-// Path GATHERED: all-gather before a matmul and reduce-scatter after it, for messages so small that latency counts.
+// Path GATHERED: all-gather before a matmul and reduce-scatter after it, for small messages, where latency dominates.
 //
 // Memory: the slots of one-shot all-reduces. Both kinds of launches alternate between the halves by one epoch (one_shot.cuh).
-// Synchronisation: each thread polls for the packs that it pushed to the peers itself; no barrier, no flag.
+// Synchronisation: each thread polls for the peers' packs with the indices that it pushed itself; no barrier, no flag.
 //
 // Invariants
-// - All ranks launch with the same number of packs or elements, at most a slot; any number of blocks that run at once.
+// - All ranks launch with the same number of packs or elements, at most a slot. The number of blocks may differ between ranks; all
+//   blocks of a rank must be resident at the same time.
 // - A thread sends its next pack before it waits for the peers' current one.
 // - A word of all ones, a NaN in every element type, arrives as another NaN.
 // - Sums are in float32, in rank order, rounded once.

@@ -33,7 +33,7 @@ struct Attention {
   const int* table;      // block table: (rows, table_stride), the first token of each block in the cache
   const float* cosines;  // (positions, HEAD_SIZE / 2)
   const float* sines;
-  const int* first_chunks;  // of each row: chunks of the rows before
+  const int* first_chunks;  // of each row: the chunks of all previous rows
   float* chunks;            // partial results: (rows, KV heads, chunks of the row, GROUP_SIZE, HEAD_SIZE + 2)
   u32* chunks_ended;        // (rows, KV heads); 0 before and after a launch
   u64 table_stride;
@@ -74,7 +74,7 @@ __device__ __forceinline__ void attend(const Attention& args, float scale) {
   u32 head = blockIdx.x, row = blockIdx.y, chunk = blockIdx.z;  // the last chunks, short or empty, start last
   u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
   u32 upper = lane / 4, within = lane % 4;
-  // Step 1: load keys, and early values, of cached tokens while the primary kernel ends, unless it writes some of them.
+  // Step 1: load keys, and early values, of cached tokens while the primary kernel ends, unless that kernel writes some of these tokens.
   if (CACHED) wait_for_primary();
   int position = args.positions[row];
   u64 first_chunk = args.first_chunks[row];

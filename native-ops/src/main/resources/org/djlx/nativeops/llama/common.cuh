@@ -24,7 +24,7 @@ typedef TYPE T;
 typedef T::Bits Bits;
 
 const int PACK = Pack<T>::COUNT;
-const int STEP = 4 * PACK;  // elements of a row that 4 lanes load at once
+const int STEP = 4 * PACK;  // elements of a row that 4 lanes load at a time
 const float LOWEST = -1e30f;  // below every attention score and logit
 
 // Copies a pack to shared memory (cp.async), or zeros if `there` is false. ONCE: for weights; also fetches neighbouring bytes into L2.

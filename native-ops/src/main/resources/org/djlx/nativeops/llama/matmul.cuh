@@ -43,7 +43,7 @@ struct Matmul {
 const int MATMUL_WARPS = 8;
 const int TURN_LOADS = 2 * MATMUL_WARPS;  // warps alternate in k after two loads each, a cache line of L2
 
-// Whether sums have shared memory of their own.
+// Whether sums have their own shared memory.
 __host__ __device__ constexpr bool has_separate_sums(int x_tiles) { return x_tiles == 1; }
 
 // The stages that fit into shared memory, 2 to max_stages; `copied` is the number of x tiles in a stage. Java computes the same, and

@@ -248,7 +248,7 @@ __device__ __forceinline__ void rms_norm_weight_gradient(const WeightGradient<T>
 // ---------------------------------------------------------------------------------------------------------------------------
 // Rotary embedding of heads (rotary.cuh; RotaryEmbedding in Java). The gradient rotates by the negative angle.
 //
-// A block has one token: its queries, keys and values, each in an array of its own or all in one; values are copied. Or queries only.
+// A block has one token: its queries, keys and values, in three arrays or in one; values are copied. Or queries only.
 
 template <typename T>
 struct Heads {
@@ -334,7 +334,7 @@ struct PackLoop {
   }
 };
 
-// Gates and values are two arrays, or the two halves of each row of one array; so are their gradients.
+// Gates and values are two arrays, or the two halves of each row of one array; their gradients likewise.
 template <typename T>
 struct Gate {
   typename T::Bits* y;

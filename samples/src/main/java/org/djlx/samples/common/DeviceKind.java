@@ -9,7 +9,7 @@ public enum DeviceKind {
     /** All ranks share the CPU. */
     cpu("shm"),
 
-    /** Each rank has a GPU of its own. */
+    /** Each rank has its own GPU. */
     gpu("cuda_p2p");
 
     private final String backend;

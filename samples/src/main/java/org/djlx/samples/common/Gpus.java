@@ -18,7 +18,7 @@ public final class Gpus {
     /**
      * Checks that this process can use GPUs and their libraries.
      *
-     * @param libraries the libraries, apart from CUDA
+     * @param libraries the libraries, without CUDA
      * @throws IllegalStateException if there are too few GPUs, or a library is missing
      */
     public static void require(int count, NativeLibrary... libraries) {

@@ -12,8 +12,8 @@ import picocli.CommandLine.Parameters;
 import picocli.CommandLine.Spec;
 
 /**
- * {@code help}: the help of a command. picocli's own excludes the {@code --help} that all commands
- * have.
+ * {@code help}: the help of a command. picocli's own help command does not work with the option
+ * {@code --help} that all commands have.
  */
 @Command(name = "help", description = "Shows the help of a command.")
 public final class HelpCommand implements Runnable {

@@ -36,7 +36,7 @@ public final class RankOptions {
 
     @Option(
             names = "--processes",
-            description = "Runs each rank in a process of its own, not on a thread.")
+            description = "Runs each rank in its own process, not on a thread.")
     private boolean processes;
 
     @Option(
@@ -64,7 +64,7 @@ public final class RankOptions {
         return ranks(number, "Number of ranks; " + number + " if not given.");
     }
 
-    /** Adds {@code --ranks} with a default and a description of its own. */
+    /** Adds {@code --ranks} with its own default and description. */
     public RankOptions ranks(int number, String description) {
         otherwise = number;
         ranksText = description;
@@ -199,7 +199,7 @@ public final class RankOptions {
         return gpus;
     }
 
-    /** Returns the ranks of {@link #ranksOfGpus} in words, such as "2 ranks on GPUs". */
+    /** Returns the ranks of {@link #ranksOfGpus} as text, such as "2 ranks on GPUs". */
     public String placement() {
         return Ranks.count(count()) + " on " + (Gpus.count() > 0 ? "GPUs" : "the CPU");
     }

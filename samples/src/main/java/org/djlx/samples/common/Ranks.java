@@ -42,7 +42,8 @@ public final class Ranks {
      * @param option the name of the option
      * @param requested the value of the option; null if the option is not given
      * @param processes whether the command starts a process for each rank
-     * @throws UsageException if the number is out of range, or if a rank is to start ranks
+     * @throws UsageException if the number is out of range, or this process is a rank and {@code
+     *     processes} is true
      */
     public static void check(String option, Integer requested, boolean processes) {
         check(option, requested, MOST_THREADS, processes);
@@ -60,11 +61,11 @@ public final class Ranks {
                                 requested));
         refuseIf(
                 processes && isRank,
-                "--processes starts a job, but this process is already a rank of one: RANK is set."
-                        + " Leave --processes out");
+                "--processes starts a job, but this process is already a rank of a job: RANK is"
+                        + " set. Leave --processes out");
     }
 
-    /** Returns a number of ranks in words, such as "2 ranks". */
+    /** Returns a number of ranks as text, such as "2 ranks". */
     public static String count(int ranks) {
         return ranks + (ranks == 1 ? " rank" : " ranks");
     }

@@ -58,7 +58,7 @@ public abstract class RootCommand {
         return root;
     }
 
-    /** Configures rank options among a spec's mixins, and theirs. */
+    /** Configures rank options among the mixins of a spec, and among the mixins of these mixins. */
     private static void configure(CommandSpec spec, CommandSpec command) {
         for (CommandSpec mixin : spec.mixins().values()) {
             if (mixin.userObject() instanceof RankOptions options) {

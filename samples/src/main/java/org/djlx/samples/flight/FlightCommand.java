@@ -31,8 +31,8 @@ import picocli.CommandLine.Parameters;
 @Command(
         name = "flight",
         description = {
-            "Finds the rank that is behind, or whose call differs, in the flight records that the"
-                    + " ranks of a broken group wrote."
+            "Reads the flight records of a broken group's ranks. Finds the rank that is behind, or"
+                    + " the rank with a different call."
         })
 public final class FlightCommand extends CliCommand {
 
@@ -42,8 +42,8 @@ public final class FlightCommand extends CliCommand {
             paramLabel = "FILE",
             arity = "1..*",
             description = {
-                "The records, one for each rank; those of several groups may be mixed.",
-                "Of several jobs with a group of the same name, the latest one counts."
+                "One record per rank. Records of several groups may be mixed.",
+                "If several jobs had a group of the same name, only the latest job is shown."
             })
     private List<Path> files;
 
@@ -77,7 +77,7 @@ public final class FlightCommand extends CliCommand {
             // Users do not know the parser's terms.
             if (e.getCause() != null && e.getCause().getCause() instanceof JsonParseException) {
                 throw new IOException(
-                        file + " is not a flight record: it is not JSON, or that of something else",
+                        file + " is not a flight record: it is not JSON, or JSON of another kind",
                         e);
             }
             throw e;

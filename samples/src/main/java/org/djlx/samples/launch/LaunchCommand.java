@@ -27,7 +27,7 @@ import picocli.CommandLine.Parameters;
             "With --max-restarts, all ranks then start again, with a new store and"
                     + " TORCHELASTIC_RESTART_COUNT one higher.",
             "With --nnodes, run it once on each host, with the same --nproc, --master-addr and"
-                    + " --master-port, and a --node-rank of its own.",
+                    + " --master-port, and its own --node-rank.",
             "Example: samples/run.sh launch --nproc 2 mlp"
         })
 public final class LaunchCommand extends CliCommand {

@@ -27,11 +27,11 @@ import picocli.CommandLine.Model.CommandSpec;
  *
  * <p>The JVMs run the same java executable on the same class path as the caller. The launcher
  * prints each line of a rank with the prefix {@code [rank] }. A carriage return also ends a line.
- * Lines over 64 KiB are cut into pieces. When a rank exits with a code other than 0, the others are
- * stopped: SIGTERM, and SIGKILL once the grace period is over. The same happens when the calling
- * JVM shuts down. Each rank runs in a session of its own ({@code setsid} of util-linux). Once the
- * rank has ended, or if the launcher is killed, the processes left in the session are killed, too.
- * Only processes that took a session of their own survive.
+ * Lines over 64 KiB are cut into pieces. When a rank exits with a code other than 0, the other
+ * ranks are stopped: SIGTERM, then SIGKILL after the grace period. The same happens when the
+ * calling JVM shuts down. Each rank runs in its own session ({@code setsid} of util-linux). Once
+ * the rank has ended, or if the launcher is killed, the processes left in the session are killed,
+ * too. Only processes that took a session of their own survive.
  *
  * <pre>{@code
  * int exitCode = Launcher.builder().setProcesses(4).setMainClass("com.example.Train").build().launch();
@@ -41,7 +41,7 @@ import picocli.CommandLine.Model.CommandSpec;
  * a new store and {@code TORCHELASTIC_RESTART_COUNT} one higher. The job itself must save and
  * restore its state.
  *
- * <p>A launcher is immutable; each call of {@link #launch} is a job of its own.
+ * <p>A launcher is immutable; each call of {@link #launch} is a separate job.
  */
 public final class Launcher {
 
@@ -277,11 +277,11 @@ public final class Launcher {
         }
 
         /**
-         * Sets the number of launchers of the job, usually one a host, and the index of this one; 1
-         * and 0 by default. All have the same number of processes, master address and port. A
-         * node's ranks come after those of lower nodes. Node 0 serves the store. If a rank of one
-         * node fails, or its launcher is stopped, the other launchers stop their ranks and return
-         * the same code.
+         * Sets the number of launchers of the job, usually one a host, and the index of this
+         * launcher; 1 and 0 by default. All have the same number of processes, master address and
+         * port. Ranks are numbered node by node. Node 0 serves the store. If a rank of one node
+         * fails, or its launcher is stopped, the other launchers stop their ranks and return the
+         * same code.
          */
         public Builder optNodes(int nodes, int nodeRank) {
             this.nodes = nodes;

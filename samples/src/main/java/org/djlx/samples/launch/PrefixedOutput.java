@@ -145,7 +145,7 @@ final class PrefixedOutput implements Runnable {
         }
     }
 
-    /** Writes a line at once. */
+    /** Writes a line as a whole: lines of other threads are not mixed in. */
     static boolean print(PrintStream out, byte[] text) {
         byte[] whole = Arrays.copyOf(text, text.length + 1);
         whole[text.length] = '\n';

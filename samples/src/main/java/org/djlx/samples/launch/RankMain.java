@@ -18,7 +18,7 @@ public final class RankMain {
 
     /**
      * Runs the main method of the class that the first argument names. An exception ends the
-     * process with code 1 at once, even if other threads still run. The launcher then stops the
+     * process with code 1 immediately, even if other threads still run. The launcher then stops the
      * other ranks.
      */
     public static void main(String[] args) throws ReflectiveOperationException {

@@ -141,7 +141,7 @@ final class RankProcesses implements AutoCloseable {
         List<Process> ranks = started();
         try {
             // Not Process.destroy(): it also closes the streams. That would lose the rank's last
-            // output, and the end of stdin would halt the rank at once.
+            // output, and the end of stdin would halt the rank immediately.
             ranks.forEach(process -> process.toHandle().destroy());
             long deadline = System.nanoTime() + gracePeriod.toNanos();
             for (Process process : ranks) {

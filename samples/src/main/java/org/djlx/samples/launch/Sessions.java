@@ -69,7 +69,8 @@ final class Sessions {
     }
 
     /**
-     * Kills all processes of a session except this one, and waits up to 5 s until they are gone.
+     * Kills all processes of a session except this process, and waits up to 5 s until they have
+     * ended.
      *
      * @param id the session's leader, which may have ended
      */
@@ -79,7 +80,7 @@ final class Sessions {
         while (!left.isEmpty() && System.nanoTime() - start < LIMIT_NANOS) {
             left.forEach(ProcessHandle::destroyForcibly);
             Thread.sleep(1);
-            // Includes processes started meanwhile.
+            // Includes processes that were started during the loop.
             left = members(id);
         }
     }

@@ -59,7 +59,8 @@ final class BytePairEncoding {
     /**
      * Trains on a text: repeatedly merges the most frequent pair of adjacent tokens.
      *
-     * @param most the most tokens of the vocabulary, 261 or more; a short text yields fewer
+     * @param most the maximum number of tokens of the vocabulary, 261 or more; a short text yields
+     *     fewer
      */
     static BytePairEncoding train(String text, int most) {
         refuseIf(

@@ -46,7 +46,10 @@ public final class GenerateCommand extends CliCommand {
     @Option(names = "--prompt", required = true, paramLabel = "TEXT", description = "The prompt.")
     private String prompt;
 
-    @Option(names = "--max-tokens", paramLabel = "N", description = "Most tokens to generate.")
+    @Option(
+            names = "--max-tokens",
+            paramLabel = "N",
+            description = "Maximum number of tokens to generate.")
     private int maxTokens = 128;
 
     @Option(
@@ -148,7 +151,7 @@ public final class GenerateCommand extends CliCommand {
 
     private static String summary(
             Generation generation, int tokens, long firstNanos, long otherNanos) {
-        // The time to the first token is that of the prefill.
+        // The time to the first token is the time of the prefill.
         String speed =
                 tokens < 2
                         ? ""

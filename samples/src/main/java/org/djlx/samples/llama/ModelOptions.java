@@ -52,14 +52,20 @@ public final class ModelOptions {
             names = "--max-length",
             paramLabel = "N",
             description =
-                    "Most tokens of a prompt and its answer; if not given, the model's limit, but"
-                            + " 8192 at most.")
+                    "Maximum number of tokens of a prompt and its answer; if not given, the model's"
+                            + " limit, but at most 8192.")
     private Integer maxLength;
 
-    @Option(names = "--max-running", paramLabel = "N", description = "Most sequences in a batch.")
+    @Option(
+            names = "--max-running",
+            paramLabel = "N",
+            description = "Maximum number of sequences in a batch.")
     private int maxRunning = 64;
 
-    @Option(names = "--max-queued", paramLabel = "N", description = "Most requests that wait.")
+    @Option(
+            names = "--max-queued",
+            paramLabel = "N",
+            description = "Maximum number of waiting requests.")
     private int maxQueued = 1024;
 
     @Option(
@@ -79,8 +85,8 @@ public final class ModelOptions {
     /**
      * Loads a model or, in a process started by {@code launch} or torchrun, its rank's part.
      *
-     * @return the generator, to be closed; it may {@linkplain LlamaGenerator#isFollower follow}
-     *     that of another process
+     * @return the generator, to be closed; it may {@linkplain LlamaGenerator#isFollower follow} the
+     *     generator of another process
      * @throws IOException if a file cannot be read
      * @throws UsageException if an option does not fit the model
      */
@@ -129,8 +135,8 @@ public final class ModelOptions {
     /**
      * Checks before loading, which may take minutes, that the model has a tokenizer.
      *
-     * @param directory where the model is, if there is one
-     * @throws UsageException if there is none
+     * @param directory the model directory; may be missing
+     * @throws UsageException if the model has no tokenizer
      */
     public void requireTokenizer(Path directory) {
         refuseIf(
@@ -142,10 +148,10 @@ public final class ModelOptions {
     /**
      * Checks before loading that an answer may be as long as the user asks for.
      *
-     * @param directory where the model is, if there is one
+     * @param directory the model directory; may be missing
      * @param maxTokens the tokens of the answer; the prompt has one or more
      * @throws IOException if the model's configuration cannot be read
-     * @throws UsageException if it may not, or config.json is invalid
+     * @throws UsageException if the answer may be too long, or config.json is invalid
      */
     void requireRoom(Path directory, int maxTokens) throws IOException {
         if (!Files.exists(directory.resolve("config.json"))) {

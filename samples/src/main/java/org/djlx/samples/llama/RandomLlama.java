@@ -88,7 +88,8 @@ public final class RandomLlama implements AutoCloseable {
      * @param parent the folder of its directory; null for /dev/shm if memory suffices, otherwise
      *     the JVM's temporary folder
      * @return the model, to be closed
-     * @throws IOException if there is too little room or a file cannot be written; no file is left
+     * @throws IOException if there is too little room or a file cannot be written; then no file
+     *     remains
      */
     public static RandomLlama write(Size size, Path parent) throws IOException {
         return write(size.config, parent);
@@ -102,7 +103,7 @@ public final class RandomLlama implements AutoCloseable {
             throw new IOException(
                     String.format(
                             "%s has no room for the %d bytes of a Llama, or is not a writable"
-                                    + " folder; name another one",
+                                    + " folder; name another folder",
                             place, bytes));
         }
         RandomLlama model = new RandomLlama(Files.createTempDirectory(place, "djlx-llama-"));
@@ -212,7 +213,7 @@ public final class RandomLlama implements AutoCloseable {
                 deleteIfEmpty();
             }
         } catch (NoSuchFileException e) {
-            // The shutdown hook deleted it meanwhile.
+            // The shutdown hook has deleted it.
         } catch (IOException e) {
             throw new UncheckedIOException("cannot delete " + directory, e);
         }

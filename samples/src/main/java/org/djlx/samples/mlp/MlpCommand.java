@@ -20,7 +20,7 @@ import picocli.CommandLine.Command;
 import picocli.CommandLine.Mixin;
 import picocli.CommandLine.Option;
 
-/** {@code mlp}: a tensor-parallel MLP, compared with the same computed without sharding. */
+/** {@code mlp}: a tensor-parallel MLP, compared with an unsharded MLP. */
 @Command(
         name = "mlp",
         description = {
@@ -35,8 +35,8 @@ import picocli.CommandLine.Option;
 public final class MlpCommand extends CliCommand {
 
     /**
-     * The largest error against the float64 reference, relative to the largest magnitude: some
-     * hundred roundings of float32, five of bfloat16.
+     * The largest error against the float64 reference, relative to the largest magnitude: about a
+     * hundred rounding errors of float32, five of bfloat16.
      */
     private static final Map<String, Double> TOLERANCES = Map.of("float32", 1e-5, "bfloat16", 2e-2);
 

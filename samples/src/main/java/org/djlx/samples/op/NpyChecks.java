@@ -38,7 +38,7 @@ final class NpyChecks {
     /**
      * Checks that DJL can decode the array.
      *
-     * @throws IllegalArgumentException if it cannot, with the reason
+     * @throws IllegalArgumentException if DJL cannot; the message gives the reason
      */
     static void requireReadable(byte[] npy) {
         if (npy.length < VERSION_END || !Arrays.equals(Arrays.copyOf(npy, MAGIC.length), MAGIC)) {

@@ -44,10 +44,10 @@ import picocli.CommandLine.Parameters;
             "Ranks are threads, or processes; in a process started by 'launch' or torchrun, op runs"
                     + " that process's rank.",
             "scatter, reduceScatter and allToAll take an array for each rank, coalesced operations"
-                + " any number of arrays, all others one. broadcast and scatter read on the root"
-                + " only. Results are named arr_0 and so on, as by numpy.savez; those of"
-                + " allGatherMatmul product_0 and so on, and gathered; that of matmulReduceScatter"
-                + " product.",
+                + " any number of arrays, all other operations one array. broadcast and scatter"
+                + " read on the root only. Results are named arr_0 and so on, as by numpy.savez;"
+                + " the results of allGatherMatmul product_0 and so on, and gathered; the result of"
+                + " matmulReduceScatter product.",
             "Example: samples/run.sh op allGatherMatmul --ranks 2 --example"
         })
 public final class OpCommand extends CliCommand {
@@ -74,16 +74,16 @@ public final class OpCommand extends CliCommand {
     @Option(
             names = "--example",
             description =
-                    "Writes example arrays into those of the files of --input and --b that do not"
-                            + " exist; in-{rank}.npz and b-{rank}.npz if these are not given.")
+                    "Writes example arrays into the files of --input and --b that do not exist."
+                            + " Default files: in-{rank}.npz and b-{rank}.npz.")
     private boolean example;
 
     @Option(
             names = "--array",
             paramLabel = "NAME",
             description =
-                    "Takes this array of the input, not all; may be repeated, for several in this"
-                            + " order.",
+                    "Takes only this array of the input. Repeat the option for several arrays, in"
+                            + " this order.",
             showDefaultValue = Visibility.NEVER)
     private List<String> arrays = new ArrayList<>();
 
@@ -91,8 +91,8 @@ public final class OpCommand extends CliCommand {
             names = "--split",
             paramLabel = "DIM",
             description =
-                    "Splits the arrays of the one input along this dimension: each rank gets its"
-                            + " part.")
+                    "Splits the arrays of a single input file along this dimension: each rank gets"
+                            + " its part.")
     private Integer split;
 
     @Option(

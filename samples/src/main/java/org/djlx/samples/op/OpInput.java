@@ -24,8 +24,8 @@ import org.djlx.nativeops.torch.Torch;
  * @param pattern the name of the file; {rank} in it stands for the rank
  * @param names the arrays to take, in this order; empty for all
  * @param split the dimension along which each array is split into equal parts, one for each rank;
- *     null if it is not
- * @param type the element type that arrays are converted to; null for that of the file
+ *     null if arrays are not split
+ * @param type the element type that arrays are converted to; null for the type in the file
  */
 record OpInput(String pattern, List<String> names, Integer split, ScalarType type) {
 

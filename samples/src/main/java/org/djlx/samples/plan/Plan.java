@@ -29,8 +29,8 @@ import org.djlx.samples.common.TextTable;
  * The predicted cost of an operator on groups of tensor-parallel ranks. Each group has a replica of
  * B.
  *
- * <p>A group takes one host, or several if it has more ranks than a host has GPUs. Further hosts
- * hold further replicas, which sum B's gradients across the network.
+ * <p>A group takes one host, or several if it has more ranks than a host has GPUs. More hosts hold
+ * more groups, which sum the gradients of B across the network.
  */
 final class Plan {
 
@@ -51,7 +51,7 @@ final class Plan {
      *
      * @param shape the sizes of each replica
      * @param ranks the ranks of a group
-     * @param hosts the number of all hosts; 0 for those of one group
+     * @param hosts the total number of hosts; 0 for the hosts of one group
      * @throws IllegalArgumentException if the shape cannot be divided among the ranks, or the hosts
      *     among groups
      */
@@ -173,10 +173,14 @@ final class Plan {
             text.append(
                     "Extrapolated: the group has several hosts, whose network was not measured.\n");
         } else if (Integer.bitCount(ranks) > 1) {
-            text.append("NCCL was measured with 2, 4 and 8 ranks; between them it is estimated.\n");
+            text.append(
+                    "NCCL was measured with 2, 4 and 8 ranks; its time for other numbers is"
+                            + " estimated.\n");
         }
         if (type.itemSize() > 2) {
-            text.append("Matmuls were measured with bfloat16; for others a data sheet counts.\n");
+            text.append(
+                    "Matmuls were measured with bfloat16; the rate of other types is from a data"
+                            + " sheet.\n");
         }
         if (replicas() > 1) {
             text.append(
@@ -246,7 +250,8 @@ final class Plan {
     /**
      * Returns the cells of this plan. A training step takes three times the operator: forward, and
      * twice that backward. Its efficiency is the part of the time in which a GPU does not wait for
-     * gradients; the two figures are for sums after the backward pass and for sums beside it.
+     * gradients. The first figure is for gradients summed after the backward pass, the second for
+     * gradients summed during it.
      */
     private List<String> row(boolean training) {
         double step = 3 * micros();

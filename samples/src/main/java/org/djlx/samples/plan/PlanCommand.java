@@ -68,8 +68,8 @@ public final class PlanCommand extends CliCommand {
             paramLabel = "N",
             split = ",",
             description =
-                    "Hosts, or several numbers; those of one group if not given. Further hosts hold"
-                            + " replicas, which sum gradients.",
+                    "The number of hosts, or several numbers; the hosts of one group if not given."
+                            + " More hosts hold more replicas, which sum gradients.",
             showDefaultValue = Visibility.NEVER)
     private List<Integer> hosts = List.of();
 
@@ -93,7 +93,7 @@ public final class PlanCommand extends CliCommand {
     @Option(
             names = "--machine",
             description =
-                    "The GPUs: h200, which was measured; h100, of which one GPU was measured; or"
+                    "The GPUs: h200, which was measured; h100, one GPU measured; or"
                             + " this, the first GPU of this process, which is measured once.")
     private String machine = "h200";
 

@@ -28,7 +28,7 @@ import picocli.CommandLine.Option;
         description = "Prints what each backend supports: operation by element type.")
 public final class SupportCommand extends CliCommand {
 
-    /** The types with a column of their own. */
+    /** The types that each have a column. */
     private static final List<ScalarType> TYPES =
             List.of(
                     ScalarType.FLOAT64,

@@ -43,7 +43,7 @@ import picocli.CommandLine.Parameters;
                 + " for ui.perfetto.dev and chrome://tracing: a rank is a process, its streams are"
                 + " threads. The trace shows which pushes overlap with the matmul, and which rank"
                 + " waits for which.",
-            "Ranks are threads. On GPUs, times are those of events around the steps, a barrier"
+            "Ranks are threads. On GPUs, events around the steps measure the times, a barrier"
                     + " before the operator aligns the ranks, and the operator never takes its"
                     + " single-kernel path."
         })

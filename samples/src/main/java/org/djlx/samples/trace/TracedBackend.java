@@ -21,8 +21,8 @@ import org.djlx.collectives.spi.Support;
 import org.djlx.nativeops.cuda.CudaDevice;
 
 /**
- * A backend around another one. Its P2P buffers record the steps of an operator. It executes the
- * operations of fused operators; it has no collectives.
+ * A backend around another backend. Its P2P buffers record the steps of an operator. It executes
+ * the operations of fused operators; it has no collectives.
  */
 final class TracedBackend extends Backend {
 

@@ -25,7 +25,7 @@ final class TracedCudaStream extends TracedStream {
     private final boolean isCurrent;
 
     /**
-     * Creates the stream of an operation. Device and CUDA stream stay the caller's.
+     * Creates the stream of an operation. The caller owns the device and the CUDA stream.
      *
      * @param start the origin of times, recorded on a stream of the same GPU
      */
@@ -86,7 +86,7 @@ final class TracedCudaStream extends TracedStream {
         step("wait for the other stream", () -> cuda.waitEvent(((StreamEvent) event).event()));
     }
 
-    /** No-op: enqueued work goes on. */
+    /** No-op: enqueued work continues. */
     @Override
     public void close() {}
 }

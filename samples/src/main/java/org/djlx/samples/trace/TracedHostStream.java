@@ -16,7 +16,9 @@ import org.djlx.collectives.p2p.P2pBuffers;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.nativeops.host.SharedMemory;
 
-/** A stream on the CPU: the calling thread, or a thread of its own. */
+/**
+ * A stream on the CPU. The side stream has its own thread; other streams run on the calling thread.
+ */
 final class TracedHostStream extends TracedStream {
 
     private final ExecutorService thread; // null if it is the calling thread

@@ -19,7 +19,7 @@ import org.knowm.xchart.XYChartBuilder;
 import org.knowm.xchart.style.lines.SeriesLines;
 import org.knowm.xchart.style.markers.SeriesMarkers;
 
-/** Training and held-out losses over steps: saved beside checkpoints, and drawn. */
+/** Training and held-out losses over steps: saved in the folder of checkpoints, and drawn. */
 final class LossCurve {
 
     private static final int WIDTH = 900;

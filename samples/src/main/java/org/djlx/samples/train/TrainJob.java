@@ -126,7 +126,7 @@ final class TrainJob {
          */
         default void sampled(int percent, String text) {}
 
-        /** The loss of a batch of all ranks; 200 times, and a few more. */
+        /** The loss of a batch of all ranks; called about 200 times in a training. */
         void trained(int step, float loss, double tokensPerSecond);
 
         /** The loss on the held-out part, after {@link #trained} of the same step. */
@@ -445,7 +445,7 @@ final class TrainJob {
             characters.add(token(i));
         }
         for (int i = PROMPT; i < written.length; i++) {
-            // The tokens after the last one do not affect its prediction.
+            // The padding after the last token does not affect the last token's prediction.
             long[] context = new long[settings.context];
             context[0] = TrainedLlama.BEGIN;
             int begin = Math.max(0, i - settings.context + 1);

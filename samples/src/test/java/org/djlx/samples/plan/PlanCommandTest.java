@@ -62,7 +62,7 @@ class PlanCommandTest extends CommandTest {
         assertTrue(line(text, "fused").endsWith("impossible"), text);
         assertTrue(line(text, "nccl").endsWith("yes"), text);
         assertTrue(text.contains("Extrapolated: the group has several hosts"), text);
-        assertTrue(text.contains("a data sheet counts"), text);
+        assertTrue(text.contains("is from a data sheet"), text);
     }
 
     @Test

@@ -25,7 +25,7 @@ public final class Batch {
     private static final ThreadLocal<Batch> CURRENT = new ThreadLocal<>();
     private static final AtomicInteger OPEN = new AtomicInteger(); // of all threads
 
-    // In the order of the calls. NCCL launches a step as a whole, in an order of its own.
+    // In the order of the calls. NCCL launches a step as a whole, and chooses the order within it.
     private final Map<StreamQueue, Map<Integer, List<QueuedWork>>> steps = new LinkedHashMap<>();
     private int step;
     private int depth;
@@ -60,7 +60,7 @@ public final class Batch {
     /**
      * Requires that this thread has no open batch.
      *
-     * @param operation the operation that the caller waits for at once
+     * @param operation the operation that the caller waits for immediately
      * @throws IllegalStateException if there is an open batch
      */
     public static void requireNone(Operation operation) {

@@ -16,8 +16,8 @@ import org.djlx.collectives.CollectiveMismatchException;
 public interface Connection {
 
     /**
-     * Connects with the other ranks, which all do the same, unless this has happened before. Waits
-     * for them. Returns whether this call has connected.
+     * Connects with the other ranks; no-op if connected. All ranks call this, and it waits for
+     * them. Returns whether this call has connected.
      */
     boolean connect();
 
@@ -40,7 +40,10 @@ public interface Connection {
      */
     void verify(QueuedWork work);
 
-    /** Launches operations of one or more queues together; their order within a queue is open. */
+    /**
+     * Launches operations of one or more queues together; operations of one queue may run in any
+     * order.
+     */
     void launchTogether(Runnable launches);
 
     /** Returns the error that the connection reports, if any. */

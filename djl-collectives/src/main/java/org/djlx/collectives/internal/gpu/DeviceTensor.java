@@ -17,18 +17,19 @@ import org.djlx.nativeops.torch.Torch;
  * The elements of a tensor in contiguous GPU memory, from the call of an operation to its end.
  *
  * <ul>
- *   <li>Keeps the tensor's storage alive even if the array is closed meanwhile. Otherwise, libtorch
- *       would give the memory to the next array of the current stream.
+ *   <li>Keeps the tensor's storage alive even if the array is closed before the end. Otherwise,
+ *       libtorch would give the memory to the next array of the current stream.
  *   <li>Uses a copy if the tensor is not contiguous, or if asked for ({@link #copied}). {@link
- *       #load} fills the copy on the operation's stream because operations before may write the
- *       tensor.
+ *       #load} fills the copy on the operation's stream because earlier operations may still write
+ *       the tensor.
  * </ul>
  */
 public final class DeviceTensor implements AutoCloseable {
 
     private final NDArray original; // null if the hold suffices
     private final NDArray contiguous; // the original or a copy; null if the hold suffices
-    private final TensorHold hold; // on the tensor or its copy; null if there is neither
+    private final TensorHold
+            hold; // on the tensor or its copy; null if there is no tensor and no copy
     private final TensorInfo info;
     private final long address;
     private final boolean input;
@@ -56,7 +57,10 @@ public final class DeviceTensor implements AutoCloseable {
         }
     }
 
-    /** Wraps a contiguous tensor; without an alias of the array, which costs most. */
+    /**
+     * Wraps a contiguous tensor. Makes no alias of the array, because making it would cost most of
+     * the time.
+     */
     private DeviceTensor(NDArray tensor, TensorInfo info) {
         this.info = info;
         input = true;
@@ -81,7 +85,7 @@ public final class DeviceTensor implements AutoCloseable {
         return new DeviceTensor(manager, tensor, true, false);
     }
 
-    /** Wraps a tensor all of whose elements are written. The manager owns a copy. */
+    /** Wraps a tensor; the operation writes all its elements. The manager owns a copy. */
     public static DeviceTensor output(NDManager manager, NDArray tensor) {
         return new DeviceTensor(manager, tensor, false, false);
     }

@@ -13,8 +13,9 @@ import org.slf4j.LoggerFactory;
 
 /**
  * Frees resources of destroyed groups in the background. The driver and NCCL may wait for all
- * kernels of a GPU before they free its memory. One of these kernels may belong to another group,
- * and wait for a rank that waits for the destroying thread: freeing on that thread could deadlock.
+ * kernels of a GPU before they free its memory. Such a kernel may belong to another group and wait
+ * for a rank that waits for the destroying thread. So freeing on the destroying thread could
+ * deadlock.
  */
 public final class Disposal {
 
@@ -46,7 +47,10 @@ public final class Disposal {
         }
     }
 
-    /** Waits at most for a time until all resources given to {@link #run} are free; true if so. */
+    /**
+     * Waits until all resources given to {@link #run} are free, at most for a time. Returns whether
+     * they are free.
+     */
     public static boolean await(Duration patience) {
         return LongCalls.join(RUNNING, patience);
     }

@@ -8,11 +8,12 @@ import java.util.List;
 import org.djlx.nativeops.cuda.CudaStream;
 
 /**
- * The GPU part of an operation: what to enqueue, and the tensors it uses.
+ * The GPU part of an operation: the code that enqueues it, and its tensors.
  *
  * @param in the tensors that are only read; kept until the operation has ended
  * @param out the tensors that are written; kept until the operation has ended
- * @param detail values that must match those of other ranks, besides the operation's signature
+ * @param detail values that must match the other ranks' values, in addition to the operation's
+ *     signature
  * @param isConnected whether the operation uses the queue's {@link Connection}, which may wait for
  *     other ranks before the operation is on the stream; false for a kernel
  */

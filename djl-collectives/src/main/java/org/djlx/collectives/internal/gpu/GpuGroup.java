@@ -55,13 +55,15 @@ import org.djlx.nativeops.cuda.CudaStream;
  * <ol>
  *   <li>If the queue of collectives or the extension fails, all queues and the extension fail. If a
  *       queue of messages fails, it fails alone.
- *   <li>The first reason breaks a queue; later ones are ignored. Later calls fail with that reason.
+ *   <li>The first reason breaks a queue; later reasons are ignored. Later calls fail with the first
+ *       reason.
  *   <li>When the extension is broken, it sends the reason to the other ranks before anything is
  *       aborted.
  *   <li>All works that have not ended are failed before the abort: after it they would look as if
  *       they had succeeded. For the same reason, {@link Connection#aborting} comes before {@link
  *       Connection#abort}.
- *   <li>All broken queues are aborted at once because the operations of one may wait for another's.
+ *   <li>All broken queues are aborted at the same time, because operations of one queue may wait
+ *       for operations of another.
  *   <li>Failed works complete after the abort, in their order. They release their memory only if
  *       the GPU has stopped, and memory that peers may still write into when the kernel says so.
  * </ol>
@@ -92,10 +94,10 @@ public final class GpuGroup {
     /**
      * Creates the group's queue of collectives, and starts the watchdog.
      *
-     * @param backend what the backend that connects the ranks is called, such as "NCCL"
+     * @param backend the name of the backend that connects the ranks, such as "NCCL"
      * @param resources the GPU; closed with the group
      * @param connection connects the collectives of all ranks
-     * @param deadPeer names a peer whose process has ended, if there is one
+     * @param deadPeer returns the name of a peer whose process has ended; empty if there is none
      */
     public GpuGroup(
             String name,
@@ -122,7 +124,7 @@ public final class GpuGroup {
      *
      * @param key orders the queues, in the same way on all ranks
      * @param queue the queue's name, in threads and messages
-     * @param connection connects the two ranks
+     * @param connection connects this rank and the peer
      */
     public StreamQueue addMessages(String key, String queue, Connection connection) {
         StreamQueue added = new StreamQueue(queue, this, connection);
@@ -272,14 +274,17 @@ public final class GpuGroup {
         watchdog.fail(failingWith(failed), reason);
     }
 
-    /** Fails an operation that does not match those of other ranks; its queue goes on. */
+    /** Fails an operation that does not match the other ranks' operations; its queue continues. */
     void refuse(QueuedWork work, CollectiveException reason) {
         if (watchdog.remove(work)) {
             work.fail(reason);
         }
     }
 
-    /** Returns the error of a kernel on a queue, if any. There are none among messages. */
+    /**
+     * Returns the error of a kernel on a queue; empty if there is none. Queues of messages run no
+     * kernels.
+     */
     Optional<String> kernelError(StreamQueue queue) {
         return queue == collectives ? extension.error() : Optional.empty();
     }
@@ -289,7 +294,7 @@ public final class GpuGroup {
         return queue == collectives ? extension.missing() : List.of();
     }
 
-    /** Returns the reason why a kernel failed that has ended; null if it did not. */
+    /** Returns why a kernel failed; null if it succeeded. Called after the kernel has ended. */
     CollectiveException failureOf(Operation operation) {
         return extension.failureOf(operation);
     }
@@ -346,7 +351,7 @@ public final class GpuGroup {
         return first;
     }
 
-    /** Fails running works and ends the watchdog; {@link #close} does so, too. */
+    /** Fails running works and ends the watchdog. {@link #close} also does this. */
     public void stop() {
         synchronized (this) {
             if (stopped) {

@@ -43,12 +43,12 @@ public final class GpuResources implements AutoCloseable {
         this.blocking = blocking;
     }
 
-    /** Returns the device as DJL names it. */
+    /** Returns DJL's device. */
     public Device device() {
         return device;
     }
 
-    /** Returns the device as CUDA knows it. */
+    /** Returns the CUDA device. */
     public CudaDevice cuda() {
         return cuda;
     }

@@ -68,7 +68,8 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
     protected abstract void release();
 
     /**
-     * Returns the failure of an operation whose enqueued work has ended; null if it did not fail.
+     * Returns the operation's failure; null if it succeeded. Called after its work on the GPU has
+     * ended.
      */
     protected CollectiveException failureAtEnd() {
         return null;
@@ -109,7 +110,7 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
         return failure != null;
     }
 
-    /** Restarts the time that the operation may take. */
+    /** Restarts the operation's timeout. */
     protected final void restartTime() {
         startNanos = System.nanoTime();
     }
@@ -192,14 +193,14 @@ public abstract class GpuWork implements Work, Watchdog.Watched {
         }
     }
 
-    /** Fails a work, unless it has ended. Nothing of it may run on the GPU. */
+    /** Fails a work, unless it has ended. No part of the work may be running on the GPU. */
     public final void fail(CollectiveException reason) {
         if (seal(reason)) {
             complete(true);
         }
     }
 
-    /** Also true while another thread, which has seen the end, still releases memory. */
+    /** Also true if the work has ended, and another thread is still releasing its memory. */
     @Override
     public final boolean isCompleted() {
         return poll() || hasEnded();

@@ -48,9 +48,7 @@ public interface GroupExtension extends Watchdog.Queue {
     /** Lets the group's stream wait for the extension's operations, before it is used. */
     default void join() {}
 
-    /**
-     * Returns the reason why an operation failed whose kernel has ended; null if it did not fail.
-     */
+    /** Returns why an operation failed; null if it succeeded. Called after its kernel has ended. */
     default CollectiveException failureOf(Operation operation) {
         return null;
     }

@@ -69,7 +69,7 @@ public final class QueuedWork extends GpuWork {
         return call;
     }
 
-    /** Stops the time that the operation may take: the verification has a timeout of its own. */
+    /** Stops the operation's timeout: the verification has its own timeout. */
     void beginVerification() {
         verifying = true;
     }
@@ -107,10 +107,10 @@ public final class QueuedWork extends GpuWork {
         return ready == null;
     }
 
-    /** Marks the end of what {@link #launch} enqueued, when it is in the stream. */
+    /** Records the end of the work that {@link #launch} has enqueued on the stream. */
     void launched(CudaStream stream) {
         if (hasEnded()) {
-            return; // It has failed meanwhile, and its tensors are released.
+            return; // It failed during the launch, and its tensors are released.
         }
         queue.resources().flush(call.out(), stream);
         recordEnd(stream);

@@ -107,14 +107,15 @@ public final class StreamQueue implements Watchdog.Queue {
                 release();
             }
         }
-        // The other ranks have launched this operation, so later ones would not match theirs.
+        // The other ranks have launched this operation, so this rank's later operations would not
+        // match theirs.
         group.fail(this, failure);
     }
 
     /**
-     * Makes the calling thread the owner of the queue, which launches the operations, or queues
-     * them for the helper. NCCL chooses the order of operations within a unit, so all ranks must
-     * form the same units. Any thread may launch them.
+     * If the operations can be launched now, makes the calling thread the owner of the queue, to
+     * launch them. Otherwise queues them for the helper. NCCL chooses the order of operations
+     * within a unit, so all ranks must form the same units. Any thread may launch them.
      *
      * @param units the operations; each unit is launched as a whole, one unit after the other
      * @return true if the calling thread is the owner: it must {@link #launch} the units and then
@@ -189,8 +190,8 @@ public final class StreamQueue implements Watchdog.Queue {
 
     /**
      * Waits until all issued operations are enqueued on the stream, or the queue is broken. This
-     * may wait for other ranks, because the helper may. The operations of a batch count as issued
-     * when the batch ends.
+     * may wait for other ranks, because the helper may wait for them. The operations of a batch
+     * count as issued when the batch ends.
      *
      * @return a number that changes with every launch
      */
@@ -207,7 +208,7 @@ public final class StreamQueue implements Watchdog.Queue {
 
     /**
      * Returns whether all issued operations are enqueued on the stream, so that {@link
-     * #awaitLaunched} returns at once.
+     * #awaitLaunched} returns immediately.
      */
     public synchronized boolean isLaunched() {
         return helper == null && owner == null;

@@ -152,7 +152,7 @@ public final class Watchdog implements AutoCloseable {
 
     /**
      * Watches a work until it has ended. The works of a queue end in the order in which they are
-     * added: the watchdog polls the first one only.
+     * added: the watchdog polls only the first work of a queue.
      */
     public synchronized void add(Watched work) {
         works.computeIfAbsent(work.queue(), queue -> new ArrayDeque<>()).add(work);
@@ -431,7 +431,10 @@ public final class Watchdog implements AutoCloseable {
         }
     }
 
-    /** Aborts all queues at once because the operations of one may wait for those of another. */
+    /**
+     * Aborts all queues at the same time, because operations of one queue may wait for operations
+     * of another.
+     */
     private static boolean abort(List<Queue> queues) {
         List<Thread> aborters =
                 queues.stream()

@@ -14,8 +14,8 @@ import org.djlx.nativeops.host.AtomicBuffer;
 import org.djlx.nativeops.host.NativeMemory;
 
 /**
- * A log of the calls of all ranks in shared memory. Each rank publishes its calls and compares them
- * with those of the other ranks once both are there, without waiting. So mismatches are found
+ * A log of the calls of all ranks in shared memory. Each rank publishes its calls. It compares a
+ * call with another rank's call once both are published, and does not wait. So mismatches are found
  * although the GPUs run the operations asynchronously.
  *
  * <p>A rank keeps its last {@value #SLOTS} calls. It overwrites call k only after all others have
@@ -110,10 +110,10 @@ final class CallLog {
     }
 
     /**
-     * Compares the calls that this rank and others have published and that were not compared
-     * before.
+     * Compares this rank's calls with other ranks' calls, as far as both are published and not yet
+     * compared.
      *
-     * @return the number of the first that differs; 0 if there is none
+     * @return the number of the first call that differs; 0 if none differs
      */
     int compare() {
         int first = 0;
@@ -149,7 +149,9 @@ final class CallLog {
         return !Arrays.equals(own, theirs);
     }
 
-    /** Reads a call; returns false if another call is, or was meanwhile, written to its slot. */
+    /**
+     * Reads a call; returns false if another call was written to its slot, also during the read.
+     */
     private boolean read(int peer, int number, long[] call) {
         int slot = slot(peer, number);
         if (words.getIntVolatile(slot) != number) {

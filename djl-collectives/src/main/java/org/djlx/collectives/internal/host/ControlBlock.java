@@ -13,8 +13,7 @@ import org.djlx.nativeops.host.NativeMemory;
 /**
  * The part of the shared memory in which ranks synchronise and see each other's state: one record
  * per rank, then the signal words, then one failure reason per rank. A rank writes its own record;
- * only the doorbell is written by others. Data written by different ranks is on different cache
- * lines.
+ * peers write only its doorbell. Data written by different ranks is on different cache lines.
  *
  * <pre>
  *   record (512 bytes)
@@ -91,7 +90,7 @@ public final class ControlBlock {
         words.putIntVolatile(rank * RECORD, epoch);
     }
 
-    /** Returns the epoch at which a rank has stopped waiting; 0 if there is none. */
+    /** Returns the epoch at which a rank has stopped waiting; 0 if it has not stopped. */
     public int abandoned(int rank) {
         return words.getIntVolatile(rank * RECORD + ABANDONED);
     }
@@ -144,7 +143,8 @@ public final class ControlBlock {
     }
 
     /**
-     * Sleeps until another rank rings. Returns at once if one has rung since {@link #prepareSleep}.
+     * Sleeps until another rank rings. Returns immediately if one has rung since {@link
+     * #prepareSleep}.
      *
      * @param doorbell the result of {@link #prepareSleep}
      * @param nanos the maximum time in ns

@@ -159,8 +159,8 @@ public final class GroupErrors {
     }
 
     /**
-     * An operation timed out because of other ranks and what they omitted, such as {@code did not
-     * arrive}.
+     * An operation timed out because of other ranks. The message says what they did not do, such as
+     * {@code did not arrive}.
      */
     public static CollectiveTimeoutException timedOut(
             Operation operation, int rank, List<Integer> missing, String omission) {
@@ -170,7 +170,7 @@ public final class GroupErrors {
     /**
      * An operation timed out because of other ranks.
      *
-     * @param omission what they did not do, such as {@code did not arrive}
+     * @param omission what the missing ranks did not do, such as {@code did not arrive}
      * @param cause the underlying timeout, or null
      */
     public static CollectiveTimeoutException timedOut(
@@ -197,7 +197,7 @@ public final class GroupErrors {
      * An operation timed out.
      *
      * @param missing the ranks that have not called it; empty if unknown
-     * @param hint text to append if they are unknown
+     * @param hint text to append if the missing ranks are unknown
      */
     public static CollectiveTimeoutException timedOut(
             Operation operation, List<Integer> missing, String hint) {
@@ -235,7 +235,7 @@ public final class GroupErrors {
      * Checks that each rank expects as many bytes of an all-to-all as its peer sends.
      *
      * @param sent the bytes from one rank to another
-     * @param expected what the second rank expects from the first
+     * @param expected the bytes that the second rank expects from the first
      * @throws CollectiveMismatchException that names all pairs that differ
      */
     public static void requireSizes(
@@ -261,7 +261,7 @@ public final class GroupErrors {
                     operation
                             + ": the sizes do not match: "
                             + String.join("; ", mismatches)
-                            + "; a rank must send as many bytes as the other expects");
+                            + "; a rank must send as many bytes as the receiver expects");
         }
     }
 

@@ -32,7 +32,8 @@ public final class Liveness {
      * Returns when a process started, in clock ticks since boot; -1 if the process has ended or is
      * a zombie. Together with the process id this identifies a process, even if the id is reused.
      *
-     * @throws UncheckedIOException if it cannot be read, for example for lack of file descriptors
+     * @throws UncheckedIOException if the process state cannot be read, for example for lack of
+     *     file descriptors
      */
     public static long startTime(long pid) {
         try {
@@ -48,7 +49,7 @@ public final class Liveness {
         try {
             stat = Files.readString(process.resolve("stat"), StandardCharsets.ISO_8859_1);
         } catch (IOException e) {
-            // The process may have ended meanwhile. This check needs no file descriptor.
+            // The process may have ended. This check needs no file descriptor.
             if (Files.notExists(process)) {
                 return -1;
             }

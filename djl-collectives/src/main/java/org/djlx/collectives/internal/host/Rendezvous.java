@@ -22,8 +22,9 @@ import org.djlx.collectives.spi.Operation;
  * <ul>
  *   <li>At the start of an operation ({@link #begin}, {@link #awaitAgreement}), to compare the
  *       calls before anything changes. A mismatch then leaves the group usable.
- *   <li>Between the steps of an operation ({@link #synchronize}), if one host writes memory that
- *       others read: it may be read after all have written, and overwritten after all have read.
+ *   <li>Between the steps of an operation ({@link #synchronize}), if hosts read each other's
+ *       memory: a host reads after all hosts have written, and overwrites after all hosts have
+ *       read.
  *   <li>At a signal from one rank to another.
  *   <li>When one rank has published so many more calls than another that the {@link CallLog} is
  *       full, because calls must be compared before they are overwritten. Its {@value
@@ -34,16 +35,16 @@ import org.djlx.collectives.spi.Operation;
  * <p>A GPU backend ({@link HostSync}) orders its data on the GPU. Its hosts synchronise at the
  * start of an operation only with {@code optVerify}, and otherwise only when the log is full.
  *
- * <h2>Waits that are elsewhere</h2>
+ * <h2>Waits in other classes</h2>
  *
  * <ul>
  *   <li>A message of {@code shm} waits for its peer only ({@code MessageQueue}, {@code
  *       MessageDriver}), without epochs, because ranks send each other different numbers of
  *       messages. Its wait spins like this one ({@link #spins}) and sleeps on the same doorbell,
- *       but does not yield in between; whether it should was not measured.
+ *       but does not yield in between (yielding was not measured there).
  *   <li>NCCL connects ranks in the first operation of a kind, root and size; the call returns when
- *       the other ranks have made it too. A helper thread of {@code StreamQueue} makes such calls.
- *       Without it, two groups would deadlock if ranks issue the groups' first operations in
+ *       the other ranks have made the same call. A helper thread of {@code StreamQueue} makes such
+ *       calls. Without it, two groups would deadlock if ranks issue the groups' first operations in
  *       different orders. Later work on the stream, operations on other streams ({@code P2pQueue})
  *       and splits wait for the helper.
  *   <li>{@code nccl} with {@code optVerify} compares calls through the store ({@code
@@ -63,7 +64,7 @@ import org.djlx.collectives.spi.Operation;
  *   <li>Spin for about 2 µs, if there is a core for every rank. Peers that run in lockstep arrive
  *       within that time.
  *   <li>Yield the core for 1 ms times the number of ranks that share a core. Such peers cannot
- *       arrive before this one gives way.
+ *       arrive before this rank yields.
  *   <li>Sleep on the doorbell. Waking takes longer than a peer spins. Without the second phase one
  *       sleep would therefore make all peers sleep, one after the other.
  * </ol>
@@ -76,10 +77,10 @@ import org.djlx.collectives.spi.Operation;
  * <tr><td>4 KB, 8 processes</td><td>4600 to 7500</td><td>290 to 440</td></tr>
  * </table>
  *
- * <p>Longer spinning takes the core from ranks that share it: 4 KB between such ranks takes 15 to
- * 17 µs instead of 10 to 13.
+ * <p>Longer spinning takes the core from ranks that share it: an all-reduce of 4 KB between such
+ * ranks then takes 15 to 17 µs, not 10 to 13 µs.
  *
- * <p>A waiting rank notices at once if a peer announces that it has failed or left, checks
+ * <p>A waiting rank notices immediately if a peer announces that it has failed or left, checks
  * periodically whether processes are alive, and stops at the operation's deadline.
  *
  * <h2>Threads</h2>
@@ -199,7 +200,10 @@ public final class Rendezvous {
             ringOthers();
         }
         if (firstMissing(0, isWaiting) < worldSize) {
-            await(operation, isWaiting); // Until it is revoked, or that rank has failed.
+            await(
+                    operation,
+                    isWaiting); // Until the announcement is revoked, or the announcing rank has
+            // failed.
         }
     }
 
@@ -317,8 +321,8 @@ public final class Rendezvous {
      * @param operation the waiting operation; its timeout bounds the wait
      * @param arrived the condition for a rank. That rank must ring the doorbell after it changes
      *     the condition
-     * @throws CollectiveException if a rank for which it does not hold has left, failed or died, or
-     *     at the timeout
+     * @throws CollectiveException if a rank that does not meet the condition has left, failed or
+     *     died, or at the timeout
      */
     public void await(Operation operation, IntPredicate arrived) {
         int next = 0;
@@ -420,7 +424,7 @@ public final class Rendezvous {
      * destroyed; null if the call can run.
      */
     public CollectiveException obstacle(Object call) {
-        // First: a failure may be followed by close(), but is the cause.
+        // Check the failure first: close() may follow a failure, but the failure is the cause.
         CollectiveException reason = broken;
         if (reason != null) {
             return GroupErrors.broken(call, reason);

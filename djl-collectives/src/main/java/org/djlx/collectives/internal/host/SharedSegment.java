@@ -36,13 +36,13 @@ public final class SharedSegment implements AutoCloseable {
     }
 
     /**
-     * Creates the segment on rank 0 and maps it on the others. Returns when all ranks have mapped
-     * it and are {@linkplain ControlBlock.State#ACTIVE active}; from then on a waiting rank notices
-     * if another dies or closes the segment.
+     * Creates the segment on rank 0 and maps it on the other ranks. Returns when all ranks have
+     * mapped it and are {@linkplain ControlBlock.State#ACTIVE active}; from then on a waiting rank
+     * notices if another rank dies or closes the segment.
      *
      * @param byteSize the size in bytes, at least the size of a control block
      * @param configuration settings that must be the same on all ranks, one per line
-     * @throws CollectiveException on all ranks, if it fails on any rank
+     * @throws CollectiveException on all ranks, if any rank fails
      */
     public static SharedSegment map(
             GroupContext context, long byteSize, List<String> configuration) {

@@ -69,7 +69,7 @@ final class Calls {
         return inPlace(body, io, isRoot);
     }
 
-    /** Makes a call on one tensor, which some ranks write and the others read. */
+    /** Makes a call on one tensor, which some ranks write and other ranks read. */
     private GpuCall inPlace(Body body, DeviceTensor io, boolean isWritten) {
         List<DeviceTensor> tensor = List.of(io);
         return call(

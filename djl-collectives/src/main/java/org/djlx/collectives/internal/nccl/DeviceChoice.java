@@ -28,23 +28,23 @@ final class DeviceChoice {
             throw new IllegalArgumentException(
                     "NcclOptions has "
                             + devices.size()
-                            + " devices, and none of them for rank "
+                            + " devices, but no device for rank "
                             + rank
                             + ": give one device, or one for each rank");
         }
         return Optional.of(devices.get(devices.size() == 1 ? 0 : rank));
     }
 
-    /** Chooses the device of a rank for which none was given. */
+    /** Chooses the device of a rank if the user gave none. */
     static Device choose(GroupContext context, Map<String, String> environment) {
         return Device.gpu(
                 index(context.rank(), context.worldSize(), environment, CudaDevice.count()));
     }
 
     /**
-     * Returns {@code LOCAL_RANK} if {@code RANK} and {@code WORLD_SIZE} are those of this rank, as
-     * torchrun sets them for each process. Otherwise, as with ranks that are threads, returns the
-     * rank modulo the number of GPUs.
+     * Returns {@code LOCAL_RANK} if {@code RANK} and {@code WORLD_SIZE} match this rank and its
+     * world size: torchrun sets the three for each process. Otherwise, for example if ranks are
+     * threads, returns the rank modulo the number of GPUs.
      *
      * @throws IllegalArgumentException if {@code LOCAL_RANK} is not the index of a GPU
      */

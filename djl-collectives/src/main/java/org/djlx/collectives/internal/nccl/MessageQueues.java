@@ -25,9 +25,9 @@ import org.slf4j.LoggerFactory;
  * The queues of messages: one for each peer and direction. Each has a communicator of the two
  * ranks, which their first message creates.
  *
- * <p>The group's communicator does not suffice: NCCL runs the operations of a communicator one
- * after the other, even on different streams. A message would wait for collectives, and two ranks
- * that both send first and then receive would deadlock.
+ * <p>The group's communicator does not suffice: NCCL runs the operations of one communicator in
+ * sequence, even on different streams. A message would wait for collectives, and two ranks that
+ * both send first and then receive would deadlock.
  */
 final class MessageQueues {
 

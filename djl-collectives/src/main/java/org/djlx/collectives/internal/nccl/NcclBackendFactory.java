@@ -39,7 +39,7 @@ public final class NcclBackendFactory implements BackendFactory {
                 : NcclBackend.create(context, options);
     }
 
-    /** Converts the user's options to those of NCCL. */
+    /** Converts the user's options to NCCL's options. */
     static NcclOptions options(BackendOptions options) {
         if (options instanceof NcclOptions ncclOptions) {
             return ncclOptions;

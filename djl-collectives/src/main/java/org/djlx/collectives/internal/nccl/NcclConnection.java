@@ -21,15 +21,15 @@ import org.djlx.nativeops.nccl.NcclGroup;
 /**
  * A communicator of NCCL as the connection of a queue.
  *
- * <p>NCCL may set up connections when it first runs an algorithm, and waits for other ranks then.
- * Its choice of an algorithm depends on the type of an operation, its root and its size. So an
- * operation is ready to be launched without waiting only after one of the same type and root, and
- * of a size between the same powers of two.
+ * <p>When NCCL first runs an algorithm, it may set up connections and wait for other ranks. Its
+ * choice of an algorithm depends on the type of an operation, its root and its size. So an
+ * operation can be launched without waiting only if an earlier operation had the same type and
+ * root, and a size between the same powers of two.
  */
 final class NcclConnection implements Connection {
 
     /**
-     * Compares operations with those of other ranks before they are launched.
+     * Compares operations with the other ranks' operations before they are launched.
      *
      * @param concerns whether an operation must be compared
      * @param verify waits for the other ranks, and throws if the calls do not match
@@ -49,7 +49,7 @@ final class NcclConnection implements Connection {
      *
      * @param connector creates the communicator, waiting for other ranks; runs once
      * @param verifier compares operations before they are launched; null to compare none
-     * @param beforeAbort takes the reason of an abort, before it
+     * @param beforeAbort called with the reason before an abort
      */
     NcclConnection(
             Supplier<NcclCommunicator> connector,
@@ -141,7 +141,9 @@ final class NcclConnection implements Connection {
         }
     }
 
-    /** With ranks in several processes, NCCL waits for the others of this host to close, too. */
+    /**
+     * With ranks in several processes, NCCL waits until the other ranks of this host close, too.
+     */
     @Override
     public void close() {
         NcclCommunicator nccl = communicator;

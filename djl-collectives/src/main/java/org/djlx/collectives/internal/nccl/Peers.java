@@ -12,8 +12,8 @@ import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.internal.host.Liveness;
 
 /**
- * The processes of a group's ranks. {@link #dead} checks those of this host because NCCL itself may
- * wait forever for a process that has died.
+ * The processes of a group's ranks. {@link #dead} checks the processes on this host, because NCCL
+ * itself may wait forever for a process that has died.
  */
 final class Peers {
 
@@ -74,7 +74,10 @@ final class Peers {
         return new Peers(subset);
     }
 
-    /** Returns which process of this host has ended, if any; checks at most every 100 ms. */
+    /**
+     * Returns an error message for a rank whose process on this host has died; empty if all run.
+     * Checks at most every 100 ms.
+     */
     synchronized Optional<String> dead() {
         long now = System.nanoTime();
         if (now - lastNanos < INTERVAL_NANOS) {

@@ -21,7 +21,7 @@ import org.djlx.collectives.store.Store;
 import org.djlx.collectives.store.StoreTimeoutException;
 
 /**
- * Compares calls with those of the other ranks through the group's store, before they run. For
+ * Compares calls with the other ranks' calls through the group's store, before they run. For
  * debugging: the host waits for the other ranks in each call. The counterpart of c10d's {@code
  * TORCH_DISTRIBUTED_DEBUG=DETAIL}.
  */
@@ -33,7 +33,7 @@ final class Verification {
         this.context = context;
     }
 
-    /** Compares a collective with those of all other ranks. */
+    /** Compares a collective with the other ranks' collectives. */
     void collective(QueuedWork work) {
         Operation operation = work.operation();
         int n = context.worldSize();
@@ -44,7 +44,8 @@ final class Verification {
             throw GroupErrors.disagreement(operation, context.name(), calls);
         }
         if (work.call().detail().length > 0) {
-            // Of an all-to-all: the bytes for each rank, then those expected from each.
+            // Of an all-to-all: the bytes to send to each rank, then the bytes expected from each
+            // rank.
             int sent = CallWords.COUNT;
             GroupErrors.requireSizes(
                     operation,
@@ -74,7 +75,7 @@ final class Verification {
                                 + " of rank "
                                 + receiver
                                 + ": send and recv must have the same element type, number of"
-                                + " elements and tag, and be called in the same order, as NCCL"
+                                + " elements and tag, and be called in the same order, because NCCL"
                                 + " ignores tags");
             }
         }

@@ -6,7 +6,10 @@ package org.djlx.collectives.internal.shm;
 
 import org.djlx.nativeops.host.SharedMemory;
 
-/** Copies bytes between tensors and shared memory, and counts them. One thread at a time. */
+/**
+ * Copies bytes between tensors and shared memory, and counts them. One thread copies at a time; any
+ * thread may read the count.
+ */
 final class Copies {
 
     private volatile long bytes;

@@ -16,9 +16,9 @@ import org.djlx.nativeops.torch.Torch;
 
 /**
  * The elements of a tensor as contiguous host memory, from the issue of an operation to its end. It
- * keeps the tensor's storage alive, even if the array is closed meanwhile. {@link #load} copies a
- * non-contiguous tensor when the operation runs, not earlier, because a previous operation may
- * write the tensor.
+ * keeps the tensor's storage alive, even if the array is closed before the end. {@link #load}
+ * copies a non-contiguous tensor when the operation runs, not earlier, because a previous operation
+ * may write the tensor.
  */
 final class HostTensor implements AutoCloseable {
 

@@ -11,7 +11,10 @@ import java.util.List;
 import org.djlx.nativeops.torch.TensorInfo;
 import org.djlx.nativeops.torch.Torch;
 
-/** The open tensors of one operation, closed together, also if one of them cannot be opened. */
+/**
+ * The open tensors of one operation. {@link #close} closes all of them, also after opening one has
+ * failed.
+ */
 final class HostTensors implements AutoCloseable {
 
     private final NDManager manager;

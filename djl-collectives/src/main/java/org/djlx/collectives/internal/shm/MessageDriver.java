@@ -63,7 +63,7 @@ final class MessageDriver {
         }
     }
 
-    /** Makes the background thread take over at once. */
+    /** Makes the background thread take over immediately. */
     synchronized void expedite() {
         LockSupport.unpark(thread);
     }

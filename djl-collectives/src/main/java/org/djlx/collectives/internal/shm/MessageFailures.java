@@ -33,8 +33,9 @@ final class MessageFailures {
     }
 
     /**
-     * Returns, by rank, why it no longer participates; null if it does. Reading process states from
-     * files is slow, so it happens only periodically and for ranks with running messages.
+     * Returns, by rank, why the rank no longer participates; null if it participates. Reading
+     * process states from files is slow, so it happens only periodically and for ranks with running
+     * messages.
      */
     String[] ends(boolean[] involved) {
         long now = System.nanoTime();

@@ -10,8 +10,8 @@ import org.djlx.collectives.internal.shm.Mailbox.Letter;
 
 /**
  * Matches offered messages with receives, by tag and source (receives from any rank: by tag only),
- * both in order of arrival. The first of the two waits here for the other. Guarded by the lock of
- * the {@link MessageQueue}.
+ * both in order of arrival. An offer without a receive waits here, and so does a receive without an
+ * offer. Guarded by the lock of the {@link MessageQueue}.
  */
 final class MessageMatcher {
 

@@ -26,9 +26,10 @@ import org.djlx.collectives.internal.shm.MessageMatcher.Offer;
  * </pre>
  *
  * <ul>
- *   <li>No data is stored for a receiver that has not called, and both ends notice a mismatch.
- *   <li>Mailboxes never block: letters that do not fit wait here, and all arrived data is read,
- *       whichever message it belongs to.
+ *   <li>The sender keeps its data until the receiver accepts the offer. Both ends report a
+ *       mismatch.
+ *   <li>Mailboxes never block: a letter that does not fit is queued here, and all arrived data is
+ *       read, of every message.
  *   <li>A failed message is removed: the sender withdraws it, and the receiver drops chunks of
  *       unknown messages.
  *   <li>Guarded by the lock of the {@link MessageQueue}.
@@ -113,12 +114,12 @@ final class MessagePump {
         return unposted.size();
     }
 
-    /** Drops the waiting letters, because the peer reads no more. */
+    /** Drops the queued letters, because the peer no longer reads. */
     void dropLetters() {
         unposted.clear();
     }
 
-    /** Makes progress without blocking; returns whether there was any. */
+    /** Moves letters and data without blocking; returns whether anything moved. */
     boolean pass() {
         boolean moved = false;
         for (Letter letter = in.take(); letter != null; letter = in.take()) {

@@ -18,7 +18,7 @@ import org.djlx.collectives.internal.host.Rendezvous;
 import org.djlx.collectives.internal.shm.MessageMatcher.Offer;
 
 /**
- * The running messages of one rank, to and from all others. They run concurrently, independent of
+ * The running messages of one rank, to and from all peers. They run concurrently, independent of
  * the operations in the {@link OpQueue}.
  */
 final class MessageQueue implements MessageDriver.Engine {
@@ -273,7 +273,7 @@ final class MessageQueue implements MessageDriver.Engine {
         }
     }
 
-    /** Waits until a message has ended; drives all messages meanwhile. */
+    /** Waits until a message has ended. Drives all messages while it waits. */
     void await(Transfer transfer) {
         while (!transfer.isCompleted()) {
             if (!driver.driveUntil(transfer) || Thread.currentThread().isInterrupted()) {

@@ -18,7 +18,7 @@ import org.djlx.collectives.spi.Operation;
 /**
  * Runs the operations of one rank, in the order in which they were issued.
  *
- * <p>A thread that waits for an operation runs it, and those before it, so a call followed by
+ * <p>A thread that waits for an operation runs it and all earlier operations, so a call followed by
  * {@code await} needs no thread switch. Operations without a waiting thread are run by the queue's
  * thread. It checks the queue some time after an operation was issued, or after another thread has
  * stopped running operations. It sleeps while the queue is empty or another thread runs operations.
@@ -75,7 +75,7 @@ final class OpQueue {
      * If that thread stops before this operation, the queue's thread continues.
      *
      * @throws IllegalStateException if this thread is running an operation, which would wait for
-     *     itself or a later one
+     *     itself or a later operation
      */
     boolean runUntil(OpWork work) {
         if (runner.isHeldByCurrentThread() && running != null && !running.isCompleted()) {
@@ -103,7 +103,7 @@ final class OpQueue {
         return true;
     }
 
-    /** Makes the queue's thread run pending operations at once. */
+    /** Makes the queue's thread run pending operations immediately. */
     void expedite() {
         LockSupport.unpark(progress);
     }
@@ -140,7 +140,7 @@ final class OpQueue {
             try {
                 runOrSleep();
             } catch (RuntimeException | Error e) {
-                // Pending operations fail; this thread stays for later ones.
+                // Pending operations fail; this thread stays for later operations.
                 rendezvous.fail(GroupErrors.failed(progress.getName(), e));
             }
         }
@@ -148,7 +148,7 @@ final class OpQueue {
 
     /** Runs operations that have been pending for some time, or sleeps. */
     private void runOrSleep() {
-        Thread.interrupted(); // Otherwise park() would return at once.
+        Thread.interrupted(); // Otherwise park() would return immediately.
         boolean empty;
         boolean quiet;
         synchronized (pending) {
@@ -179,7 +179,7 @@ final class OpQueue {
         try {
             while (runNext()) {
                 // Run until nothing is pending. Clear an interrupt by one operation: it must not
-                // end the waits of the next one.
+                // end the waits of the next operation.
                 Thread.interrupted();
             }
         } finally {

@@ -101,7 +101,7 @@ abstract class PendingWork implements Work {
         }
     }
 
-    /** Makes a background thread run the operation at once. */
+    /** Makes a background thread run the operation immediately. */
     abstract void expedite();
 
     @Override

@@ -20,15 +20,15 @@ import org.djlx.nativeops.torch.TorchInPlace;
  * views of memory, or with {@link JavaSums} if they are small. 16-bit floating-point types are
  * accumulated in float32 and rounded once.
  *
- * <p>The result has the same bits on every rank, with one exception. If the result's address is
- * that of a part, the order of two operands changes: MIN and MAX may return the other of two zeros,
- * and an operator may return the other of two NaNs.
+ * <p>The result has the same bits on every rank, with one exception. If the result overwrites a
+ * part, two operands may be swapped: MIN and MAX may then return another zero (+0 or -0), and every
+ * operator another NaN.
  */
 final class Reducer implements AutoCloseable {
 
     private final NDManager manager;
     private final NDManager kept;
-    // One cache per array that is in use at the same time.
+    // One cache for each of the arrays that are in use at the same time.
     private final ViewCache results;
     private final ViewCache firsts;
     private final ViewCache others;
@@ -45,8 +45,8 @@ final class Reducer implements AutoCloseable {
     /**
      * Reduces contributions.
      *
-     * @param result the address of the result. It may be a part; if it is not the first part, the
-     *     first part may be overwritten as well
+     * @param result the address of the result. It may be the address of a part; then the first part
+     *     may be overwritten as well
      * @param parts the addresses of the contributions, in rank order
      * @param op the reduction
      */
@@ -107,9 +107,9 @@ final class Reducer implements AutoCloseable {
     }
 
     /**
-     * Accumulates into the result. If the result is a rank's part, the ranks before it are
-     * accumulated into the first part, which is then combined with the result. The operators
-     * commute, except for zeros and NaNs, so this keeps the rank order.
+     * Accumulates into the result. If the result is a rank's part, the parts of lower ranks are
+     * accumulated into the first part. The first part is then combined with the result. The
+     * operators commute, except for zeros and NaNs, so this keeps the rank order.
      */
     private void accumulateInPlace(
             NDArray out, long result, long[] parts, long count, ScalarType type, ReduceOp op) {

@@ -175,7 +175,7 @@ final class ShmBackend extends Backend {
         return copies.bytes();
     }
 
-    /** Returns how often this rank has synchronised with all others. */
+    /** Returns how often this rank has synchronised with all peers. */
     int steps() {
         return rendezvous.epoch();
     }

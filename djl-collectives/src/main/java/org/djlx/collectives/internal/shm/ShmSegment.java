@@ -87,9 +87,10 @@ final class ShmSegment implements AutoCloseable {
     }
 
     /**
-     * Creates the segment on rank 0 and maps it on the others; returns when all have mapped it.
+     * Creates the segment on rank 0 and maps it on the other ranks; returns when all ranks have
+     * mapped it.
      *
-     * @throws org.djlx.collectives.CollectiveException on all ranks, if it fails on any rank
+     * @throws org.djlx.collectives.CollectiveException on all ranks, if any rank fails
      */
     static ShmSegment map(GroupContext context, ShmOptions options) {
         long byteSize = byteSize(context.worldSize(), options);

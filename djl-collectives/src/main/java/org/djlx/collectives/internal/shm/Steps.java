@@ -26,7 +26,8 @@ final class Steps {
     /** The size of a cache line in bytes. */
     static final long ALIGNMENT = 64;
 
-    // Larger steps gain nothing from being shared, and smaller ones stay in the caches.
+    // Tensors share a step up to this size: sharing larger steps gains nothing, and smaller steps
+    // stay in the caches.
     private static final long SHARED_STEP_BYTES = 128 << 10;
 
     private final ShmSegment segment;
@@ -84,7 +85,7 @@ final class Steps {
 
     /**
      * Returns, by rank, the address at an offset in the half of the last synchronised step; for
-     * this rank, another address instead. The array is reused by the next call.
+     * this rank, {@code own}. The array is reused by the next call.
      */
     long[] ofOthers(long offset, long own) {
         for (int peer = 0; peer < worldSize; peer++) {

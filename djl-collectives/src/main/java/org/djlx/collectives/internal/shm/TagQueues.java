@@ -14,8 +14,8 @@ import java.util.function.Predicate;
 /** FIFO queues, one per tag. */
 final class TagQueues<T> {
 
-    // The number of empty queues that are kept, because tags are often reused. Bounded, because
-    // some programs use a new tag for every message.
+    // Tags are often reused: up to this number of queues, empty queues are kept. Some programs use
+    // a new tag for every message: above it, empty queues are removed.
     private static final int KEPT = 16;
 
     private final Map<Integer, Queue<T>> queues = new HashMap<>();

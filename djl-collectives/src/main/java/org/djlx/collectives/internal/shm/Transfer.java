@@ -12,7 +12,10 @@ import org.djlx.collectives.internal.shm.Mailbox.Kind;
 import org.djlx.collectives.internal.shm.Mailbox.Letter;
 import org.djlx.collectives.spi.Operation;
 
-/** A running message, at one of its ends. Mutable state is guarded by the {@link MessageQueue}. */
+/**
+ * One end of a running message: its send or its receive. Mutable state is guarded by the {@link
+ * MessageQueue}.
+ */
 final class Transfer extends PendingWork {
 
     /** The peer of a receive from any rank, until it is matched. */

@@ -9,7 +9,7 @@ import org.djlx.fusedops.llm.GeneratedPiece;
 import org.djlx.fusedops.llm.Generation;
 
 /**
- * Formats the answer to one request, which has a choice for each prompt. For one thread at a time.
+ * Formats the answer to one request, which has a choice for each prompt. Not thread-safe.
  *
  * <ul>
  *   <li>Not streamed: {@link #whole} returns the answer.

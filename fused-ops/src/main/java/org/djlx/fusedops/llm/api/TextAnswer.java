@@ -83,7 +83,7 @@ public final class TextAnswer {
         return open.isEmpty() ? format.whole(pieces, generations) : text;
     }
 
-    /** Cancels all generations. Returns at once. */
+    /** Cancels all generations. Returns immediately. */
     public void cancel() {
         generations.forEach(Generation::cancel);
     }

@@ -64,8 +64,8 @@ public final class TextApi {
      *
      * @param json the request, in UTF-8
      * @return the request
-     * @throws ApiException if the request is not valid; in its own schema, or in DJL Serving's if
-     *     it is not a JSON object
+     * @throws ApiException if the request is not valid. The error has the schema of the request, or
+     *     DJL Serving's schema if the request is not a JSON object
      */
     public TextCall read(byte[] json) {
         JsonOptions options = parseInvocation(json);
@@ -222,7 +222,7 @@ public final class TextApi {
      *
      * @param json the request, in UTF-8
      * @return the request
-     * @throws ApiException if the request is not valid; in this schema
+     * @throws ApiException if the request is not valid; the error has this schema, too
      */
     public TextCall invocation(byte[] json) {
         return invocation(parseInvocation(json));

@@ -48,7 +48,7 @@ import org.slf4j.LoggerFactory;
  * }
  * }</pre>
  *
- * <p><b>Requests and answers</b> are those of {@link TextApi}. {@code predict} returns at once; the
+ * <p><b>Requests and answers</b>: see {@link TextApi}. {@code predict} returns immediately; the
  * answer's data is a {@link ai.djl.inference.streaming.ChunkedBytesSupplier}: one chunk for each
  * piece if the request is streamed, otherwise one chunk. So one worker of DJL Serving serves many
  * requests at a time.

@@ -9,7 +9,7 @@ import java.util.Deque;
 
 /**
  * Allocates the blocks of the KV cache. A slot holds one token; a block is a number of adjacent
- * slots. For one thread.
+ * slots. Not thread-safe.
  */
 final class BlockPool {
 

@@ -24,7 +24,7 @@ import org.slf4j.LoggerFactory;
 /**
  * The engine loop: a thread that schedules sequences, runs steps on the ranks and publishes tokens.
  * After a rank has failed it loads the model again, if ranks are threads. On a follower, which has
- * no requests of its own, the thread is never started. All other methods are thread-safe.
+ * no own requests, the thread is never started. All other methods are thread-safe.
  */
 final class EngineCore {
 
@@ -46,7 +46,7 @@ final class EngineCore {
 
     // Guarded by this.
     private final Scheduler scheduler;
-    private String failure; // why the engine has stopped for good; null while it works
+    private String failure; // why the engine has stopped permanently; null while it works
     private boolean closed;
     private long finishedBeforeRebuild = -1;
     private int rebuilds;
@@ -235,8 +235,8 @@ final class EngineCore {
     }
 
     /**
-     * Schedules the next step, while the step before may still be in flight. Returns null if there
-     * is nothing to compute.
+     * Schedules the next step, while the previous step may still be in flight. Returns null if
+     * there is nothing to compute.
      */
     private Step nextStep(boolean async) {
         List<Sequence> sampled = new ArrayList<>();
@@ -273,13 +273,14 @@ final class EngineCore {
     private static void publish(Sequence sequence, Sampler.SampledToken sampled) {
         try {
             sequence.publish(sampled);
-        } catch (RuntimeException e) { // The tokenizer fails, for example. Other sequences go on.
+        } catch (
+                RuntimeException e) { // The tokenizer fails, for example. Other sequences continue.
             sequence.queue.end(FinishReason.ERROR, e);
         }
     }
 
     /**
-     * Loads the model again after a rank has failed. Stops the engine for good if ranks are
+     * Loads the model again after a rank has failed. Stops the engine permanently if ranks are
      * processes, or if no request has finished since the model was loaded again before.
      */
     private void rebuild() {

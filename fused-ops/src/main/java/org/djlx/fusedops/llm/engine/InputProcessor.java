@@ -17,7 +17,7 @@ import org.djlx.fusedops.llm.text.TextTokenizer;
  *
  * @param directory the model directory, for messages
  * @param config the model's configuration
- * @param maxLength the most tokens of a sequence
+ * @param maxLength the maximum number of tokens of a sequence
  * @param tokenizer the tokenizer; null if the model has none
  */
 record InputProcessor(Path directory, LlamaConfig config, int maxLength, TextTokenizer tokenizer) {

@@ -67,7 +67,7 @@ import org.djlx.fusedops.llm.text.TextTokenizer;
  */
 public final class LlamaGenerator implements TextGenerator {
 
-    /** The default for the most tokens of a prompt and its new tokens together. */
+    /** The default maximum number of tokens of a prompt and its new tokens together. */
     public static final int DEFAULT_MAX_LENGTH = 8192;
 
     private final LlamaConfig config;
@@ -254,7 +254,7 @@ public final class LlamaGenerator implements TextGenerator {
         }
 
         /**
-         * Sets the most tokens of a prompt and its new tokens together.
+         * Sets the maximum number of tokens of a prompt and its new tokens together.
          *
          * @param maxLength the number of tokens; by default the {@linkplain LlamaConfig#maxLength()
          *     maximum of the model}, but at most {@link LlamaGenerator#DEFAULT_MAX_LENGTH}
@@ -266,7 +266,7 @@ public final class LlamaGenerator implements TextGenerator {
         }
 
         /**
-         * Sets the most requests that run at the same time.
+         * Sets the maximum number of requests that run at the same time.
          *
          * @param maxRunning the number of requests; default 64
          * @return this builder
@@ -303,8 +303,8 @@ public final class LlamaGenerator implements TextGenerator {
 
         /**
          * Sets the prefill budget: the most prompt tokens in one step. Requests that decode wait
-         * while these tokens are computed. The first chunk of a prompt is computed faster than the
-         * later ones.
+         * while these tokens are computed. The first chunk of a prompt is computed faster than
+         * later chunks.
          *
          * @param prefillTokens the number of tokens; default 4096
          * @return this builder
@@ -359,7 +359,7 @@ public final class LlamaGenerator implements TextGenerator {
                 return generator;
             } finally {
                 if (!done && group != null) {
-                    group.destroy(); // Otherwise the other processes would wait for this one.
+                    group.destroy(); // Otherwise the other processes would wait for this process.
                 }
             }
         }

@@ -13,7 +13,7 @@ import org.djlx.fusedops.llm.sampling.Logits;
 import org.djlx.fusedops.llm.sampling.Sampler;
 
 /**
- * The worker of one rank: its part of the model, and the step in flight. To be used by the rank's
+ * The worker of one rank: its part of the model, and the step in flight. Use it only on the rank's
  * thread.
  */
 final class ModelRank implements RankWorker<StepRequest, List<Sampler.SampledToken>> {
@@ -40,7 +40,9 @@ final class ModelRank implements RankWorker<StepRequest, List<Sampler.SampledTok
         return step.run(this);
     }
 
-    /** Launches a step, then finishes the step before. Rank 0 returns the tokens of the latter. */
+    /**
+     * Launches a step, then finishes the previous step. Rank 0 returns the previous step's tokens.
+     */
     List<Sampler.SampledToken> step(StepRequest step) {
         InFlight before = inFlight;
         inFlight = null;

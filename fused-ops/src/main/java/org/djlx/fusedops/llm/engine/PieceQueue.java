@@ -45,8 +45,8 @@ final class PieceQueue implements Generation {
     }
 
     /**
-     * Adds a piece, with the reason if it is the last one, otherwise null. No-op if the generation
-     * has ended.
+     * Adds a piece; {@code reason} is the finish reason of the last piece, otherwise null. No-op if
+     * the generation has ended.
      */
     void add(GeneratedPiece piece, FinishReason end) {
         synchronized (this) {

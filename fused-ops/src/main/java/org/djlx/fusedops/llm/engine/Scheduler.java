@@ -18,7 +18,7 @@ import org.djlx.fusedops.llm.model.TokenBatch;
 /**
  * Continuous batching (Yu et al., Orca, 2022): decides which sequences run and which tokens the
  * next step computes. A sequence starts when the KV cache has blocks for its prompt and its maximum
- * of new tokens, so it is never preempted. For one thread at a time.
+ * of new tokens, so it is never preempted. Not thread-safe.
  */
 final class Scheduler {
 
@@ -108,8 +108,8 @@ final class Scheduler {
 
     /**
      * Returns whether the next step has a prompt too long for the decode kernels. The ranks'
-     * threads take long to launch its prefill, and would report the tokens of the step before only
-     * then.
+     * threads take long to launch its prefill, and would report the previous step's tokens only
+     * after that.
      */
     boolean hasLongPrefill() {
         return running.stream()

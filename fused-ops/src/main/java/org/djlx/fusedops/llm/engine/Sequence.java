@@ -23,7 +23,7 @@ final class Sequence {
     private final TextStream text;
     private final Set<Integer> stopTokens;
     private final int promptTokens;
-    private final int[] tokens; // prompt and generated tokens, with room for all new ones
+    private final int[] tokens; // prompt and generated tokens, with room for all new tokens
     private int count; // tokens known to the host
     private int computed; // tokens scheduled so far; count + 1 with async scheduling
     private boolean pending; // the next token is being computed

@@ -19,15 +19,16 @@ import org.djlx.fusedops.llm.sampling.Sampler;
 import org.djlx.fusedops.llm.sampling.SamplingParameters;
 
 /**
- * One step of the ranks: launch the forward pass of a batch, then wait for the logits of the step
- * before and sample its tokens. So a GPU has its next step queued when one ends.
+ * One step of all ranks: launches the forward pass of a batch, then waits for the logits of the
+ * previous step and samples its tokens. So the next step is already queued on the GPU when a step
+ * ends.
  */
 class StepRequest {
 
-    /** Launches nothing and returns the tokens of the step before. */
+    /** Launches nothing and returns the tokens of the previous step. */
     static final StepRequest FLUSH = new StepRequest(new TokenBatch(List.of()), List.of(), false);
 
-    /** Sends the batch to other processes. The samplers stay on rank 0, which alone uses them. */
+    /** Sends the batch to other processes. Samplers are not sent: only rank 0 uses them. */
     static final RequestCodec<StepRequest> CODEC =
             new RequestCodec<>() {
                 @Override
@@ -102,9 +103,9 @@ class StepRequest {
 
     /**
      * Writes the number of chunks, and for each chunk its start, whether it needs logits, its
-     * sampling parameters, its tokens and its slots. Tokens and slots are preceded by their number.
-     * There may be thousands of slots, so they are written as runs of adjacent slots: the first
-     * slot and the length.
+     * sampling parameters, its tokens and its slots. The number of tokens precedes the tokens, and
+     * the number of slots the slots. There may be thousands of slots, so they are written as runs
+     * of adjacent slots: the first slot and the length.
      */
     private static void write(TokenBatch batch, DataOutputStream out) throws IOException {
         out.writeInt(batch.chunks().size());

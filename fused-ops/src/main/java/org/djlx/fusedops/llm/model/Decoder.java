@@ -48,7 +48,7 @@ import org.djlx.nativeops.torch.Torch;
  * <p>The logits of a sequence have the same bits whatever other sequences are in the batch. Kernels
  * sum in float32 and round their results to the element type.
  *
- * <p>To be used by the rank's thread, with gradients off.
+ * <p>Use it only on the rank's thread, with gradients off.
  */
 final class Decoder implements AutoCloseable {
 
@@ -74,7 +74,7 @@ final class Decoder implements AutoCloseable {
     private final NDArray cosines;
     private final NDArray sines;
 
-    // Buffers for the most rows. A graph of fewer rows uses the first ones.
+    // Buffers for the maximum number of rows. A graph of fewer rows uses the first rows.
     private final NDArray[] residuals = new NDArray[3];
     private final NDArray zeros;
     private final NDArray norm;
@@ -99,7 +99,7 @@ final class Decoder implements AutoCloseable {
     private final ByteBuffer nextInputs;
     private final Map<Key, CudaGraph> graphs = new HashMap<>();
 
-    // Double buffered: the host prepares a step while the GPU runs the one before.
+    // Double buffered: the host prepares a step while the GPU runs the previous step.
     private final HostBuffers[] hostBuffers = new HostBuffers[2];
     private int nextBuffers;
 
@@ -194,7 +194,7 @@ final class Decoder implements AutoCloseable {
      *
      * @param gpu the kernels; must be closed after this
      * @param attention the tables of the rotary embedding
-     * @param maxLength the most tokens of a sequence
+     * @param maxLength the maximum number of tokens of a sequence
      */
     Decoder(
             LlamaConfig config,
@@ -631,7 +631,7 @@ final class Decoder implements AutoCloseable {
 
         private final HostBuffers buffers;
         private final List<Work> works;
-        private final List<Integer> rows = new ArrayList<>(); // those that need logits
+        private final List<Integer> rows = new ArrayList<>(); // the rows that need logits
         private final List<Boolean> randomly = new ArrayList<>(); // whether each is not greedy
         private List<DeviceToken> tokens; // null until await()
         private NDArray copy; // of the logits; null unless copied

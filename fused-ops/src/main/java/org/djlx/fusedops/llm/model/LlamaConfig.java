@@ -28,7 +28,7 @@ import org.djlx.nativeops.torch.ScalarType;
  * @param heads the number of query heads
  * @param kvHeads the number of key-value heads; divides the number of query heads
  * @param headSize the head size
- * @param maxLength the most tokens of a sequence
+ * @param maxLength the maximum number of tokens of a sequence
  * @param epsilon the epsilon of RMSNorm
  * @param rope the rotary embedding
  * @param tied whether the output matrix is the embedding
@@ -113,7 +113,7 @@ public record LlamaConfig(
      * @param heads the number of query heads
      * @param kvHeads the number of key-value heads; divides the number of query heads
      * @param headSize the head size
-     * @param maxLength the most tokens of a sequence
+     * @param maxLength the maximum number of tokens of a sequence
      * @param epsilon the epsilon of RMSNorm
      * @param rope the rotary embedding
      * @param tied whether the output matrix is the embedding

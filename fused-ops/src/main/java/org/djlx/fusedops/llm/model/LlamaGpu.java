@@ -25,8 +25,8 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * The kernels of a model on one rank's GPU, and the operations of prefill that run on them, on the
- * current stream. Kernels compute in float32 and round once. To be used by the rank's thread.
+ * The kernels of a model on one rank's GPU, and the prefill operations that launch them on the
+ * current stream. Kernels compute in float32 and round once. Use it on the rank's thread only.
  */
 public final class LlamaGpu implements AutoCloseable {
 
@@ -63,8 +63,8 @@ public final class LlamaGpu implements AutoCloseable {
     }
 
     /**
-     * Running compilations. They run on their own threads: meanwhile, on a machine without cached
-     * kernels, ranks can connect and read weights. {@link LlamaGpu#create} waits for them.
+     * Running compilations. They run on their own threads, so ranks can connect and read weights
+     * while kernels that are not cached are compiled. {@link LlamaGpu#create} waits for them.
      */
     public static final class Compilations implements AutoCloseable {
 
@@ -76,7 +76,7 @@ public final class LlamaGpu implements AutoCloseable {
             this.ends = ends;
         }
 
-        /** Waits for the compilations: none must continue after loading a model has failed. */
+        /** Waits for the compilations, so that none continues after loading a model has failed. */
         @Override
         public void close() {
             ends.forEach(CompletableFuture::join);
@@ -85,7 +85,7 @@ public final class LlamaGpu implements AutoCloseable {
     }
 
     /**
-     * Starts to compile the kernels that {@link #create} needs, before there is a group.
+     * Starts to compile the kernels that {@link #create} needs, before a group exists.
      *
      * @param config the model's configuration
      * @param device a GPU of the same kind as those of all ranks
@@ -94,7 +94,7 @@ public final class LlamaGpu implements AutoCloseable {
      *     there are no kernels for the model
      */
     public static Optional<Compilations> compile(LlamaConfig config, Device device, int ranks) {
-        // The group reports a GPU that does not exist.
+        // A GPU that does not exist is reported when the group is created.
         if (!device.isGpu() || device.getDeviceId() >= CudaDevice.count()) {
             return Optional.empty();
         }
@@ -117,13 +117,14 @@ public final class LlamaGpu implements AutoCloseable {
     }
 
     /**
-     * Compiles the kernels. All ranks call this, and agree whether kernels are used.
+     * Compiles the kernels. All ranks call this, and all get kernels or none does.
      *
      * @return the kernels; empty in any of these cases:
      *     <ul>
      *       <li>CPU ranks, a compute capability below 8.0, or no NVRTC
      *       <li>float32
      *       <li>a head size above 128, or not a multiple of 16
+     *       <li>a vocabulary of more than {@value LlamaKernels#MAX_TOKENS} tokens
      *       <li>more than 8 query heads for each KV head
      *       <li>a hidden size, query size of a rank or intermediate size of a rank that is not a
      *           multiple of 8
@@ -195,9 +196,9 @@ public final class LlamaGpu implements AutoCloseable {
     }
 
     /**
-     * Copies the tokens and slots of a chunk to the device, padded to {@code rows}. Padding repeats
-     * the last token, so that padding rows compute finite values: tokens attend to them with weight
-     * 0.
+     * Copies the tokens and slots of a chunk to the device, padded to {@code rows}. Padding rows
+     * repeat the last token. Tokens attend to padding rows with weight 0, so their values must be
+     * finite.
      */
     static PrefillInputs inputs(NDManager manager, TokenBatch.Chunk chunk, int rows) {
         int tokens = chunk.tokens().length;
@@ -207,7 +208,10 @@ public final class LlamaGpu implements AutoCloseable {
         return new PrefillInputs(manager.create(inputs), rows, tokens, chunk.start());
     }
 
-    /** Looks up the embedding of the tokens that this rank has; zeros for other tokens. */
+    /**
+     * Looks up the embedding of tokens in this rank's part of the vocabulary; zeros for other
+     * tokens.
+     */
     NDArray embed(PrefillInputs prompt, LlamaWeights weights) {
         Shape shape = new Shape(prompt.rows, config.hiddenSize());
         NDArray output = Torch.empty(prompt.inputs.getManager(), shape, config.type());
@@ -235,7 +239,7 @@ public final class LlamaGpu implements AutoCloseable {
         }
     }
 
-    /** Returns {@code silu(gate) · up} of rows that have the gate first and then up. */
+    /** Returns {@code silu(gate) · up} of rows. Each row holds the gate, then up. */
     NDArray siluAndMul(NDArray gateUp) {
         long rows = gateUp.getShape().get(0);
         long width = gateUp.getShape().get(1) / 2;

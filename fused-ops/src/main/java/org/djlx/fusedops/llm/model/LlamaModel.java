@@ -59,7 +59,7 @@ public final class LlamaModel implements AutoCloseable {
      * @param group the ranks
      * @param weights this rank's weights
      * @param cache this rank's KV cache
-     * @param maxLength the most tokens of a sequence
+     * @param maxLength the maximum number of tokens of a sequence
      */
     public LlamaModel(
             LlamaConfig config,
@@ -149,7 +149,10 @@ public final class LlamaModel implements AutoCloseable {
         return Logits.concat(parts).inOrder(order);
     }
 
-    /** Computes a batch with libtorch. Returns the logits of the chunks that need them, if any. */
+    /**
+     * Computes a batch with libtorch. Returns the logits of the chunks that need logits; may be
+     * empty.
+     */
     private Optional<Logits> forwardOnTorch(TokenBatch batch, NDManager manager) {
         try (NDManager step = this.manager.newSubManager()) {
             boolean divided = isDivided(batch.tokens());
@@ -288,7 +291,10 @@ public final class LlamaModel implements AutoCloseable {
         return new Hidden(sum.residual(), sum.norm());
     }
 
-    /** Looks up the embedding: each rank its tokens and zeros for others, then the sum of ranks. */
+    /**
+     * Looks up the embedding: each rank looks up its part of the vocabulary, with zeros for other
+     * tokens; the results are summed.
+     */
     private NDArray embed(NDManager step, TokenBatch batch, boolean divided) {
         int ranks = group.worldSize();
         int rows = divided ? roundUp(batch.tokens(), ranks) : batch.tokens();

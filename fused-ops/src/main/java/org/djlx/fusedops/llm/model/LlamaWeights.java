@@ -34,7 +34,7 @@ import org.djlx.nativeops.torch.Torch;
  *   <li>embedding and output matrix: by tokens of the vocabulary, padded with zeros on the last
  *       rank.
  *   <li>norm weights: not divided.
- *   <li>KV heads, if there are fewer than ranks: several ranks hold the same one.
+ *   <li>KV heads, if there are fewer than ranks: several ranks hold the same KV head.
  * </ul>
  */
 public final class LlamaWeights implements AutoCloseable {

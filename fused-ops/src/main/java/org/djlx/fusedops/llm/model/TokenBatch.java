@@ -11,7 +11,7 @@ import org.djlx.fusedops.llm.sampling.SamplingParameters;
 /**
  * The tokens of one forward pass: a chunk of each scheduled sequence. The same on all ranks.
  *
- * @param chunks the chunks; those of one token come first
+ * @param chunks the chunks; chunks of one token come first
  */
 public record TokenBatch(List<Chunk> chunks) {
 
@@ -29,8 +29,7 @@ public record TokenBatch(List<Chunk> chunks) {
      *
      * @param tokens the tokens; or {@link #LAST_SAMPLED} alone
      * @param start the position of the first token, which is the number of tokens in the KV cache
-     * @param slots the KV cache slots of the sequence by position, up to those of these tokens or
-     *     further
+     * @param slots the KV cache slots of the sequence by position: up to these tokens, or longer
      * @param needsLogits whether the logits after the last token are needed
      * @param sampling how ranks with kernels sample the next token; with {@link
      *     SamplingParameters#GREEDY} the host may sample another one from the full logits

@@ -13,7 +13,7 @@ import org.djlx.fusedops.llm.GenerationRequest;
 
 /**
  * Samples the next tokens of one sequence. The result depends only on the seed, the logits and the
- * number of tokens sampled before. For one thread at a time.
+ * number of tokens sampled before. Not thread-safe.
  */
 public final class Sampler {
 
@@ -71,7 +71,7 @@ public final class Sampler {
     }
 
     /**
-     * Samples a token for each sequence. Takes the token that the device has selected where it can;
+     * Samples a token for each sequence. If possible takes the token that the device has selected;
      * otherwise copies the logits of the sequence to the host.
      *
      * @param logits the logits

@@ -11,7 +11,7 @@ import java.util.List;
  * Detokenizes one sequence incrementally, and searches for stop strings. A token may be only a part
  * of a character, and its text may depend on the tokens before. So a few tokens before are decoded
  * with it, and text is held back until it is complete and cannot be the beginning of a stop string.
- * For one thread at a time.
+ * Not thread-safe.
  */
 public final class TextStream {
 
@@ -20,8 +20,8 @@ public final class TextStream {
 
     private final TextTokenizer tokenizer; // null if there is none
     private final List<String> stops;
-    private int[] tokens; // first the last decoded ones, as context, then those not decoded yet
-    private int decoded; // the number of the former
+    private int[] tokens; // the last decoded tokens, as context, then the tokens not decoded yet
+    private int decoded; // the number of decoded tokens in `tokens`
     private final StringBuilder held = new StringBuilder(); // complete text that is held back
     private boolean stopped;
 

@@ -104,13 +104,13 @@ class LlamaWrongFilesTest {
                         "a missing file",
                         without(SHARD),
                         SHARD,
-                        INDEX + " names it",
+                        INDEX + " lists it",
                         "download it"),
                 new Wrong(
                         "an index of an absent file",
                         replace(INDEX, "\"" + SHARD + "\"", absent),
                         ABSENT,
-                        INDEX + " names it",
+                        INDEX + " lists it",
                         "download it"),
                 new Wrong("a missing index", without(INDEX), "has neither " + INDEX + " nor "),
                 new Wrong(
