@@ -1,7 +1,4 @@
-/*
- * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
- * SPDX-License-Identifier: Apache-2.0
- */
+// SPDX-License-Identifier: Apache-2.0
 /* Package-private:
  * Boundary    one recorded call of an operator, where autograd's graph is cut
  * Conversion  adds the gradient of a converted array to those of its originals

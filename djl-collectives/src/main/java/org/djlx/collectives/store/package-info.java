@@ -1,7 +1,4 @@
-/*
- * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
- * SPDX-License-Identifier: Apache-2.0
- */
+// SPDX-License-Identifier: Apache-2.0
 /**
  * Key-value stores in which the ranks of a job meet; the counterpart of {@code
  * torch.distributed.Store}. Start with {@link org.djlx.collectives.store.TcpStore}.

@@ -1,7 +1,4 @@
-/*
- * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
- * SPDX-License-Identifier: Apache-2.0
- */
+// SPDX-License-Identifier: Apache-2.0
 /**
  * Shared code of the commands: the root command, options of ranks, and helpers for output. Start
  * with {@link org.djlx.samples.common.RootCommand} for a command line, and with {@link

@@ -1,7 +1,4 @@
-/*
- * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
- * SPDX-License-Identifier: Apache-2.0
- */
+// SPDX-License-Identifier: Apache-2.0
 /**
  * Streams, watchdog and failure handling of the GPU backends. {@code NcclBackend} and {@code P2p}
  * use this package and do not call each other; {@code CudaP2pBackend} calls both.

@@ -1,7 +1,4 @@
-/*
- * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
- * SPDX-License-Identifier: Apache-2.0
- */
+// SPDX-License-Identifier: Apache-2.0
 package org.djlx.fusedops.llm.api;
 
 import com.google.gson.Gson;

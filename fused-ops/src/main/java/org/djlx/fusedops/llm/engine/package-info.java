@@ -1,7 +1,4 @@
-/*
- * Licensed under the Apache License, Version 2.0: see the file LICENSE at the root of this project.
- * SPDX-License-Identifier: Apache-2.0
- */
+// SPDX-License-Identifier: Apache-2.0
 /* Package-private:
  * BlockPool          allocates the blocks of the KV cache
  * EngineCore         the engine loop: schedule, run a step on the ranks, publish its tokens
