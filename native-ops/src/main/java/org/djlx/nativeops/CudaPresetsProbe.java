@@ -61,8 +61,8 @@ final class CudaPresetsProbe {
 
     /**
      * Loads a library of JavaCPP under a file lock. JavaCPP copies libraries into a cache on first
-     * use. Without the lock, a process could map a file that another one is still writing, and die
-     * with SIGBUS.
+     * use. Without the lock, a process could map a file that another process is still writing, and
+     * die with SIGBUS.
      */
     static synchronized void locked(Runnable load) {
         try {

@@ -8,7 +8,7 @@ import org.bytedeco.cuda.global.cublas;
 import org.djlx.nativeops.NativeCalls;
 import org.djlx.nativeops.host.NativeMemory;
 
-/** cuBLASLt on one GPU, with the workspace of its products. */
+/** A cuBLASLt handle on one GPU, with the workspace of its matmuls. */
 final class CublasLtHandle implements AutoCloseable {
 
     // NVIDIA's recommendation, as in libtorch: 32 MiB from Hopper on, 4 MiB before.

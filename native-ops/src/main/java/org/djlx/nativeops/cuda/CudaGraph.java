@@ -11,10 +11,10 @@ import org.bytedeco.cuda.global.cudart;
 import org.djlx.nativeops.torch.TensorHold;
 
 /**
- * A CUDA graph: work that is captured once and launched any number of times, with one call a
- * launch. It uses the addresses of the capture, so the memory that it reads and writes must stay in
- * place. Arrays given to {@link CudaStream#keepAlive} during capture are kept until the graph is
- * closed; with such arrays, {@link #close()} waits for the last launch.
+ * A CUDA graph: work that is captured once and launched any number of times. Each launch uses the
+ * addresses of the capture, so the memory that the work reads and writes must stay in place. Arrays
+ * given to {@link CudaStream#keepAlive} during capture are kept until the graph is closed; with
+ * such arrays, {@link #close()} waits for the last launch.
  */
 public final class CudaGraph extends CudaResource {
 
@@ -35,8 +35,8 @@ public final class CudaGraph extends CudaResource {
 
     /**
      * Captures the work queued on a stream, instead of executing it. Another stream joins the
-     * capture when it waits for an event of the stream; in the end the stream must wait for an
-     * event after all work of that stream.
+     * capture when it waits for an event of this stream. Before the capture ends, this stream must
+     * wait for an event after all work of the other stream.
      *
      * @param stream a stream other than the default one
      * @param work queues the work on the calling thread. It must neither wait for the GPU nor
@@ -96,8 +96,8 @@ public final class CudaGraph extends CudaResource {
     }
 
     /**
-     * Keeps arrays until the graph that the calling thread captures is closed, and has their
-     * release run by the caller.
+     * Keeps arrays until the graph that the calling thread captures is closed, then passes their
+     * release to {@code releaser}.
      *
      * @param releaser runs the given release, immediately or later, on any thread
      * @param arrays the arrays

@@ -7,8 +7,8 @@ import java.util.List;
 import java.util.stream.Collectors;
 
 /**
- * The links of GPUs of a host: for every pair the best connection. GPUs are identified by their
- * index in the matrix; a GPU may have several, and is then linked to itself.
+ * The links between the GPUs of a host: the best connection of every pair. GPUs are identified by
+ * their index in the matrix. A GPU may have several indices, and is then linked to itself.
  */
 public final class GpuTopology {
 
@@ -38,7 +38,7 @@ public final class GpuTopology {
      * @param links the link of every pair (row, column), with {@link GpuLink.Kind#SELF} on the
      *     diagonal
      * @throws IllegalArgumentException if the matrix is empty, not square or not symmetric, or has
-     *     another diagonal
+     *     another kind on the diagonal
      */
     public GpuTopology(GpuLink[][] links) {
         this(links, List.of());
@@ -150,7 +150,7 @@ public final class GpuTopology {
     /**
      * Queries the topology of GPUs.
      *
-     * @param devices the GPUs, in the order of the matrix; one may occur repeatedly
+     * @param devices the GPUs, in the order of the matrix; a GPU may occur repeatedly
      * @return the topology
      * @throws IllegalArgumentException if there is no GPU
      */
@@ -161,12 +161,12 @@ public final class GpuTopology {
     /**
      * Queries the topology of GPUs, including GPUs that this process cannot use.
      *
-     * <p>NVML is asked first. What it does not tell, as in many virtual machines, the driver
-     * answers for GPUs that this process can use. A pair that neither knows has a link of kind
+     * <p>NVML is queried first. If NVML does not answer, as in many virtual machines, the driver is
+     * queried for GPUs that this process can use. A pair without an answer has a link of kind
      * {@link GpuLink.Kind#UNKNOWN}; {@link #summary} names the queries that failed.
      *
      * @param busIds the PCI bus ids of the GPUs, see {@link CudaDevice#pciBusId}, in the order of
-     *     the matrix; one may occur repeatedly
+     *     the matrix; a GPU may occur repeatedly
      * @return the topology
      * @throws IllegalArgumentException if there is no GPU
      */

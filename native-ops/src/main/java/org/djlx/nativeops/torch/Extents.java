@@ -43,7 +43,7 @@ final class Extents {
         }
     }
 
-    /** Returns the strides of a contiguous array, as libtorch defines them for empty ones, too. */
+    /** Returns the strides of a contiguous array, as libtorch defines them, also if it is empty. */
     static long[] contiguousStrides(long[] sizes) {
         long[] strides = new long[sizes.length];
         long stride = 1;

@@ -7,7 +7,7 @@ import java.util.function.Supplier;
 
 /**
  * Runs code without recording gradients, as {@code torch.no_grad}. Switches the calling thread's
- * mode off, and restores it afterwards.
+ * gradient mode off, and restores it afterwards.
  */
 public final class NoGradient {
 
@@ -47,7 +47,8 @@ public final class NoGradient {
 
     /**
      * {@return whether autograd records operators on an array: the calling thread's gradient mode
-     * is on, and the array requires a gradient, as a leaf or because it was computed from one}
+     * is on, and the array requires a gradient, as a leaf or because it was computed from such an
+     * array}
      *
      * @param array an array
      */

@@ -56,9 +56,7 @@ final class Tensors {
         return Device.of(PtDeviceType.fromDeviceType((int) (code >> 32)), (int) code);
     }
 
-    /**
-     * Returns libtorch's code of the device type in the upper half, its index in the lower half.
-     */
+    /** Returns the device: libtorch's type code in the upper half, the index in the lower half. */
     private static long deviceCode(long tensor) {
         Scratch scratch = Scratch.get();
         AotiTorch.check(
@@ -79,7 +77,7 @@ final class Tensors {
         }
     }
 
-    /** Checks the further requirements of {@link Torch#attentionOfLast}. */
+    /** Checks the additional requirements of {@link Torch#attentionOfLast}. */
     static void requireAttentionOfLast(long[] query, long[] key) {
         boolean empty = query[0] == 0 || query[1] == 0 || query[2] == 0;
         if (empty || query[2] > key[2] || query[3] == 0 || query[3] % 8 != 0 || query[3] > 256) {

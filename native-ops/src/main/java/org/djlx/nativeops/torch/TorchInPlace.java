@@ -113,7 +113,9 @@ public final class TorchInPlace {
         call(TorchDispatcher.Operator.BITWISE_XOR_, "TorchInPlace.bitXor", acc, other, false);
     }
 
-    /** Calls an operator for real numbers with an output argument, or one for integers. */
+    /**
+     * Calls an operator with an output argument (real types), or an in-place one (integers, bool).
+     */
     private static void call(
             TorchDispatcher.Operator operator,
             String operation,
