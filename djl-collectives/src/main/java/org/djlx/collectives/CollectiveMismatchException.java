@@ -3,8 +3,8 @@ package org.djlx.collectives;
 
 /**
  * The calls of the ranks do not match. If the backend compares calls before they run, every rank
- * throws before any tensor changes and the group stays usable. If it compares them afterwards, the
- * group is broken. See the table in {@link ProcessGroup}.
+ * throws before any tensor changes and the group stays usable. If the backend compares calls
+ * afterwards, the group is broken. See the table in {@link ProcessGroup}.
  */
 public class CollectiveMismatchException extends CollectiveException {
 

@@ -14,9 +14,9 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * A barrier made of messages: rank 0 can name the missing ranks. Every other rank sends rank 0 an
- * empty message. Rank 0 answers the ranks that reported with the list of missing ranks. The tags
- * contain the barrier's number: a late message does not count for the next barrier.
+ * A barrier made of messages, so that rank 0 can name the missing ranks. Every other rank sends
+ * rank 0 an empty message. Rank 0 answers the ranks that reported with the list of missing ranks.
+ * The tags contain the barrier's number, so a late message does not count for the next barrier.
  */
 final class MonitoredBarrier {
 
@@ -95,7 +95,7 @@ final class MonitoredBarrier {
                 try {
                     answers.add(group.issueMessage(OpType.SEND, answer, peer, answerTag()));
                 } catch (CollectiveException e) {
-                    break; // The group is broken; that rank sees it too.
+                    break; // The group is broken; the peer detects it too.
                 }
             }
         }
@@ -103,7 +103,7 @@ final class MonitoredBarrier {
             try {
                 HostWait.await(work);
             } catch (CollectiveException e) {
-                // The barrier of the missing rank fails there; the rank did report to this rank.
+                // The peer's own barrier fails; the peer has reported, so it is not missing.
                 continue;
             }
         }

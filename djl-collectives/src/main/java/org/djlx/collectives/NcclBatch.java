@@ -6,8 +6,8 @@ import org.djlx.collectives.internal.host.Required;
 
 /**
  * Issues operations of {@code nccl} groups as one NCCL group call ({@code ncclGroupStart}, {@code
- * ncclGroupEnd}). So one thread can drive all GPUs, issuing each operation for one rank after the
- * other.
+ * ncclGroupEnd}). One thread can then drive all GPUs: it issues each operation for one rank after
+ * the other.
  *
  * <pre>{@code
  * List<Work> works = new ArrayList<>();
@@ -27,8 +27,8 @@ import org.djlx.collectives.internal.host.Required;
  *   <li>Batches may be nested: all calls belong to the outermost batch.
  *   <li>All-reduces that {@code cuda_p2p} runs as kernels keep their position in the batch.
  *   <li>Operators on P2P buffers ({@link ProcessGroup#execute}) are not part of the batch. They are
- *       enqueued together: after the calls before the batch, and before the operations that the
- *       batch has not started yet.
+ *       enqueued together: after the calls made before the batch, and before the operations that
+ *       the batch has not started yet.
  *   <li>{@code cuda_p2p} groups with {@linkplain NcclOptions.Builder#optVerify verified} calls need
  *       one thread per rank, because each call blocks until the other ranks have made the same
  *       call.

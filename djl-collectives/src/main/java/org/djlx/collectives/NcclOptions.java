@@ -206,8 +206,8 @@ public final class NcclOptions extends BackendOptions {
         /**
          * Sets whether {@link Work#await()} blocks the host until the operation has ended.
          * Otherwise it blocks only the calling thread's current stream, as {@link
-         * Work#blockCurrentStream()} does. That is c10d's default; a failure then shows only in
-         * later calls. As in c10d, a barrier always blocks the host.
+         * Work#blockCurrentStream()} does. Blocking only the stream is c10d's default; a failure
+         * then shows only in later calls. As in c10d, a barrier always blocks the host.
          *
          * @param blocking true to block the host; true unless set
          * @return this builder
@@ -225,9 +225,9 @@ public final class NcclOptions extends BackendOptions {
          * <ul>
          *   <li>Calls that do not match fail on all ranks, and the group stays usable.
          *   <li>A timeout names the missing ranks.
-         *   <li>{@code nccl} does not compare a call that is recorded into a CUDA graph, which it
-         *       rejects immediately. Ranks that do not record the call wait for that rank until the
-         *       timeout. {@code cuda_p2p} compares it.
+         *   <li>{@code nccl} rejects a call that is recorded into a CUDA graph immediately, without
+         *       comparing it. Ranks that do not record the call wait for the recording rank until
+         *       the timeout. {@code cuda_p2p} compares recorded calls.
          * </ul>
          *
          * @param compare true to compare; false unless set
@@ -241,7 +241,7 @@ public final class NcclOptions extends BackendOptions {
         /**
          * Sets whether groups of {@code nccl} use the GPU-to-GPU all-reduces of {@code cuda_p2p}
          * where the GPUs of a host allow it; the counterpart of c10d's intra-node communication.
-         * The group is then one of {@code cuda_p2p}. Must be the same on all ranks.
+         * The group is then a {@code cuda_p2p} group. Must be the same on all ranks.
          *
          * @param intraNode true to use them; unless set, the environment variable {@value
          *     #INTRA_NODE_COMM} decides, as in c10d
@@ -301,8 +301,8 @@ public final class NcclOptions extends BackendOptions {
          * then created with the group.
          *
          * <p>Unless set, the communicator is created with the first operation, on GPU {@code
-         * LOCAL_RANK} (environment variable) or, if that is not set, on the GPU with the number of
-         * the rank.
+         * LOCAL_RANK} (environment variable) or, if that is not set, on the GPU whose index is the
+         * rank.
          *
          * @param devices one GPU, or one per rank; all distinct
          * @return this builder

@@ -35,7 +35,7 @@ import java.util.stream.Stream;
 
 /**
  * Converts objects to bytes and back by Java serialisation. Reading creates instances of allowed
- * classes only. Its memory and work are bounded by the number of bytes read, and the nesting by
+ * classes only. The memory and work of reading are bounded by the number of bytes, the nesting by
  * {@link #MAX_DEPTH}. Thread-safe.
  */
 final class ObjectCodec {
@@ -205,7 +205,7 @@ final class ObjectCodec {
         }
     }
 
-    /** Stops serialisation. Not an {@link IOException}, because the stream would write that too. */
+    /** Stops serialisation. Not an {@link IOException}, which the stream would write as well. */
     private static final class TooLargeException extends RuntimeException {
 
         private static final long serialVersionUID = 1L;
@@ -215,7 +215,7 @@ final class ObjectCodec {
         }
     }
 
-    /** Resolves the given classes to themselves, whichever class loader they have. */
+    /** Resolves the names of given classes to these classes, whichever class loader they have. */
     private final class FilteredInput extends ObjectInputStream {
 
         FilteredInput(InputStream in, ObjectInputFilter filter) throws IOException {

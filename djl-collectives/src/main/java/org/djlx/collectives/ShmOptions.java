@@ -83,7 +83,7 @@ public final class ShmOptions extends BackendOptions {
         }
 
         /**
-         * Sets the size of each rank's P2P buffer. A page uses memory from its first access on.
+         * Sets the size of each rank's P2P buffer. A page takes memory only after its first access.
          *
          * @param bytes the size in bytes; 0 for no buffer; 64 MiB unless set
          * @return this builder
@@ -95,8 +95,8 @@ public final class ShmOptions extends BackendOptions {
 
         /**
          * Sets the size of each rank's P2P heap, from which {@link
-         * org.djlx.collectives.p2p.P2pAllocator} allocates arrays. A page uses memory from its
-         * first access on.
+         * org.djlx.collectives.p2p.P2pAllocator} allocates arrays. A page takes memory only after
+         * its first access.
          *
          * @param bytes the size in bytes; 0 (no heap) unless set
          * @return this builder

@@ -26,10 +26,10 @@ import org.djlx.nativeops.torch.Torch;
  * Creates sub-groups, in two steps:
  *
  * <ol>
- *   <li>All ranks of the parent exchange their arguments by an operation of the parent. A mismatch
+ *   <li>All ranks of the parent exchange their arguments in an operation of the parent. A mismatch
  *       is then an error on all ranks, and a dead rank fails the operation.
  *   <li>The members meet in the parent's store, under a number that is the same on all ranks. The
- *       other ranks wait until they have met.
+ *       other ranks wait until the members have met.
  * </ol>
  */
 final class SubGroups {
@@ -69,8 +69,8 @@ final class SubGroups {
 
     /**
      * Checks a user's name for a sub-group. A full name is the parent's name, a dot, and the given
-     * name or a generated one, which consists of numbers and dots. Given names without dots that
-     * are not numbers keep full names unique.
+     * or generated name. Generated names consist of numbers and dots. A given name must not be a
+     * number or contain a dot, so full names stay unique.
      */
     private static void checkName(String givenName) {
         if (givenName == null) {
@@ -212,8 +212,8 @@ final class SubGroups {
     }
 
     /**
-     * Creates a group of all ranks but some. No operation of the parent takes part, because the
-     * parent may be broken: the ranks meet in the parent's store.
+     * Creates a group without the excluded ranks. The remaining ranks meet in the parent's store,
+     * not in an operation, because the parent may be broken.
      */
     static ProcessGroup shrink(ProcessGroup parent, List<Integer> excluded) {
         parent.state().checkUsable();
@@ -273,8 +273,8 @@ final class SubGroups {
      * parent's store. A rank that fails still calls the barrier; otherwise the other ranks would
      * wait for it.
      *
-     * @param part creates this rank's part. Its argument is a barrier that all ranks begin first;
-     *     the barrier fails if a rank leaves instead, which a wait in the store could not detect
+     * @param part creates this rank's part. Its argument is a barrier that all ranks begin first.
+     *     The barrier fails if a rank leaves; a wait in the store would not detect this
      */
     private static ProcessGroup together(ProcessGroup parent, Function<Work, ProcessGroup> part) {
         Work begun = parent.barrier();

@@ -12,13 +12,13 @@ public interface ParallelModel extends AutoCloseable {
      * Serves a request.
      *
      * @param input the request. A predictor on {@link ai.djl.ndarray.NDList}s passes its list as
-     *     the data, and expects a list as the answer's data or a code of 400 or more
+     *     the data, and expects either a list as the answer's data or an error code (400 or more)
      * @return the answer, whose data may be streamed. A request that cannot be served gets an
      *     answer with an error code and message
      */
     Output predict(Input input);
 
-    /** {@return why the model does not serve requests any more; empty while it serves} */
+    /** {@return why the model no longer serves requests; empty while it serves} */
     Optional<String> unavailabilityCause();
 
     /** Frees the model on all ranks. */

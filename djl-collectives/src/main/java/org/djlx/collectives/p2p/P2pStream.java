@@ -12,7 +12,7 @@ import org.djlx.collectives.ProcessGroup;
  *   <li>{@link P2pBuffers#currentStream} is the stream on which libtorch's operators run for the
  *       calling thread. {@link P2pBuffers#sideStream} runs concurrently with it.
  *   <li>Use and close both within one operation ({@link ProcessGroup#execute}), on the thread that
- *       runs it.
+ *       runs the operation.
  *   <li>Methods may return before the work has finished.
  *   <li>Memory is given by address on the group's device. It must stay valid until the current
  *       stream has waited for the work that uses it; if the work {@linkplain #isRecorded is
@@ -27,7 +27,7 @@ public interface P2pStream extends AutoCloseable {
 
     /**
      * Copies bytes to a rank's P2P memory. On GPUs a stream's first put to a peer waits until all
-     * ranks have reached the operation, which a rank does with its first put, signal, wait, epoch
+     * ranks have reached the operation. A rank reaches it with its first put, signal, wait, epoch
      * or barrier.
      *
      * @param rank the owner of the destination
@@ -95,7 +95,7 @@ public interface P2pStream extends AutoCloseable {
     Event record();
 
     /**
-     * Makes later work of this stream wait for an event. If this stream is the calling thread, it
+     * Makes later work of this stream wait for an event. If this stream runs on the calling thread,
      * throws the failure of work before the event.
      *
      * @param event an event of another stream of the same buffers and operation

@@ -16,7 +16,7 @@ import org.djlx.collectives.spi.Operation;
 @Label("Collective")
 @Category("DJL Collectives")
 @Description("An operation of a process group, from the start to the end of its execution")
-@StackTrace(false) // It would be that of the thread that executes, not of the caller.
+@StackTrace(false) // It would show the executing thread, not the caller.
 final class CollectiveEvent extends Event {
 
     private static final CollectiveEvent PROBE = new CollectiveEvent();

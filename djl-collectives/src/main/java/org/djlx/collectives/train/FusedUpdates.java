@@ -41,11 +41,12 @@ import org.slf4j.LoggerFactory;
 /**
  * Runs the updates of DJL's {@link Sgd}, {@link Adam} and {@link AdamW} on float32 parameters as
  * one kernel each. SGD then reads and writes a parameter 3 times instead of 11, Adam 7 times
- * instead of 28. The results are the same bits as DJL's, so some ranks may use it and others not.
+ * instead of 28. The results have the same bits as DJL's, so ranks may mix the kernels and DJL's
+ * operators.
  *
- * <p>The optimizers keep their learning rates, counts and states. At the end of an update they call
- * {@code sgdUpdate} or {@code adamUpdate} on the array they were given. This class gives them a
- * proxy of the parameter that launches the kernel instead. Not thread-safe.
+ * <p>The optimizers keep their learning rates, counts and states. At the end of an update, an
+ * optimizer calls {@code sgdUpdate} or {@code adamUpdate} on its parameter. This class passes a
+ * proxy of the parameter, which launches the kernel instead. Not thread-safe.
  */
 final class FusedUpdates implements AutoCloseable {
 
@@ -104,8 +105,8 @@ final class FusedUpdates implements AutoCloseable {
      * Compiles and loads the kernels.
      *
      * @param gpu the device of the parameters
-     * @return the updates, to be closed; empty on the CPU, without NVRTC, and if the kernels cannot
-     *     be compiled
+     * @return the updates, which the caller closes; empty on the CPU, without the CUDA presets or
+     *     NVRTC, or if the kernels cannot be compiled
      */
     static Optional<FusedUpdates> open(Device gpu) {
         boolean possible =
@@ -143,7 +144,7 @@ final class FusedUpdates implements AutoCloseable {
         return OPTIMIZERS.contains(optimizer.getClass());
     }
 
-    /** Returns a method; null if this version of DJL has another: then nothing is replaced. */
+    /** Returns a method; null if this version of DJL lacks it. DJL's operators then run. */
     private static Method method(Class<?> owner, String name, Class<?>... types) {
         try {
             return owner.getMethod(name, types);
@@ -154,10 +155,10 @@ final class FusedUpdates implements AutoCloseable {
 
     /**
      * Updates a parameter, on the calling thread's current stream. If the kernels do not support
-     * the update, for example of another type, the optimizer's own operators run; these may set the
-     * gradient to zero.
+     * the update, for example because of its type, DJL's operators run; these may set the gradient
+     * to zero.
      *
-     * @param optimizer one that this {@linkplain #knows knows}
+     * @param optimizer an optimizer that the kernels {@linkplain #knows implement}
      * @param parameter on this GPU; the same array each time
      */
     void update(Optimizer optimizer, String id, NDArray parameter, NDArray gradient) {

@@ -61,8 +61,8 @@ final class SplitForward implements AutoCloseable {
      *
      * @param labels null if there are none
      * @param scope the caller's gradient scope; null if gradients are not recorded
-     * @param incomplete called on each rank's thread before the pass, if it is recorded and some
-     *     ranks have no part of the batch
+     * @param incomplete called on each rank's thread before the pass, if the pass is recorded and
+     *     some ranks have no part of the batch
      * @param back called after the backward pass of a recorded pass
      * @param started called with a recorded pass, which the receiver must close
      */
@@ -218,7 +218,7 @@ final class SplitForward implements AutoCloseable {
         return whole;
     }
 
-    /** Records the predictions that require a gradient; returns whether any does. */
+    /** Records the predictions that require a gradient; returns whether there are any. */
     private boolean record(GradientScope scope, NDList whole, Runnable back) {
         List<Integer> recorded = new ArrayList<>();
         for (int k = 0; k < whole.size(); k++) {

@@ -14,8 +14,8 @@ import org.djlx.nativeops.torch.TensorInfo;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * Reads and writes the bytes of arrays on any device and of any type; DJL supports only the types
- * that it can name. Copies in pieces: a large array needs little additional memory.
+ * Reads and writes the bytes of arrays on any device and of any type; DJL itself supports only the
+ * types of {@code DataType}. Copies in pieces, so a large array needs little additional memory.
  */
 public final class ArrayBytes {
 

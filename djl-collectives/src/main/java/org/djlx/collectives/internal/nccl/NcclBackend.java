@@ -38,7 +38,7 @@ import org.djlx.nativeops.torch.Torch;
  *
  * <ul>
  *   <li>A collective runs on the group's stream, after the work that the caller has enqueued on its
- *       current stream. Issuing it does not wait for other ranks.
+ *       current stream. Issuing a collective does not wait for other ranks.
  *   <li>Messages to and from each peer have their own streams and communicators. A message does not
  *       wait for collectives, for messages of other peers, or for messages in the other direction.
  *       Messages to one peer match its receives in the order of the calls.
@@ -51,7 +51,7 @@ import org.djlx.nativeops.torch.Torch;
  * <p>If an operation times out, NCCL reports an error or a peer's process ends, the communicator is
  * aborted. Running operations and later calls then fail; see {@link GpuGroup}. A message that times
  * out breaks only the messages of its peer and direction. If a peer has destroyed the group,
- * operations that need it fail only after the timeout.
+ * operations that need that peer fail only after the timeout.
  */
 public final class NcclBackend extends Backend {
 
@@ -137,12 +137,14 @@ public final class NcclBackend extends Backend {
         messageQueues = new MessageQueues(context, group, options, this::met);
     }
 
-    /** Returns whether NCCL must verify a collective that the extension has not fully compared. */
+    /**
+     * Returns whether the extension has not fully compared a collective: NCCL must then verify it.
+     */
     private boolean isToBeVerified(QueuedWork work) {
         return !group.comparesSignatures() || work.call().detail().length > 0;
     }
 
-    /** Returns the streams, watchdog and failure handling of this rank, not to be closed. */
+    /** Returns this rank's streams, watchdog and failure handling; the backend closes them. */
     public GpuGroup group() {
         return group;
     }
@@ -162,8 +164,8 @@ public final class NcclBackend extends Backend {
      */
     public static NcclBackend create(GroupContext context, NcclOptions options) {
         requireNccl();
-        // A background thread may still be freeing a communicator, and wait for a running kernel.
-        // Meanwhile it can block the very calls that would let this kernel end.
+        // A background thread may still be freeing a communicator and waiting for a running kernel.
+        // Meanwhile it can block the calls that would let this kernel end.
         Disposal.await(DISPOSAL_PATIENCE);
         Optional<Device> given = DeviceChoice.given(context, options);
         Device device = given.orElseGet(() -> DeviceChoice.choose(context, System.getenv()));
@@ -186,7 +188,7 @@ public final class NcclBackend extends Backend {
 
     private NcclBackend connected() {
         try {
-            // The ranks have the timeout to arrive; NCCL has CONNECT_PATIENCE to connect them.
+            // The ranks must arrive within the timeout; NCCL has CONNECT_PATIENCE to connect them.
             BoundedCall.run(
                     "creating the communicator of group '" + context.name() + "'",
                     options.timeout().plus(CONNECT_PATIENCE),
@@ -383,9 +385,9 @@ public final class NcclBackend extends Backend {
     }
 
     /**
-     * Breaks the groups whose communicators share NCCL resources with this one. An abort ends the
-     * kernels of all of them, and an aborted kernel looks like a completed one. So all their works
-     * must have failed before the abort.
+     * Breaks the groups whose communicators share NCCL resources with this group. An abort ends the
+     * kernels of all these groups, and an aborted kernel looks like a completed kernel. So the
+     * works of all groups must fail before the abort.
      */
     private void breakSharing(CollectiveException reason) {
         for (NcclBackend other : sharing) {

@@ -6,9 +6,9 @@ import java.util.List;
 import org.djlx.collectives.internal.shm.Mailbox.Letter;
 
 /**
- * Matches offered messages with receives, by tag and source (receives from any rank: by tag only),
- * both in order of arrival. An offer without a receive waits here, and so does a receive without an
- * offer. Guarded by the lock of the {@link MessageQueue}.
+ * Matches message offers with receives, in order of arrival: by tag and source, or by tag only for
+ * receives from any rank. Offers and receives without a match wait here. Guarded by the lock of the
+ * {@link MessageQueue}.
  */
 final class MessageMatcher {
 

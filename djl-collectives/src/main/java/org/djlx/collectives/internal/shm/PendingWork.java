@@ -19,7 +19,7 @@ import org.djlx.collectives.spi.Operation;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
-/** The common base of operations and messages: their completion. */
+/** The base class of operations and messages: their completion. */
 abstract class PendingWork implements Work {
 
     private static final long RETRY_NANOS = 1_000_000;
@@ -103,7 +103,7 @@ abstract class PendingWork implements Work {
 
     @Override
     public final void await(Duration timeout) {
-        // On another thread: this one could not stop in the middle of an operation.
+        // A background thread runs the operation: the calling thread could not stop in the middle.
         expedite();
         try {
             awaitFuture(Deadline.after(timeout).remainingNanos());

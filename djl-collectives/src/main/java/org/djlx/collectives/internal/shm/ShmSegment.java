@@ -10,8 +10,8 @@ import org.djlx.nativeops.host.AtomicBuffer;
 import org.djlx.nativeops.host.NativeMemory;
 
 /**
- * One rank's mapping of the memory that the ranks of a group share. Ranks that are threads of one
- * JVM have their own mappings, like processes.
+ * One rank's mapping of the memory that the ranks of a group share. Each rank has its own mapping,
+ * even if the ranks are threads of one JVM.
  *
  * <pre>
  *   control block
@@ -61,13 +61,13 @@ final class ShmSegment implements AutoCloseable {
         return 2 * worldSize * Long.BYTES;
     }
 
-    /** Returns the size of the memory; throws on all ranks alike if it cannot be mapped. */
+    /** Returns the size of the memory in bytes; throws on all ranks if it cannot be mapped. */
     private static long byteSize(int worldSize, ShmOptions options) {
         long fixed = align(ControlBlock.byteSize(worldSize)) + mailboxesSize(worldSize);
         long staging = options.chunkSize();
         long buffer =
                 Math.min(options.bufferSize(), MAX_SIZE) + Math.min(options.heapSize(), MAX_SIZE);
-        // Half of the address space belongs to the kernel.
+        // Half of the address space belongs to the Linux kernel.
         if (staging > (MAX_SIZE - fixed) / 4 / worldSize
                 || buffer > (MAX_SIZE - fixed) / 2 / worldSize) {
             throw new IllegalArgumentException(

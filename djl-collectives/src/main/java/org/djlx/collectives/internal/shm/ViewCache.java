@@ -10,11 +10,11 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * A cache of one-dimensional arrays over addresses. Operations on the same tensor use the same
- * addresses again, and creating an array costs about 1 KB of heap and 1 µs.
+ * A cache of one-dimensional arrays over memory given by address. Operations on the same tensor use
+ * the same addresses, and creating an array costs about 1 KB of heap and 1 µs.
  *
- * <p>An array has an address, a count and a type. It does not keep the memory alive, so request it
- * only while the memory is valid. Used by one thread at a time.
+ * <p>The key is the address, the count and the type. An array does not keep the memory alive, so
+ * request it only while the memory is valid. Used by one thread at a time.
  */
 final class ViewCache {
 
@@ -56,10 +56,11 @@ final class ViewCache {
     }
 
     /**
-     * Returns the index of a view, or the least recently used index of its set if it is not cached.
+     * Returns the index of a view; if the view is not cached, the least recently used index of its
+     * set.
      */
     private int place(long address, long count, ScalarType type) {
-        // Chunks have equal distances; the high bits of a product spread them over the sets.
+        // Chunks are equal distances apart; the high bits of the product spread them over the sets.
         long mixed = (address ^ count * 31 ^ type.ordinal()) * 0x9E3779B97F4A7C15L;
         int first = (int) Long.remainderUnsigned(mixed >>> 32, SETS) * WAYS;
         int oldest = first;
