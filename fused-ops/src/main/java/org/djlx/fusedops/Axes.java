@@ -15,7 +15,9 @@ final class Axes {
 
     private Axes() {}
 
-    /** Moves a dimension to another index, like torch.movedim. The others keep their order. */
+    /**
+     * Moves a dimension to another index, like torch.movedim. Other dimensions keep their order.
+     */
     static NDArray move(NDArray array, int from, int to) {
         if (from == to) {
             return array;
@@ -41,7 +43,7 @@ final class Axes {
         return contiguous.reshape(rows(shape), shape.get(shape.dimension() - 1));
     }
 
-    /** Returns the number of rows of {@link #matrix}. No division: the last size may be 0. */
+    /** Returns the number of rows of {@link #matrix}. Does not divide: the last size may be 0. */
     static long rows(Shape shape) {
         return shape.slice(0, shape.dimension() - 1).size();
     }

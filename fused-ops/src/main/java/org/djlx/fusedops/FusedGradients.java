@@ -31,8 +31,8 @@ import org.djlx.nativeops.torch.TorchInPlace;
  * <p>In the second row, one all-gather + matmul returns the gathered dY, too.
  *
  * <p>If the scope knows that B was converted from master weights, the master weights are the
- * inputs. The gradient of each is computed in the type of the master weight. On a GPU the matmul
- * adds it to the gradient that the weight already has.
+ * inputs. Each gradient is computed in the type of its master weight. On a GPU the matmul adds the
+ * product to the gradient that the weight already has.
  */
 final class FusedGradients {
 
@@ -188,7 +188,8 @@ final class FusedGradients {
 
     /**
      * Returns Aᵀ dY for weights side by side, with all dimensions except the last merged. A
-     * weight's entry is null if the weight requires no gradient, or it has already been added.
+     * weight's entry is null if the weight requires no gradient, or if its gradient has already
+     * been added.
      */
     private static List<NDArray> weightGradients(
             List<NDArray> weights, NDArray a, NDArray gradient, ProcessGroup group) {
@@ -215,8 +216,8 @@ final class FusedGradients {
     }
 
     /**
-     * Multiplies for a weight of another type. Returns null if the product has been added to its
-     * gradient.
+     * Computes the gradient of a weight with another type than A. Returns null if the product has
+     * been added to the weight's gradient.
      */
     private static NDArray convertedProduct(
             NDArray weight, NDArray left, NDArray right, ProcessGroup group) {

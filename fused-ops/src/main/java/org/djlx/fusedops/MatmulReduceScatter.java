@@ -17,10 +17,11 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.TensorInfo;
 
 /**
- * The sizes of a matmul + reduce-scatter, checked.
+ * The checked sizes of a matmul + reduce-scatter.
  *
- * <p>With the scatter dimension moved to the front, the part for a rank is a block of A's rows
- * times B; or, if the product's last dimension is scattered, A times a block of B's columns.
+ * <p>If the product's last dimension is scattered, a rank's part is A times a block of B's columns.
+ * Otherwise the scatter dimension is moved to the front, and the part is a block of A's rows times
+ * B.
  *
  * @param left the shape of A
  * @param product the shape of A B

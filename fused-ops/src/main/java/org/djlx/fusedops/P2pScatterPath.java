@@ -26,16 +26,19 @@ abstract class P2pScatterPath extends P2pPath<NDArray, P2pScatterPath.Call> {
      * @param a the address of A
      * @param b the address of B
      * @param result the address of this rank's part of the sum
-     * @param staging the addresses of memory for products until they are sent
+     * @param staging the addresses of the staging arrays, which hold products until they are sent
      * @param part this rank's part of the sum
      * @param used all arrays, kept for graph replays
      */
     record Call(long a, long b, long result, long[] staging, NDArray part, NDArray[] used) {}
 
-    /** The operands that the path reads without a copy. The others are copied row by row. */
+    /**
+     * The operands that the path reads without a copy. Other operands are copied to row-major
+     * memory.
+     */
     record InPlace(boolean a, boolean b, MatrixLayout left, MatrixLayout right) {
 
-        /** For matmuls of a library. */
+        /** Returns the operands that library matmuls read without a copy. */
         static InPlace of(MatmulReduceScatter operator, Operands operands) {
             TensorInfo info = operands.infos()[0];
             boolean isMatrix = operator.lastDim() == 1;
@@ -53,7 +56,7 @@ abstract class P2pScatterPath extends P2pPath<NDArray, P2pScatterPath.Call> {
                     b ? right : MatrixLayout.contiguous(right.rows(), right.columns()));
         }
 
-        /** Prepares products of a number of A's rows and of B's columns. */
+        /** Prepares matmuls of {@code rows} rows of A and {@code columns} columns of B. */
         Product product(MatmulReduceScatter operator, Compute compute, long rows, long columns) {
             return compute.product(
                     operator.type(),
@@ -81,12 +84,12 @@ abstract class P2pScatterPath extends P2pPath<NDArray, P2pScatterPath.Call> {
         partFront = Axes.move(operator.part(), operator.frontDim(), 0);
     }
 
-    /** Copies A row by row, with {@code frontDim} moved to the front. */
+    /** Copies A to row-major memory, with {@code frontDim} moved to the front. */
     NDArray copyOfA(OperationScope scope, NDArray a) {
         return scope.front(a, operator.frontDim(), operator.type());
     }
 
-    /** Makes arrays for products until they are sent. */
+    /** Allocates arrays that hold products until they are sent. */
     abstract NDArray[] staging(OperationScope scope, NDManager manager);
 
     @Override

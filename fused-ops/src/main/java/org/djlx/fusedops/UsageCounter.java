@@ -27,7 +27,7 @@ public final class UsageCounter implements AutoCloseable {
     }
 
     /**
-     * What calls are told apart by.
+     * The key by which calls are counted.
      *
      * @param operator the operator's name
      * @param path the path
@@ -36,12 +36,12 @@ public final class UsageCounter implements AutoCloseable {
      */
     private record Kind(String operator, Path path, FallbackReason reason, Choice choice) {}
 
-    /** Counts a call: on NCCL if it falls back for a reason, otherwise on a path. */
+    /** Counts a call on its path; a call with a fallback reason counts on NCCL. */
     static void count(OpType operator, Path path, FallbackReason reason) {
         count(operator, reason == null ? path : Path.NCCL, reason, null);
     }
 
-    /** Counts a matmul, which fell back for a reason or not. */
+    /** Counts a matmul; the reason is null unless the matmul fell back. */
     static void count(OpType operator, Choice choice, FallbackReason reason) {
         count(operator, reason == null ? choice.path() : Path.NCCL, reason, choice);
     }

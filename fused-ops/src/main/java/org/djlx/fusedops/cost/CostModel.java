@@ -36,7 +36,7 @@ public final class CostModel {
     /**
      * A path must be predicted faster by this share for each path that comes before it in {@link
      * Path}. Smaller differences are within the error of predictions. NCCL is last, because it
-     * rounds sums in another way.
+     * rounds sums differently.
      */
     static final double HANDICAP = 0.03;
 
@@ -102,8 +102,8 @@ public final class CostModel {
     }
 
     /**
-     * {@return a lower bound of the time of an operator in microseconds: the time of the matmul
-     * alone, or of its bytes into each GPU at the best rate, whichever is longer}
+     * {@return a lower bound of the time of an operator in microseconds: the matmul alone or the
+     * transfer into each GPU at the best rate, whichever takes longer}
      *
      * @param work the operator
      */
@@ -178,7 +178,7 @@ public final class CostModel {
     }
 
     /**
-     * Replaces the size that may differ between ranks by a typical one. All ranks then choose a
+     * Replaces the size that may differ between ranks by a typical size. All ranks then choose a
      * path from the same sizes.
      *
      * @param work the operator, as a rank has it
@@ -187,7 +187,7 @@ public final class CostModel {
     public static Workload agreed(Workload work) {
         requireNotNull("the operator", work);
         long usual = work.isGather() ? USUAL_COLUMNS : USUAL_INNER;
-        // Rounded up to whole units, which FUSED needs: otherwise 3 ranks could never take it.
+        // FUSED needs whole units: without rounding up, 3 ranks could never take FUSED.
         long unit = FusedMatmulModel.UNIT;
         return work.withOwn((usual / work.ranks() + unit - 1) / unit * unit);
     }
@@ -236,9 +236,10 @@ public final class CostModel {
     /**
      * Chooses the path with the shortest predicted time. Paths are compared in the order of {@link
      * Path}: a later path must be predicted 3 % faster for each step down the list. Calls recorded
-     * into a graph take NCCL only if no other path is possible, because it cannot be recorded.
+     * into a graph take NCCL only if no other path is possible, because NCCL calls cannot be
+     * recorded.
      *
-     * <p>All ranks choose from {@linkplain #agreed sizes that all know}. If that choice for an
+     * <p>All ranks choose from the same {@linkplain #agreed agreed sizes}. If that choice for an
      * all-gather + matmul is FUSED or PIPELINED, each rank chooses again between these two with its
      * own columns: both push the same data and signals.
      *

@@ -2,8 +2,8 @@
 package org.djlx.fusedops.cost;
 
 /**
- * The network between hosts. Its figures come from a data sheet, not from measurements: predictions
- * from them are extrapolations.
+ * The network between hosts. Its figures come from a data sheet, not from measurements, so
+ * predictions from them are extrapolations.
  *
  * @param rate the rate into and out of each GPU, in GB/s
  * @param latency the latency of a message between hosts, in microseconds
@@ -30,8 +30,8 @@ public record Network(double rate, double latency) {
 
     /**
      * Returns the time to sum gradients over replicas on other hosts. Each GPU sums with the GPUs
-     * that hold the same part, over its own adapter. Messages have the latency of a tree, bytes the
-     * rate of a ring.
+     * that hold the same part, over its own adapter. The model takes the latency of a tree and the
+     * bytes of a ring.
      *
      * @param byteSize the size of the gradients of a GPU, in bytes
      * @param hosts the number of hosts, with one replica each

@@ -16,7 +16,7 @@ import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
-/** Computes by libtorch on memory given by address, on one device. */
+/** Runs libtorch's operators on memory given by address, on one device. */
 final class Libtorch {
 
     private final Device device;
@@ -32,7 +32,7 @@ final class Libtorch {
         return new NativeMemory(address, byteSize, device, () -> {});
     }
 
-    /** Returns a view of a matrix that is not empty. */
+    /** Returns a view of a non-empty matrix. */
     private NDArray view(ScalarType type, long address, MatrixLayout layout) {
         long elements =
                 (layout.rows() - 1) * layout.rowStride()
@@ -52,7 +52,7 @@ final class Libtorch {
         return Torch.view(manager, memory, 0, shape, type);
     }
 
-    /** Multiplies matrices that are not empty. */
+    /** Multiplies non-empty matrices. */
     void multiply(
             ScalarType type,
             long out,
@@ -77,7 +77,7 @@ final class Libtorch {
         }
     }
 
-    /** Reduces parts that lie at equal distances, in rank order. */
+    /** Reduces parts that are {@code distance} bytes apart, in rank order. */
     void reduce(
             ScalarType type,
             long out,

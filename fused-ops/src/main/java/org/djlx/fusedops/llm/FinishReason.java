@@ -3,7 +3,7 @@ package org.djlx.fusedops.llm;
 
 /** Why a {@link Generation} has ended. */
 public enum FinishReason {
-    /** The maximum of new tokens was generated. */
+    /** The maximum number of new tokens was generated. */
     LENGTH,
     /** A stop token was generated. */
     STOP,

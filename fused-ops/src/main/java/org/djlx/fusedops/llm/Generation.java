@@ -48,9 +48,9 @@ public interface Generation {
     List<GeneratedPiece> await(Duration timeout) throws TimeoutException, InterruptedException;
 
     /**
-     * Ends the generation with {@link FinishReason#CANCELLED}. No-op if it has ended. Returns
-     * immediately; its KV cache blocks are freed after the current step. Pieces generated before
-     * can still be taken.
+     * Ends the generation with {@link FinishReason#CANCELLED}. No-op if the generation has ended.
+     * Returns immediately; its KV cache blocks are freed after the current step. Pieces generated
+     * before can still be taken.
      */
     void cancel();
 

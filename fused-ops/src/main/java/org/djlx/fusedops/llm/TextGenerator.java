@@ -52,8 +52,8 @@ public interface TextGenerator extends AutoCloseable {
     int maxLength();
 
     /**
-     * {@return the model's tokenizer; empty if the model has none, and requests must have token
-     * prompts} It is closed with the generator.
+     * {@return the model's tokenizer; empty if the model has none: requests must then have token
+     * prompts} The generator closes it.
      */
     Optional<TextTokenizer> tokenizer();
 

@@ -15,7 +15,7 @@ import org.djlx.nativeops.torch.Torch;
 
 /**
  * An embedding whose vocabulary is divided among the ranks. Each rank looks up the tokens of its
- * part, with zeros for other tokens, and the results are summed over the ranks.
+ * part and takes zeros for other tokens. The results are summed over the ranks.
  *
  * <ul>
  *   <li>Input: (tokens, …), token ids of any type, the same on all ranks.

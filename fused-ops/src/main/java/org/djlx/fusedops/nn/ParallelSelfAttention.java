@@ -212,8 +212,8 @@ public final class ParallelSelfAttention extends ShardedBlock {
         /**
          * Sets the number of key and value heads.
          *
-         * @param keyValueHeads the number, which divides the number of heads; it is divisible by
-         *     the world size, or divides it. The number of heads unless set
+         * @param keyValueHeads the number, which divides the number of heads. It is divisible by
+         *     the world size, or divides the world size. The number of heads unless set
          * @return this builder
          */
         public Builder optKeyValueHeads(int keyValueHeads) {

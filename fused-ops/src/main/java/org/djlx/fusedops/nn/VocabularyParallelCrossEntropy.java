@@ -21,7 +21,7 @@ import org.djlx.nativeops.torch.Torch;
 /**
  * Softmax cross entropy over a vocabulary that is divided among the W ranks, as Megatron-LM's
  * {@code vocab_parallel_cross_entropy}. For each token the ranks exchange the largest logit, the
- * sum of the exponentials and the logit of the label, but not all logits.
+ * sum of the exponentials and the logit of the label, instead of all logits.
  *
  * <ul>
  *   <li>Prediction: one array of logits, (tokens, …, V / W), for all tokens and this rank's part of
@@ -32,7 +32,7 @@ import org.djlx.nativeops.torch.Torch;
  *       check would make the host wait.
  *   <li>Loss: the mean over all tokens with a label that is not ignored; 0 if all are ignored.
  *       float64 if the logits are, otherwise float32. All ranks compute the same loss; it counts
- *       once.
+ *       once, not once per rank.
  *   <li>Gradient: the softmax, minus 1 at the label.
  * </ul>
  */
@@ -100,7 +100,9 @@ public final class VocabularyParallelCrossEntropy extends Loss {
         }
     }
 
-    /** Adds to a metric, without gradients: usually called after the backward pass. */
+    /**
+     * Adds to a metric, without gradients, because it is usually called after the backward pass.
+     */
     @Override
     public void updateAccumulators(String[] keys, NDList labels, NDList predictions) {
         NoGradient.run(() -> super.updateAccumulators(keys, labels, predictions));

@@ -26,8 +26,8 @@ import org.djlx.nativeops.torch.TorchLibrary;
  * </pre>
  *
  * <ul>
- *   <li>{@code all_reduce} returns a new tensor, like PyTorch's functional collectives. The others
- *       are {@link FusedOps#allGatherMatmul} and {@link FusedOps#matmulReduceScatter}.
+ *   <li>{@code all_reduce} returns a new tensor, like PyTorch's functional collectives. The other
+ *       operators are {@link FusedOps#allGatherMatmul} and {@link FusedOps#matmulReduceScatter}.
  *   <li>{@code reduce_op} has c10d's numbers: 0 SUM, 1 AVG, 2 PRODUCT, 3 MIN, 4 MAX, 5 BAND, 6 BOR,
  *       7 BXOR. {@code matmul_reduce_scatter} takes 0 and 1.
  *   <li>The operators work with any backend, on the CPU too, despite the namespace.
@@ -57,11 +57,12 @@ import org.djlx.nativeops.torch.TorchLibrary;
  *   <li>All ranks call the same operators in the same order. libtorch assumes that operators have
  *       no side effects, and omits an operator if its result is not used. Results must therefore be
  *       used on all ranks or on none.
- *   <li>There is no gradient: with gradients on, an input that requires one is refused.
+ *   <li>The operators have no gradient: with gradient mode on, an input that requires a gradient is
+ *       refused.
  *   <li>Refused arguments and failures of the group end the model's call. {@link #call} throws
  *       them.
- *   <li>Operators fail in code that a model forks ({@code torch.jit.fork}), because it runs on
- *       threads of libtorch.
+ *   <li>Operators fail in code that a model forks ({@code torch.jit.fork}), because this code runs
+ *       on libtorch's threads.
  * </ul>
  */
 public final class TorchOperators {
@@ -76,8 +77,8 @@ public final class TorchOperators {
     private TorchOperators() {}
 
     /**
-     * Registers the operators with libtorch, for the life of the process. Idempotent. Load models
-     * that call them after this.
+     * Registers the operators with libtorch, for the life of the process. Idempotent. Call it
+     * before loading models that use the operators.
      *
      * @throws ai.djl.engine.EngineException if another library has registered operators with these
      *     names
@@ -183,8 +184,8 @@ public final class TorchOperators {
     }
 
     /**
-     * Runs code that calls the model of a rank, on the calling thread. If an operator fails, throws
-     * its exception, with the exception of the code as a suppressed one. May be nested.
+     * Runs code that calls a rank's model, on the calling thread. If an operator fails, throws the
+     * operator's exception and adds the code's exception as suppressed. May be nested.
      *
      * @param group the group of the operators
      * @param code the code

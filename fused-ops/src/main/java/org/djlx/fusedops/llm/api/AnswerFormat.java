@@ -11,8 +11,8 @@ import org.djlx.fusedops.llm.Generation;
  * <ul>
  *   <li>Not streamed: {@link #whole} returns the answer.
  *   <li>Streamed: call {@link #begin}, then {@link #piece} for each piece and {@link #end(int,
- *       Generation)} for each choice, then {@link #end(List)}. After a failure call {@link
- *       #failure} instead of the rest.
+ *       Generation)} for each choice, then {@link #end(List)}. After a failure, call {@link
+ *       #failure} instead of the remaining methods.
  * </ul>
  */
 public interface AnswerFormat {
@@ -23,7 +23,7 @@ public interface AnswerFormat {
     /** {@return the MIME type of the answer} */
     String contentType();
 
-    /** {@return the text that begins a streamed answer; may be empty, as for the methods below} */
+    /** {@return the text that begins a streamed answer; may be empty, like all texts to send} */
     String begin();
 
     /**
@@ -61,7 +61,7 @@ public interface AnswerFormat {
     String failure(ApiException failure);
 
     /**
-     * Formats an error for a request without an answer yet.
+     * Formats an error that occurs before the answer begins.
      *
      * @param failure the error
      * @return the same error in the schema of the request

@@ -15,8 +15,8 @@ final class OpenAiOptions {
     private OpenAiOptions() {}
 
     /**
-     * Reads sampling parameters and stop conditions. An option that is not supported may have its
-     * default, because clients send it; another value is an error.
+     * Reads sampling parameters and stop conditions. An unsupported option may have its default,
+     * because clients send defaults; another value is an error.
      */
     static GenerationRequest.Builder read(JsonOptions json) {
         requireDefaults(json);
@@ -55,7 +55,7 @@ final class OpenAiOptions {
         return stops;
     }
 
-    /** Refuses options of both schemas that are not supported, unless they have their default. */
+    /** Refuses unsupported options of both schemas, unless they have their default. */
     static void requireDefaults(JsonOptions json) {
         requireDefault(json, "n", 1);
         requireDefault(json, "best_of", 1);

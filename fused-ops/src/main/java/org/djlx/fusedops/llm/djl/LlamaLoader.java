@@ -53,8 +53,8 @@ import org.slf4j.LoggerFactory;
  * <p><b>Ranks</b> are threads of this JVM by default. They are processes if {@code RANK} and {@code
  * WORLD_SIZE} are set, as {@code samples/run.sh launch} and torchrun do, and {@code WORLD_SIZE} is
  * the tensor-parallel degree. Then each process loads the model, on the GPU that {@code LOCAL_RANK}
- * names. Rank 0 serves requests. The others refuse requests, and closing their model waits until
- * rank 0 has closed its own.
+ * names. Rank 0 serves requests. The other ranks refuse requests; closing their model waits until
+ * rank 0 has closed its model.
  *
  * <p><b>Progress</b> of loading goes to the log. The {@link ai.djl.util.Progress} of {@code
  * Criteria} sees only begin and end, because DJL does not pass it to model loaders.
@@ -62,11 +62,12 @@ import org.slf4j.LoggerFactory;
  * <p><b>Options</b>, all optional:
  *
  * <ul>
- *   <li>{@code tensor_parallel_degree}: the number of ranks, or {@code max} for all GPUs from the
- *       given one on. By default, one rank for each process if there are several, for each GPU that
- *       the model is loaded on, or one on the CPU. With one GPU and a larger degree, the GPUs after
- *       it are taken. DJL Serving loads a model once for each GPU that {@code load_on_devices}
- *       allows.
+ *   <li>{@code tensor_parallel_degree}: the number of ranks. {@code max} means all GPUs that the
+ *       model is loaded on; if it is loaded on one GPU, that GPU and all GPUs after it. The default
+ *       is one rank per process if there are several processes; otherwise one per GPU that the
+ *       model is loaded on, or one on the CPU. With one GPU and a larger degree, the ranks take
+ *       that GPU and the GPUs after it. DJL Serving loads a model once for each GPU that {@code
+ *       load_on_devices} allows.
  *   <li>{@code max_model_len}: see {@link LlamaGenerator.Builder#optMaxLength}.
  *   <li>{@code max_rolling_batch_size}: see {@link LlamaGenerator.Builder#optMaxRunning}.
  *   <li>{@code max_rolling_batch_prefill_tokens}: see {@link

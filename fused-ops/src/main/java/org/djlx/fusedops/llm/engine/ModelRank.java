@@ -17,7 +17,7 @@ final class ModelRank implements RankWorker<StepRequest, List<Sampler.SampledTok
 
     private final ProcessGroup group;
     private final LlamaModel model;
-    private InFlight inFlight; // null if no step is
+    private InFlight inFlight; // null if no step is in flight
 
     /** A launched step whose tokens are not sampled yet. */
     private record InFlight(NDManager manager, Logits logits, List<Sampler> samplers) {}

@@ -19,10 +19,11 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * One rank's part of a Llama's weights, under Hugging Face's names. All have the model's type.
+ * One rank's part of a Llama's weights, under Hugging Face's names. All weights have the model's
+ * type.
  *
- * <p>Matrices are stored as in the files, (outputs, inputs), and held as their transposes, by which
- * activations are multiplied. How they are divided among ranks:
+ * <p>Matrices are stored as in the files, (outputs, inputs). Activations are multiplied by
+ * transposed views. Division among ranks:
  *
  * <ul>
  *   <li>query, key, value, gate and up projections: by outputs (column parallel). Query, key and
@@ -91,7 +92,7 @@ public final class LlamaWeights implements AutoCloseable {
      * @param ranks the number of ranks
      * @param device the rank's device
      * @param files the files, which must have passed {@link #check}
-     * @param progress receives the number of bytes after each read tensor
+     * @param progress receives the number of bytes read, after each tensor
      * @return the weights; the caller closes them
      */
     public static LlamaWeights read(
@@ -218,12 +219,12 @@ public final class LlamaWeights implements AutoCloseable {
         return (layer * config.layers() + tokens + norms) * config.type().itemSize();
     }
 
-    /** Returns the KV heads of a rank. */
+    /** Returns the number of KV heads of a rank. */
     static int kvHeads(LlamaConfig config, int ranks) {
         return Math.max(1, config.kvHeads() / ranks);
     }
 
-    /** Returns the tokens of the vocabulary whose embedding a rank has, including padding. */
+    /** Returns the number of rows of a rank's part of the embedding, including padding. */
     static int vocabularyPart(LlamaConfig config, int ranks) {
         return (config.vocabularySize() + ranks - 1) / ranks;
     }
@@ -275,7 +276,7 @@ public final class LlamaWeights implements AutoCloseable {
         return array.transpose();
     }
 
-    /** Reads this rank's rows of a matrix with a row for each token of the vocabulary. */
+    /** Reads this rank's rows of a matrix that has one row per token of the vocabulary. */
     private NDArray tokenRows(String name) {
         long count = vocabularyPart(config, ranks);
         long from = Math.min(rank * count, config.vocabularySize());
@@ -300,7 +301,7 @@ public final class LlamaWeights implements AutoCloseable {
         return array;
     }
 
-    /** Returns the embedding of this rank's tokens of the vocabulary, a row each. */
+    /** Returns the embedding of this rank's part of the vocabulary: one row per token. */
     NDArray embedding() {
         return embedding;
     }
