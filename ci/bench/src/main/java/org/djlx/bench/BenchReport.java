@@ -26,7 +26,8 @@ final class BenchReport {
      * Creates a report.
      *
      * @param commit the measured commit; null if it is not known
-     * @param versions the versions of libraries; the report adds Java's and the system's
+     * @param versions the versions of libraries; the report adds the versions of Java and the
+     *     operating system
      */
     BenchReport(String benchmark, String commit, Map<String, String> versions) throws IOException {
         put("benchmark", benchmark);

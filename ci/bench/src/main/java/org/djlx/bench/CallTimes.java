@@ -2,7 +2,7 @@
 package org.djlx.bench;
 
 /**
- * The cost of a call of an operation on a rank; null where it was not measured.
+ * The cost of a call of an operation on a rank; a value is null if it was not measured.
  *
  * @param gpuMicros the median time between the ends of two calls on the GPU; the host's time if the
  *     host is slower

@@ -31,8 +31,8 @@ public final class TrainedLlama {
      *
      * @param directory the directory, which is created if missing; its files are replaced
      * @param config the sizes, of {@link #VOCABULARY} tokens
-     * @param weights the weight of each module by its name there, such as {@code
-     *     model.layers.0.mlp.up_proj}; they are closed
+     * @param weights the weight of each module by its name in the files, such as {@code
+     *     model.layers.0.mlp.up_proj}; this method closes them
      * @throws IOException if a file cannot be written
      * @throws IllegalArgumentException if a tensor is missing or has another shape
      */

@@ -18,8 +18,8 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * Trains the MLP to predict the embedding of the next token by gradient descent: on all ranks
- * through the fused operators and, as the reference, on rank 0 in plain DJL, unsharded and in
+ * Trains the MLP by gradient descent to predict the embedding of the next token. All ranks train
+ * with the fused operators. As the reference, rank 0 also trains in plain DJL, unsharded and in
  * float64. The loss is the squared distance, averaged over tokens.
  */
 record MlpTraining(ProcessGroup group, NDManager manager) {
@@ -70,7 +70,7 @@ record MlpTraining(ProcessGroup group, NDManager manager) {
     }
 
     /**
-     * Returns the loss of some rows as a share of the mean over all tokens.
+     * Returns the loss of some rows: their share of the mean over all tokens.
      *
      * @param temporary the owner of the factor, open until the backward pass: with {@code
      *     div(tokens)}, autograd would keep an address of JVM memory (see {@link GradientScope})
@@ -83,8 +83,9 @@ record MlpTraining(ProcessGroup group, NDManager manager) {
     /**
      * Trains.
      *
-     * @param x all tokens @param rows the index of this rank's tokens @param columns the index of
-     *     this rank's columns of W1 and rows of W2
+     * @param x all tokens
+     * @param rows the index of this rank's tokens
+     * @param columns the index of this rank's columns of W1 and rows of W2
      */
     Result run(NDArray x, NDArray w1, NDArray w2, String rows, String columns, int steps) {
         long tokens = x.getShape().get(0);

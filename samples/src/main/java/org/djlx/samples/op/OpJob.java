@@ -148,7 +148,7 @@ record OpJob(
         }
     }
 
-    /** Returns a number with the digits of its type. */
+    /** Formats a number with the precision of its type. */
     private static String text(Number value, ScalarType type) {
         boolean narrow = type.isFloatingPoint() && type != ScalarType.FLOAT64;
         return narrow ? Float.toString(value.floatValue()) : value.toString();

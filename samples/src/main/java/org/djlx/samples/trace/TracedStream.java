@@ -10,9 +10,9 @@ import org.djlx.collectives.p2p.P2pStream;
 import org.djlx.collectives.spi.Operation;
 
 /**
- * A stream with the same steps as the stream of the group's buffers. It records when each step
- * runs. It does not wrap that stream, because only the executing thread or CUDA stream knows when a
- * step begins.
+ * A stream that runs the same steps as the stream of the group's buffers, and records when each
+ * step runs. It does not wrap the buffers' stream, because only the executing thread or CUDA stream
+ * knows when a step begins.
  */
 abstract class TracedStream implements P2pStream {
 
@@ -34,7 +34,7 @@ abstract class TracedStream implements P2pStream {
     /** Copies; called when the work runs. */
     abstract void copyNow(long destination, long source, long byteSize);
 
-    /** Adds a step; one without a name only ends the computation before it. */
+    /** Adds a step. A step without a name only ends the computation before it. */
     final void step(String name, Runnable work) {
         enqueue(timeline -> steps.run(stream, timeline, name, work));
     }
