@@ -6,8 +6,8 @@ import java.util.Locale;
 import java.util.stream.DoubleStream;
 
 /**
- * A bar chart of speed-ups as SVG, on white: for each case a bar for this project and one for
- * another program, where it was measured. A line at 1 marks the baseline.
+ * An SVG bar chart of speed-ups, on white. Each case has a bar for this project and, if measured, a
+ * bar for another program. A line at 1 marks the baseline.
  */
 final class SpeedUpChart {
 

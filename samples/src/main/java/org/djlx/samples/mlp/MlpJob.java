@@ -182,7 +182,7 @@ final class MlpJob implements AutoCloseable {
         }
     }
 
-    /** Times a computation of all ranks, which begin together; returns once all have ended. */
+    /** Times a computation that all ranks start together; returns after all ranks have ended. */
     private double timeTogether(Supplier<NDArray> computation) {
         group.barrier().await();
         double millis = time(computation);
@@ -252,7 +252,7 @@ final class MlpJob implements AutoCloseable {
         return new Measured(result, path, worst[0], worst[1]);
     }
 
-    /** Returns the path that the operator took. Ranks may use different matmuls on it. */
+    /** Returns the path that the operator took. Ranks may use different matmuls on one path. */
     private static String path(UsageCounter usage) {
         for (FallbackReason reason : FallbackReason.values()) {
             if (usage.fallbacks(reason) > 0) {

@@ -265,7 +265,7 @@ public final class GpuGroup {
         watchdog.fail(queues(), reason);
     }
 
-    /** Breaks a queue, and the group with its collectives. */
+    /** Breaks a queue; the queue of collectives breaks the whole group. */
     void fail(StreamQueue failed, CollectiveException reason) {
         watchdog.fail(failingWith(failed), reason);
     }
