@@ -24,7 +24,7 @@ import org.djlx.nativeops.torch.Torch;
 /**
  * Collectives that leave a GPU's SMs to concurrent kernels: copy engines move the data, and a
  * kernel runs only to reduce. Like PyTorch's {@code torch.ops.symm_mem._low_contention_all_gather}
- * and {@code _low_contention_reduce_scatter}, but these push data where PyTorch's pull.
+ * and {@code _low_contention_reduce_scatter}, but these methods push data and PyTorch's pull.
  *
  * <p>Rules:
  *

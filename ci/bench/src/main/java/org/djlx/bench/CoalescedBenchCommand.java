@@ -34,7 +34,7 @@ final class CoalescedBenchCommand extends ReportCommand {
     private static final List<BenchOp> OPERATIONS =
             List.of(BenchOp.ALL_REDUCE, BenchOp.ALL_GATHER, BenchOp.REDUCE_SCATTER);
     private static final int[] TENSORS = {2, 20};
-    private static final long BYTES = 100L << 20; // approximate bytes of a rank in a row
+    private static final long BYTES = 100L << 20; // approximate bytes of a rank per row
     private static final int MIN_TURNS = 40;
     private static final int MAX_TURNS = 4000;
     private static final int WARM_UPS = 4;

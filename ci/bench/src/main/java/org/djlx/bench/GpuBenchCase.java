@@ -102,7 +102,8 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
         SideBySide.Result result;
         SideBySide.Calls calls = new SideBySide.Calls(WARM_UP, TIMED, rounds, true);
         try (NDManager checks = rank.manager().newSubManager()) {
-            // Before graphs are recorded: replays write into memory that is temporary now.
+            // Before graphs are recorded, because replays may overwrite arrays that are created
+            // later.
             NDArray expected = expecting.get();
             expected.attach(checks);
             result =

@@ -54,7 +54,7 @@ final class SpeedUpChart {
      * Draws a chart.
      *
      * @param title the title, which names the baseline
-     * @param subtitle the machine, the type and how times were taken
+     * @param subtitle the machine, the element type and the timing method
      * @param other the name of the other program
      * @param bars the cases, from top to bottom; at least one
      */

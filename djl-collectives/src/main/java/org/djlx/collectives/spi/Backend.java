@@ -111,8 +111,8 @@ public abstract class Backend implements AutoCloseable {
     }
 
     /**
-     * As {@link #allReduce}, for a caller whose current stream waits for the work immediately. The
-     * backend may therefore run the operation on that stream.
+     * As {@link #allReduce}, for a caller that makes its current stream wait for the work
+     * immediately. The backend may therefore run the operation on that stream.
      *
      * @param operation the operation
      * @param tensor input and output

@@ -159,7 +159,7 @@ final class GradientBuckets {
     }
 
     /**
-     * Removes a gradient; the next pass then stores its gradient instead of adding. Sets the
+     * Removes a gradient; the next pass then stores its gradient instead of adding it. Sets the
      * gradient to zero instead if the program holds it, or if the parameter is not float32: DJL
      * shows a missing gradient as float32 zeros.
      */

@@ -33,10 +33,10 @@ import org.djlx.nativeops.host.NativeMemory;
  * passes. The physical memory exists until all processes have unmapped it and closed their
  * descriptors.
  *
- * <p>{@link #close} releases the mapping; it is unmapped when the last array that views it is
- * closed. Close only after all streams have finished using the memory, because the driver may not
- * wait for running work. The mapping retains its GPU's context. Thread-safe. Failures of the driver
- * are {@link CudaException}s.
+ * <p>{@link #close} releases the mapping; the memory is unmapped when the last array that views it
+ * is closed. Close only after all streams have finished using the memory, because the driver may
+ * not wait for running work. The mapping retains its GPU's context. Thread-safe. Failures of the
+ * driver are {@link CudaException}s.
  */
 public final class CudaVirtualMemory implements AutoCloseable {
 

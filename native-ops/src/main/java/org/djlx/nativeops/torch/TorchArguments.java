@@ -19,7 +19,7 @@ public final class TorchArguments implements AutoCloseable {
     private boolean closed;
 
     /**
-     * Wraps the arguments as libtorch passes them, 64 bits each. Takes ownership of the tensors'
+     * Wraps the arguments in libtorch's form, 64 bits each. Takes ownership of the tensors'
      * handles.
      */
     TorchArguments(TorchSchema schema, long[] values) {

@@ -58,7 +58,8 @@ final class MlpJob implements AutoCloseable {
      * The result that rank 0 reports.
      *
      * @param tokens the number of tokens
-     * @param largestError of all ranks and operators, relative to the largest magnitude
+     * @param largestError the largest error of all ranks and operators, relative to the largest
+     *     magnitude
      * @param operators a row for each operator
      * @param comparison a row for each way to compute the MLP
      */

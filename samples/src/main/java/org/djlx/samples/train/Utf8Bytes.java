@@ -28,7 +28,9 @@ final class Utf8Bytes {
         most = first && value == 0xed ? 0x9f : first && value == 0xf4 ? 0x8f : 0xbf;
     }
 
-    /** Returns the length of a character that starts with a byte; too long if no character does. */
+    /**
+     * Returns a character's length by its first byte; MAX_VALUE if the byte starts no character.
+     */
     private static int length(int value) {
         if (value < 0x80) {
             return 1;

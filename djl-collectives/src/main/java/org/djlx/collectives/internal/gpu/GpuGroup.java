@@ -61,7 +61,8 @@ import org.djlx.nativeops.cuda.CudaStream;
  *   <li>All broken queues are aborted at the same time, because operations of one queue may wait
  *       for operations of another.
  *   <li>Failed works complete after the abort, in their order. They release their memory only if
- *       the GPU has stopped, and memory that peers may still write into when the kernel says so.
+ *       the GPU has stopped. The kernel decides when to release memory that peers may still write
+ *       into.
  * </ol>
  *
  * <p>Invariants of the end:
