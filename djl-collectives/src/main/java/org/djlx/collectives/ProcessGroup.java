@@ -66,7 +66,7 @@ import org.djlx.nativeops.torch.Torch;
  * <h2>Streams (GPU)</h2>
  *
  * <ul>
- *   <li>An operation starts after the work that the caller's current stream holds at the time of
+ *   <li>An operation starts after the work that is on the caller's current stream at the time of
  *       the call.
  *   <li>The current stream does not wait for the operation. Call {@link Work#await()} or {@link
  *       Work#blockCurrentStream()} before you enqueue work that uses a result.
@@ -251,9 +251,9 @@ public final class ProcessGroup implements AutoCloseable {
     /**
      * {@return whether this rank is a member of the group} {@link #newGroup} and {@link #split}
      * return a non-member handle, the counterpart of {@code
-     * torch.distributed.GroupMember.NON_GROUP_MEMBER}, on ranks that are not. A non-member handle
-     * has the group's name and ranks only: every operation throws {@link IllegalStateException},
-     * and {@link #destroy} is a no-op.
+     * torch.distributed.GroupMember.NON_GROUP_MEMBER}, on ranks that are not members. A non-member
+     * handle has the group's name and ranks only: every operation throws {@link
+     * IllegalStateException}, and {@link #destroy} is a no-op.
      */
     public boolean isMember() {
         return rank() >= 0;
@@ -325,8 +325,8 @@ public final class ProcessGroup implements AutoCloseable {
      * plans} The first call creates it; all views of the group share it. It is closed after the
      * group has been destroyed and all its operations have ended.
      *
-     * <p>The object must not refer to the group, because a group that is still referenced is never
-     * freed as unused; see {@link #destroy}.
+     * <p>The object must not refer to the group, because a referenced group is never freed as
+     * garbage; see {@link #destroy}.
      *
      * @param type the class of the object; at most one object per class
      * @param maker creates the object; must not use the group
@@ -360,8 +360,8 @@ public final class ProcessGroup implements AutoCloseable {
     }
 
     /**
-     * Reduces a tensor over all ranks, in place; with {@code asyncOp=false}, c10d's default, the
-     * call is ordered with the code after it:
+     * Reduces a tensor over all ranks, in place. With {@code asyncOp=false}, c10d's default, the
+     * code after the call sees the result:
      *
      * <ul>
      *   <li>On the CPU, the call returns when the tensor holds the result.
@@ -490,8 +490,8 @@ public final class ProcessGroup implements AutoCloseable {
     }
 
     /**
-     * Checks arguments as {@link #allGatherIntoTensor} does, for a library operation with the same
-     * contract that runs by {@link #execute}.
+     * Checks arguments as {@link #allGatherIntoTensor} does. For library operations with the same
+     * contract, which run by {@link #execute}.
      *
      * @param output the output
      * @param input this rank's input
@@ -617,8 +617,8 @@ public final class ProcessGroup implements AutoCloseable {
     }
 
     /**
-     * Checks arguments as {@link #reduceScatterTensor} does, for a library operation with the same
-     * contract that runs by {@link #execute}.
+     * Checks arguments as {@link #reduceScatterTensor} does. For library operations with the same
+     * contract, which run by {@link #execute}.
      *
      * @param output this rank's part of the result
      * @param input this rank's contribution
@@ -719,8 +719,7 @@ public final class ProcessGroup implements AutoCloseable {
     /**
      * Sends a message to one rank, asynchronously; the counterpart of {@code
      * torch.distributed.isend}. The receiver calls {@link #recv} or {@link #recvAnySource}. The
-     * work completes when the whole message has been handed over, so only after the receiver has
-     * called.
+     * work completes after the receiver has called and the whole message has been transferred.
      *
      * <ul>
      *   <li>Messages with the same tag between the same two ranks arrive in the order of the sends.
@@ -779,7 +778,7 @@ public final class ProcessGroup implements AutoCloseable {
 
     /**
      * Issues sends and receives that run concurrently; the counterpart of {@code
-     * torch.distributed.batch_isend_irecv}. All are checked before the first is issued.
+     * torch.distributed.batch_isend_irecv}. All messages are checked before the first is issued.
      *
      * @param ops the sends and receives
      * @return the works, in the order of {@code ops}
@@ -850,9 +849,9 @@ public final class ProcessGroup implements AutoCloseable {
     }
 
     /**
-     * Blocks until all ranks have called it, and otherwise names the missing ranks; the counterpart
-     * of {@code torch.distributed.monitored_barrier}. It does not wait for running operations, and
-     * the group stays usable whatever the outcome.
+     * Blocks until all ranks have called monitoredBarrier(), or throws and names the missing ranks;
+     * the counterpart of {@code torch.distributed.monitored_barrier}. It does not wait for running
+     * operations, and the group stays usable whatever the outcome.
      *
      * <p>It consists of messages: every rank reports to rank 0, and rank 0 answers with the
      * outcome. Rank 0 and all ranks that reported in time throw the same exception. A rank that
@@ -996,13 +995,13 @@ public final class ProcessGroup implements AutoCloseable {
      *   <li>Members keep the order that they have in this group, whatever the order of {@code
      *       ranks}.
      *   <li>The sub-group has the backend, options and timeout of this group. {@linkplain #destroy
-     *       Destroying} this group destroys it too; otherwise the two are independent.
+     *       Destroying} this group destroys the sub-group too; otherwise the two are independent.
      * </ul>
      *
      * @param ranks ranks of this group, each once
      * @param name the name within this group; the {@linkplain #name full name} is this group's
      *     name, a dot, and this name. It contains no dot, is not a number, and can be used once per
-     *     parent group, even if the sub-group has been destroyed
+     *     parent group, even after the sub-group has been destroyed
      * @return the group; a {@linkplain #isMember non-member} handle on other ranks
      * @throws IllegalArgumentException if a rank or the name is invalid; on all ranks if the name
      *     was used before
@@ -1033,14 +1032,14 @@ public final class ProcessGroup implements AutoCloseable {
     }
 
     /**
-     * Creates a group of the ranks that are left after others have died, without new processes; the
-     * counterpart of PyTorch's {@code shrink_group}. This group may be broken. The remaining ranks
-     * call it, each from a thread that has no operation of this group under way.
+     * Creates a group of the surviving ranks after other ranks have died, without new processes;
+     * the counterpart of PyTorch's {@code shrink_group}. This group may be broken. The remaining
+     * ranks call it, each from a thread without a running operation of this group.
      *
      * <ul>
      *   <li>The ranks keep their order. Backend, options and timeout are those of this group.
-     *   <li>The ranks meet in this group's store: it must outlive the excluded ranks. Let a
-     *       launcher serve it, not rank 0.
+     *   <li>The ranks rendezvous in this group's store, which must outlive the excluded ranks. Let
+     *       a launcher serve it, not rank 0.
      *   <li>This group stays as it is: destroy it after the new one, because destroying it destroys
      *       the new one too.
      * </ul>
@@ -1057,7 +1056,8 @@ public final class ProcessGroup implements AutoCloseable {
 
     /**
      * Arranges the ranks in a grid with named dimensions and creates this rank's sub-group along
-     * each; the counterpart of PyTorch's {@code init_device_mesh}. All ranks of this group call it.
+     * each dimension; the counterpart of PyTorch's {@code init_device_mesh}. All ranks of this
+     * group call it.
      *
      * @param shape the size of each dimension; their product is the {@link #worldSize}
      * @param names a name for each dimension, all distinct
@@ -1073,7 +1073,7 @@ public final class ProcessGroup implements AutoCloseable {
     /**
      * Creates a sub-group of all ranks with another backend; the counterpart of {@code
      * torch.distributed.new_group(backend=…)}. All ranks of this group call it. Destroying this
-     * group destroys it too.
+     * group destroys the sub-group too.
      *
      * @param backend the backend of the new group
      * @param options the options of the new group
@@ -1114,7 +1114,7 @@ public final class ProcessGroup implements AutoCloseable {
      * are idle, possibly after this call has returned.
      *
      * <p>A group that is garbage without having been destroyed is destroyed later, and the log
-     * warns once. Do not rely on it, because it depends on the garbage collector. Details:
+     * warns once. Do not rely on this: the garbage collector decides when. Details:
      *
      * <ul>
      *   <li>A group is garbage when nothing refers to a handle, a view or a sub-group of it, and
@@ -1180,7 +1180,8 @@ public final class ProcessGroup implements AutoCloseable {
                 return work;
             } catch (RuntimeException | Error e) {
                 if (operation.isAnnounced() || e instanceof CollectiveMismatchException) {
-                    // Other ranks have called it: its number is used although it cannot run here.
+                    // Other ranks know the operation: it uses its number although it cannot run
+                    // here.
                     state.issued(operation);
                     operation.ended(e);
                 } else {

@@ -15,7 +15,7 @@ import org.djlx.nativeops.torch.Torch;
 
 /**
  * The path GATHERED: one matmul, with all communication before or after it. Kernels move the data
- * between GPUs. On the CPU ranks copy it into each other's P2P buffers.
+ * between GPUs. On the CPU, ranks copy the data into each other's P2P buffers.
  */
 final class GatheredPath {
 
@@ -63,9 +63,9 @@ final class GatheredPath {
         }
 
         /**
-         * Multiplies once before the first gather, whatever the memory holds. cuBLAS loads a kernel
-         * with its first product. After a gather, that load would wait for the gather, the gather
-         * for other ranks, and ranks that share this GPU for the load.
+         * Multiplies once before the first gather, on arbitrary data. cuBLAS loads a kernel at its
+         * first product. After a gather, the load would deadlock: it waits for the gather, the
+         * gather waits for other ranks, and ranks that share this GPU wait for the load.
          */
         private void loadProducts(Call call) {
             if (!loaded && !compute.isRecorded()) {

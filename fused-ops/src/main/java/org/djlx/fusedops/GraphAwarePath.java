@@ -6,16 +6,16 @@ import org.djlx.fusedops.internal.Compute;
 
 /**
  * Two paths: one for eager calls, and one for calls that are recorded into a CUDA graph. Only plans
- * that need both paths use it, because asking the stream takes host time.
+ * that need both paths use it, because checking for a capture takes host time.
  */
 final class GraphAwarePath<R> implements MatmulPath<R> {
 
     private final Compute compute;
     private final MatmulPath<R> eager;
     private final Preparation<R> preparation;
-    private MatmulPath<R> recorded; // null before the first call that is recorded
+    private MatmulPath<R> recorded; // null before the first recorded call
 
-    /** Prepares the path for calls that are recorded. */
+    /** Prepares the path for recorded calls. */
     interface Preparation<R> {
 
         MatmulPath<R> prepare(ProcessGroup group, Operands operands);

@@ -24,18 +24,19 @@ import org.djlx.nativeops.torch.Torch;
 /**
  * Collectives that leave a GPU's SMs to concurrent kernels: copy engines move the data, and a
  * kernel runs only to reduce. Like PyTorch's {@code torch.ops.symm_mem._low_contention_all_gather}
- * and {@code _low_contention_reduce_scatter}, but these push where PyTorch's pull.
+ * and {@code _low_contention_reduce_scatter}, but these methods push data and PyTorch's pull.
  *
  * <p>Rules:
  *
  * <ul>
- *   <li>Each is an operation of the group, on the current stream. The caller waits for the returned
- *       {@link Work}.
+ *   <li>Each collective is an operation of the group, on the current stream. The caller waits for
+ *       the returned {@link Work}.
  *   <li>If the group has no P2P buffers, or they are too small, all ranks use the group's own
  *       collective; {@link FusedOps#countUsage} counts it as NCCL.
  *   <li>Arrays that are not contiguous are copied.
- *   <li>There is no gradient: with gradients on, an input that requires one is refused. {@link
- *       org.djlx.collectives.gradient.DifferentiableCollectives} has collectives with gradients.
+ *   <li>There is no gradient: with gradients on, an input that requires a gradient is refused.
+ *       {@link org.djlx.collectives.gradient.DifferentiableCollectives} has collectives with
+ *       gradients.
  * </ul>
  */
 public final class LowContention {
@@ -49,9 +50,9 @@ public final class LowContention {
 
     /**
      * Gathers the arrays of all ranks into one array on every rank, in rank order. If the output
-     * lies in the {@linkplain P2pAllocator P2P heap}, the other ranks write into it directly. It
-     * must then lie there on all ranks, at the same offset. Otherwise they write into this rank's
-     * P2P buffer, from which it is copied.
+     * lies in the {@linkplain P2pAllocator P2P heap}, the other ranks write into it directly. The
+     * outputs must then lie there on all ranks, at the same offset. Otherwise the other ranks write
+     * into this rank's P2P buffer, and this rank copies the result from there.
      *
      * @param group the group
      * @param output receives the arrays; has world size times as many elements as the input
@@ -116,8 +117,8 @@ public final class LowContention {
      *     part of the input. Otherwise input and output share no memory
      * @param input the array to reduce, of float32, float64, float16 or bfloat16; has world size
      *     times as many elements as the output
-     * @param op {@link ReduceOp#SUM} or {@link ReduceOp#AVG}. Reduces in rank order; 16-bit types
-     *     in float32, rounded once
+     * @param op {@link ReduceOp#SUM} or {@link ReduceOp#AVG}. Reduces in rank order; sums 16-bit
+     *     types in float32 and rounds once
      * @return the work
      * @throws IllegalArgumentException if an argument is invalid; nothing has been sent then
      * @see ProcessGroup#reduceScatterTensor
@@ -158,7 +159,7 @@ public final class LowContention {
     }
 
     /**
-     * Refuses an input that requires a gradient: it would be lost, because the output is the
+     * Refuses an input that requires a gradient, which would be lost, because the output is the
      * caller's array.
      */
     private static void checkNotRecorded(

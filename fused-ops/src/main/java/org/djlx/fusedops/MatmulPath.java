@@ -19,7 +19,7 @@ interface MatmulPath<R> extends AutoCloseable {
      *
      * @param <R> the result of the operator
      * @param result the result; its elements are written when the work has ended
-     * @param work the work that the caller waits for; empty if the path has waited
+     * @param work the work that the caller waits for; empty if the path has already waited
      */
     record Issued<R>(R result, Optional<Work> work) {}
 

@@ -27,7 +27,7 @@ final class MatmulPlan<R> implements FusedPlan {
     /** An operator with its checked sizes. */
     interface Operator<R> {
 
-        /** Returns its kind. */
+        /** Returns the kind of operator. */
         OpType opType();
 
         /** Returns the sizes for the cost model. */
@@ -117,8 +117,8 @@ final class MatmulPlan<R> implements FusedPlan {
 
     /**
      * Returns the paths over P2P buffers that are possible. For matmul + reduce-scatter they are
-     * the same on all ranks. For all-gather + matmul, ranks may differ in FUSED: it pushes and
-     * signals like PIPELINED.
+     * the same on all ranks. For all-gather + matmul, ranks may differ in FUSED, which is safe
+     * because FUSED pushes and signals like PIPELINED.
      */
     private static Set<Path> possible(
             Operator<?> operator, ProcessGroup group, Compute compute, Workload work) {

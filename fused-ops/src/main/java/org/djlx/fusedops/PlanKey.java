@@ -6,7 +6,7 @@ import java.util.Arrays;
 import org.djlx.nativeops.cuda.TensorMap;
 import org.djlx.nativeops.torch.TensorInfo;
 
-/** Key of a plan: an operator, and its arguments without the elements of the arrays. */
+/** Key of a plan: an operator and its arguments, without array contents. */
 final class PlanKey {
 
     private static final int HEADER = 4;

@@ -61,7 +61,7 @@ public final class LibraryProbes {
     static void nvml() {
         com.sun.jna.NativeLibrary nvml = openNvml();
         require(nvml, "nvmlInit_v2", nvml.getFunction("nvmlInit_v2").invokeInt(new Object[0]));
-        // NVML counts references: its users initialise it again.
+        // NVML counts references, so its users initialise it again.
         require(nvml, "nvmlShutdown", nvml.getFunction("nvmlShutdown").invokeInt(new Object[0]));
     }
 
@@ -92,7 +92,7 @@ public final class LibraryProbes {
     }
 
     /**
-     * Opens the first of several files that the dynamic loader finds.
+     * Opens the first of {@code fileNames} that the dynamic loader finds.
      *
      * @param what the name of the library in messages
      * @param remedy what to do if it is not found

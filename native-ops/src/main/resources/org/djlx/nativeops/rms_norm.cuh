@@ -1,12 +1,13 @@
 // RMSNorm of a row, pack by pack: y = x / sqrt(mean(x^2) + epsilon) * weight.
 //
-// All kernels that norm rows use these functions. Kernels that also add up squares in the same order give the same bits: each of
-// a row's threads (at most NORM_THREADS, whole warps) adds the squares of every NORM_THREADS-th pack, then block_sum.cuh's order.
+// All kernels that normalise rows use these functions. Kernels that sum squares in this order give the same bits: each thread of a
+// row (at most NORM_THREADS, whole warps) adds the squares of every NORM_THREADS-th pack; then block_sum.cuh adds the threads'
+// sums.
 #pragma once
 #include "block_sum.cuh"
 #include "element.cuh"
 
-// The most threads of a row. A row with fewer packs has as many threads as packs, rounded up to whole warps.
+// The maximum number of threads of a row. A row with fewer packs has as many threads as packs, rounded up to whole warps.
 const int NORM_THREADS = 512;
 
 // residual + addend, rounded.

@@ -24,7 +24,7 @@ import picocli.CommandLine.Option;
         })
 final class BlockBenchCommand extends ReportCommand {
 
-    private static final int HEAD = 128; // values of a head
+    private static final int HEAD = 128; // elements per head
 
     @Mixin
     private final RankOptions options =

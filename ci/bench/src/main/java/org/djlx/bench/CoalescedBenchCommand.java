@@ -34,7 +34,7 @@ final class CoalescedBenchCommand extends ReportCommand {
     private static final List<BenchOp> OPERATIONS =
             List.of(BenchOp.ALL_REDUCE, BenchOp.ALL_GATHER, BenchOp.REDUCE_SCATTER);
     private static final int[] TENSORS = {2, 20};
-    private static final long BYTES = 100L << 20; // of a rank in all turns of a row, roughly
+    private static final long BYTES = 100L << 20; // approximate bytes of a rank per row
     private static final int MIN_TURNS = 40;
     private static final int MAX_TURNS = 4000;
     private static final int WARM_UPS = 4;
@@ -51,7 +51,7 @@ final class CoalescedBenchCommand extends ReportCommand {
      * @param tensors the tensors of a call
      * @param bytes the size of a rank's part of a tensor
      * @param turns the timed calls of each kind
-     * @param separateMicros one call a tensor, and the wait for all
+     * @param separateMicros one call per tensor, and the wait for all calls
      * @param coalescedMicros one coalesced call, and its wait
      * @param ratio of coalesced to separate time
      * @param wrong the wrong elements of the last coalesced call on all ranks
@@ -150,7 +150,7 @@ final class CoalescedBenchCommand extends ReportCommand {
                     }
                 }
             }
-            // Each tensor has other values, so the check detects swapped tensors.
+            // Tensors have different values, so the check detects swapped tensors.
             for (int i = 0; i < tensors; i++) {
                 int factor = i + 1;
                 job.fill(inputs.get(i), at -> factor * BenchOp.input(group.rank(), at));

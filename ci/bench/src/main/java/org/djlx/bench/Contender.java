@@ -5,8 +5,8 @@ import ai.djl.ndarray.NDArray;
 import java.util.function.IntConsumer;
 
 /**
- * One way to do an operation on one rank. It rotates through several sets of inputs: no input is in
- * a cache from the previous call.
+ * One way to do an operation on one rank. It rotates through several sets of inputs, because the
+ * previous call leaves its inputs in the caches.
  */
 @FunctionalInterface
 interface Contender extends AutoCloseable {
@@ -14,7 +14,7 @@ interface Contender extends AutoCloseable {
     /**
      * Runs the operation; on a GPU, enqueues it on the current stream.
      *
-     * @param turn the number of the inputs
+     * @param turn selects the set of inputs
      * @return the result, which the caller closes; null if it is in the {@link #kept} array
      */
     NDArray call(int turn);

@@ -44,8 +44,8 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
     }
 
     private static final float EPSILON = 1e-5f; // of an RMSNorm
-    private static final int WARM_UP = 200; // calls; the first ones are reported in a column
-    private static final int TIMED = 5; // calls of a round
+    private static final int WARM_UP = 200; // calls; a column reports the first calls
+    private static final int TIMED = 5; // calls per round
     private static final double HALF_ULP = 1 / 256.0;
     // The inputs of all turns exceed the GPU's L2 cache, 50 MB on Hopper.
     private static final long ROTATED_BYTES = 256 << 20;
@@ -102,7 +102,8 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
         SideBySide.Result result;
         SideBySide.Calls calls = new SideBySide.Calls(WARM_UP, TIMED, rounds, true);
         try (NDManager checks = rank.manager().newSubManager()) {
-            // Before graphs are recorded: replays write into memory that is temporary now.
+            // Before graphs are recorded, because replays may overwrite arrays that are created
+            // later.
             NDArray expected = expecting.get();
             expected.attach(checks);
             result =
@@ -172,11 +173,11 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
     }
 
     /**
-     * Adds the baseline on a window, if it has windows; returns the cause if one cannot be created.
+     * Adds the baseline on a window, if supported; returns the cause if no window can be created.
      */
     private String putWindows(
             BenchRank rank, Map<String, Contender> contenders, List<NDArray> inputs) {
-        // Aligned as an allocation.
+        // Aligned like an allocation.
         long distance = (bytes + 255) / 256 * 256;
         Baseline.Window window = null;
         String own = "";
@@ -314,7 +315,8 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
                 };
         contenders.put(OURS, ours);
         if (rank.baseline() != null) {
-            // Not the last contender: ranks meet before the next one, outside of this scope.
+            // Must not be the last contender: ranks meet before the next contender, outside this
+            // scope.
             contenders.put(OURS_APART, turn -> notFused(ours, turn));
             List<NDArray> sums = arrays(turns, i -> rank.empty(m, n));
             List<NDArray> norms = arrays(turns, i -> rank.empty(m, n));
@@ -335,7 +337,7 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
         };
     }
 
-    /** Calls with fallback forced, which affects all threads of the process. */
+    /** Calls a contender with forced fallback, which affects all threads of the process. */
     @SuppressWarnings("try") // the scope is not named in the body
     private static NDArray notFused(Contender contender, int turn) {
         try (FusedOps.Scope scope = FusedOps.forceFallback()) {
@@ -360,7 +362,7 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
         }
     }
 
-    /** Adds NCCL and a matmul, one after the other, and each alone. */
+    /** Adds the baselines: NCCL and a matmul in sequence, and each alone. */
     private static void putBaselines(
             BenchRank rank,
             Map<String, Contender> contenders,
@@ -410,7 +412,7 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
         }
     }
 
-    /** Returns an array in float64, and closes the array. */
+    /** Casts an array to float64, and closes the original. */
     private static NDArray doubles(NDArray array) {
         try (array) {
             return Torch.cast(array, ScalarType.FLOAT64);

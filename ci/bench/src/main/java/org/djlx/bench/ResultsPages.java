@@ -60,7 +60,7 @@ final class ResultsPages {
     }
 
     /**
-     * Generates all pages and charts, by their paths relative to the root.
+     * Generates all pages and charts; the keys are paths relative to the root.
      *
      * @param root the root of the checkout, with ci/results and docs
      * @throws IllegalArgumentException if a page names a file that does not exist, or if no page

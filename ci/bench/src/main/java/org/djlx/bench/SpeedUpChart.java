@@ -6,8 +6,8 @@ import java.util.Locale;
 import java.util.stream.DoubleStream;
 
 /**
- * A bar chart of speed-ups as SVG, on white: for each case a bar for this project and one for
- * another program, where it was measured. A line at 1 marks the baseline.
+ * An SVG bar chart of speed-ups, on white. Each case has a bar for this project and, if measured, a
+ * bar for another program. A line at 1 marks the baseline.
  */
 final class SpeedUpChart {
 
@@ -54,7 +54,7 @@ final class SpeedUpChart {
      * Draws a chart.
      *
      * @param title the title, which names the baseline
-     * @param subtitle the machine, the type and how times were taken
+     * @param subtitle the machine, the element type and the timing method
      * @param other the name of the other program
      * @param bars the cases, from top to bottom; at least one
      */

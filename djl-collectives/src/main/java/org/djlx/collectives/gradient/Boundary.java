@@ -15,9 +15,9 @@ import org.djlx.nativeops.torch.TensorInfo;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * One recorded call of an operator that autograd does not see. The graph of its inputs ends here,
- * and the graph of its outputs begins. It holds its own handles on all arrays, so callers may close
- * their handles.
+ * One recorded call of an operator that autograd does not see. Autograd's graph of the inputs ends
+ * here, and the graph of the outputs begins here. The boundary holds its own handles on all arrays,
+ * so callers may close their handles.
  */
 final class Boundary implements AutoCloseable {
 
@@ -43,8 +43,8 @@ final class Boundary implements AutoCloseable {
     /**
      * Records a call.
      *
-     * @param conversion whether operators may use its inputs in place of its output
-     * @param makers the boundaries that are still to be visited, by their outputs
+     * @param conversion whether operators may use the inputs in place of the output
+     * @param makers the boundaries not yet visited, by their outputs
      */
     Boundary(
             String operator,
@@ -184,7 +184,7 @@ final class Boundary implements AutoCloseable {
         }
         inputs.forEach(input -> used.add(Torch.info(input)));
         kept.forEach(array -> used.add(Torch.info(array)));
-        // All copies come first: autograd may add to a gradient in its memory.
+        // Make all copies first, because autograd may add to a gradient in place.
         NDArray[] sent = new NDArray[inputs.size()];
         for (int i = 0; i < sent.length; i++) {
             NDArray input = inputs.get(i);
@@ -199,7 +199,7 @@ final class Boundary implements AutoCloseable {
                                         + " shape %s",
                                 operator, gradient.getShape(), i, input.getShape()));
             }
-            // Autograd may keep it as a leaf's gradient and add others to it in place.
+            // Autograd may keep the gradient as a leaf's gradient and add to it in place.
             boolean received = isReceived(gradient, i);
             boolean copied = overlaps(gradient, used) || !received && overlaps(gradient, shared);
             sent[i] = copied ? copy(gradient, manager) : gradient;
@@ -212,7 +212,7 @@ final class Boundary implements AutoCloseable {
             if (isReceived(sent[i], i)) {
                 sources[i].boundary.receive(sources[i].output, sent[i]);
             } else {
-                // The graph of the inputs may be used again, so it is kept.
+                // Keep the inputs' graph, because it may be used again.
                 JniUtils.backward((PtNDArray) inputs.get(i), (PtNDArray) sent[i], true, false);
             }
         }
@@ -241,8 +241,8 @@ final class Boundary implements AutoCloseable {
     }
 
     /**
-     * Accepts the gradient of an output, and returns whether it did: autograd reports the error of
-     * another shape or type.
+     * Accepts the gradient of an output. Returns false for another shape, type or device; autograd
+     * then reports the error.
      */
     boolean take(NDArray result, NDArray gradient) {
         if (!isLike(gradient, result) || !gradient.getShape().equals(result.getShape())) {
@@ -310,8 +310,8 @@ final class Boundary implements AutoCloseable {
     }
 
     /**
-     * Copies the outputs' gradients, for {@link #isReachedAgain}. They are not zeroed, because
-     * libtorch lets gradients of several leaves share memory.
+     * Copies the outputs' gradients, for {@link #isReachedAgain}. Does not zero the gradients,
+     * because libtorch lets gradients of several leaves share memory.
      */
     void noteGradients(NDManager notes) {
         for (int i = 0; i < noted.length; i++) {

@@ -53,7 +53,7 @@ public abstract class Backend implements AutoCloseable {
      * @param op the reduction, or null if the operation does not reduce
      * @throws UnsupportedOperationException if the backend does not have the operation
      * @throws IllegalArgumentException if the tensor's device, element type or reduction is not
-     *     supported; names the supported ones
+     *     supported; the message lists the supported values
      */
     public final void check(OpType type, NDArray tensor, ScalarType element, ReduceOp op) {
         checkSupported(type);
@@ -112,7 +112,7 @@ public abstract class Backend implements AutoCloseable {
 
     /**
      * As {@link #allReduce}, for a caller that makes its current stream wait for the work
-     * immediately. So a backend may run the operation on that stream.
+     * immediately. The backend may therefore run the operation on that stream.
      *
      * @param operation the operation
      * @param tensor input and output
@@ -319,16 +319,16 @@ public abstract class Backend implements AutoCloseable {
 
     /**
      * {@return whether a coalesced call becomes a batch with one operation per tensor, such as
-     * {@link #allReduce}; true unless the backend overrides the coalesced operations} Otherwise it
-     * becomes one call of {@link #allReduceCoalesced}, {@link #allGatherCoalesced} or {@link
-     * #reduceScatterCoalesced} per element type. The same on all ranks.
+     * {@link #allReduce}; true unless the backend overrides the coalesced operations} If false, the
+     * coalesced call becomes one call of {@link #allReduceCoalesced}, {@link #allGatherCoalesced}
+     * or {@link #reduceScatterCoalesced} per element type. The same on all ranks.
      */
     public boolean batchesCollectives() {
         return true;
     }
 
     /**
-     * Creates the backend of a sub-group from the resources of this one. All ranks of this group
+     * Creates the backend of a sub-group from this backend's resources. All ranks of this group
      * call it in the same order and may wait for each other.
      *
      * @param context the new group and this rank; null if this rank is not a member
@@ -368,21 +368,22 @@ public abstract class Backend implements AutoCloseable {
     }
 
     /**
-     * Makes current and later calls that wait for other ranks fail, before the group is closed. Any
+     * Fails current and later calls that wait for other ranks, before the group is closed. Any
      * thread may call it. A no-op if the backend's calls never wait for other ranks.
      */
     public void stopWaiting() {}
 
     /**
      * Announces to the other ranks that this rank makes no more calls. Operations that this rank
-     * has not called then fail there. No-op for backends that cannot announce a failure.
+     * has not called then fail on the other ranks. No-op for backends that cannot announce a
+     * failure.
      */
     public void endCalls() {}
 
     /**
      * Waits until all running operations have ended, each within its timeout. Needed if a stream
-     * may use results for which no host thread waits: {@link #close} would invalidate these
-     * results. Returns early if the thread is interrupted; never throws. Called after {@link
+     * may use results without a host thread that waits for them: {@link #close} would invalidate
+     * the results. Returns early if the thread is interrupted; never throws. Called after {@link
      * #endCalls} and before {@link #close}.
      */
     public void drain() {}

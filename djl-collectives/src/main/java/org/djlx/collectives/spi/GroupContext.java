@@ -17,8 +17,8 @@ import org.djlx.collectives.internal.store.RankProcess;
 import org.djlx.collectives.store.Store;
 
 /**
- * The group for which a backend is created: name, rank, world size, options, and the store in which
- * the ranks meet. Thread-safe.
+ * The group for which a backend is created: name, rank, world size, options, and the store for the
+ * rendezvous of the ranks. Thread-safe.
  */
 public final class GroupContext {
 
@@ -85,8 +85,8 @@ public final class GroupContext {
     }
 
     /**
-     * Creates the context of this rank in a sub-group. Error messages name its ranks by their rank
-     * in this group.
+     * Creates the context of this rank in a sub-group. Error messages name the sub-group's ranks by
+     * their rank in this group.
      *
      * @param partName the sub-group's name
      * @param members the sub-group's ranks, by rank in this group; includes this rank
@@ -199,7 +199,8 @@ public final class GroupContext {
      * Deletes the keys of an exchange among some ranks. Each of these ranks has set one key, and
      * calls this after it has read all keys. The last caller deletes them.
      *
-     * <p>If a rank never calls it, or the store cannot delete, the keys stay. That is not an error.
+     * <p>If a rank never calls this, or the store cannot delete, the keys stay. That is not an
+     * error.
      *
      * @param keys the keys, one per participating rank, in the same order on these ranks
      */

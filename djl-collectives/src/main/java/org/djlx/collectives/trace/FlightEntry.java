@@ -10,7 +10,7 @@ import java.util.List;
  *
  * @param recordId its number among all operations that this rank recorded, from 1
  * @param isMessage whether it is a send or a receive, which are numbered separately; {@code is_p2p}
- *     in the JSON, as in c10d's
+ *     in the JSON, as in c10d
  * @param collectiveSeqId its number within the group; the same on all ranks for collectives
  * @param profilingName the backend and the kind, such as {@code shm:allReduce}
  * @param call the kind with the arguments that all ranks must agree on, such as {@code

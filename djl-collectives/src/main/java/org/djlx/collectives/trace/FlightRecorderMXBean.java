@@ -23,18 +23,16 @@ public interface FlightRecorderMXBean {
     /** {@return the number of operations on record, at most the size of the ring buffer} */
     int getOperations();
 
-    /** {@return the number within the group of the last operation that was issued, or 0} */
+    /** {@return the per-group number of the last issued operation, or 0} */
     long getLastScheduled();
 
     /**
-     * {@return the number within the group of the last operation on record whose execution began,
-     * or 0}
+     * {@return the per-group number of the last operation on record that started, or 0}
      */
     long getLastStarted();
 
     /**
-     * {@return the number within the group of the last operation on record that completed without a
-     * failure, or 0}
+     * {@return the per-group number of the last operation on record that succeeded, or 0}
      */
     long getLastCompleted();
 

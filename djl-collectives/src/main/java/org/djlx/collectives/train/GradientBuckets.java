@@ -106,7 +106,7 @@ final class GradientBuckets {
     }
 
     /**
-     * Divides parameters into new buckets. No bucket may be issued.
+     * Divides parameters into new buckets. Requires that no bucket is issued.
      *
      * @param parameters the arrays to be trained, in the block's order
      */
@@ -159,9 +159,9 @@ final class GradientBuckets {
     }
 
     /**
-     * Removes a gradient, so that the next pass need not add to it. Sets the gradient to zero
-     * instead if the program holds it, or if the parameter is not float32: DJL shows a missing
-     * gradient as float32 zeros.
+     * Removes a gradient; the next pass then stores its gradient instead of adding it. Sets the
+     * gradient to zero instead if the program holds it, or if the parameter is not float32: DJL
+     * shows a missing gradient as float32 zeros.
      */
     static void clear(NDArray parameter) {
         if (Torch.scalarType(parameter) == ScalarType.FLOAT32
@@ -197,7 +197,7 @@ final class GradientBuckets {
             manager = parent.newSubManager();
         }
         Bucket bucket = buckets.get(issued);
-        issued++; // Also if it fails: other ranks have issued the bucket.
+        issued++; // Even if issue() fails: other ranks have issued the bucket.
         bucket.issue(group, op, compression, manager);
     }
 
@@ -270,9 +270,9 @@ final class GradientBuckets {
     }
 
     /**
-     * Returns a view of an array's gradient, or zeros if it has no gradient on this rank. A view,
-     * because a running all-reduce holds its tensors, and must not count as a holder of the
-     * gradient in {@link Torch#gradientHolders}.
+     * Returns a view of an array's gradient, or zeros if it has no gradient on this rank. A running
+     * all-reduce holds its tensors; a view does not count as a holder of the gradient in {@link
+     * Torch#gradientHolders}.
      */
     private static NDArray gradient(NDManager manager, NDArray array) {
         try (NDArray gradient = JniUtils.getGradient((PtNDArray) array)) {

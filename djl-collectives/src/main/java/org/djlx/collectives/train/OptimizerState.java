@@ -16,9 +16,9 @@ import java.util.concurrent.ConcurrentHashMap;
 
 /**
  * The state of a DJL optimizer: the number of updates of each parameter, and arrays such as Adam's
- * means. DJL's optimizers keep it in private fields without accessors; this class alone reads them
- * by reflection. Arrays are in fields of type {@code Map<String, Map<Device, NDArray>>}, by the
- * parameter's id.
+ * means. DJL's optimizers keep this state in private fields without accessors; only this class
+ * reads the fields, by reflection. Fields of type {@code Map<String, Map<Device, NDArray>>} hold
+ * the arrays; the key is the parameter's id.
  */
 public final class OptimizerState {
 
@@ -28,13 +28,14 @@ public final class OptimizerState {
     private final Optimizer optimizer;
     private final Field updates;
     private final Field counts;
-    private final Map<String, Field> slots = new TreeMap<>(); // fields have no order
+    private final Map<String, Field> slots = new TreeMap<>(); // sorted by field name
 
     /**
      * Finds the state of an optimizer.
      *
      * @param optimizer the optimizer
-     * @throws IllegalStateException if it has state in fields of other types, which would be lost
+     * @throws IllegalStateException if the optimizer has state in fields of other types, which
+     *     would be lost
      */
     public OptimizerState(Optimizer optimizer) {
         this.optimizer = optimizer;
@@ -113,7 +114,7 @@ public final class OptimizerState {
         }
     }
 
-    @SuppressWarnings("unchecked") // The fields' types were compared.
+    @SuppressWarnings("unchecked") // The constructor has checked the types.
     private Map<String, Map<Device, NDArray>> arraysOf(Field slot) {
         return (Map<String, Map<Device, NDArray>>) value(slot);
     }

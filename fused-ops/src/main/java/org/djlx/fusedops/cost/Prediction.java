@@ -5,8 +5,8 @@ package org.djlx.fusedops.cost;
  * The predicted time of a path, in microseconds.
  *
  * @param path the path
- * @param device the time of the GPU, which is also the time of a graph replay
- * @param host the time of the calling thread for a call
+ * @param device the GPU's time, which is also the time of a graph replay
+ * @param host the calling thread's time per call
  */
 public record Prediction(Path path, double device, double host) {
 

@@ -7,7 +7,7 @@ import org.djlx.collectives.ProcessGroup;
 
 /**
  * The part of a vocabulary that belongs to a rank. All parts have the same size, rounded up. The
- * last ranks may have fewer tokens than that, or none.
+ * last ranks may have fewer tokens, or none.
  */
 final class VocabularyPart {
 
@@ -52,8 +52,8 @@ final class VocabularyPart {
     }
 
     /**
-     * Checks that all token ids are in the vocabulary, or allowed by a mask of other ids, if it is
-     * not null.
+     * Checks that each token id is in the vocabulary or set in the mask {@code others}, which may
+     * be null.
      */
     void check(String operator, String what, NDArray ids, NDArray others) {
         NDArray allowed = isAny(ids);

@@ -6,8 +6,8 @@ import org.bytedeco.cuda.global.cudart;
 import org.djlx.nativeops.host.CallingThread;
 
 /**
- * A CUDA event: a point in a stream for which other streams and the host can wait. It may be
- * recorded any number of times; waits and queries refer to the last time. Thread-safe. May be
+ * A CUDA event: a point in a stream that other streams and the host can wait for. It may be
+ * recorded any number of times; waits and queries refer to the last record. Thread-safe. May be
  * closed while streams wait for it.
  */
 public final class CudaEvent extends CudaResource {

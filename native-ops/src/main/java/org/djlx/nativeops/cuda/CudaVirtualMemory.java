@@ -17,13 +17,13 @@ import org.djlx.nativeops.host.DescriptorChannel;
 import org.djlx.nativeops.host.NativeMemory;
 
 /**
- * GPU memory that is mapped for named GPUs only (CUDA's virtual memory management). Contents are
+ * GPU memory that is mapped for chosen GPUs only (CUDA's virtual memory management). Contents are
  * not initialised.
  *
- * <p>Differences to {@link CudaMemory} that matter between peers:
+ * <p>Differences from {@link CudaMemory} that matter between peers:
  *
  * <ul>
- *   <li>All named GPUs use one mapping; {@link CudaDevice#enablePeerAccess} is not needed.
+ *   <li>All chosen GPUs use one mapping; {@link CudaDevice#enablePeerAccess} is not needed.
  *   <li>A copy into it does not wait for another thread's {@code cuMemFree} on its GPU, as a copy
  *       into memory of {@code cuMemAlloc} does. So streams can wait for each other's copies without
  *       deadlock.
@@ -33,9 +33,9 @@ import org.djlx.nativeops.host.NativeMemory;
  * passes. The physical memory exists until all processes have unmapped it and closed their
  * descriptors.
  *
- * <p>{@link #close} releases the mapping; it is unmapped when the last array that views it is
- * closed. Close it only after the last stream has used it, because the driver may not wait for
- * running work. It retains its GPU's context until it is unmapped. Thread-safe. Failures of the
+ * <p>{@link #close} releases the mapping; the memory is unmapped when the last array that views it
+ * is closed. Close only after all streams have finished using the memory, because the driver may
+ * not wait for running work. The mapping retains its GPU's context. Thread-safe. Failures of the
  * driver are {@link CudaException}s.
  */
 public final class CudaVirtualMemory implements AutoCloseable {
@@ -87,8 +87,8 @@ public final class CudaVirtualMemory implements AutoCloseable {
 
     /**
      * Maps memory that this or another process of the host has {@linkplain #export() exported}. Its
-     * {@link NativeMemory#device()} is the GPU that owns it, by this process's numbers; that GPU
-     * must be visible to this process.
+     * {@link NativeMemory#device()} is the owning GPU, as this process numbers GPUs; that GPU must
+     * be visible to this process.
      *
      * @param device the GPU that reads and writes it: the owner, or a GPU with access to the owner
      * @param descriptor the descriptor; the caller keeps it and may close it after the call
@@ -97,7 +97,8 @@ public final class CudaVirtualMemory implements AutoCloseable {
      * @throws IllegalArgumentException if an argument is null or the size is not positive
      * @throws EngineException if the GPU does not {@linkplain #isSupported support} it, or has no
      *     access to the owner
-     * @throws CudaException if the descriptor is not of GPU memory, or the memory is smaller
+     * @throws CudaException if the descriptor is not of GPU memory, or the memory is smaller than
+     *     {@code byteSize}
      */
     public static CudaVirtualMemory open(CudaDevice device, Descriptor descriptor, long byteSize) {
         CudaMemory.requirePositive(byteSize);
@@ -178,7 +179,8 @@ public final class CudaVirtualMemory implements AutoCloseable {
 
     /**
      * The driver's objects, created step by step; {@link #free} can undo any number of steps. A
-     * separate class, because to verify a class the JVM loads the presets that it uses.
+     * separate class, because the JVM loads the CUDA presets when it verifies a class that uses
+     * them.
      */
     private static final class Mapping {
 

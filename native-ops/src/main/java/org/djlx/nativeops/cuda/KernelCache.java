@@ -31,16 +31,16 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * A cache of compiled kernels and of {@link GpuRates}, in files and in memory: a machine compiles
- * each kernel once, and a process reads each file once. Thread-safe.
+ * A cache of compiled kernels and of {@link GpuRates}, in files and in memory, so a machine
+ * compiles each kernel once, and a process reads each file once. Thread-safe.
  *
  * <ul>
  *   <li><b>Shared folder.</b> A file is written under a temporary name and renamed when complete,
  *       so readers see a complete file or none.
  *   <li><b>Damaged files.</b> A file whose checksum is wrong is compiled again and replaced.
  *   <li><b>Read-only folder.</b> Every process compiles kernels itself; one warning says so.
- *   <li><b>Concurrency.</b> Of several threads that need the same kernel, one compiles it; other
- *       kernels compile at the same time. Between processes, a lock file in the kernel file's
+ *   <li><b>Concurrency.</b> If several threads need the same kernel, one thread compiles it.
+ *       Different kernels compile concurrently. Between processes, a lock file in the kernel file's
  *       folder does the same, with a timeout.
  *   <li><b>Cleaning.</b> The folder is never cleaned. A kernel takes some ten kilobytes; files may
  *       be deleted at any time.
@@ -57,11 +57,14 @@ public final class KernelCache {
     private static final Logger LOGGER = LoggerFactory.getLogger(KernelCache.class);
 
     /**
-     * The time after which a running compilation is logged: users can see why the start takes long.
+     * The time after which a running compilation is logged, so users see why the start takes long.
      */
     private static final Duration LOG_DELAY = Duration.ofSeconds(1);
 
-    /** How long to wait for another process that compiles the same kernel: it may be stopped. */
+    /**
+     * How long to wait for another process that compiles the same kernel. That process may be
+     * stopped.
+     */
     private static final Duration MAX_LOCK_WAIT = Duration.ofSeconds(60);
 
     private final Path directory;
@@ -72,7 +75,7 @@ public final class KernelCache {
 
     /** A kernel. Its monitor is held while the kernel is read or compiled. */
     private static final class Entry {
-        volatile byte[] compiled; // null until then; guarded by this for writing
+        volatile byte[] compiled; // null until read or compiled; writes are guarded by this
     }
 
     /**
@@ -115,7 +118,8 @@ public final class KernelCache {
      * takes longer than a second is logged at level info.
      *
      * @param key the key
-     * @param compiler compiles the kernels; its exceptions are passed on, and nothing is cached
+     * @param compiler compiles the kernels; if it throws, the exception propagates and nothing is
+     *     cached
      * @return the compiled kernels; must not be changed
      */
     public byte[] get(Key key, Supplier<byte[]> compiler) {
@@ -128,7 +132,7 @@ public final class KernelCache {
     }
 
     private byte[] get(Path file, Function<Path, byte[]> compiler) {
-        // Not compiled in computeIfAbsent, which would block other keys.
+        // Do not compile in computeIfAbsent, which would block other keys.
         Entry entry = entries.computeIfAbsent(file, absent -> new Entry());
         synchronized (entry) {
             if (entry.compiled == null) {
@@ -140,8 +144,8 @@ public final class KernelCache {
     }
 
     /**
-     * Returns whether {@link #get} probably need not compile: the kernels are in memory, or there
-     * is a file, which is not checked. Does not block.
+     * Returns whether {@link #get} probably finds the kernels in memory or in a file. Does not
+     * check the file. Does not block.
      */
     boolean has(Key key) {
         Path file = file(key);
@@ -291,7 +295,7 @@ public final class KernelCache {
             return HexFormat.of().formatHex(sha256(bytes.toByteArray()));
         }
 
-        /** Writes a text with its length: different lists of texts then differ in their bytes. */
+        /** Writes a text with its length, so different lists of texts give different bytes. */
         private static void put(DataOutputStream out, String text) throws IOException {
             byte[] bytes = text.getBytes(StandardCharsets.UTF_8);
             out.writeInt(bytes.length);

@@ -6,12 +6,12 @@ import com.sun.jna.Native;
 import com.sun.jna.ptr.IntByReference;
 
 /**
- * The driver's functions for pairs of GPUs, which not all versions of the presets bind. They return
- * 0 on success.
+ * The driver's functions for pairs of GPUs. Not all versions of the presets bind these functions.
+ * They return 0 on success.
  */
 interface PeerDriver extends Library {
 
-    /** P2P attribute: compares pairs; 0 is the fastest. */
+    /** P2P attribute: the relative speed of a pair; 0 is the fastest. */
     int PERFORMANCE_RANK = 1;
 
     /** P2P attribute: whether the first GPU can access the second GPU's memory. */

@@ -12,8 +12,9 @@ import java.nio.file.Path;
  * A read-only mapping of a file of any size. Pages are read on first access, and the system may
  * drop them again, so the mapping takes address space but no memory.
  *
- * <p>Unlike Java's mapped buffers it may be larger than 2 GiB, and is unmapped when it is closed.
- * Writing to the memory, or reading a part that was truncated after mapping, ends the process.
+ * <p>Unlike Java's mapped buffers, a mapping may be larger than 2 GiB, and is unmapped when it is
+ * closed. Writing to the memory, or reading a part that was truncated after mapping, ends the
+ * process.
  */
 public final class MappedFile implements AutoCloseable {
 
@@ -95,7 +96,8 @@ public final class MappedFile implements AutoCloseable {
     }
 
     /**
-     * Releases the mapping. It is unmapped when the last array that views it is closed. Idempotent.
+     * Releases the mapping. The file is unmapped when the last array that views it is closed.
+     * Idempotent.
      */
     @Override
     public void close() {

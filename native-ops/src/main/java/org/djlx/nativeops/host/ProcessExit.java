@@ -9,7 +9,7 @@ public final class ProcessExit {
     private ProcessExit() {}
 
     /**
-     * Makes the process end without running the destructors of native libraries, nor handlers
+     * Makes the process end without running the destructors of native libraries, or handlers
      * registered with {@code atexit(3)} before this call. The exit status is kept. Otherwise a
      * thread that is inside a native library could crash while the library is destroyed.
      */

@@ -11,8 +11,8 @@ import org.djlx.nativeops.host.NativeMemory;
 
 /**
  * Symmetric memory: NCCL allocates it, and all ranks of a communicator register it together.
- * Collectives on it use NCCL's symmetric-memory kernels, the fastest for small messages, if the
- * send and receive buffers are both in windows, at the same offset on all ranks.
+ * Collectives on this memory use NCCL's symmetric-memory kernels, the fastest for small messages,
+ * if the send and receive buffers are both in windows, at the same offset on all ranks.
  *
  * <p>With NVLS, NCCL maps such memory for multicast. The environment variable {@code
  * NCCL_NVLS_ENABLE=0} prevents that.
@@ -112,7 +112,7 @@ public final class NcclWindow implements AutoCloseable {
                 });
     }
 
-    /** {@return the memory; freed after this and all its views are closed} */
+    /** {@return the memory; freed after the window and all views are closed} */
     public NativeMemory memory() {
         return memory;
     }

@@ -11,7 +11,7 @@ import org.djlx.nativeops.NativeCalls;
  * Binds libtorch's stable C ABI ({@code torch/csrc/inductor/aoti_torch/c/shim.h}), as exported by
  * the libtorch_cpu.so that DJL loaded. A handle is an {@code at::Tensor*}, the same as in DJL's
  * arrays. All arguments are primitive and pointers are {@code long}, which makes JNA's direct
- * mapping fast (60 ns a call).
+ * mapping fast (60 ns per call).
  *
  * <p>Functions return status 0, or 1 after printing the error to the standard error stream. Handles
  * passed in are borrowed. Returned handles are new; the caller deletes them. The exception is
@@ -30,15 +30,15 @@ public final class AotiTorch {
 
     /**
      * Returns the address of {@code void aoti_torch_check(bool cond, const char* func, const char*
-     * file, uint32_t line, const char* msg)}. It throws a C++ exception if the condition is false,
-     * so Java cannot call it.
+     * file, uint32_t line, const char* msg)}. The function throws a C++ exception if the condition
+     * is false, so Java cannot call it.
      */
     static long addressOfCheck() {
         return Pointer.nativeValue(LIBRARY.getFunction("aoti_torch_check"));
     }
 
     /**
-     * Checks the status of a function. The message does not have the reason, because the ABI
+     * Checks the status of a function. The message does not contain the cause, because the ABI
      * returns none.
      *
      * @param status the status

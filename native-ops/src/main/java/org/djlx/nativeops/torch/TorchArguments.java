@@ -14,12 +14,12 @@ public final class TorchArguments implements AutoCloseable {
 
     private final TorchSchema schema;
     private final long[] values;
-    private final NDArray[] arrays; // of tensors that were read; they own their handles
+    private final NDArray[] arrays; // the tensors read so far; each owns its handle
     private NDManager manager;
     private boolean closed;
 
     /**
-     * Wraps the arguments as libtorch passes them, 64 bits each. Takes ownership of the tensors'
+     * Wraps the arguments in libtorch's form, 64 bits each. Takes ownership of the tensors'
      * handles.
      */
     TorchArguments(TorchSchema schema, long[] values) {
@@ -50,8 +50,8 @@ public final class TorchArguments implements AutoCloseable {
     }
 
     /**
-     * {@return a tensor argument, the same array for each call of this method; its manager, on its
-     * device, is closed after the operator's call}
+     * {@return a tensor argument, the same array for each call of this method; its manager is on
+     * the tensor's device and is closed after the operator's call}
      *
      * @param index the index of the argument, from 0
      */

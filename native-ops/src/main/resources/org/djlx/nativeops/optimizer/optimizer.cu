@@ -3,8 +3,8 @@
 //
 // Memory: arrays of `count` float32, aligned to their elements. Synchronisation: none.
 //
-// Invariant: results are bit-identical to DJL's (ai_djl_pytorch_jni_PyTorchLibrary_optim.cc). Each operator rounds its result;
-// operators that add a multiple round once, as a fused multiply-add. __fmul_rn and its like keep the compiler from other fusions.
+// Invariant: results are bit-identical to DJL's (ai_djl_pytorch_jni_PyTorchLibrary_optim.cc). Each libtorch operator rounds its
+// result once; an operator that adds a multiple is a fused multiply-add. The _rn intrinsics keep the compiler from fusing more.
 #include "element.cuh"
 
 const int OPTIMIZER_THREADS = 256;
@@ -16,7 +16,7 @@ struct Values {
   float second;  // state: Adam's variance
 };
 
-// Rescales and clips a gradient from above, as DJL does. clip < 0: no clipping. NaN stays NaN.
+// Rescales a gradient and clips it from above, as DJL does. clip < 0: no clipping. NaN stays NaN.
 __device__ __forceinline__ float rescaled(float gradient, float rescale, float clip) {
   float value = __fmul_rn(gradient, rescale);
   return clip >= 0 && value > clip ? clip : value;

@@ -4,7 +4,7 @@ package org.djlx.samples.common;
 import static org.djlx.samples.common.UsageException.refuseIf;
 
 /**
- * The sizes of a fused operator over all ranks: A of (M, K) by B of (K, N).
+ * The sizes of a fused operator over all ranks: A (M, K) times B (K, N).
  *
  * @param m the rows of A
  * @param n the columns of B

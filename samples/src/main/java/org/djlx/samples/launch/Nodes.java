@@ -17,11 +17,12 @@ import org.djlx.collectives.store.StoreTimeoutException;
 
 /**
  * Connects the launchers of a job on several nodes through the job's store. They agree on the job's
- * size, the failure of a node, and the end of all nodes. A launcher that does not fit is refused;
- * the other launchers print why, and which nodes are still missing.
+ * size, the failure of a node, and the end of all nodes. A launcher with another job size or a
+ * duplicate rank is refused; the other launchers print the reason and the missing nodes.
  *
  * <p>A killed launcher or a lost host cannot report its end. Node 0 serves the store, so the other
- * launchers notice its end. The end of another node shows as failed operations of the ranks.
+ * launchers notice the end of node 0. The end of another node shows as failed operations of the
+ * ranks.
  */
 final class Nodes implements AutoCloseable {
 
@@ -37,7 +38,7 @@ final class Nodes implements AutoCloseable {
     private static final Duration LONG = Duration.ofDays(1);
     private static final String OUTCOME = "outcome"; // 0, or the exit code
     private static final String REFUSED =
-            "refused"; // number of refusals; with a number, its reason
+            "refused"; // key of the number of refusals; with a number appended, of a reason
     private static final byte[] UNSET = new byte[0];
 
     private final Store store;
@@ -47,7 +48,7 @@ final class Nodes implements AutoCloseable {
     private final PrintStream err;
     private final Thread hook = new Thread(this::close, "tell-other-nodes");
     private final CountDownLatch ended = new CountDownLatch(1);
-    private volatile int code; // of the first node that failed
+    private volatile int code; // exit code of the first failed node
     private volatile boolean done; // this node's ranks have ended, or are being stopped
 
     /**
@@ -55,8 +56,8 @@ final class Nodes implements AutoCloseable {
      *
      * @param err for messages about other nodes
      * @param onFailure called once with the exit code if another node fails
-     * @throws IllegalArgumentException if launchers were started with different sizes, or the same
-     *     rank
+     * @throws IllegalArgumentException if launchers were started with different sizes, or with the
+     *     same rank
      */
     Nodes(
             Store jobStore,
@@ -103,13 +104,15 @@ final class Nodes implements AutoCloseable {
         }
     }
 
-    /** Reports to the other launchers that this one was refused; returns the exception for it. */
+    /** Reports to the other launchers that this one was refused; returns the exception to throw. */
     private IllegalArgumentException refuse(String message, String reason) {
         store.set(REFUSED + store.add(REFUSED, 1), bytes("a launcher was refused: " + reason));
         return new IllegalArgumentException(message);
     }
 
-    /** Prints why launchers are refused: without one of them, this node's ranks may wait alone. */
+    /**
+     * Prints why launchers are refused, because this node's ranks may wait for a refused launcher.
+     */
     private void watchRefusals() {
         try {
             for (int number = 1; ; number++) {
@@ -181,7 +184,7 @@ final class Nodes implements AutoCloseable {
         try {
             store.compareSet(OUTCOME, UNSET, bytes(Integer.toString(exitCode)));
         } catch (CollectiveException e) {
-            // Node 0 is gone with the store: the other launchers notice that.
+            // Node 0 is gone with the store. The other launchers notice this.
             return;
         }
     }

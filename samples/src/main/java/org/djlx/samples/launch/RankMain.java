@@ -22,7 +22,7 @@ public final class RankMain {
         String[] mainArgs = Arrays.copyOfRange(args, 1, args.length);
         try {
             Method main = Class.forName(args[0]).getMethod("main", String[].class);
-            // As with java, the class need not be public.
+            // The class need not be public, as with the command java.
             main.setAccessible(true);
             main.invoke(null, (Object) mainArgs);
         } catch (InvocationTargetException e) {

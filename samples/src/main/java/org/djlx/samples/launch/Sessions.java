@@ -13,13 +13,13 @@ import java.util.stream.Stream;
 
 /**
  * Sessions of the kernel: a process and its descendants stay in one session, even after their
- * parents have ended. Each rank has its own; only a process that asks for a new one leaves it, as
- * daemons do.
+ * parents have ended. Each rank has its own session. Only a process that requests a new session
+ * leaves it, as daemons do.
  *
- * <p>A session ends with its launcher: a shell in the session, the guard, reads from the pipe whose
- * other end the launcher holds and never writes to. The kernel closes that end when the launcher
- * ends, even by SIGKILL; the JVM of the launcher closes it when the rank ends. The guard then kills
- * all processes of the session. It does not depend on the rank, which may end at the same time.
+ * <p>A session ends with its launcher. A shell in the session, the guard, reads from a pipe; the
+ * launcher holds the write end and never writes. The kernel closes the write end when the launcher
+ * ends, even by SIGKILL; the launcher's JVM closes it when the rank ends. The guard then kills all
+ * processes of the session. The guard does not depend on the rank, which may end at the same time.
  */
 final class Sessions {
 
@@ -28,8 +28,9 @@ final class Sessions {
     private static final int SESSION =
             3; // index of the session after the name: state, parent, group, session
 
-    // Starts the guard and becomes the rank: so $$ is the rank's process and session. Only shell
-    // builtins, except for sleep; fields of stat after the name: state, parent, group, session.
+    // Starts the guard and becomes the rank, so $$ is the id of the rank's process and session.
+    // Only shell builtins, except for sleep; fields of stat after the name: state, parent, group,
+    // session.
     private static final String GUARD =
             """
             exec 3<&0 </dev/null
@@ -57,8 +58,8 @@ final class Sessions {
     private Sessions() {}
 
     /**
-     * Returns a command that runs another one as the leader of a new session, with an empty stdin.
-     * The session ends with the stdin of the returned command.
+     * Returns a command that runs {@code command} as the leader of a new session, with an empty
+     * stdin. The session ends when the returned command's stdin closes.
      */
     static List<String> command(List<String> command) {
         return Stream.concat(Stream.of("setsid", "sh", "-c", GUARD, "sh"), command.stream())
@@ -102,7 +103,7 @@ final class Sessions {
         try {
             stat = Files.readString(process.resolve("stat"), StandardCharsets.ISO_8859_1);
         } catch (IOException e) {
-            return false; // It has ended since it was listed.
+            return false; // The process ended after the listing.
         }
         // The name, in brackets, may contain any character.
         String[] fields = stat.substring(stat.lastIndexOf(')') + 2).split(" ");

@@ -33,7 +33,7 @@ final class BytePairEncoding {
     /** Ends a message of a chat. */
     static final String END_OF_TURN = "<|eot_id|>";
 
-    /** All special tokens; they are the last ones of the vocabulary. */
+    /** All special tokens; they are the last tokens of the vocabulary. */
     static final List<String> SPECIAL =
             List.of(BEGIN, END, "<|start_header_id|>", "<|end_header_id|>", END_OF_TURN);
 
@@ -48,7 +48,7 @@ final class BytePairEncoding {
 
     private record Pair(String left, String right) {}
 
-    private final Set<String> tokens = new LinkedHashSet<>(); // without the special ones
+    private final Set<String> tokens = new LinkedHashSet<>(); // without special tokens
     private final List<Pair> merges = new ArrayList<>();
 
     private BytePairEncoding() {}
@@ -73,7 +73,7 @@ final class BytePairEncoding {
                 break;
             }
             encoding.merges.add(pair);
-            encoding.tokens.add(pair.left + pair.right); // Different pairs may be spelled alike.
+            encoding.tokens.add(pair.left + pair.right); // Different pairs may give one token.
             words = merged(words, pair);
         }
         return encoding;
@@ -82,11 +82,11 @@ final class BytePairEncoding {
     /**
      * Adds tokens that the encoder never uses; their texts are numbers.
      *
-     * @param size the tokens of the vocabulary afterwards
+     * @param size the size of the vocabulary afterwards
      */
     BytePairEncoding fillUp(int size) {
         for (int number = 0; size() < size; number++) {
-            tokens.add("\u0120" + number); // a blank before it
+            tokens.add("\u0120" + number); // U+0120 stands for a blank
         }
         return this;
     }
@@ -139,7 +139,7 @@ final class BytePairEncoding {
                         counts.merge(pair, count, Integer::sum);
                     }
                 });
-        // Ties are broken by spelling, the same in every run.
+        // Break ties by spelling, so every run gives the same result.
         return counts.entrySet().stream()
                 .filter(entry -> entry.getValue() > 1)
                 .max(
@@ -171,7 +171,7 @@ final class BytePairEncoding {
         return result;
     }
 
-    /** Orders keys: {@code Map.of} has another order in every JVM. */
+    /** Sorts the keys, because {@code Map.of} has a different order in every JVM. */
     private static Map<String, Object> sorted(Map<String, ?> json) {
         return new TreeMap<>(json);
     }

@@ -38,7 +38,7 @@ final class LlamaDirectory {
 
     private LlamaDirectory() {}
 
-    /** Returns a configuration without scaled positions and with the usual epsilon. */
+    /** Returns a configuration without RoPE scaling and with the usual epsilon. */
     static LlamaConfig config(
             int vocabulary,
             int hidden,
@@ -106,11 +106,11 @@ final class LlamaDirectory {
      * Writes a model.
      *
      * @param directory the directory; created if missing; its files are replaced
-     * @param config the sizes; the scaling of positions is not written
+     * @param config the sizes; RoPE scaling is not written
      * @param tokenizer the tokenizer, with at most as many tokens as the model
      * @param ranks the number of ranks on which DJL Serving loads the model
      * @param maxFileBytes the largest file of weights
-     * @param weights gives each of the {@linkplain #tensors tensors}
+     * @param weights supplies each of the {@linkplain #tensors tensors}
      * @throws IOException if a file cannot be written
      */
     static void write(

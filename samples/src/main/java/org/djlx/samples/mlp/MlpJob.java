@@ -58,7 +58,8 @@ final class MlpJob implements AutoCloseable {
      * The result that rank 0 reports.
      *
      * @param tokens the number of tokens
-     * @param largestError of all ranks and operators, relative to the largest magnitude
+     * @param largestError the largest error of all ranks and operators, relative to the largest
+     *     magnitude
      * @param operators a row for each operator
      * @param comparison a row for each way to compute the MLP
      */
@@ -182,7 +183,7 @@ final class MlpJob implements AutoCloseable {
         }
     }
 
-    /** Times a computation of all ranks, which begin together; returns once all have ended. */
+    /** Times a computation that all ranks start together; returns after all ranks have ended. */
     private double timeTogether(Supplier<NDArray> computation) {
         group.barrier().await();
         double millis = time(computation);
@@ -252,7 +253,7 @@ final class MlpJob implements AutoCloseable {
         return new Measured(result, path, worst[0], worst[1]);
     }
 
-    /** Returns the path that the operator took. Ranks may use different matmuls on it. */
+    /** Returns the path that the operator took. Ranks may use different matmuls on one path. */
     private static String path(UsageCounter usage) {
         for (FallbackReason reason : FallbackReason.values()) {
             if (usage.fallbacks(reason) > 0) {

@@ -13,8 +13,8 @@ import java.util.ArrayList;
 import java.util.List;
 
 /**
- * Writes example inputs for {@code op --example}. Element i of rank r's first array is 100 r + i: a
- * result shows the rank and index of its values. Existing files are not changed.
+ * Writes example inputs for {@code op --example}. Element i of rank r's first array is 100 r + i,
+ * so a result shows the rank and index of its values. Existing files are not changed.
  */
 final class ExampleFiles {
 

@@ -34,7 +34,7 @@ record OpCall(
         int dim) {
 
     private static final int MAX_DIMENSIONS = 62;
-    // A shape as longs: the element type, the number of dimensions, the sizes.
+    // A type and shape as longs: the element type, the number of dimensions, the sizes.
     private static final int DESCRIPTION = 2 + MAX_DIMENSIONS;
 
     NDArray input() {

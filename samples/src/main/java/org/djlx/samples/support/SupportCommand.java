@@ -25,7 +25,7 @@ import picocli.CommandLine.Option;
         description = "Prints what each backend supports: operation by element type.")
 public final class SupportCommand extends CliCommand {
 
-    /** The types that each have a column. */
+    /** The element types, one column each. */
     private static final List<ScalarType> TYPES =
             List.of(
                     ScalarType.FLOAT64,
@@ -79,7 +79,7 @@ public final class SupportCommand extends CliCommand {
         return rows;
     }
 
-    /** The names of the reduce ops that are supported with the same element types. */
+    /** Groups the names of the reduce ops by their supported element types. */
     private static Map<Set<ScalarType>, String> byTypes(Support support, OpType operation) {
         Map<Set<ScalarType>, String> byTypes = new LinkedHashMap<>();
         for (ReduceOp.Kind op : ReduceOp.Kind.values()) {

@@ -119,7 +119,7 @@ public final class TraceCommand extends CliCommand {
         return sizes;
     }
 
-    /** Returns options with buffers of two slots for each rank, each for the larger operand. */
+    /** Returns options with P2P buffers of two slots per rank; a slot holds the larger operand. */
     private BackendOptions options(MatmulShape sizes) {
         long pushed = sizes.m() * Math.max(sizes.n(), sizes.k()) * type().itemSize();
         long bufferSize = 2 * pushed + (1 << 20);

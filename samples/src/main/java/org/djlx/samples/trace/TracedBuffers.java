@@ -16,7 +16,7 @@ import org.djlx.nativeops.torch.Torch;
 
 /**
  * A group's P2P buffers, with streams that record their steps between {@link #begin} and {@link
- * #end}. They have no kernel signals. Operators then do not take their fused path, which has no
+ * #end}. They have no kernel signals, because operators must not take the fused path, which has no
  * steps to record.
  */
 final class TracedBuffers extends P2pBuffers implements AutoCloseable {

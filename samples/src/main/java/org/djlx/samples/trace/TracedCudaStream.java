@@ -43,7 +43,7 @@ final class TracedCudaStream extends TracedStream {
 
     private record StreamEvent(CudaEvent event) implements Event {}
 
-    /** libtorch's current stream sends the signals and waits for them. */
+    /** Makes this stream libtorch's current stream, which sends the signals and waits for them. */
     @Override
     void enqueue(Consumer<Supplier<DoubleSupplier>> work) {
         if (isCurrent) {
@@ -58,7 +58,7 @@ final class TracedCudaStream extends TracedStream {
         }
     }
 
-    /** Records an event. It is never freed: a process traces one operator. */
+    /** Records an event, which is never freed, because a process traces only one operator. */
     private DoubleSupplier mark() {
         CudaEvent event = CudaEvent.createTiming(device);
         event.record(cuda);

@@ -193,7 +193,7 @@ public final class TrainCommand extends CliCommand {
             checkJob(bytes);
         }
         Ranks.requireGpus(device.backend(), processes ? wanted() : all.here().size());
-        // All arguments are valid from here on: folders are created only now.
+        // Create folders only after all arguments have been checked.
         if (llama != null) {
             Files.createDirectories(llama.toAbsolutePath());
         }
@@ -312,7 +312,7 @@ public final class TrainCommand extends CliCommand {
         return checkpoints.toAbsolutePath().resolve("job.txt");
     }
 
-    /** Returns the settings that a job's losses depend on, one a line. */
+    /** Returns the settings that a job's losses depend on, one per line. */
     private List<String> job(byte[] bytes) {
         Checksum checksum = new CRC32C();
         checksum.update(bytes, 0, bytes.length);
@@ -417,8 +417,8 @@ public final class TrainCommand extends CliCommand {
     }
 
     /**
-     * Prints the progress: a bar on a terminal; otherwise ten lines, and one after each silence of
-     * ten seconds.
+     * Prints the progress: a bar on a terminal; otherwise ten lines, and one after ten seconds
+     * without output.
      */
     private final class Progress implements TrainJob.Listener {
 
@@ -426,7 +426,7 @@ public final class TrainCommand extends CliCommand {
         private final ProgressBar bar; // null if stdout is not a terminal
         private final long start = System.nanoTime();
         private long printed = start;
-        private String losses = ""; // the last ones
+        private String losses = ""; // the latest losses
         private long firstStep; // the step of the checkpoint that the job resumed from
         private long warm; // when the first step ended
         private volatile long saved;
@@ -452,7 +452,7 @@ public final class TrainCommand extends CliCommand {
             printed = System.nanoTime();
         }
 
-        /** Returns the time since the start, and an estimate of the time that is left. */
+        /** Returns the elapsed time and an estimate of the remaining time. */
         private String times(long step) {
             long now = System.nanoTime();
             long nanos = now - start;

@@ -7,11 +7,11 @@ package org.djlx.samples.train;
  */
 final class Utf8Bytes {
 
-    private int missing; // continuation bytes of the character so far
-    private int least = 0x80; // of the next continuation byte
+    private int missing; // continuation bytes still missing
+    private int least = 0x80; // limits of the next continuation byte
     private int most = 0xbf;
 
-    /** Returns whether a byte may follow, and leaves room for the rest of its character. */
+    /** Returns whether a byte may follow; a new character must fit into {@code room} bytes. */
     boolean allows(int value, int room) {
         return missing > 0 ? value >= least && value <= most : length(value) <= room && value != 0;
     }
@@ -28,7 +28,9 @@ final class Utf8Bytes {
         most = first && value == 0xed ? 0x9f : first && value == 0xf4 ? 0x8f : 0xbf;
     }
 
-    /** The bytes of a character that begins with a value; more than there can be if none does. */
+    /**
+     * Returns a character's length by its first byte; MAX_VALUE if the byte starts no character.
+     */
     private static int length(int value) {
         if (value < 0x80) {
             return 1;

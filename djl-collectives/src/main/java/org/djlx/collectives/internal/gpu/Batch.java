@@ -22,11 +22,12 @@ public final class Batch {
     private static final ThreadLocal<Batch> CURRENT = new ThreadLocal<>();
     private static final AtomicInteger OPEN = new AtomicInteger(); // of all threads
 
-    // In the order of the calls. NCCL launches a step as a whole, and chooses the order within it.
+    // In the order of the calls. NCCL launches a step as a whole, and chooses the order within the
+    // step.
     private final Map<StreamQueue, Map<Integer, List<QueuedWork>>> steps = new LinkedHashMap<>();
     private int step;
     private int depth;
-    private int together; // how many of the depth are within beginTogether
+    private int together; // open beginTogether calls, included in depth
     private Throwable failure; // thrown by the calls
 
     private Batch() {}
@@ -95,7 +96,7 @@ public final class Batch {
         }
     }
 
-    /** Begins operations that do not depend on each other, and are one step of the batch. */
+    /** Begins independent operations, which form one step of the batch. */
     public static void beginTogether() {
         begin();
         Batch batch = CURRENT.get();
@@ -104,7 +105,7 @@ public final class Batch {
         }
     }
 
-    /** Ends these operations; the outermost end launches the batch. */
+    /** Ends the independent operations; the outermost end launches the batch. */
     public static void endTogether() {
         CURRENT.get().together--;
         end();

@@ -31,8 +31,8 @@ import org.djlx.nativeops.cuda.CudaStream;
  * <ol>
  *   <li>A collective is announced to the other ranks only after its tensors and events have been
  *       prepared. A call that throws has not been announced.
- *   <li>A work is added to the watchdog before it is launched. A call that is refused fails alone,
- *       and nothing of it is launched.
+ *   <li>A work is added to the watchdog before it is launched. A refused call fails alone and
+ *       launches nothing.
  *   <li>The group's stream waits for the extension's operations before it gets the next collective.
  * </ol>
  *
@@ -43,7 +43,7 @@ import org.djlx.nativeops.cuda.CudaStream;
  *   <li>A kernel's own failure is read after the event at its end has happened and before its work
  *       completes.
  *   <li>In each round, the watchdog first completes the works that have ended. Then it checks for
- *       works after their timeout, for errors of queues, for problems of peers that the extension
+ *       works past their timeout, for errors of queues, for problems of peers that the extension
  *       reports, and for dead processes, in this order.
  * </ol>
  *
@@ -56,13 +56,13 @@ import org.djlx.nativeops.cuda.CudaStream;
  *       reason.
  *   <li>When the extension is broken, it sends the reason to the other ranks before anything is
  *       aborted.
- *   <li>All works that have not ended are failed before the abort: after it they would look as if
- *       they had succeeded. For the same reason, {@link Connection#aborting} comes before {@link
- *       Connection#abort}.
+ *   <li>Works that have not ended fail before the abort, because aborted works look successful. For
+ *       the same reason, {@link Connection#aborting} comes before {@link Connection#abort}.
  *   <li>All broken queues are aborted at the same time, because operations of one queue may wait
  *       for operations of another.
  *   <li>Failed works complete after the abort, in their order. They release their memory only if
- *       the GPU has stopped, and memory that peers may still write into when the kernel says so.
+ *       the GPU has stopped. The kernel decides when to release memory that peers may still write
+ *       into.
  * </ol>
  *
  * <p>Invariants of the end:
@@ -117,7 +117,7 @@ public final class GpuGroup {
     }
 
     /**
-     * Adds a queue of messages between this rank and another.
+     * Adds a queue of messages between this rank and a peer.
      *
      * @param key orders the queues, in the same way on all ranks
      * @param queue the queue's name, in threads and messages
@@ -161,8 +161,8 @@ public final class GpuGroup {
      * @param tensor the tensor that the kernel changes
      * @param inPlace whether the kernel may use the tensor's memory, and needs no copy
      * @param current the caller's current stream, which is not being captured
-     * @param kernel makes the launch of the kernel, from the address of the tensor's elements,
-     *     which are contiguous
+     * @param kernel creates the kernel launch, given the address of the tensor's contiguous
+     *     elements
      */
     public Work run(
             Operation operation,
@@ -185,10 +185,10 @@ public final class GpuGroup {
     }
 
     /**
-     * Issues an operation, after all that the caller has enqueued on its current stream.
+     * Issues an operation, ordered after the work on the caller's current stream.
      *
-     * @param call its part on the GPU
-     * @param peer the other rank of a message; -1 for a collective
+     * @param call the operation's part on the GPU
+     * @param peer the peer rank of a message; -1 for a collective
      */
     public Work issue(
             StreamQueue queue, Operation operation, GpuCall call, List<NDArray> result, int peer) {
@@ -205,7 +205,7 @@ public final class GpuGroup {
     }
 
     /**
-     * Releases a call that cannot be captured, and announces it because other ranks may call it.
+     * Releases a call that cannot be captured. Announces the call, because other ranks may make it.
      */
     private RuntimeException captured(Operation operation, GpuCall call, int peer) {
         call.release();
@@ -229,7 +229,7 @@ public final class GpuGroup {
         QueuedWork work = null;
         CollectiveException refused;
         try {
-            // Before the announcement: there may be no memory for the work.
+            // Before the announcement, because the allocation may fail.
             work = new QueuedWork(queue, current, operation, call, result, peer);
             refused = peer < 0 ? extension.announce(operation, false) : null;
         } catch (RuntimeException | Error e) {
@@ -246,7 +246,7 @@ public final class GpuGroup {
         }
         watchdog.add(work);
         try {
-            // Messages fail with the group, to new peers as well.
+            // Messages fail after the group has failed, also to new peers.
             collectives.checkUsable(operation);
             if (queue == collectives) {
                 extension.join();
@@ -266,7 +266,7 @@ public final class GpuGroup {
         watchdog.fail(queues(), reason);
     }
 
-    /** Breaks a queue, and the group with its collectives. */
+    /** Breaks a queue; the queue of collectives breaks the whole group. */
     void fail(StreamQueue failed, CollectiveException reason) {
         watchdog.fail(failingWith(failed), reason);
     }
@@ -316,7 +316,7 @@ public final class GpuGroup {
         return failing == collectives || failing == extension ? queues() : List.of(failing);
     }
 
-    /** The group, as the watchdog sees it. */
+    /** The watchdog's view of the group. */
     private final class Members implements Watchdog.Group {
 
         @Override

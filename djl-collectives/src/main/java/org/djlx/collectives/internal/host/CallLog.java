@@ -11,13 +11,13 @@ import org.djlx.nativeops.host.AtomicBuffer;
 import org.djlx.nativeops.host.NativeMemory;
 
 /**
- * A log of the calls of all ranks in shared memory. Each rank publishes its calls. It compares a
- * call with another rank's call once both are published, and does not wait. So mismatches are found
+ * A log of the calls of all ranks in shared memory. Each rank publishes its calls. A rank compares
+ * a call with another rank's call once both are published, without waiting. So mismatches are found
  * although the GPUs run the operations asynchronously.
  *
- * <p>A rank keeps its last {@value #SLOTS} calls. It overwrites call k only after all others have
- * published their call k and it has compared them. A slower rank skips an overwritten call. So for
- * every pair of ranks, at least one of the two compares every call.
+ * <p>A rank keeps its last {@value #SLOTS} calls. It overwrites call k only after all other ranks
+ * have published their call k and this rank has compared the calls. A slower rank skips an
+ * overwritten call. So for every pair of ranks, at least one of the two compares every call.
  *
  * <pre>
  *   per rank, written by that rank:
@@ -29,7 +29,7 @@ import org.djlx.nativeops.host.NativeMemory;
  */
 final class CallLog {
 
-    /** How many calls a rank can be ahead of another. */
+    /** The maximum lead of a rank over another rank, in calls. */
     static final int SLOTS = 512;
 
     private static final int HEADER = 64;
@@ -58,7 +58,7 @@ final class CallLog {
     }
 
     /**
-     * Returns whether a rank has published enough calls that this rank's next call has a free slot.
+     * Returns whether a rank has published enough calls to free the slot of this rank's next call.
      */
     boolean hasRoomFor(int peer) {
         return peer == rank || published(peer) - (last + 1 - SLOTS) >= 0;
@@ -90,7 +90,7 @@ final class CallLog {
         CallWords.put(latest, signature, captured);
         int slot = slot(rank, last);
         words.putIntVolatile(slot, 0);
-        VarHandle.storeStoreFence(); // A volatile write does not keep later writes behind it.
+        VarHandle.storeStoreFence(); // Later writes may move before a volatile write.
         words.putLongs(slot + CALL, latest);
         words.putIntVolatile(slot, last);
         words.putIntVolatile(rank * RECORD, last);
@@ -136,7 +136,7 @@ final class CallLog {
 
     private boolean differs(int peer, int number) {
         if (!read(peer, number, theirs)) {
-            return false; // A later call has overwritten it, after that rank had compared it.
+            return false; // The peer compared this call, then overwrote it.
         }
         long[] own = latest;
         if (number != last) {
@@ -147,7 +147,8 @@ final class CallLog {
     }
 
     /**
-     * Reads a call; returns false if another call was written to its slot, also during the read.
+     * Reads a call; returns false if another call was written to its slot before or during the
+     * read.
      */
     private boolean read(int peer, int number, long[] call) {
         int slot = slot(peer, number);
@@ -155,7 +156,7 @@ final class CallLog {
             return false;
         }
         words.getLongs(slot + CALL, call);
-        VarHandle.acquireFence(); // A volatile read does not keep earlier reads before it.
+        VarHandle.acquireFence(); // Earlier reads may move after a volatile read.
         return words.getIntVolatile(slot) == number;
     }
 
@@ -176,7 +177,9 @@ final class CallLog {
         return ranks;
     }
 
-    /** Returns the words of each rank's call with a number, by rank, unless overwritten. */
+    /**
+     * Returns the words of the ranks' calls with this number, by rank, without overwritten calls.
+     */
     Map<Integer, long[]> calls(int number) {
         Map<Integer, long[]> calls = new TreeMap<>();
         for (int peer = 0; peer < worldSize; peer++) {

@@ -12,8 +12,8 @@ import org.djlx.nativeops.nccl.NcclGroup;
 import org.djlx.nativeops.torch.ScalarType;
 
 /**
- * The operations of a group as calls of NCCL on one connection. Where NCCL has no such call, it is
- * a group of sends and receives.
+ * Maps the operations of a process group to NCCL calls on one connection. An operation without an
+ * NCCL call becomes a group of sends and receives.
  */
 final class Calls {
 
@@ -283,8 +283,8 @@ final class Calls {
             case MIN -> body.accept(number(NcclCommunicator.Op.MIN));
             case MAX -> body.accept(number(NcclCommunicator.Op.MAX));
             case PREMUL_SUM ->
-                    // Within a group, NCCL has read the factor before the op is destroyed, and has
-                    // not launched anything yet that would block calls on the communicator.
+                    // In an NCCL group, NCCL reads the factor before the op is destroyed, and has
+                    // not yet launched work that would block calls on the communicator.
                     NcclGroup.run(
                             () -> {
                                 int number = nccl.premulSum(op.factor(), type);

@@ -16,14 +16,14 @@ import org.djlx.collectives.spi.Operation;
  * Runs the operations of one rank, in the order in which they were issued.
  *
  * <p>A thread that waits for an operation runs it and all earlier operations, so a call followed by
- * {@code await} needs no thread switch. Operations without a waiting thread are run by the queue's
+ * {@code await} needs no thread switch. The queue's thread runs operations without a waiting
  * thread. It checks the queue some time after an operation was issued, or after another thread has
  * stopped running operations. It sleeps while the queue is empty or another thread runs operations.
  */
 final class OpQueue {
 
-    // How long an operation waits for a thread that runs it, per rank that shares a core. Checking
-    // the queue takes the core from a rank that works.
+    // How long an operation waits for a caller to run it, per rank that shares a core. Checking the
+    // queue takes the core from a working rank.
     private static final long TAKEOVER_NANOS = 500_000;
 
     private final Rendezvous rendezvous;
@@ -68,8 +68,8 @@ final class OpQueue {
     }
 
     /**
-     * Runs operations until one has ended; returns false if another thread is running operations.
-     * If that thread stops before this operation, the queue's thread continues.
+     * Runs operations until {@code work} has ended; returns false if another thread is running
+     * operations. If that thread stops before this operation, the queue's thread continues.
      *
      * @throws IllegalStateException if this thread is running an operation, which would wait for
      *     itself or a later operation
@@ -159,8 +159,8 @@ final class OpQueue {
                 LockSupport.park(this);
             }
         } else if (runner.isLocked()) {
-            // Periodic checks would take the core from a rank that works, and the remaining
-            // operations may have waiting threads as well.
+            // Periodic checks would take the core from a working rank, and the remaining operations
+            // may have waiting threads as well.
             awaitStop();
         } else if (!empty) {
             runPending();
@@ -175,8 +175,8 @@ final class OpQueue {
         }
         try {
             while (runNext()) {
-                // Run until nothing is pending. Clear an interrupt by one operation: it must not
-                // end the waits of the next operation.
+                // Run until nothing is pending. Clear an operation's interrupt, which must not end
+                // the waits of the next operation.
                 Thread.interrupted();
             }
         } finally {
@@ -187,7 +187,7 @@ final class OpQueue {
     /** Sleeps until the thread that runs operations has stopped. */
     private void awaitStop() {
         awaitsStop = true;
-        // It may have stopped before awaitsStop was set, without waking this thread.
+        // The runner may have stopped before awaitsStop was set, without waking this thread.
         if (runner.isLocked() && !closed) {
             LockSupport.park(this);
         }

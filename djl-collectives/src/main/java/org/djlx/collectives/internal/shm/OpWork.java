@@ -36,7 +36,7 @@ final class OpWork extends PendingWork {
         }
     }
 
-    /** Ends the operation, whether or not it ran; the reason is null if it succeeded. */
+    /** Ends the operation, whether or not it ran; {@code reason} is null if it succeeded. */
     void end(CollectiveException reason) {
         CollectiveException outcome = reason;
         try {

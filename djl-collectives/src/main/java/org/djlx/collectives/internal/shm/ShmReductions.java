@@ -7,8 +7,8 @@ import org.djlx.collectives.spi.Operation;
 import org.djlx.nativeops.torch.ScalarType;
 
 /**
- * Collectives that reduce, through staging memory. A rank stages only the data that others need;
- * the part that it reduces itself is read in place.
+ * Collectives that reduce, through staging memory. A rank stages only the data that other ranks
+ * need. It reads its own part in place.
  *
  * <p>The address of the result decides the order of two operands in the {@link Reducer}, which
  * affects the sign of zeros and the payload of NaNs. {@link #reduce} uses the same result positions
@@ -36,7 +36,8 @@ final class ShmReductions {
     }
 
     /**
-     * Reduce-scatter. The inputs are, by rank, the address of its part of this rank's contribution.
+     * Reduce-scatter. {@code inputs[r]} is the address of rank r's part of this rank's
+     * contribution.
      */
     void reduceScatter(Operation operation, HostTensor output, long[] inputs, ReduceOp op) {
         steps.begin(operation);
@@ -56,7 +57,7 @@ final class ShmReductions {
                 }
             }
             steps.synchronize();
-            // Only this rank reads the slots for it, so the reducer may overwrite them.
+            // Only this rank reads its slots, so the reducer may overwrite them.
             reducer.reduce(
                     output.address() + done * itemSize,
                     steps.ofOthers(rank * slot, inputs[rank] + done * itemSize),
@@ -68,8 +69,8 @@ final class ShmReductions {
     }
 
     /**
-     * Reduce-scatter of several tensors. The inputs are, for each output and by rank, the address
-     * of its part of this rank's contribution.
+     * Reduce-scatter of several tensors. {@code inputs.get(i)[r]} is the address of rank r's part
+     * of this rank's contribution to output i.
      */
     void reduceScatter(
             Operation operation, List<HostTensor> outputs, List<long[]> inputs, ReduceOp op) {
@@ -138,7 +139,7 @@ final class ShmReductions {
         }
     }
 
-    /** All-reduces tensors together, in one step, or in two if one of them is two-shot. */
+    /** All-reduces tensors together, in one step, or in two if a tensor is two-shot. */
     private void allReduceTogether(Operation operation, List<HostTensor> tensors, ReduceOp op) {
         steps.begin(operation);
         boolean inParts = false;
@@ -244,7 +245,7 @@ final class ShmReductions {
         } while (done < tensor.count());
     }
 
-    // A chunk starts at an offset in staging memory; parts have the same positions in both.
+    // A chunk starts at an offset in staging memory; parts have the same positions within both.
 
     /** Stages the parts that other ranks reduce. */
     private void stagePeerParts(Parts parts, long source, long offset) {
