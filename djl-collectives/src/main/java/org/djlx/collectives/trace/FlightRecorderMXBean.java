@@ -26,14 +26,10 @@ public interface FlightRecorderMXBean {
     /** {@return the per-group number of the last issued operation, or 0} */
     long getLastScheduled();
 
-    /**
-     * {@return the per-group number of the last operation on record that started, or 0}
-     */
+    /** {@return the per-group number of the last operation on record that started, or 0} */
     long getLastStarted();
 
-    /**
-     * {@return the per-group number of the last operation on record that succeeded, or 0}
-     */
+    /** {@return the per-group number of the last operation on record that succeeded, or 0} */
     long getLastCompleted();
 
     /**
