@@ -21,7 +21,7 @@ import org.djlx.nativeops.torch.TensorInfo;
  * own sequence numbers.
  *
  * <p>The backend must report {@link #started} and {@link #ended}; both are passed to an {@link
- * OperationTrace}. Until it has ended, the operation keeps its group reachable. Otherwise
+ * OperationTrace}. The operation keeps its group reachable until it has ended. Otherwise it is
  * immutable.
  *
  * <p>A backend publishes {@link #signature()} to the other ranks and compares their signatures with
@@ -214,7 +214,7 @@ public final class Operation {
 
     /**
      * Returns the type, shape and address of the tensor that must have the same type and shape on
-     * all ranks. It saves a backend the query.
+     * all ranks. Saves the backend a query of the tensor.
      *
      * @return the information; null if the operation has no such tensor
      */
@@ -262,8 +262,8 @@ public final class Operation {
 
     /**
      * {@return the mismatch of an earlier operation of the same coalesced call; null if there is
-     * none} Ranks with such a mismatch must not run this operation. Backends call it after the
-     * operations before have ended, and before this one starts.
+     * none} Ranks with such a mismatch must not run this operation. Backends call this method after
+     * the earlier operations have ended, and before this operation starts.
      */
     public CollectiveMismatchException mismatchBefore() {
         Throwable failure = before == null ? null : before.exception().orElse(null);
@@ -289,7 +289,7 @@ public final class Operation {
     }
 
     /**
-     * Sets after how long the log warns of a wait.
+     * Sets the wait time after which the log warns.
      *
      * @param wait the time, see {@link BackendOptions#warnAfter}
      * @return this operation
@@ -301,8 +301,7 @@ public final class Operation {
 
     /**
      * Returns true once, when the operation has waited for {@link BackendOptions#warnAfter}. A
-     * backend polls it while it waits for other ranks, and logs the missing ranks when it returns
-     * true.
+     * backend polls this method while it waits for other ranks, and logs the missing ranks on true.
      *
      * @param waitedNanos how long the operation has waited, in ns
      * @return true if the backend must log the wait now
@@ -326,7 +325,8 @@ public final class Operation {
 
     /**
      * Reports that other ranks may have seen this call: its sequence number is used, even if the
-     * backend throws later in the call. Backends that publish calls call it, before they enqueue.
+     * backend throws later in the call. Backends that publish calls report this before they enqueue
+     * work.
      */
     public void announced() {
         announced = true;
