@@ -5,7 +5,8 @@ import com.sun.jna.LastErrorException;
 
 /**
  * An owned file descriptor of this process. Thread-safe, with one exception: do not close it while
- * another thread uses its number: the system may give the number to another file immediately.
+ * another thread uses its number, because the system may give the number to another file
+ * immediately.
  */
 public final class Descriptor implements AutoCloseable {
 

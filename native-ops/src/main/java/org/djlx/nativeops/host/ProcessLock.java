@@ -12,8 +12,8 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * A lock between processes, on a file. The operating system releases it when the process ends,
- * however it ends.
+ * A lock between processes, on a file. The operating system releases it when the process ends, also
+ * after a crash.
  *
  * <p>The lock saves duplicate work; it does not guarantee exclusion:
  *
@@ -78,7 +78,7 @@ public final class ProcessLock implements AutoCloseable {
         try {
             return channel.tryLock() != null;
         } catch (OverlappingFileLockException e) {
-            return false; // Another thread of this process holds it.
+            return false; // Another thread of this process holds the lock.
         }
     }
 
