@@ -65,8 +65,8 @@ public final class GatheredExchange implements AutoCloseable {
     }
 
     /**
-     * Returns whether the kernels can exchange an array; the same on all ranks. Any element arrives
-     * with its bits, except for the NaN of all ones, which arrives as another NaN.
+     * Returns whether the kernels can exchange an array; the same on all ranks. Elements arrive bit
+     * for bit, except that a NaN of all ones arrives as another NaN.
      *
      * @param device this rank's GPU; GPUs with one-shot slots have the same architecture
      * @param byteSize the size of a shard or a part

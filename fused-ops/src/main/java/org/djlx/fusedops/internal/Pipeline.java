@@ -29,14 +29,14 @@ public final class Pipeline {
     // One signal word for each pair of ranks is enough: an operation signals it once.
     private static final int CHANNEL = 0;
 
-    // Bytes of a part up to which pipelining does not pay: smaller matmuls do not get faster.
+    // Up to this many bytes a part, pipelining does not pay: smaller matmuls do not get faster.
     private static final long SMALL = 1 << 20;
 
     private final P2pBuffers buffers;
     private final int rank;
     private final int worldSize;
 
-    /** Creates the pipeline of a group, which has P2P buffers. */
+    /** Creates the pipeline of a group with P2P buffers. */
     public Pipeline(ProcessGroup group) {
         this.buffers = group.p2pBuffers().orElseThrow();
         this.rank = group.rank();
@@ -180,7 +180,7 @@ public final class Pipeline {
         return buffers.address(rank, slots.offset(epoch, source));
     }
 
-    /** Lets later work wait for the sends: it may overwrite the data. */
+    /** Makes later work wait for the sends, because later work may overwrite the data. */
     private static void finish(P2pStream current, P2pStream side, NDArray... used) {
         current.waitEvent(side.record());
         current.keepAlive(used);
@@ -197,7 +197,7 @@ public final class Pipeline {
      */
     public void gatherInPlace(
             Operation operation, long offset, long shard, long byteSize, NDArray... used) {
-        // Before this, a peer may still read its output.
+        // Before this barrier, a peer may still read its output.
         buffers.intraNodeBarrier(operation);
         int epoch = buffers.epoch(operation);
         long own = offset + rank * byteSize;
@@ -228,7 +228,7 @@ public final class Pipeline {
     }
 
     /**
-     * Reduce-scatter of existing parts: each rank pushes its parts to their ranks, and reduces the
+     * Reduce-scatter of existing parts: each rank pushes one part to every rank, and reduces the
      * parts that it received.
      *
      * @param parts the address of the parts, one for each rank, contiguous in rank order
@@ -282,8 +282,8 @@ public final class Pipeline {
      * Pipelined reduce-scatter: each rank computes a part for every rank and pushes it, and reduces
      * the parts that it received.
      *
-     * @param staging the addresses of staging buffers for parts: one for 2 ranks, otherwise two:
-     *     one part is computed while the other is pushed
+     * @param staging the addresses of staging buffers for parts: one buffer for 2 ranks, otherwise
+     *     two, so that one part is computed while the other is pushed
      * @param byteSize the size of a part, the same on all ranks
      * @param producer called once for each rank, this rank last
      * @param reducer called after all parts for this rank have arrived

@@ -256,7 +256,7 @@ public final class GenerationRequest {
         /**
          * {@return the request}
          *
-         * @throws IllegalArgumentException if a value is out of range; the message names it
+         * @throws IllegalArgumentException if a value is out of range; the message names the value
          */
         public GenerationRequest build() {
             check((prompt == null) != (promptTokens == null), "set either prompt or promptTokens");

@@ -50,8 +50,8 @@ import org.djlx.fusedops.llm.text.TextTokenizer;
  * </ul>
  *
  * <p><b>Scheduling.</b> Continuous batching, first come, first served: a request joins the running
- * batch when the KV cache has room for its prompt and its maximum of new tokens, and leaves it when
- * it ends. Long prompts are prefilled in chunks, between decode steps of other requests.
+ * batch when the KV cache has room for its prompt and its maximum of new tokens. It leaves the
+ * batch when it ends. Long prompts are prefilled in chunks, between decode steps of other requests.
  *
  * <p><b>Failures.</b> Ranks are threads of this JVM, or {@linkplain Builder#optProcessGroup
  * processes}. If a rank fails while requests run, all running and waiting requests fail. Then:
@@ -299,9 +299,9 @@ public final class LlamaGenerator implements TextGenerator {
         }
 
         /**
-         * Sets the prefill budget: the most prompt tokens in one step. Requests that decode wait
-         * while these tokens are computed. The first chunk of a prompt is computed faster than
-         * later chunks.
+         * Sets the prefill budget: the maximum number of prompt tokens in one step. Requests that
+         * decode wait while these tokens are computed. The first chunk of a prompt is computed
+         * faster than later chunks.
          *
          * @param prefillTokens the number of tokens; default 4096
          * @return this builder
