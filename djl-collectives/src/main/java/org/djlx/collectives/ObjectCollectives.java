@@ -128,7 +128,7 @@ public final class ObjectCollectives {
      * @param <T> the type of the objects
      * @return the objects, in rank order; unmodifiable
      * @throws CollectiveException on all ranks, if a rank's object cannot be sent; on this rank, if
-     *     it cannot read an object; if not all ranks call in time
+     *     this rank cannot read an object; if not all ranks call in time
      */
     public <T> List<T> allGatherObject(T object) {
         group.state().checkUsable();

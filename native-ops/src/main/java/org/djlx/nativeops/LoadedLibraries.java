@@ -20,7 +20,7 @@ public final class LoadedLibraries {
      * the bare file name could load another copy from the search path.
      *
      * @param fileName the file name
-     * @throws UnsatisfiedLinkError if it is not loaded, or loaded from several files
+     * @throws UnsatisfiedLinkError if the library is not loaded, or loaded from several files
      */
     public static String find(String fileName) {
         List<String> paths;

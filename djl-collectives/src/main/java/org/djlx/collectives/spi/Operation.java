@@ -24,9 +24,9 @@ import org.djlx.nativeops.torch.TensorInfo;
  * OperationTrace}. The operation keeps its group reachable until it has ended. Otherwise it is
  * immutable.
  *
- * <p>A backend publishes {@link #signature()} to the other ranks and compares their signatures with
- * it. {@link #describe(long[])} formats a signature. A signature has {@value #SIGNATURE_WORDS}
- * words:
+ * <p>A backend publishes {@link #signature()} to the other ranks and compares it with their
+ * signatures. {@link #describe(long[])} formats a signature. A signature has {@value
+ * #SIGNATURE_WORDS} words:
  *
  * <pre>
  *   0 to 3    the name, in ASCII, padded with zeros
@@ -85,7 +85,7 @@ public final class Operation {
      * @param type its kind
      * @param sequence its sequence number within the group, from 1
      * @param group the group's name
-     * @param timeout how long it may wait for the other ranks
+     * @param timeout how long the operation may wait for the other ranks
      * @param agreed the arguments on which all ranks must agree
      */
     public Operation(OpType type, long sequence, String group, Duration timeout, Agreed agreed) {
@@ -232,7 +232,7 @@ public final class Operation {
     }
 
     /**
-     * Sets the algorithm that runs the operation, for traces. Backends call it before {@link
+     * Sets the algorithm that runs the operation, for traces. Backends call this before {@link
      * #ended}.
      *
      * @param name a constant such as {@code two-shot}
@@ -282,7 +282,7 @@ public final class Operation {
 
     /**
      * Keeps the group until it is destroyed, even if it becomes unreachable. For work that may run
-     * at any later time, such as a CUDA graph. Backends call it before {@link #ended}.
+     * at any later time, such as a CUDA graph. Backends call this before {@link #ended}.
      */
     public void keepGroup() {
         keeper.run();
@@ -348,18 +348,18 @@ public final class Operation {
     }
 
     /**
-     * Reports that the operation starts to run. Backends call it once, before they read a tensor.
+     * Reports that the operation starts to run. Backends call this once, before they read a tensor.
      */
     public void started() {
         trace.started();
     }
 
     /**
-     * Reports that the operation has ended, whether or not it was started. Backends call it once,
+     * Reports that the operation has ended, whether or not it was started. Backends call this once,
      * before the {@link Work} completes, so that the exception contains the path of the flight
-     * record. It never blocks or throws; another thread writes the record.
+     * record. This never blocks or throws; another thread writes the record.
      *
-     * @param failure why it failed; null if it succeeded
+     * @param failure why the operation failed; null if it succeeded
      */
     public void ended(Throwable failure) {
         keeper = null;

@@ -99,7 +99,7 @@ public final class FlightRecorder {
      * Writes the current record to a file, as JSON.
      *
      * @param file the file; replaced if it exists
-     * @throws IOException if it cannot be written
+     * @throws IOException if the file cannot be written
      */
     public void dump(Path file) throws IOException {
         dump().write(file);

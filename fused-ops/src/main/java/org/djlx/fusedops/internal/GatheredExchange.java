@@ -26,8 +26,8 @@ import org.djlx.nativeops.torch.ScalarType;
 /**
  * Launches the kernels of {@code gathered.cu}: all-gather and reduce-scatter between GPUs with peer
  * access to each other. An operation is one launch, or several if the data does not fit into a
- * slot. No barrier is needed, not even in graphs. Not thread-safe: call it in the order of the
- * group's operations.
+ * slot. No barrier is needed, not even in graphs. Not thread-safe: call its methods in the order of
+ * the group's operations.
  */
 public final class GatheredExchange implements AutoCloseable {
 

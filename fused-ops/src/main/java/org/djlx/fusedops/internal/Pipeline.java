@@ -11,14 +11,14 @@ import org.djlx.collectives.spi.Operation;
  * Orders copies, signals and computation of fused operators and low-contention collectives, on one
  * rank of a group. Uses {@link P2pStream}, and so works with any backend.
  *
- * <p>Ranks push: a rank copies its data into a slot of the peer that needs it and signals the peer,
- * on a side stream, while the current stream computes. (Flux, Chang et al. 2024, and PyTorch's
- * async tensor parallelism have the same structure, but pull.)
+ * <p>Ranks push: a rank copies data into a slot of the peer that needs the data and signals the
+ * peer, on a side stream, while the current stream computes. (Flux, Chang et al. 2024, and
+ * PyTorch's async tensor parallelism have the same structure, but pull.)
  *
  * <ul>
  *   <li>A rank computes with its own data first.
- *   <li>It then sends to, and receives from, the other ranks in an order that starts with its
- *       neighbour. So no two ranks push to the same peer at the same time.
+ *   <li>It then exchanges data with the other ranks, starting with its neighbour. So no two ranks
+ *       push to the same peer at the same time.
  * </ul>
  *
  * <p>Memory is given by address and is contiguous. Call the methods within {@link
@@ -69,7 +69,8 @@ public final class Pipeline {
     }
 
     /**
-     * Pipelined all-gather: calls the consumer with the shard of each rank, after it has arrived.
+     * Pipelined all-gather: calls the consumer with the shard of each rank, after the shard has
+     * arrived.
      *
      * @param shard the address of this rank's shard
      * @param byteSize its size, the same on all ranks
@@ -132,7 +133,7 @@ public final class Pipeline {
     }
 
     /**
-     * Returns whether parts are so small that on the CPU one matmul before or after all
+     * Returns whether parts are so small that, on the CPU, a single matmul before or after all
      * communication is faster than a pipeline.
      */
     public static boolean isSmall(long byteSize) {

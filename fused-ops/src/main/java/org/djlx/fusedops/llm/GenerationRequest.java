@@ -190,7 +190,7 @@ public final class GenerationRequest {
 
         /**
          * Lowers the logits of tokens that occur in the prompt or in the generated text: positive
-         * logits are divided by the penalty, negative ones multiplied (Keskar et al., 2019, <a
+         * logits are divided by the penalty, negative logits multiplied (Keskar et al., 2019, <a
          * href="https://arxiv.org/abs/1909.05858">arXiv:1909.05858</a>).
          *
          * @param repetitionPenalty the penalty, above 0; default 1, no change

@@ -107,7 +107,7 @@ public final class CudaKernel {
     /**
      * Allows launches with more than 48 KiB of dynamic shared memory.
      *
-     * @param byteSize the most dynamic shared memory of a launch, in bytes
+     * @param byteSize the maximum dynamic shared memory of a launch, in bytes
      * @throws CudaException with {@code CUDA_ERROR_INVALID_VALUE} if {@code byteSize} exceeds
      *     {@link CudaAttribute#MAX_SHARED_MEMORY_PER_BLOCK}
      */

@@ -21,8 +21,8 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * Compiled kernels, loaded onto a GPU. Close it after the last work of its kernels, which cannot be
- * launched afterwards. Modules with the same image share one loaded copy in a process.
+ * Compiled kernels, loaded onto a GPU. Close the module after the last work of its kernels; they
+ * cannot be launched afterwards. Modules with the same image share one loaded copy in a process.
  */
 public final class CudaModule extends CudaResource {
 
@@ -80,7 +80,7 @@ public final class CudaModule extends CudaResource {
      * @param image a cubin for its architecture, a fat binary or PTX
      * @return the module; the caller closes it
      * @throws CudaException with {@code CUDA_ERROR_INVALID_IMAGE} if the image has another format,
-     *     {@code CUDA_ERROR_NO_BINARY_FOR_GPU} if it is for other GPUs
+     *     {@code CUDA_ERROR_NO_BINARY_FOR_GPU} if the image is for other GPUs
      */
     public static CudaModule load(CudaDevice device, byte[] image) {
         if (image.length == 0) {
@@ -103,7 +103,7 @@ public final class CudaModule extends CudaResource {
     /**
      * Waits for the calling thread's current stream, to prevent a deadlock. Loading waits for
      * running kernels and blocks other calls for the GPU while it waits. If a kernel of this rank
-     * waited for a kernel that another rank on this GPU has not launched yet, neither could
+     * waited for a kernel that another rank on this GPU has not launched yet, neither rank could
      * continue.
      */
     private static void awaitCurrentStream(CudaDevice device) {

@@ -22,7 +22,7 @@ public final class KernelCompiler {
     }
 
     /**
-     * Compiles kernels as C++17, or takes them from the cache, and loads them onto a GPU.
+     * Compiles kernels as C++17 or takes them from the cache, then loads them onto a GPU.
      *
      * @param device the GPU; the kernels are compiled for {@link CudaDevice#architecture()}
      * @param source the source

@@ -25,7 +25,7 @@ public final class Descriptor implements AutoCloseable {
     /**
      * {@return the descriptor's number, for system calls}
      *
-     * @throws IllegalStateException if it is closed
+     * @throws IllegalStateException if the descriptor is closed
      */
     public synchronized int number() {
         if (closed) {
@@ -48,7 +48,7 @@ public final class Descriptor implements AutoCloseable {
         try {
             LibC.close(number);
         } catch (LastErrorException e) {
-            // Linux has closed it all the same; a second try could close another file.
+            // Linux closes the descriptor even on an error; a second try could close another file.
         }
     }
 

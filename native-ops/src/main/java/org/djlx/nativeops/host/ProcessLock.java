@@ -18,8 +18,8 @@ import org.slf4j.LoggerFactory;
  * <p>The lock saves duplicate work; it does not guarantee exclusion:
  *
  * <ul>
- *   <li>If the file cannot be locked, or another process holds it longer than the caller waits, the
- *       caller continues without the lock.
+ *   <li>If the file cannot be locked, or another process holds the lock longer than the caller
+ *       waits, the caller continues without the lock.
  *   <li>The holder deletes the file, so two processes may briefly hold locks on the old and the new
  *       file.
  *   <li>A process loses the lock if another of its threads waits for the lock until the timeout.

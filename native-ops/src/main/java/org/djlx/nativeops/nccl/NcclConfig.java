@@ -23,7 +23,7 @@ public record NcclConfig(
     // The struct of version 2.18. Its size tells NCCL that later members are missing.
     private static final int VERSION = 21800;
     private static final int BYTES = 48;
-    // The most channels that NCCL has. It compares minimum and maximum before it sets a default.
+    // The most channels that NCCL has. NCCL compares minimum and maximum before it sets a default.
     private static final int MAX_CTAS = 64;
 
     /**

@@ -6,8 +6,8 @@ import java.util.Set;
 import org.djlx.nativeops.NativeLibrary;
 
 /**
- * A group of calls by one thread, on one or more communicators, that NCCL starts together at the
- * end of the outermost group ({@code ncclGroupStart}). Sends and receives in a group can wait for
+ * A group of calls ({@code ncclGroupStart}) by one thread on one or more communicators. NCCL starts
+ * the calls together at the end of the outermost group. Sends and receives in a group can wait for
  * each other in any order, and one thread can make the calls of several ranks. One thread makes all
  * calls of a communicator in a group.
  */

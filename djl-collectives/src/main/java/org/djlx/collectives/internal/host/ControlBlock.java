@@ -103,7 +103,7 @@ public final class ControlBlock {
     }
 
     /**
-     * Sets a signal. Release: a rank that reads it sees earlier writes of this rank.
+     * Sets a signal. Release: a rank that reads the signal sees earlier writes of this rank.
      *
      * @param rank the destination rank
      * @param epoch the value
@@ -140,7 +140,7 @@ public final class ControlBlock {
     }
 
     /**
-     * Sleeps until another rank rings. Returns immediately if one has rung since {@link
+     * Sleeps until another rank rings. Returns immediately if a rank has rung since {@link
      * #prepareSleep}.
      *
      * @param doorbell the result of {@link #prepareSleep}

@@ -38,7 +38,7 @@ public final class HostSync implements AutoCloseable {
     /**
      * Joins the group; returns when all ranks have joined.
      *
-     * @throws CollectiveException on all ranks, if they are not on one host
+     * @throws CollectiveException on all ranks, if the ranks are not on one host
      */
     public static HostSync join(GroupContext context) {
         int byteSize =

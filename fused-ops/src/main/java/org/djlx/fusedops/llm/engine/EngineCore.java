@@ -20,8 +20,8 @@ import org.slf4j.LoggerFactory;
 
 /**
  * The engine loop: a thread that schedules sequences, runs steps on the ranks and publishes tokens.
- * If ranks are threads, it reloads the model after a rank has failed. A follower has no requests of
- * its own and never starts the thread. All non-private methods are thread-safe.
+ * If ranks are threads, the loop reloads the model after a rank has failed. A follower has no
+ * requests of its own and never starts the thread. All non-private methods are thread-safe.
  */
 final class EngineCore {
 

@@ -242,7 +242,8 @@ public final class LlamaGenerator implements TextGenerator {
          * LlamaGenerator#isFollower followers}, {@link LlamaGenerator#close} waits until rank 0
          * closes its generator.
          *
-         * @param group the group; {@link #build} takes ownership and destroys it, also if it throws
+         * @param group the group; {@link #build} takes ownership and destroys the group, also if
+         *     {@code build} throws
          * @return this builder
          */
         public Builder optProcessGroup(ProcessGroup group) {
@@ -336,7 +337,7 @@ public final class LlamaGenerator implements TextGenerator {
         }
 
         /**
-         * Loads the model. Blocks until it is ready.
+         * Loads the model. Blocks until the model is ready.
          *
          * @return the generator; the caller closes it
          * @throws IOException if files cannot be read

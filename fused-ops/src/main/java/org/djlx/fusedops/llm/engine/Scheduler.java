@@ -15,7 +15,7 @@ import org.djlx.fusedops.llm.model.TokenBatch;
 /**
  * Continuous batching (Yu et al., Orca, 2022): decides which sequences run and which tokens the
  * next step computes. A sequence starts when the KV cache has blocks for its prompt and its maximum
- * of new tokens, so it is never preempted. Not thread-safe.
+ * of new tokens, so the sequence is never preempted. Not thread-safe.
  */
 final class Scheduler {
 

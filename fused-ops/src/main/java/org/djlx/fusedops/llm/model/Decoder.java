@@ -39,13 +39,13 @@ import org.djlx.nativeops.torch.Torch;
  * each {@link Key}; the numbers of rows and attention splits are rounded up to powers of two.
  *
  * <p>Tokens are sampled on the GPU, the same on all ranks, and stay there in {@link #sampled}. So
- * the next step can launch before they reach the host. The decoder also computes the last layer of
- * a prefill's last token, and samples the next token.
+ * the next step can launch before the tokens reach the host. The decoder also computes the last
+ * layer of a prefill's last token, and samples the next token.
  *
  * <p>The logits of a sequence do not depend on the other sequences of the batch, bit for bit.
  * Kernels sum in float32 and round their results to the element type.
  *
- * <p>Use it only on the rank's thread, with gradients off.
+ * <p>Use the decoder only on the rank's thread, with gradients off.
  */
 final class Decoder implements AutoCloseable {
 
@@ -287,7 +287,7 @@ final class Decoder implements AutoCloseable {
      *
      * @param fullLogits whether full logits are needed, not only the sampled tokens
      * @param manager the manager of copied logits
-     * @return the logits of the chunks that need them; {@link Logits#toArray} is valid until the
+     * @return the logits of the chunks that need logits; {@link Logits#toArray} is valid until the
      *     next call of this method
      */
     Logits decode(List<TokenBatch.Chunk> chunks, boolean fullLogits, NDManager manager) {
@@ -321,7 +321,7 @@ final class Decoder implements AutoCloseable {
      *
      * @param residual the residual stream before the last layer, of some or all tokens of the
      *     chunk; on the current stream
-     * @param row the last token's row, on the rank that has it; -1 on other ranks
+     * @param row the last token's row, on the rank that has this row; -1 on other ranks
      * @param fullLogits whether full logits are needed, not only the sampled token
      * @param manager the manager of copied logits
      */
@@ -568,7 +568,8 @@ final class Decoder implements AutoCloseable {
         }
 
         /**
-         * Adds all ranks' partial sums to the residual stream, and multiplies its norm by a weight.
+         * Adds all ranks' partial sums to the residual stream, and multiplies the RMSNorm of the
+         * sum by a weight.
          */
         void multiply(
                 boolean gated, long out, NDArray norm, NDArray weight, int width, long stride) {

@@ -32,8 +32,8 @@ import org.djlx.nativeops.torch.Torch;
  *       all-gather + matmul and matmul + reduce-scatter.
  * </ul>
  *
- * <p>RMSNorm, rotary embedding, softmax and activation compute in float32 and round once. Use it
- * only on the rank's thread, with gradients off.
+ * <p>RMSNorm, rotary embedding, softmax and activation compute in float32 and round once. Use the
+ * model only on the rank's thread, with gradients off.
  */
 public final class LlamaModel implements AutoCloseable {
 
@@ -105,7 +105,7 @@ public final class LlamaModel implements AutoCloseable {
      * @param batch the tokens
      * @param fullLogits whether {@link Logits#toArray} will be called
      * @param manager the manager of returned arrays
-     * @return the logits of the chunks that need them, in the order of the batch
+     * @return the logits of the chunks that need logits, in the order of the batch
      */
     public Logits forward(TokenBatch batch, boolean fullLogits, NDManager manager) {
         // The logits of a sequence must not depend on the other sequences of the batch. But the
@@ -128,7 +128,7 @@ public final class LlamaModel implements AutoCloseable {
             if (chunk.isDecodable()) {
                 decodes.add(chunk);
             } else {
-                decoder.await(); // It runs all-reduces of the same group on another stream.
+                decoder.await(); // Its all-reduces of the same group run on another stream.
                 prefill(chunk, fullLogits, manager).ifPresent(parts::add);
             }
         }
@@ -241,7 +241,7 @@ public final class LlamaModel implements AutoCloseable {
      * The hidden state between layers: of all tokens, or of this rank's tokens.
      *
      * @param residual the residual stream
-     * @param norm its RMSNorm for the next layer
+     * @param norm the RMSNorm of {@code residual} for the next layer
      */
     private record Hidden(NDArray residual, NDArray norm) {
 

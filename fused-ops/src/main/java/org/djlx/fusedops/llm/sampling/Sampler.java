@@ -18,7 +18,7 @@ public final class Sampler {
      * A sampled token.
      *
      * @param token the token
-     * @param logProbability its log probability, before penalties and temperature
+     * @param logProbability the token's log probability, before penalties and temperature
      */
     public record SampledToken(int token, float logProbability) {}
 

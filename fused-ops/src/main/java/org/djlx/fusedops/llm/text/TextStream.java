@@ -12,7 +12,7 @@ import java.util.List;
  */
 public final class TextStream {
 
-    // How many prompt tokens are decoded with the first generated ones; the same as in vLLM.
+    // How many prompt tokens are decoded with the first generated tokens; the same as in vLLM.
     private static final int CONTEXT = 5;
 
     private final TextTokenizer tokenizer; // null if there is none
