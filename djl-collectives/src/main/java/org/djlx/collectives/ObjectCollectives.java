@@ -39,8 +39,8 @@ import org.djlx.nativeops.torch.Torch;
  *   <li>A filter accepts only the classes given to the constructor, their superclasses and arrays,
  *       and common JDK classes: boxed numbers, strings, arrays, big numbers, {@code java.time},
  *       UUIDs, and lists, sets, maps and queues of {@code java.util}.
- *   <li>Objects may be nested {@value ObjectCodec#MAX_DEPTH} levels deep. Sets, and keys of maps,
- *       that refer to the same objects again and again are refused if reading them took long.
+ *   <li>Objects may be nested {@value ObjectCodec#MAX_DEPTH} levels deep. Sets and map keys that
+ *       refer to the same objects many times are refused if reading them would take long.
  *   <li>A {@code writeObject} method of a class with serialisable fields must call {@code
  *       defaultWriteObject} or {@code writeFields}, as the protocol requires.
  *   <li>Results are always copies, also of a rank's own object.
@@ -50,8 +50,8 @@ import org.djlx.nativeops.torch.Torch;
  *
  * <ul>
  *   <li>All ranks of the group call the same operations in the same order, as for {@link
- *       ProcessGroup}. Its timeout bounds each operation; {@link ProcessGroup#withTimeout} gives a
- *       view with another.
+ *       ProcessGroup}. The group's timeout bounds each operation; {@link ProcessGroup#withTimeout}
+ *       gives a view with another timeout.
  *   <li>The ranks first exchange sizes. If a rank's object cannot be serialised, has a class that
  *       is not allowed, or exceeds the {@linkplain #withMaxBytes limit} of a rank, the call fails
  *       on all ranks with a {@link CollectiveException} that names the rank and the reason. No
@@ -128,7 +128,7 @@ public final class ObjectCollectives {
      * @param <T> the type of the objects
      * @return the objects, in rank order; unmodifiable
      * @throws CollectiveException on all ranks, if a rank's object cannot be sent; on this rank, if
-     *     it cannot read an object; if not all ranks call in time
+     *     this rank cannot read an object; if not all ranks call in time
      */
     public <T> List<T> allGatherObject(T object) {
         group.state().checkUsable();
@@ -228,7 +228,7 @@ public final class ObjectCollectives {
 
         static final Packed NOTHING = new Packed(List.of(), null);
 
-        /** Returns the bytes of an object, padded to the size of the largest. */
+        /** Returns the bytes of an object, padded to the size of the largest object. */
         NDArray tensor(NDManager manager, int index, int size) {
             return manager.create(Arrays.copyOf(objects.get(index), size));
         }

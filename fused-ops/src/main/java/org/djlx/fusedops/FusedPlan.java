@@ -2,12 +2,12 @@
 package org.djlx.fusedops;
 
 /**
- * Everything about the calls of a fused operator that have the same {@link PlanKey}. Computed for
- * the first of these calls, then only enqueued. Not thread-safe.
+ * The plan of all calls of a fused operator with the same {@link PlanKey}. The first call computes
+ * the plan; later calls only enqueue it. Not thread-safe.
  */
 interface FusedPlan extends AutoCloseable {
 
-    /** Frees the plan. Operations that it has enqueued do not use it any more. */
+    /** Frees the plan. Operations that are already enqueued no longer use it. */
     @Override
     void close();
 }

@@ -20,12 +20,12 @@ public final class LoadedLibraries {
      * the bare file name could load another copy from the search path.
      *
      * @param fileName the file name
-     * @throws UnsatisfiedLinkError if it is not loaded, or loaded from several files
+     * @throws UnsatisfiedLinkError if the library is not loaded, or loaded from several files
      */
     public static String find(String fileName) {
         List<String> paths;
-        // ISO 8859-1, because paths may be invalid UTF-8. Not Files.lines, because it reads with a
-        // channel, which fails if the thread is interrupted.
+        // ISO 8859-1, because paths may be invalid UTF-8. Not Files.lines, because its channel
+        // fails if the thread is interrupted.
         try (BufferedReader maps =
                 new BufferedReader(new FileReader(MAPS, StandardCharsets.ISO_8859_1))) {
             paths =

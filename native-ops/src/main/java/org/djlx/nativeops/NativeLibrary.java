@@ -2,8 +2,8 @@
 package org.djlx.nativeops;
 
 /**
- * The native libraries that this project can use. Each is probed on first use of its methods; the
- * result is kept for the life of the process. Thread-safe.
+ * The native libraries that this project can use. Each library is probed on the first call of its
+ * methods; the result is kept for the life of the process. Thread-safe.
  */
 public enum NativeLibrary {
     /** libtorch, as loaded by DJL's PyTorch engine. Probing it loads that engine. */
@@ -11,8 +11,8 @@ public enum NativeLibrary {
     /** The CUDA driver, initialised, with at least one GPU. */
     CUDA(CudaProbe::run),
     /**
-     * JavaCPP's CUDA presets, with which {@link org.djlx.nativeops.cuda} calls the driver: of CUDA
-     * 12 or 13, whichever is on the class path. Available only if {@link #CUDA} is.
+     * JavaCPP's presets of CUDA 12 or 13, whichever is on the class path. {@link
+     * org.djlx.nativeops.cuda} calls the driver through them. Available only if {@link #CUDA} is.
      */
     CUDA_PRESETS(CudaPresetsProbe::run),
     /** cuBLASLt, of the presets' CUDA version. */
@@ -66,8 +66,7 @@ public enum NativeLibrary {
         if (probed) {
             return;
         }
-        // In an interrupted thread, reading files with channels fails, and the result would be
-        // kept.
+        // In an interrupted thread, file channels fail, and this result would be kept.
         boolean interrupted = Thread.interrupted();
         try {
             probe.run();

@@ -31,7 +31,7 @@ enum BenchOp {
         return root;
     }
 
-    /** Returns whether the input is the output, too. */
+    /** Returns whether the input is also the output. */
     boolean inPlace() {
         return this == ALL_REDUCE || this == BROADCAST;
     }

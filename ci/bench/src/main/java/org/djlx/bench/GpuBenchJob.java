@@ -19,8 +19,8 @@ import org.djlx.nativeops.torch.CudaStreamGuard;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * The ranks of a benchmark on GPUs, threads or processes. All threads of a process share the
- * object.
+ * Runs the ranks of a GPU benchmark, which are threads or processes. All threads of a process share
+ * the job.
  */
 final class GpuBenchJob {
 
@@ -111,7 +111,7 @@ final class GpuBenchJob {
                         correct &= row.correct();
                         rows.accept(wanted, row);
                     }
-                    meeting.await(); // PyTorch uses the GPUs until then.
+                    meeting.await(); // Until then PyTorch uses the GPUs.
                 }
                 done = true;
                 return correct;

@@ -41,17 +41,17 @@ final class GpuBenchResults {
         this.rounds = rounds;
     }
 
-    /** Adds a row with PyTorch's times, which it measures now, while the ranks are idle. */
+    /** Adds a row. Measures PyTorch's times for it now, while the ranks are idle. */
     void add(GpuBenchCase measured, GpuBenchRow row) {
-        // Without PyTorch, "torch" of the report has the cause. PyTorch has no all-reduce +
-        // RMSNorm.
+        // Without PyTorch, the entry "torch" of the report has the cause. PyTorch has no all-reduce
+        // + RMSNorm.
         boolean both =
                 torch != null
                         && !torch.version().isEmpty()
                         && measured.operation() != Operation.allReduceRmsNorm;
         rows.add(both ? torch.measure(row, measured.turns(row.ranks()), rounds) : row);
         report.put("rows", rows);
-        report.store(); // After each row: a failure of the last one loses nothing.
+        report.store(); // After each row, so a later failure loses nothing.
         report.progress("%s", measured);
     }
 
@@ -93,7 +93,7 @@ final class GpuBenchResults {
         return times == null ? null : times.gpuMicros();
     }
 
-    /** Returns the best time of PyTorch's operators; null without any. */
+    /** Returns the best time of PyTorch's operators; null if there are none. */
     static Double best(Function<String, Double> micros) {
         return Stream.of(TORCH, TORCH_ONE_SHOT, TORCH_TWO_SHOT)
                 .map(micros)

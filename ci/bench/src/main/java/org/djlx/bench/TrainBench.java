@@ -26,8 +26,8 @@ import org.djlx.collectives.train.DataParallelConfig;
 import org.djlx.nativeops.cuda.CudaDevice;
 
 /**
- * Times training steps by SGD in float32 of {@code layers} times (Linear width → hidden, ReLU,
- * Linear hidden → width): forward and backward pass, gradient synchronization, update.
+ * Times SGD training steps in float32: forward and backward pass, gradient synchronization, update.
+ * The model is {@code layers} times (Linear width → hidden, ReLU, Linear hidden → width).
  */
 final class TrainBench implements AutoCloseable {
 
@@ -51,7 +51,7 @@ final class TrainBench implements AutoCloseable {
         }
     }
 
-    /** The mean of squares. DJL's L2 loss multiplies by a number; autograd may lose its memory. */
+    /** The mean squared error. Not DJL's L2 loss: autograd may lose the memory of its factor. */
     private static final class Squares extends Loss {
 
         Squares() {
@@ -80,7 +80,7 @@ final class TrainBench implements AutoCloseable {
     /**
      * Creates a model and its trainer.
      *
-     * @param devices all devices; one for all ranks on the CPU
+     * @param devices all devices; on the CPU one device for all ranks
      */
     TrainBench(Contender contender, Size size, Device[] devices, int ranks) {
         this.size = size;
@@ -124,7 +124,7 @@ final class TrainBench implements AutoCloseable {
     /**
      * Measures steps.
      *
-     * @param warmUp the uncounted steps before
+     * @param warmUp the number of untimed steps before
      * @return the milliseconds of each step, from a batch on the first device until all devices
      *     have finished
      */

@@ -62,7 +62,7 @@ final class TrainBenchCommand extends ReportCommand {
             description = "A Python with PyTorch to compare with; none if not given.")
     private String torch;
 
-    private static final int WARM_UP = 10; // uncounted steps of each turn
+    private static final int WARM_UP = 10; // untimed steps of each turn
     private static final int FIRST_WARM_UP = 60; // of the first turn, in which the JVM compiles
     private static final String TORCH = "TORCH_DDP";
     private static final List<String> TORCHES = List.of("TORCH_ALONE", TORCH, "TORCH_DDP_TUNED");
@@ -73,19 +73,21 @@ final class TrainBenchCommand extends ReportCommand {
     private final Map<String, Double> errors = new LinkedHashMap<>(); // of float32 matmuls
     private int gpus;
 
-    /** A contender of a turn. */
+    /** Runs one turn of a contender. */
     private interface Turn {
 
         double[] milliseconds(int warmUp) throws TranslateException;
     }
 
     /**
-     * The median of a contender's steps.
+     * The median step time of a contender.
      *
      * @param rows the rows of each rank in a batch
      * @param who the contender
-     * @param ofTorchDdp divided by the time of PyTorch's DistributedDataParallel; null without
-     * @param millisecondsOverAlone minus the time of the same program on one device; null without
+     * @param ofTorchDdp the time divided by that of PyTorch's DistributedDataParallel; null without
+     *     PyTorch
+     * @param millisecondsOverAlone the time minus that of the same program on one device; null if
+     *     that was not measured
      */
     record Step(
             int rows,
@@ -137,7 +139,7 @@ final class TrainBenchCommand extends ReportCommand {
         Double ddp = medians.get(TORCH);
         medians.forEach(
                 (who, time) -> {
-                    // TORCH_DDP and TORCH_DDP_TUNED are compared with the same step alone.
+                    // TORCH_DDP and TORCH_DDP_TUNED are compared with TORCH_ALONE.
                     Double alone = medians.get(who.replaceFirst("_DDP.*", "") + "_ALONE");
                     Step step =
                             new Step(
@@ -156,7 +158,10 @@ final class TrainBenchCommand extends ReportCommand {
                 });
     }
 
-    /** Returns the median of each contender. They take turns; each round starts with another. */
+    /**
+     * Returns the median of each contender. The contenders take turns; each round starts with
+     * another contender.
+     */
     private Map<String, Double> measure(int size, Device[] devices, int count, TorchPeer peer)
             throws TranslateException {
         TrainBench.Size model = new TrainBench.Size(layers, width, hidden, size);

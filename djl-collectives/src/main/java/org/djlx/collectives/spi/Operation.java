@@ -21,12 +21,12 @@ import org.djlx.nativeops.torch.TensorInfo;
  * own sequence numbers.
  *
  * <p>The backend must report {@link #started} and {@link #ended}; both are passed to an {@link
- * OperationTrace}. Until it has ended, the operation keeps its group reachable. Otherwise
+ * OperationTrace}. The operation keeps its group reachable until it has ended. Otherwise it is
  * immutable.
  *
- * <p>A backend publishes {@link #signature()} to the other ranks and compares their signatures with
- * it. {@link #describe(long[])} formats a signature. A signature has {@value #SIGNATURE_WORDS}
- * words:
+ * <p>A backend publishes {@link #signature()} to the other ranks and compares it with their
+ * signatures. {@link #describe(long[])} formats a signature. A signature has {@value
+ * #SIGNATURE_WORDS} words:
  *
  * <pre>
  *   0 to 3    the name, in ASCII, padded with zeros
@@ -85,7 +85,7 @@ public final class Operation {
      * @param type its kind
      * @param sequence its sequence number within the group, from 1
      * @param group the group's name
-     * @param timeout how long it may wait for the other ranks
+     * @param timeout how long the operation may wait for the other ranks
      * @param agreed the arguments on which all ranks must agree
      */
     public Operation(OpType type, long sequence, String group, Duration timeout, Agreed agreed) {
@@ -214,7 +214,7 @@ public final class Operation {
 
     /**
      * Returns the type, shape and address of the tensor that must have the same type and shape on
-     * all ranks. It saves a backend the query.
+     * all ranks. Saves the backend a query of the tensor.
      *
      * @return the information; null if the operation has no such tensor
      */
@@ -232,7 +232,7 @@ public final class Operation {
     }
 
     /**
-     * Sets the algorithm that runs the operation, for traces. Backends call it before {@link
+     * Sets the algorithm that runs the operation, for traces. Backends call this before {@link
      * #ended}.
      *
      * @param name a constant such as {@code two-shot}
@@ -262,8 +262,8 @@ public final class Operation {
 
     /**
      * {@return the mismatch of an earlier operation of the same coalesced call; null if there is
-     * none} Ranks with such a mismatch must not run this operation. Backends call it after the
-     * operations before have ended, and before this one starts.
+     * none} Ranks with such a mismatch must not run this operation. Backends call this method after
+     * the earlier operations have ended, and before this operation starts.
      */
     public CollectiveMismatchException mismatchBefore() {
         Throwable failure = before == null ? null : before.exception().orElse(null);
@@ -282,14 +282,14 @@ public final class Operation {
 
     /**
      * Keeps the group until it is destroyed, even if it becomes unreachable. For work that may run
-     * at any later time, such as a CUDA graph. Backends call it before {@link #ended}.
+     * at any later time, such as a CUDA graph. Backends call this before {@link #ended}.
      */
     public void keepGroup() {
         keeper.run();
     }
 
     /**
-     * Sets after how long the log warns of a wait.
+     * Sets the wait time after which the log warns.
      *
      * @param wait the time, see {@link BackendOptions#warnAfter}
      * @return this operation
@@ -301,8 +301,7 @@ public final class Operation {
 
     /**
      * Returns true once, when the operation has waited for {@link BackendOptions#warnAfter}. A
-     * backend polls it while it waits for other ranks, and logs the missing ranks when it returns
-     * true.
+     * backend polls this method while it waits for other ranks, and logs the missing ranks on true.
      *
      * @param waitedNanos how long the operation has waited, in ns
      * @return true if the backend must log the wait now
@@ -326,7 +325,8 @@ public final class Operation {
 
     /**
      * Reports that other ranks may have seen this call: its sequence number is used, even if the
-     * backend throws later in the call. Backends that publish calls call it, before they enqueue.
+     * backend throws later in the call. Backends that publish calls report this before they enqueue
+     * work.
      */
     public void announced() {
         announced = true;
@@ -348,18 +348,18 @@ public final class Operation {
     }
 
     /**
-     * Reports that the operation starts to run. Backends call it once, before they read a tensor.
+     * Reports that the operation starts to run. Backends call this once, before they read a tensor.
      */
     public void started() {
         trace.started();
     }
 
     /**
-     * Reports that the operation has ended, whether or not it was started. Backends call it once,
+     * Reports that the operation has ended, whether or not it was started. Backends call this once,
      * before the {@link Work} completes, so that the exception contains the path of the flight
-     * record. It never blocks or throws; another thread writes the record.
+     * record. This never blocks or throws; another thread writes the record.
      *
-     * @param failure why it failed; null if it succeeded
+     * @param failure why the operation failed; null if it succeeded
      */
     public void ended(Throwable failure) {
         keeper = null;

@@ -19,16 +19,17 @@ import org.djlx.collectives.spi.GroupContext;
  * #SIZE_PROPERTY} changes the number.
  *
  * <ul>
- *   <li><b>When an operation fails</b> or times out, each rank that notices writes its record to a
- *       file, replacing an earlier file. A mismatch after which the group stays usable writes
- *       nothing, and neither does a failure because the group is already broken. Repeated failures
- *       of messages are written once every few seconds.
+ *   <li><b>When an operation fails</b> or times out, each rank that notices the failure writes its
+ *       record to a file, replacing an earlier file. Nothing is written for a mismatch that leaves
+ *       the group usable, or if the group is already broken. Repeated message failures are written
+ *       once every few seconds.
  *   <li><b>The file</b> is {@code flight-GROUP-rankN-pidP.json} in the directory of the system
  *       property {@value #DIRECTORY_PROPERTY}, or else of the environment variable {@value
- *       #DIRECTORY_VARIABLE}, or else {@code java.io.tmpdir}. The log and the exception name it.
- *   <li><b>A separate thread</b> writes it, so no operation waits for the disk. At JVM exit pending
- *       records are written within a few seconds.
- *   <li><b>At any time</b> the record is available here and over JMX ({@link
+ *       #DIRECTORY_VARIABLE}, or else {@code java.io.tmpdir}. The log and the exception name the
+ *       file.
+ *   <li><b>A separate thread</b> writes the file, so no operation waits for the disk. At JVM exit
+ *       pending records are written within a few seconds.
+ *   <li><b>At any time</b> the record is available from {@link #dump()} and over JMX ({@link
  *       FlightRecorderMXBean}). {@link FlightAnalysis} compares the records of all ranks.
  * </ul>
  *
@@ -98,7 +99,7 @@ public final class FlightRecorder {
      * Writes the current record to a file, as JSON.
      *
      * @param file the file; replaced if it exists
-     * @throws IOException if it cannot be written
+     * @throws IOException if the file cannot be written
      */
     public void dump(Path file) throws IOException {
         dump().write(file);

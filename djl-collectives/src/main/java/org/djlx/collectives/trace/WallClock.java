@@ -5,8 +5,8 @@ import java.time.Instant;
 import java.util.concurrent.TimeUnit;
 
 /**
- * Converts times of {@link System#nanoTime} to nanoseconds since 1970. The order of the times stays
- * right even if the wall clock is set in between.
+ * Converts times of {@link System#nanoTime} to nanoseconds since 1970. The times stay in order even
+ * if the wall clock is changed in between.
  */
 final class WallClock {
 

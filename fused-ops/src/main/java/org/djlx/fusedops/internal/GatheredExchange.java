@@ -26,8 +26,8 @@ import org.djlx.nativeops.torch.ScalarType;
 /**
  * Launches the kernels of {@code gathered.cu}: all-gather and reduce-scatter between GPUs with peer
  * access to each other. An operation is one launch, or several if the data does not fit into a
- * slot. No barrier is needed, not even in graphs. Not thread-safe: call it in the order of the
- * group's operations.
+ * slot. No barrier is needed, not even in graphs. Not thread-safe: call its methods in the order of
+ * the group's operations.
  */
 public final class GatheredExchange implements AutoCloseable {
 
@@ -65,8 +65,8 @@ public final class GatheredExchange implements AutoCloseable {
     }
 
     /**
-     * Returns whether the kernels can exchange an array; the same on all ranks. Any element arrives
-     * with its bits, except for the NaN of all ones, which arrives as another NaN.
+     * Returns whether the kernels can exchange an array; the same on all ranks. Elements arrive bit
+     * for bit, except that a NaN of all ones arrives as another NaN.
      *
      * @param device this rank's GPU; GPUs with one-shot slots have the same architecture
      * @param byteSize the size of a shard or a part

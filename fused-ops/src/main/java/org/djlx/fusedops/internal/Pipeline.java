@@ -11,14 +11,14 @@ import org.djlx.collectives.spi.Operation;
  * Orders copies, signals and computation of fused operators and low-contention collectives, on one
  * rank of a group. Uses {@link P2pStream}, and so works with any backend.
  *
- * <p>Ranks push: a rank copies its data into a slot of the peer that needs it and signals the peer,
- * on a side stream, while the current stream computes. (Flux, Chang et al. 2024, and PyTorch's
- * async tensor parallelism have the same structure, but pull.)
+ * <p>Ranks push: a rank copies data into a slot of the peer that needs the data and signals the
+ * peer, on a side stream, while the current stream computes. (Flux, Chang et al. 2024, and
+ * PyTorch's async tensor parallelism have the same structure, but pull.)
  *
  * <ul>
  *   <li>A rank computes with its own data first.
- *   <li>It then sends to, and receives from, the other ranks in an order that starts with its
- *       neighbour. So no two ranks push to the same peer at the same time.
+ *   <li>It then exchanges data with the other ranks, starting with its neighbour. So no two ranks
+ *       push to the same peer at the same time.
  * </ul>
  *
  * <p>Memory is given by address and is contiguous. Call the methods within {@link
@@ -29,14 +29,14 @@ public final class Pipeline {
     // One signal word for each pair of ranks is enough: an operation signals it once.
     private static final int CHANNEL = 0;
 
-    // Bytes of a part up to which pipelining does not pay: smaller matmuls do not get faster.
+    // Up to this many bytes a part, pipelining does not pay: smaller matmuls do not get faster.
     private static final long SMALL = 1 << 20;
 
     private final P2pBuffers buffers;
     private final int rank;
     private final int worldSize;
 
-    /** Creates the pipeline of a group, which has P2P buffers. */
+    /** Creates the pipeline of a group with P2P buffers. */
     public Pipeline(ProcessGroup group) {
         this.buffers = group.p2pBuffers().orElseThrow();
         this.rank = group.rank();
@@ -69,7 +69,8 @@ public final class Pipeline {
     }
 
     /**
-     * Pipelined all-gather: calls the consumer with the shard of each rank, after it has arrived.
+     * Pipelined all-gather: calls the consumer with the shard of each rank, after the shard has
+     * arrived.
      *
      * @param shard the address of this rank's shard
      * @param byteSize its size, the same on all ranks
@@ -132,7 +133,7 @@ public final class Pipeline {
     }
 
     /**
-     * Returns whether parts are so small that on the CPU one matmul before or after all
+     * Returns whether parts are so small that, on the CPU, a single matmul before or after all
      * communication is faster than a pipeline.
      */
     public static boolean isSmall(long byteSize) {
@@ -180,7 +181,7 @@ public final class Pipeline {
         return buffers.address(rank, slots.offset(epoch, source));
     }
 
-    /** Lets later work wait for the sends: it may overwrite the data. */
+    /** Makes later work wait for the sends, because later work may overwrite the data. */
     private static void finish(P2pStream current, P2pStream side, NDArray... used) {
         current.waitEvent(side.record());
         current.keepAlive(used);
@@ -197,7 +198,7 @@ public final class Pipeline {
      */
     public void gatherInPlace(
             Operation operation, long offset, long shard, long byteSize, NDArray... used) {
-        // Before this, a peer may still read its output.
+        // Before this barrier, a peer may still read its output.
         buffers.intraNodeBarrier(operation);
         int epoch = buffers.epoch(operation);
         long own = offset + rank * byteSize;
@@ -228,7 +229,7 @@ public final class Pipeline {
     }
 
     /**
-     * Reduce-scatter of existing parts: each rank pushes its parts to their ranks, and reduces the
+     * Reduce-scatter of existing parts: each rank pushes one part to every rank, and reduces the
      * parts that it received.
      *
      * @param parts the address of the parts, one for each rank, contiguous in rank order
@@ -282,8 +283,8 @@ public final class Pipeline {
      * Pipelined reduce-scatter: each rank computes a part for every rank and pushes it, and reduces
      * the parts that it received.
      *
-     * @param staging the addresses of staging buffers for parts: one for 2 ranks, otherwise two:
-     *     one part is computed while the other is pushed
+     * @param staging the addresses of staging buffers for parts: one buffer for 2 ranks, otherwise
+     *     two, so that one part is computed while the other is pushed
      * @param byteSize the size of a part, the same on all ranks
      * @param producer called once for each rank, this rank last
      * @param reducer called after all parts for this rank have arrived

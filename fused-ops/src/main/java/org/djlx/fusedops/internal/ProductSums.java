@@ -31,7 +31,7 @@ public final class ProductSums implements AutoCloseable {
     private static final Logger logger = LoggerFactory.getLogger(ProductSums.class);
 
     private static final int MAX_PLANS = 64; // a model has a few
-    private static final int MAX_ALIGNMENT = 16; // that cuBLASLt makes use of, in bytes
+    private static final int MAX_ALIGNMENT = 16; // in bytes; cuBLASLt does not use more
 
     private record Key(
             ScalarType type, MatrixLayout out, MatrixLayout a, MatrixLayout b, int alignment) {}
@@ -95,7 +95,7 @@ public final class ProductSums implements AutoCloseable {
      * with contiguous rows or columns.
      *
      * @param sum the float32 matrix to add the product to, which must not overlap an operand; null
-     *     for a new one in the manager of {@code a}
+     *     for a new matrix in the manager of {@code a}
      * @param a the left operand
      * @param b the right operand
      * @return the sum; empty if the matrices are not supported and nothing was computed

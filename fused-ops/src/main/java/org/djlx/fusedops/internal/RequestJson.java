@@ -26,8 +26,8 @@ public final class RequestJson {
      * Parses a text that holds one JSON value.
      *
      * @param deepest the allowed nesting of arrays and objects
-     * @throws IllegalArgumentException if the text is not such JSON; its message may be shown to
-     *     the client
+     * @throws IllegalArgumentException if the text is not one valid JSON value; its message may be
+     *     shown to the client
      */
     public static JsonElement parse(String text, int deepest) {
         try (JsonReader reader = new JsonReader(new StringReader(text))) {

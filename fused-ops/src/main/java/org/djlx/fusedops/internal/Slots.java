@@ -27,7 +27,7 @@ public final class Slots {
      * Divides the buffers.
      *
      * @param buffers the buffers; the slots must {@link #fit}
-     * @param byteSize the number of bytes that a rank sends to another
+     * @param byteSize the number of bytes that a rank sends to a peer
      */
     public Slots(P2pBuffers buffers, long byteSize) {
         this.buffers = buffers;
@@ -44,8 +44,8 @@ public final class Slots {
     }
 
     /**
-     * Returns whether buffers are large enough for one slot for each rank, of the bytes that a rank
-     * sends to another.
+     * Returns whether the buffers have room for one slot per rank, each for the bytes that a rank
+     * sends to a peer.
      */
     public static boolean fit(P2pBuffers buffers, int worldSize, long byteSize) {
         return align(byteSize) <= halfSize(buffers.bufferSize()) / worldSize;

@@ -190,7 +190,7 @@ public final class GenerationRequest {
 
         /**
          * Lowers the logits of tokens that occur in the prompt or in the generated text: positive
-         * logits are divided by the penalty, negative ones multiplied (Keskar et al., 2019, <a
+         * logits are divided by the penalty, negative logits multiplied (Keskar et al., 2019, <a
          * href="https://arxiv.org/abs/1909.05858">arXiv:1909.05858</a>).
          *
          * @param repetitionPenalty the penalty, above 0; default 1, no change
@@ -256,7 +256,7 @@ public final class GenerationRequest {
         /**
          * {@return the request}
          *
-         * @throws IllegalArgumentException if a value is out of range; the message names it
+         * @throws IllegalArgumentException if a value is out of range; the message names the value
          */
         public GenerationRequest build() {
             check((prompt == null) != (promptTokens == null), "set either prompt or promptTokens");

@@ -25,10 +25,10 @@ import org.djlx.fusedops.internal.RequestJson;
 
 /**
  * Reads arrays from requests and writes arrays to responses, like DJL's {@link
- * NoopServingTranslatorFactory}. It differs for JSON in requests: that must be an array, alone or
- * as {@code inputs} or {@code instances} of an object, with rows of equal length and numbers that
- * are finite in float32. DJL's translator accepts rows of different lengths, and shapes them in
- * another way.
+ * NoopServingTranslatorFactory}. The difference is JSON: a request must be an array, or an object
+ * with an array {@code inputs} or {@code instances}. Its rows must have equal length, and its
+ * numbers must be finite in float32. DJL's translator accepts rows of different lengths, and infers
+ * shapes in another way.
  */
 final class RequestTranslator implements Translator<Input, Output> {
 
@@ -88,7 +88,7 @@ final class RequestTranslator implements Translator<Input, Output> {
                 .equalsIgnoreCase("application/json");
     }
 
-    /** Reads the only array of a JSON text. */
+    /** Reads the array of a JSON request. */
     private static NDArray read(NDManager manager, String json) {
         JsonElement element =
                 RequestJson.parse(json, DEEPEST + 1); // the object around the array counts

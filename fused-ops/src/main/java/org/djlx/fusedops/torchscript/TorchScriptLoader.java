@@ -45,29 +45,28 @@ import org.slf4j.LoggerFactory;
  * <p><b>Requests.</b>
  *
  * <ul>
- *   <li>Each file is loaded on its rank's device, independent of the device it was saved from.
- *   <li>The arrays of a request are copied to all ranks, and all run the model. The output of rank
- *       0 is the response.
+ *   <li>Each file is loaded on its rank's device, regardless of the device that saved it.
+ *   <li>The arrays of a request are copied to all ranks, and all ranks run the model. The output of
+ *       rank 0 is the response.
  *   <li>For an {@code NDList}, the response is on rank 0's device and in the manager of the first
  *       input.
  *   <li>For an {@link ai.djl.modality.Input} with bytes, requests are {@code tensor/ndlist}, {@code
- *       tensor/npz} or JSON arrays of numbers, and responses are as DJL's own translator writes
- *       them.
- *   <li>Requests are served in sequence. Several threads may use predictors.
- *   <li>A request that all ranks refuse, for example because of its shapes, gets an error, and the
- *       next is served. If some ranks fail while others wait for them, the model fails permanently,
- *       and later errors say why.
+ *       tensor/npz} or JSON arrays of numbers, and DJL's own translator writes the responses.
+ *   <li>Requests run one at a time. Several threads may use predictors.
+ *   <li>If all ranks reject a request, for example because of its shapes, the request gets an error
+ *       and the model stays usable. If some ranks fail while peers wait for them, the model fails
+ *       permanently, and later errors say why.
  * </ul>
  *
  * <p><b>Ranks.</b>
  *
  * <ul>
- *   <li>There is one rank for each file. The option {@code tensor_parallel_degree} may state their
- *       number, which is then checked.
+ *   <li>There is one rank for each file. If the option {@code tensor_parallel_degree} is set, it
+ *       must equal this number.
  *   <li>The ranks are threads. If {@code RANK} and {@code WORLD_SIZE} say that a launcher started
  *       several processes, loading throws an {@link IllegalArgumentException}.
- *   <li>The ranks use the GPUs that the model is loaded on. If that is one GPU, they use it and the
- *       following ones.
+ *   <li>The ranks use the GPUs that the model is loaded on. If the model is loaded on one GPU, they
+ *       use this GPU and the GPUs with the next ids.
  *   <li>The backend is {@code cuda_p2p} on GPUs, {@code shm} on the CPU.
  * </ul>
  */
@@ -88,7 +87,7 @@ public final class TorchScriptLoader implements ParallelModelLoader {
     @Override
     public boolean canLoad(Path directory) {
         try (Stream<Path> files = Files.list(directory)) {
-            // Loading reports missing files.
+            // load() reports missing files.
             return files.anyMatch(file -> FILE.matcher(file.getFileName().toString()).matches());
         } catch (IOException e) {
             throw new UncheckedIOException(e);
@@ -117,7 +116,7 @@ public final class TorchScriptLoader implements ParallelModelLoader {
         return new TorchScriptService(name, groups(devices), directory);
     }
 
-    /** Throws if this is one of several processes: each would load all ranks. */
+    /** Throws if a launcher started several processes: each would load all ranks. */
     private static void checkIsOnlyProcess() {
         String worldSize = System.getenv("WORLD_SIZE");
         if (System.getenv("RANK") != null && worldSize != null && !worldSize.trim().equals("1")) {

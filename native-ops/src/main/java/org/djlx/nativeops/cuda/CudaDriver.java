@@ -13,9 +13,9 @@ import org.djlx.nativeops.host.CallingThread;
 
 /**
  * Calls the driver through JavaCPP's presets. Loaded only after {@link NativeLibrary#CUDA_PRESETS}
- * was found available. The package's other classes load without the presets: they can report that
- * the presets are missing. For that they never convert a class of the presets to its superclass,
- * because the JVM's verifier would load both.
+ * was found available. The package's other classes load without the presets, and can report that
+ * the presets are missing. So they never convert a presets class to its superclass: the JVM's
+ * verifier would load both classes.
  */
 public final class CudaDriver {
 
@@ -29,8 +29,8 @@ public final class CudaDriver {
     }
 
     /**
-     * Calls the driver with a context current, and restores the thread's own. Inside {@link
-     * #within} no switch is needed.
+     * Calls the driver with a context current, and restores the thread's context. Inside {@link
+     * #within} the context is not switched.
      */
     static int in(CUctx_st context, IntSupplier call) {
         CallingThread.get().driverCalls++;
@@ -49,9 +49,9 @@ public final class CudaDriver {
     }
 
     /**
-     * Makes a context current for one call, and returns whether it was switched; {@link #leave}
-     * must follow. Does the same as {@link #inContext} without a lambda, for calls on hot paths:
-     * until C2 has compiled it, a capturing lambda costs more than the driver's call.
+     * Makes a context current for one call, and returns whether the context was switched; {@link
+     * #leave} must follow. Does the same as {@link #inContext} without a lambda, for calls on hot
+     * paths: until C2 has compiled it, a capturing lambda costs more than the driver's call.
      */
     static boolean enter(CallingThread thread, CUctx_st context) {
         if (thread.context == context.address() || isCurrent(thread, context)) {
@@ -61,14 +61,14 @@ public final class CudaDriver {
         return true;
     }
 
-    /** Restores the thread's own context. */
+    /** Restores the thread's context. */
     static void leave(CallingThread thread, boolean pushed) {
         if (pushed) {
             pop(thread);
         }
     }
 
-    /** Runs code with a context current, and restores the thread's own. */
+    /** Runs code with a context current, and restores the thread's context. */
     static <T> T within(CUctx_st context, Supplier<T> body) {
         CallingThread thread = CallingThread.get();
         long before = thread.context;

@@ -28,7 +28,7 @@ public final class CudaKernel {
 
     private final boolean supportsDependent; // programmatic dependent launch
 
-    /** The size of each parameter in bytes; null if the driver has no function for it. */
+    /** The size of each parameter in bytes; null if the driver cannot query it. */
     private final int[] parameterSizes;
 
     CudaKernel(CudaModule module, String name) {
@@ -88,8 +88,8 @@ public final class CudaKernel {
 
     /**
      * {@return how many blocks one SM runs at the same time (occupancy)} Blocks that wait for each
-     * other must all be resident: at most this times {@link CudaAttribute#MULTIPROCESSOR_COUNT}, if
-     * nothing else runs.
+     * other must all be resident: at most this number times {@link
+     * CudaAttribute#MULTIPROCESSOR_COUNT}, if nothing else runs.
      *
      * @param threads the threads of a block
      * @param sharedBytes the dynamic shared memory of a block, in bytes
@@ -107,7 +107,7 @@ public final class CudaKernel {
     /**
      * Allows launches with more than 48 KiB of dynamic shared memory.
      *
-     * @param byteSize the most dynamic shared memory of a launch, in bytes
+     * @param byteSize the maximum dynamic shared memory of a launch, in bytes
      * @throws CudaException with {@code CUDA_ERROR_INVALID_VALUE} if {@code byteSize} exceeds
      *     {@link CudaAttribute#MAX_SHARED_MEMORY_PER_BLOCK}
      */
@@ -122,7 +122,7 @@ public final class CudaKernel {
     }
 
     /**
-     * Launches the kernel on a stream. The source defines its clusters.
+     * Launches the kernel on a stream. The kernel's source sets the cluster size.
      *
      * @param stream a stream of the same GPU
      * @param size the launch size
@@ -144,7 +144,7 @@ public final class CudaKernel {
         } finally {
             CudaDriver.leave(thread, pushed);
         }
-        // Only the arguments' address is used above, which does not keep them alive.
+        // The code above uses only an address, which does not keep the arguments alive.
         Reference.reachabilityFence(arguments);
     }
 
@@ -180,7 +180,8 @@ public final class CudaKernel {
     }
 
     /**
-     * Returns the type for which the presets' overload passes the array itself, not its address.
+     * Returns the arguments as the type whose overload in the presets passes the array itself, not
+     * its address.
      */
     private static PointerPointer<?> pointers(KernelArguments arguments) {
         if (arguments.pointers == null) {

@@ -21,8 +21,8 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * Compiled kernels, loaded onto a GPU. Close it after the last work of its kernels; they cannot be
- * launched afterwards. Modules with the same image share one loaded copy in a process.
+ * Compiled kernels, loaded onto a GPU. Close the module after the last work of its kernels; they
+ * cannot be launched afterwards. Modules with the same image share one loaded copy in a process.
  */
 public final class CudaModule extends CudaResource {
 
@@ -73,14 +73,14 @@ public final class CudaModule extends CudaResource {
     }
 
     /**
-     * Loads compiled kernels. If they are not loaded yet, waits for the calling thread's current
-     * stream (unless it is being captured), and may wait for the whole GPU.
+     * Loads compiled kernels. If the kernels are not loaded yet, waits for the calling thread's
+     * current stream (unless it is being captured), and may wait for the whole GPU.
      *
      * @param device the GPU
      * @param image a cubin for its architecture, a fat binary or PTX
      * @return the module; the caller closes it
      * @throws CudaException with {@code CUDA_ERROR_INVALID_IMAGE} if the image has another format,
-     *     {@code CUDA_ERROR_NO_BINARY_FOR_GPU} if it is for other GPUs
+     *     {@code CUDA_ERROR_NO_BINARY_FOR_GPU} if the image is for other GPUs
      */
     public static CudaModule load(CudaDevice device, byte[] image) {
         if (image.length == 0) {
@@ -103,7 +103,7 @@ public final class CudaModule extends CudaResource {
     /**
      * Waits for the calling thread's current stream, to prevent a deadlock. Loading waits for
      * running kernels and blocks other calls for the GPU while it waits. If a kernel of this rank
-     * waited for a kernel that another rank on this GPU has not launched yet, neither could
+     * waited for a kernel that another rank on this GPU has not launched yet, neither rank could
      * continue.
      */
     private static void awaitCurrentStream(CudaDevice device) {
@@ -119,8 +119,8 @@ public final class CudaModule extends CudaResource {
     }
 
     /**
-     * {@return a kernel of this module, valid as long as the module is open} It is loaded eagerly,
-     * so launches do not block.
+     * {@return a kernel of this module, valid as long as the module is open} The kernel is loaded
+     * eagerly, so launches do not block.
      *
      * @param name the name; the name in the source if the kernel is {@code extern "C"}
      * @throws CudaException with {@code CUDA_ERROR_NOT_FOUND} if the module has no such kernel
@@ -148,9 +148,9 @@ public final class CudaModule extends CudaResource {
 
     /**
      * {@return the kernels of an operator by element type: {@code operator_float32}, {@code
-     * operator_float16} and {@code operator_bfloat16}, as far as the module has them}
+     * operator_float16} and {@code operator_bfloat16}, those that the module has}
      *
-     * @param operator the beginning of their names
+     * @param operator the prefix of the kernel names
      */
     public Map<ScalarType, CudaKernel> kernels(String operator) {
         Map<ScalarType, CudaKernel> kernels = new EnumMap<>(ScalarType.class);

@@ -8,7 +8,7 @@ import org.djlx.nativeops.torch.AotiTorch;
 import org.djlx.nativeops.torch.AotiTorchCuda;
 import org.djlx.nativeops.torch.TorchChecks;
 
-/** libtorch's current streams of one GPU, wrapped once each. Thread-safe. */
+/** Caches one wrapper for each of libtorch's current streams of one GPU. Thread-safe. */
 public final class CurrentStreams implements AutoCloseable {
 
     private final CudaDevice cuda;

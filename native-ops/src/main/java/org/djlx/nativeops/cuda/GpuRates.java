@@ -13,14 +13,14 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * The rates of a kind of GPU: matmuls and memory. They are measured once, which takes less than a
+ * The matmul and memory rates of a GPU model. They are measured once, which takes less than a
  * second, and kept in the {@link KernelCache}. Delete the file {@code rates-*} there to measure
- * again, for example if another program used the GPU at the time.
+ * again, for example if another program used the GPU during the measurement.
  *
  * @param gpu the product's name, for example {@code NVIDIA H200}
  * @param multiprocessors the number of SMs
  * @param teraflops the rate of a matmul of 4096 × 8192 by 8192 × 8192 random numbers in bfloat16,
- *     or float16 where there is no bfloat16, in 10^12 operations a second
+ *     or float16 if the GPU has no bfloat16, in 10^12 operations a second
  * @param gigabytesPerSecond the rate of reading and writing memory together, in a copy of 256 MiB
  */
 public record GpuRates(
@@ -128,7 +128,7 @@ public record GpuRates(
         }
     }
 
-    /** Returns the seconds of the fastest run, after one to warm up. */
+    /** Returns the seconds of the fastest run, after one warm-up run. */
     private static double seconds(CudaStream stream, Runnable work) {
         double fastest = Double.MAX_VALUE;
         try (CudaEvent begin = CudaEvent.createTiming(stream.device());

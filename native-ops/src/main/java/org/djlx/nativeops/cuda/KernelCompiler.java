@@ -22,7 +22,7 @@ public final class KernelCompiler {
     }
 
     /**
-     * Compiles kernels as C++17, or takes them from the cache, and loads them onto a GPU.
+     * Compiles kernels as C++17 or takes them from the cache, then loads them onto a GPU.
      *
      * @param device the GPU; the kernels are compiled for {@link CudaDevice#architecture()}
      * @param source the source
@@ -38,12 +38,12 @@ public final class KernelCompiler {
 
     /**
      * Starts to compile kernels on a new thread, unless they are cached. {@link #load} waits for
-     * it, and throws its errors.
+     * the compilation, and throws its errors.
      *
      * @param device the GPU
      * @param source the source
      * @param options further options of NVRTC
-     * @return a future that completes normally after the compilation, also if that fails
+     * @return a future that completes normally after the compilation, even if the compilation fails
      * @throws UnsatisfiedLinkError if {@link NativeLibrary#NVRTC} is not available
      */
     public CompletableFuture<Void> prepare(

@@ -5,7 +5,8 @@ import com.sun.jna.LastErrorException;
 
 /**
  * An owned file descriptor of this process. Thread-safe, with one exception: do not close it while
- * another thread uses its number: the system may give the number to another file immediately.
+ * another thread uses its number, because the system may give the number to another file
+ * immediately.
  */
 public final class Descriptor implements AutoCloseable {
 
@@ -24,7 +25,7 @@ public final class Descriptor implements AutoCloseable {
     /**
      * {@return the descriptor's number, for system calls}
      *
-     * @throws IllegalStateException if it is closed
+     * @throws IllegalStateException if the descriptor is closed
      */
     public synchronized int number() {
         if (closed) {
@@ -47,7 +48,7 @@ public final class Descriptor implements AutoCloseable {
         try {
             LibC.close(number);
         } catch (LastErrorException e) {
-            // Linux has closed it all the same; a second try could close another file.
+            // Linux closes the descriptor even on an error; a second try could close another file.
         }
     }
 

@@ -11,8 +11,9 @@ import org.djlx.nativeops.torch.Torch;
  * Torch#view(ai.djl.ndarray.NDManager, NativeMemory, long, ai.djl.ndarray.types.Shape,
  * ScalarType)}.
  *
- * <p>The creator holds one reference, which {@link #close()} releases. Every view holds one until
- * the view is closed. The thread that releases the last reference frees the memory. Thread-safe.
+ * <p>The creator holds one reference, which {@link #close()} releases. Every view holds a reference
+ * until the view is closed. The thread that releases the last reference frees the memory.
+ * Thread-safe.
  */
 public final class NativeMemory implements AutoCloseable {
 
@@ -31,8 +32,8 @@ public final class NativeMemory implements AutoCloseable {
      *     byteSize} is 0
      * @param byteSize the size in bytes
      * @param device where the memory is: {@link Device#cpu()} or a single GPU
-     * @param free frees the memory; runs once, after this object and all its views are closed. Its
-     *     exceptions are thrown by the last {@code close}
+     * @param free frees the memory; runs once, after this object and all its views are closed. The
+     *     last {@code close} throws its exceptions
      * @throws IllegalArgumentException if an argument is null, the size is negative, the range is
      *     outside the address space, or the device is neither the CPU nor a single GPU
      */
@@ -78,7 +79,7 @@ public final class NativeMemory implements AutoCloseable {
 
     /**
      * {@return whether {@link #close()} was called} Existing views still hold the memory, but new
-     * ones cannot be created.
+     * views cannot be created.
      */
     public synchronized boolean isClosed() {
         return closed;
@@ -121,7 +122,7 @@ public final class NativeMemory implements AutoCloseable {
         references++;
     }
 
-    /** Releases a reference. Frees the memory if it was the last one. */
+    /** Releases a reference. Frees the memory if it was the last reference. */
     public void release() {
         synchronized (this) {
             if (references == 0) {
@@ -145,7 +146,7 @@ public final class NativeMemory implements AutoCloseable {
      * {@return libtorch's code of a device's type}
      *
      * @param device the device: the CPU or a single GPU
-     * @throws IllegalArgumentException if the device is null or another device
+     * @throws IllegalArgumentException if the device is null or any other device
      */
     public static int deviceType(Device device) {
         if (device == null) {

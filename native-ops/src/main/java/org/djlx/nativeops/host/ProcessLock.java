@@ -12,14 +12,14 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * A lock between processes, on a file. The operating system releases it when the process ends,
- * however it ends.
+ * A lock between processes, on a file. The operating system releases it when the process ends, also
+ * after a crash.
  *
  * <p>The lock saves duplicate work; it does not guarantee exclusion:
  *
  * <ul>
- *   <li>If the file cannot be locked, or another process holds it longer than the caller waits, the
- *       caller continues without the lock.
+ *   <li>If the file cannot be locked, or another process holds the lock longer than the caller
+ *       waits, the caller continues without the lock.
  *   <li>The holder deletes the file, so two processes may briefly hold locks on the old and the new
  *       file.
  *   <li>A process loses the lock if another of its threads waits for the lock until the timeout.
@@ -78,7 +78,7 @@ public final class ProcessLock implements AutoCloseable {
         try {
             return channel.tryLock() != null;
         } catch (OverlappingFileLockException e) {
-            return false; // Another thread of this process holds it.
+            return false; // Another thread of this process holds the lock.
         }
     }
 

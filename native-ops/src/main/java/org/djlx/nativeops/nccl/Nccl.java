@@ -16,7 +16,7 @@ final class Nccl {
     static final int UNIQUE_ID_BYTES = 128;
     static final int NO_COLOR = -1;
 
-    /** NCCL's codes of the element types that it reduces. Others can only be moved, as bytes. */
+    /** NCCL's codes of the element types that it reduces. Other types are only moved, as bytes. */
     static final Map<ScalarType, Integer> TYPES =
             Map.ofEntries(
                     Map.entry(ScalarType.INT8, 0),

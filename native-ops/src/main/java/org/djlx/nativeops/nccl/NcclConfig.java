@@ -4,11 +4,11 @@ package org.djlx.nativeops.nccl;
 import com.sun.jna.Memory;
 
 /**
- * The configuration of a communicator: members of NCCL's {@code ncclConfig_t}. With null, NCCL
- * chooses.
+ * The configuration of a communicator: members of NCCL's {@code ncclConfig_t}. NCCL chooses the
+ * value of a null member.
  *
- * @param minCtas the minimum of thread blocks for a collective
- * @param maxCtas the maximum of thread blocks for a collective
+ * @param minCtas the minimum number of thread blocks for a collective
+ * @param maxCtas the maximum number of thread blocks for a collective
  * @param cgaClusterSize the size of thread block clusters, 0 to 8
  * @param splitShare whether communicators created by a split share resources with their parent
  */
@@ -20,14 +20,14 @@ public record NcclConfig(
 
     private static final int UNDEFINED = Integer.MIN_VALUE;
     private static final int MAGIC = 0xcafebeef;
-    // The struct of version 2.18. By its size NCCL knows that later members are missing.
+    // The struct of version 2.18. Its size tells NCCL that later members are missing.
     private static final int VERSION = 21800;
     private static final int BYTES = 48;
-    // NCCL has no more channels. It compares the minimum with the maximum before it sets a default.
+    // The most channels that NCCL has. NCCL compares minimum and maximum before it sets a default.
     private static final int MAX_CTAS = 64;
 
     /**
-     * Returns the struct, with blocking calls, which need no extra thread:
+     * Returns the struct. Calls block, because blocking calls need no extra thread:
      *
      * <pre>
      *   0 long size | 8 int magic | 12 int version | 16 int blocking | 20 int cgaClusterSize

@@ -6,10 +6,10 @@ import java.util.Set;
 import org.djlx.nativeops.NativeLibrary;
 
 /**
- * A group of calls by one thread, on one or more communicators, that NCCL starts together at the
- * end of the outermost group ({@code ncclGroupStart}). Sends and receives in a group can wait for
- * each other in any order, and one thread can make the calls of several ranks. All calls of a
- * communicator in a group are made by one thread.
+ * A group of calls ({@code ncclGroupStart}) by one thread on one or more communicators. NCCL starts
+ * the calls together at the end of the outermost group. Sends and receives in a group can wait for
+ * each other in any order, and one thread can make the calls of several ranks. One thread makes all
+ * calls of a communicator in a group.
  */
 public final class NcclGroup {
 
@@ -25,7 +25,7 @@ public final class NcclGroup {
         return CURRENT.get();
     }
 
-    /** Adds a communicator. Returns whether it was added now. */
+    /** Adds a communicator. Returns false if it was added before. */
     boolean add(NcclCommunicator communicator) {
         return members.add(communicator);
     }
@@ -43,7 +43,7 @@ public final class NcclGroup {
     }
 
     /**
-     * Ends a group. The outermost end starts the calls, and blocks if one of them does.
+     * Ends a group. The outermost end starts the calls, and blocks if one of them blocks.
      *
      * @throws NcclException if a call cannot be started; then other calls may not be started either
      */

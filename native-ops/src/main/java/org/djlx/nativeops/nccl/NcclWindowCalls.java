@@ -5,8 +5,8 @@ import com.sun.jna.Native;
 import org.djlx.nativeops.LibraryProbes;
 
 /**
- * Binds NCCL's functions for symmetric memory. A separate class, because NCCL has them only from
- * 2.27 on, and JNA cannot bind a class with missing functions.
+ * Binds NCCL's functions for symmetric memory. A separate class, because only NCCL 2.27 and later
+ * have these functions, and JNA cannot bind a class with missing functions.
  */
 final class NcclWindowCalls {
 

@@ -18,7 +18,7 @@ public final class AotiTorchCuda {
 
     private AotiTorchCuda() {}
 
-    /** Initialises this class, which fails if a function is missing. */
+    /** Initialises this class; fails if a function is missing. */
     static void load() {}
 
     static native int aoti_torch_cuda_mm_out(long out, long a, long b);

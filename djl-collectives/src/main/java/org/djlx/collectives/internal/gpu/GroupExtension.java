@@ -6,17 +6,17 @@ import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.spi.Operation;
 
 /**
- * Runs operations of a {@link GpuGroup} on other streams than the group's, and shares the group's
- * calls with the other ranks. The extension fails with the group, and the group with it.
+ * Runs operations of a {@link GpuGroup} on streams other than the group's, and publishes the
+ * group's calls to the other ranks. If the extension or the group fails, both fail.
  */
 public interface GroupExtension extends Watchdog.Queue {
 
-    /** The extension of a group that has none. */
+    /** The no-op extension of a group without an extension. */
     GroupExtension NONE = new GroupExtension() {};
 
     /**
-     * Returns whether the extension compares the signatures of collectives with other ranks' before
-     * they are launched.
+     * Returns whether the extension compares the signatures of collectives across ranks before
+     * launch.
      */
     default boolean comparesSignatures() {
         return false;
@@ -42,7 +42,7 @@ public interface GroupExtension extends Watchdog.Queue {
         return null;
     }
 
-    /** Lets the group's stream wait for the extension's operations, before it is used. */
+    /** Makes the group's stream wait for the extension's operations, before the stream is used. */
     default void join() {}
 
     /** Returns why an operation failed; null if it succeeded. Called after its kernel has ended. */

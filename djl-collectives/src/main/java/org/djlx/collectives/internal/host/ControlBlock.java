@@ -16,7 +16,7 @@ import org.djlx.nativeops.host.NativeMemory;
  *   record (512 bytes)
  *     0     int    arrived: the last epoch (synchronisation) that this rank has reached
  *     4     int    abandoned: the epoch at which this rank has stopped waiting, or 0
- *     64    int    doorbell: incremented by others after a change, if this rank sleeps
+ *     64    int    doorbell: incremented by peers after a change, if this rank sleeps
  *     68    int    sleepers: threads of this rank that sleep on the doorbell, or are about to
  *     128   int    state (see {@link State})
  *     132   int    length of the failure reason
@@ -41,7 +41,7 @@ public final class ControlBlock {
         FAILED
     }
 
-    /** The number of signals from each rank to each rank. */
+    /** The number of signal channels from each rank to each rank. */
     public static final int CHANNELS = 4;
 
     private static final int RECORD = 512;
@@ -55,7 +55,7 @@ public final class ControlBlock {
     private static final int START_TIME = 144;
     private static final int CALLS = 192;
 
-    // 8 ranks with different calls of 10 dimensions, in a group with a name of 200 characters, give
+    // A mismatch of 8 ranks, with calls of 10 dimensions and a group name of 200 characters, gives
     // a text of 3.0 KB.
     private static final int MAX_REASON = 4096;
     private static final byte[] OMISSION = " … ".getBytes(StandardCharsets.UTF_8);
@@ -92,7 +92,7 @@ public final class ControlBlock {
         return words.getIntVolatile(rank * RECORD + ABANDONED);
     }
 
-    /** Announces that this rank has stopped waiting at an epoch, or revokes it with 0. */
+    /** Announces the epoch at which this rank has stopped waiting; 0 revokes this. */
     public void setAbandoned(int rank, int epoch) {
         words.putIntVolatile(rank * RECORD + ABANDONED, epoch);
     }
@@ -103,7 +103,7 @@ public final class ControlBlock {
     }
 
     /**
-     * Sets a signal. Release: a rank that reads it sees earlier writes of this rank.
+     * Sets a signal. Release: a rank that reads the signal sees earlier writes of this rank.
      *
      * @param rank the destination rank
      * @param epoch the value
@@ -120,7 +120,7 @@ public final class ControlBlock {
         return worldSize * RECORD + worldSize * CHANNELS * worldSize * LINE + rank * MAX_REASON;
     }
 
-    /** Wakes a rank if it sleeps. Called after a change for which it may wait. */
+    /** Wakes a rank if it sleeps. Call this after each change that the rank may wait for. */
     public void ring(int rank) {
         // The change and the sleeper count are both sequentially consistent: either the sleeper's
         // last check sees the change, or this check sees the sleeper.
@@ -140,7 +140,7 @@ public final class ControlBlock {
     }
 
     /**
-     * Sleeps until another rank rings. Returns immediately if one has rung since {@link
+     * Sleeps until another rank rings. Returns immediately if a rank has rung since {@link
      * #prepareSleep}.
      *
      * @param doorbell the result of {@link #prepareSleep}
@@ -185,7 +185,7 @@ public final class ControlBlock {
     }
 
     /**
-     * Encodes a failure reason in UTF-8, of at most {@value #MAX_REASON} bytes. If the text is too
+     * Encodes a failure reason as at most {@value #MAX_REASON} bytes of UTF-8. If the text is too
      * long, its middle is cut out, because messages have the call at the start and the ranks at the
      * end.
      */

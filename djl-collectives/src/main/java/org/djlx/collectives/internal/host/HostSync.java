@@ -8,10 +8,10 @@ import org.djlx.collectives.spi.GroupContext;
 import org.djlx.collectives.spi.Operation;
 
 /**
- * Host-side checks for GPU backends whose ranks, threads or processes, are on one host. Without
- * waiting, hosts compare their calls ({@link #publish}, {@link #difference}) and see which ranks
- * have failed, died or left; on request they wait for each other ({@link #agree}). Methods that
- * publish or wait are used by one thread at a time, the others by any thread.
+ * Host-side checks for GPU backends with all ranks (threads or processes) on one host. Ranks
+ * compare their calls without waiting ({@link #publish}, {@link #difference}), or wait for each
+ * other first ({@link #agree}). They also see which ranks have failed, died or left. Only one
+ * thread at a time may call methods that publish or wait; any thread may call the other methods.
  */
 public final class HostSync implements AutoCloseable {
 
@@ -38,7 +38,7 @@ public final class HostSync implements AutoCloseable {
     /**
      * Joins the group; returns when all ranks have joined.
      *
-     * @throws CollectiveException on all ranks, if they are not on one host
+     * @throws CollectiveException on all ranks, if the ranks are not on one host
      */
     public static HostSync join(GroupContext context) {
         int byteSize =
@@ -60,7 +60,7 @@ public final class HostSync implements AutoCloseable {
     /**
      * Waits until all ranks have called an operation, and compares the calls.
      *
-     * @param captured whether it is captured into a graph; compared as well
+     * @param captured whether the call is captured into a CUDA graph; also compared
      * @throws CollectiveMismatchException on all ranks, if the calls do not match
      * @throws CollectiveException if a rank has left, failed or died, or does not arrive in time
      */
@@ -71,19 +71,20 @@ public final class HostSync implements AutoCloseable {
 
     /**
      * Publishes this rank's call, and compares it with the calls of other ranks as they arrive.
-     * Does not wait for them, unless one is {@value CallLog#SLOTS} calls behind.
+     * Waits only if a rank is {@value CallLog#SLOTS} calls behind.
      *
-     * @param captured whether it is captured into a graph
-     * @throws CollectiveMismatchException if this call or an earlier one does not match another
-     *     rank's
+     * @param captured whether the call is captured into a CUDA graph
+     * @throws CollectiveMismatchException if this or an earlier call does not match a call of
+     *     another rank
      * @throws CollectiveException if a rank that is {@value CallLog#SLOTS} calls behind has left,
      *     failed or died, or does not continue in time
      */
     public void publish(Operation operation, boolean captured) {
         for (int peer = 0; peer < worldSize; peer++) {
             if (!log.hasRoomFor(peer)) {
-                // A call must be compared before it is overwritten, so the host waits here. It has
-                // enqueued so much on its GPU that the driver would soon block it anyway.
+                // A call must be compared before its slot is overwritten, so the host waits here.
+                // With so much work enqueued on the GPU, the driver would soon block the host
+                // anyway.
                 rendezvous.await(operation, log::hasRoomFor);
             }
         }
@@ -114,7 +115,7 @@ public final class HostSync implements AutoCloseable {
 
     /**
      * Returns the ranks that have {@linkplain #publish published} the fewest calls; empty if this
-     * rank has not published more than they have.
+     * rank is one of them.
      */
     public List<Integer> slowestRanks() {
         synchronized (log) {
@@ -123,8 +124,8 @@ public final class HostSync implements AutoCloseable {
     }
 
     /**
-     * Describes the first other rank that has failed or died, and so never completes its
-     * operations; null if there is none. A rank that has left has completed them.
+     * Describes the first other rank that has failed or died and so never completes its operations;
+     * null if there is none. A rank that has left has completed its operations.
      */
     public String brokenRank() {
         return rendezvous.brokenRank();
@@ -140,7 +141,10 @@ public final class HostSync implements AutoCloseable {
         rendezvous.fail(new CollectiveException(reason));
     }
 
-    /** Announces that this rank makes no more calls after an operation's number, or 0. */
+    /**
+     * Announces that this rank makes no more calls. {@code last} is the number of its last
+     * operation; 0 if it has called none.
+     */
     public void endCalls(long last) {
         for (int peer = 0; peer < worldSize; peer++) {
             rendezvous.signal(peer, LAST_CALL, (int) (last + 1));
@@ -148,8 +152,8 @@ public final class HostSync implements AutoCloseable {
     }
 
     /**
-     * Describes the first other rank that makes no more calls and has not called an operation,
-     * which therefore never completes.
+     * Describes the first other rank that has ended its calls without calling an operation. The
+     * operation never completes.
      *
      * @return the text; null if there is none
      */
@@ -178,7 +182,7 @@ public final class HostSync implements AutoCloseable {
         }
     }
 
-    /** Returns whether all other ranks have left or died: no rank uses memory of this rank. */
+    /** Returns whether all other ranks have left or died; then no rank uses memory of this rank. */
     public boolean isAlone() {
         for (int peer = 0; peer < worldSize; peer++) {
             if (peer != rank

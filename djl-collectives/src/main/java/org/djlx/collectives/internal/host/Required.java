@@ -11,7 +11,7 @@ public final class Required {
      *
      * @param what the method and the argument's name, such as {@code reduce: parts}
      * @param <T> its type
-     * @throws IllegalArgumentException if it is null
+     * @throws IllegalArgumentException if the argument is null
      */
     public static <T> T argument(String what, T argument) {
         if (argument == null) {

@@ -19,8 +19,8 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * The queues of messages: one for each peer and direction. Each has a communicator of the two
- * ranks, which their first message creates.
+ * The message queues, one for each peer and direction. Each queue has a communicator of the two
+ * ranks, created by their first message.
  *
  * <p>The group's communicator does not suffice: NCCL runs the operations of one communicator in
  * sequence, even on different streams. A message would wait for collectives, and two ranks that
@@ -40,10 +40,10 @@ final class MessageQueues {
     record MessageQueue(StreamQueue queue, Calls calls) {}
 
     /**
-     * Creates no queue yet.
+     * Stores the arguments; creates no queue yet.
      *
      * @param group holds the queues
-     * @param met takes a peer's rank and its {@link Peers#own}, once connected
+     * @param met called with a peer's rank and its {@link Peers#own}, before the two ranks connect
      */
     MessageQueues(
             GroupContext context,
@@ -93,7 +93,7 @@ final class MessageQueues {
         return new MessageQueue(group.addMessages(key, name, connection), new Calls(connection));
     }
 
-    /** Connects two ranks that have met in the store: NCCL itself would wait without a timeout. */
+    /** Connects two ranks after they have met in the store: NCCL would wait without a timeout. */
     private NcclCommunicator connect(String key, int sender, int receiver) {
         boolean sends = sender == context.rank();
         Store store = context.store();

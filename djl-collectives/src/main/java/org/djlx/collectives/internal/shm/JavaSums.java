@@ -6,9 +6,9 @@ import org.djlx.nativeops.host.HostCopier;
 import org.djlx.nativeops.torch.ScalarType;
 
 /**
- * Sums contributions in Java, in rank order and in the elements' own precision, with libtorch's
- * bits. For contributions so small that calls to libtorch cost more than the additions. Works in
- * blocks that fit the L1 cache. One instance serves one rank.
+ * Sums contributions in Java, in rank order and in the precision of the elements. Results equal
+ * libtorch's bit for bit. For contributions so small that a call to libtorch costs more than the
+ * additions. Works in blocks that fit the L1 cache. One instance serves one rank.
  */
 final class JavaSums {
 
@@ -32,7 +32,7 @@ final class JavaSums {
     /**
      * Sums contributions.
      *
-     * @param result the address of the result, which may be a part
+     * @param result the address of the result; may be the address of a part
      * @param parts the addresses of the contributions, in rank order; not modified otherwise
      */
     void add(long result, long[] parts, long count, ScalarType type) {

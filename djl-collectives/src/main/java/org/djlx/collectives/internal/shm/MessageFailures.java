@@ -31,8 +31,8 @@ final class MessageFailures {
 
     /**
      * Returns, by rank, why the rank no longer participates; null if it participates. Reading
-     * process states from files is slow, so it happens only periodically and for ranks with running
-     * messages.
+     * process states from files is slow, so they are read only periodically and for ranks with
+     * running messages.
      */
     String[] ends(boolean[] involved) {
         long now = System.nanoTime();

@@ -126,7 +126,7 @@ final class MessageQueue implements MessageDriver.Engine {
         return moved;
     }
 
-    /** Ends a message. The caller holds the lock; the work completes after it is released. */
+    /** Ends a message. The caller holds the lock; the work completes after the lock is released. */
     private void end(Transfer transfer, CollectiveException reason) {
         if (transfer.hasEnded()) {
             return;
@@ -223,7 +223,7 @@ final class MessageQueue implements MessageDriver.Engine {
         // Read the states first: a rank may send and then leave.
         String[] ends = failures.ends(involved());
         while (pass()) {
-            // Process everything that the ranks did before.
+            // Process everything that the ranks did before their states were read.
             continue;
         }
         int before = pendingCount;

@@ -8,7 +8,7 @@ import org.djlx.nativeops.host.AtomicBuffer;
 
 /**
  * Collectives that move data through staging memory. A rank's data for itself is copied from input
- * to output directly, or not at all if they are the same memory. One instance serves one rank and
+ * to output directly, or not at all if both are the same memory. One instance serves one rank and
  * runs one operation at a time.
  */
 final class ShmMoves {
@@ -47,14 +47,13 @@ final class ShmMoves {
         } while (offset < byteSize);
     }
 
-    /** All-gather. The outputs are, by rank, the address for its tensor. */
+    /** All-gather. {@code outputs[r]} is the address for the tensor of rank r. */
     void allGather(Operation operation, long[] outputs, HostTensor input) {
         gather(operation, outputs, input, true);
     }
 
     /**
-     * All-gather of several tensors. The outputs are, for each input and by rank, the address for
-     * its tensor.
+     * All-gather of several tensors. {@code outputs.get(i)[r]} is the address for rank r's input i.
      */
     void allGather(Operation operation, List<long[]> outputs, List<HostTensor> inputs) {
         int next = 0;
@@ -93,7 +92,10 @@ final class ShmMoves {
         }
     }
 
-    /** Gather. The outputs are, by rank, the address for its tensor; null except on the root. */
+    /**
+     * Gather. On the root, {@code outputs[r]} is the address for the tensor of rank r; null on
+     * other ranks.
+     */
     void gather(Operation operation, long[] outputs, HostTensor input, int root) {
         gather(operation, outputs, input, rank != root);
     }
@@ -119,7 +121,10 @@ final class ShmMoves {
         } while (offset < byteSize);
     }
 
-    /** Scatter. The inputs are, by rank, the address of its tensor; null except on the root. */
+    /**
+     * Scatter. On the root, {@code inputs[r]} is the address of the tensor for rank r; null on
+     * other ranks.
+     */
     void scatter(Operation operation, HostTensor output, long[] inputs, int root) {
         steps.begin(operation);
         long slot = steps.slotSize(0);
@@ -144,10 +149,10 @@ final class ShmMoves {
 
     /**
      * All-to-all. In the first step the ranks exchange the sizes that they send and expect; all
-     * fail if any pair differs.
+     * ranks fail if any pair differs.
      *
-     * @param outputs by source rank, the memory for its tensor
-     * @param inputs by destination rank, the memory of its tensor
+     * @param outputs the memory for the tensor from each source rank
+     * @param inputs the memory of the tensor for each destination rank
      */
     void allToAll(Operation operation, Extent[] outputs, Extent[] inputs) {
         steps.begin(operation);

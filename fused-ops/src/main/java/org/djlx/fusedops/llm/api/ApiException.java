@@ -46,7 +46,7 @@ public final class ApiException extends RuntimeException {
         this.ofInvocation = ofInvocation;
     }
 
-    /** {@return this error in DJL Serving's schema; this is its cause} */
+    /** {@return this error in DJL Serving's schema; this exception is its cause} */
     public ApiException forInvocation() {
         return new ApiException(status, type, option, getMessage(), true, this);
     }

@@ -29,7 +29,7 @@ final class JsonOptions {
     private static final int MAX_NUMBER_LENGTH = 40;
     private static final int MAX_STRINGS = 16;
 
-    /** The most prompts of a request: each takes memory before it is checked. */
+    /** The maximum number of prompts of a request: each takes memory before it is checked. */
     static final int MAX_PROMPTS = 128;
 
     private final JsonObject json;
@@ -127,7 +127,7 @@ final class JsonOptions {
         return number;
     }
 
-    /** Returns NaN if the value is not a number, or is longer than any useful one. */
+    /** Returns NaN if the value is not a number, or is longer than any useful number. */
     private static double number(JsonElement value) {
         if (!(value instanceof JsonPrimitive primitive) || !primitive.isNumber()) {
             return Double.NaN;
@@ -266,7 +266,7 @@ final class JsonOptions {
         return objects;
     }
 
-    /** Refuses options that have not been read. */
+    /** Refuses options that no getter has read. */
     void requireNoOthers() {
         for (String name : json.keySet()) {
             if (!known.contains(name)) {

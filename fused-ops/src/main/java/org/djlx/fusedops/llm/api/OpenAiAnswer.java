@@ -12,7 +12,7 @@ import org.djlx.fusedops.llm.FinishReason;
 import org.djlx.fusedops.llm.GeneratedPiece;
 import org.djlx.fusedops.llm.Generation;
 
-/** OpenAI's schema. A streamed answer is server-sent events. */
+/** Formats answers in OpenAI's schema. A streamed answer is server-sent events. */
 final class OpenAiAnswer implements AnswerFormat {
 
     private final boolean chat;
@@ -27,7 +27,7 @@ final class OpenAiAnswer implements AnswerFormat {
      * Creates the format of an answer.
      *
      * @param chat whether this is a chat completion
-     * @param includesUsage whether a streamed answer ends with the numbers of tokens
+     * @param includesUsage whether a streamed answer ends with the token counts
      * @param echoes the text before the generated text of each choice
      */
     OpenAiAnswer(

@@ -10,15 +10,15 @@ import org.djlx.fusedops.llm.GeneratedPiece;
 import org.djlx.fusedops.llm.Generation;
 
 /**
- * The answer to one request, formatted as it is generated. One thread calls {@link #poll}; the
+ * The answer to one request, formatted while it is generated. One thread calls {@link #poll}; the
  * other methods are thread-safe.
  */
 public final class TextAnswer {
 
     private final AnswerFormat format;
     private final List<Generation> generations;
-    private final List<List<GeneratedPiece>> pieces = new ArrayList<>(); // unless streamed
-    private final List<Integer> open = new ArrayList<>(); // choices that run; the next one first
+    private final List<List<GeneratedPiece>> pieces = new ArrayList<>(); // used unless streamed
+    private final List<Integer> open = new ArrayList<>(); // running choices; next to poll first
     private boolean begun;
 
     TextAnswer(AnswerFormat format, List<Generation> generations) {
@@ -43,7 +43,7 @@ public final class TextAnswer {
             int choice = open.remove(0);
             open.add(choice);
             Generation generation = generations.get(choice);
-            boolean ended = generation.finishReason().isPresent(); // before poll(), see there
+            boolean ended = generation.finishReason().isPresent(); // must precede poll()
             Optional<GeneratedPiece> piece = generation.poll();
             if (piece.isPresent() || ended) {
                 return Optional.of(format(choice, piece.orElse(null)));
@@ -88,7 +88,7 @@ public final class TextAnswer {
     /**
      * Sets a listener for new pieces.
      *
-     * @param listener runs when {@link #poll} may have something; see {@link Generation#onProgress}
+     * @param listener runs when {@link #poll} may return text; see {@link Generation#onProgress}
      */
     public void onProgress(Runnable listener) {
         generations.forEach(generation -> generation.onProgress(listener));

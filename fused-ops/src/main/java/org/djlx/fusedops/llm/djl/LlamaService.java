@@ -54,7 +54,7 @@ final class LlamaService implements ParallelModel {
         }
     }
 
-    /** Refuses a request. If it could not be parsed, and the call is null, in OpenAI's schema. */
+    /** Refuses a request. The call is null if it was not parsed; the schema is then OpenAI's. */
     private static Output refusal(TextCall call, int status, String type, RuntimeException e) {
         ApiException failure = new ApiException(status, type, null, e.getMessage());
         return refusal(call == null ? failure : call.format().refusal(failure));
@@ -94,14 +94,15 @@ final class LlamaService implements ParallelModel {
         }
 
         /**
-         * Sends the available pieces. The generator's thread calls this; the first time the caller.
+         * Sends the available pieces. Called by the generator's thread, or by the caller of
+         * predict() if pieces are already there.
          */
         synchronized void pump() {
             if (ended) {
                 return;
             }
             if (input.isCancelled()) {
-                fail(503, "the client of DJL Serving has disconnected"); // Not read any more.
+                fail(503, "the client of DJL Serving has disconnected"); // Nobody reads this.
                 return;
             }
             try {
@@ -144,8 +145,8 @@ final class LlamaService implements ParallelModel {
         private void end(String text) {
             ended = true;
             send(text);
-            // The end is a chunk by itself, because a reader that sees the flag of the last chunk
-            // may not wait for its content.
+            // The end is a chunk of its own: a reader that sees the last-chunk flag may not wait
+            // for the content of the chunk.
             content.appendContent(new byte[0], true);
         }
     }

@@ -4,7 +4,7 @@ package org.djlx.fusedops.llm.djl;
 import ai.djl.util.Progress;
 import java.util.function.Consumer;
 
-/** Writes the progress of loading as lines, one for each tenth. Not thread-safe. */
+/** Writes the progress of loading, one line for each 10 %. Not thread-safe. */
 public final class LoadingProgress implements Progress {
 
     private static final int STEPS = 10;

@@ -20,8 +20,8 @@ import org.slf4j.LoggerFactory;
 
 /**
  * The engine loop: a thread that schedules sequences, runs steps on the ranks and publishes tokens.
- * After a rank has failed it loads the model again, if ranks are threads. On a follower, which has
- * no own requests, the thread is never started. All other methods are thread-safe.
+ * If ranks are threads, the loop reloads the model after a rank has failed. A follower has no
+ * requests of its own and never starts the thread. All non-private methods are thread-safe.
  */
 final class EngineCore {
 
@@ -96,7 +96,7 @@ final class EngineCore {
         notifyAll();
     }
 
-    /** Has the engine thread look for cancelled sequences. */
+    /** Wakes the engine thread to look for cancelled sequences. */
     synchronized void wake() {
         notifyAll();
     }
@@ -278,7 +278,7 @@ final class EngineCore {
 
     /**
      * Loads the model again after a rank has failed. Stops the engine permanently if ranks are
-     * processes, or if no request has finished since the model was loaded again before.
+     * processes, or if no request has finished since the last reload.
      */
     private void rebuild() {
         CollectiveException cause = pool().failure().orElseThrow();
@@ -336,7 +336,7 @@ final class EngineCore {
             notifyAll();
         }
         if (settings.isFollower()) {
-            pool().close(); // There is no engine thread that does.
+            pool().close(); // No engine thread closes it.
             return;
         }
         boolean interrupted = false;
@@ -344,7 +344,7 @@ final class EngineCore {
             try {
                 thread.join();
             } catch (InterruptedException e) {
-                interrupted = true; // Waits on, because the model must be freed.
+                interrupted = true; // Keeps waiting: the model must be freed.
             }
         }
         if (interrupted) {

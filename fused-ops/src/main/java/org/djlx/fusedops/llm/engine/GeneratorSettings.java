@@ -19,8 +19,8 @@ import org.djlx.fusedops.llm.model.LlamaConfig;
  * @param group the group in which this process is a rank; null if ranks are threads
  * @param devices the GPUs of ranks that are threads; empty for CPU ranks
  * @param maxLength the maximum number of tokens of a sequence
- * @param maxRunning the most running sequences
- * @param maxQueued the most waiting sequences
+ * @param maxRunning the maximum number of running sequences
+ * @param maxQueued the maximum number of waiting sequences
  * @param cacheBlocks the blocks of the KV cache, {@link KvCache#BLOCK_TOKENS} tokens each
  * @param prefillTokens the prefill budget of a step, in tokens
  * @param timeout how long ranks wait for each other

@@ -50,8 +50,8 @@ import org.djlx.fusedops.llm.text.TextTokenizer;
  * </ul>
  *
  * <p><b>Scheduling.</b> Continuous batching, first come, first served: a request joins the running
- * batch when the KV cache has room for its prompt and its maximum of new tokens, and leaves it when
- * it ends. Long prompts are prefilled in chunks, between decode steps of other requests.
+ * batch when the KV cache has room for its prompt and its maximum of new tokens. It leaves the
+ * batch when it ends. Long prompts are prefilled in chunks, between decode steps of other requests.
  *
  * <p><b>Failures.</b> Ranks are threads of this JVM, or {@linkplain Builder#optProcessGroup
  * processes}. If a rank fails while requests run, all running and waiting requests fail. Then:
@@ -242,7 +242,8 @@ public final class LlamaGenerator implements TextGenerator {
          * LlamaGenerator#isFollower followers}, {@link LlamaGenerator#close} waits until rank 0
          * closes its generator.
          *
-         * @param group the group; {@link #build} takes ownership and destroys it, also if it throws
+         * @param group the group; {@link #build} takes ownership and destroys the group, also if
+         *     {@code build} throws
          * @return this builder
          */
         public Builder optProcessGroup(ProcessGroup group) {
@@ -299,9 +300,9 @@ public final class LlamaGenerator implements TextGenerator {
         }
 
         /**
-         * Sets the prefill budget: the most prompt tokens in one step. Requests that decode wait
-         * while these tokens are computed. The first chunk of a prompt is computed faster than
-         * later chunks.
+         * Sets the prefill budget: the maximum number of prompt tokens in one step. Requests that
+         * decode wait while these tokens are computed. The first chunk of a prompt is computed
+         * faster than later chunks.
          *
          * @param prefillTokens the number of tokens; default 4096
          * @return this builder
@@ -336,7 +337,7 @@ public final class LlamaGenerator implements TextGenerator {
         }
 
         /**
-         * Loads the model. Blocks until it is ready.
+         * Loads the model. Blocks until the model is ready.
          *
          * @return the generator; the caller closes it
          * @throws IOException if files cannot be read

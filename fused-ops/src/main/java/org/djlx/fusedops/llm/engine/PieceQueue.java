@@ -22,7 +22,7 @@ final class PieceQueue implements Generation {
 
     private static final Logger LOG = LoggerFactory.getLogger(PieceQueue.class);
 
-    // Longer timeouts are cut to this, which fits into nanoseconds.
+    // Longer timeouts are cut to this value, which fits a long in nanoseconds.
     private static final Duration MAX_TIMEOUT = Duration.ofDays(36_500);
 
     private final int promptTokens;
@@ -42,7 +42,7 @@ final class PieceQueue implements Generation {
     }
 
     /**
-     * Adds a piece; {@code reason} is the finish reason of the last piece, otherwise null. No-op if
+     * Adds a piece; {@code end} is the finish reason with the last piece, otherwise null. No-op if
      * the generation has ended.
      */
     void add(GeneratedPiece piece, FinishReason end) {
@@ -80,7 +80,7 @@ final class PieceQueue implements Generation {
         if (current != null) {
             try {
                 current.run();
-            } catch (RuntimeException | Error e) { // The engine thread continues for others.
+            } catch (RuntimeException | Error e) { // The engine thread continues.
                 LOG.warn("the progress listener of a generation has failed", e);
             }
         }

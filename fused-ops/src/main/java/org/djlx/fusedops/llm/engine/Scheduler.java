@@ -15,7 +15,7 @@ import org.djlx.fusedops.llm.model.TokenBatch;
 /**
  * Continuous batching (Yu et al., Orca, 2022): decides which sequences run and which tokens the
  * next step computes. A sequence starts when the KV cache has blocks for its prompt and its maximum
- * of new tokens, so it is never preempted. Not thread-safe.
+ * of new tokens, so the sequence is never preempted. Not thread-safe.
  */
 final class Scheduler {
 
@@ -42,7 +42,7 @@ final class Scheduler {
     void addAll(List<Sequence> sequences) {
         int room = settings.maxQueued() - sequences.size();
         if (waiting.size() > room) {
-            // The engine does this before its next step, which may be far away.
+            // The engine does the same before its next step, which may be much later.
             removeEnded(waiting);
             admit();
         }
@@ -105,8 +105,8 @@ final class Scheduler {
 
     /**
      * Returns whether the next step has a prompt too long for the decode kernels. The ranks'
-     * threads take long to launch its prefill, and would report the previous step's tokens only
-     * after that.
+     * threads take long to launch its prefill, and would report the tokens of the previous step
+     * only afterwards.
      */
     boolean hasLongPrefill() {
         return running.stream()

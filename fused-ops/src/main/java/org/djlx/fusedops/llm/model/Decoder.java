@@ -35,17 +35,17 @@ import org.djlx.nativeops.torch.Torch;
 
 /**
  * Decode steps of one rank on a GPU: one or a few tokens of each sequence. The kernels of a step
- * are recorded as a CUDA graph, so a step is one launch. There is a graph for every power of two of
- * rows and of attention splits of the longest sequence; it is captured on first use.
+ * are recorded as a CUDA graph, so a step is one launch. Graphs are captured on first use, one for
+ * each {@link Key}; the numbers of rows and attention splits are rounded up to powers of two.
  *
- * <p>Tokens are sampled on the GPU, the same on all ranks, and kept there in {@link #sampled}. So
- * the next step can launch before they reach the host. The last token of a prefill takes its last
- * layer and is sampled here, too.
+ * <p>Tokens are sampled on the GPU, the same on all ranks, and stay there in {@link #sampled}. So
+ * the next step can launch before the tokens reach the host. The decoder also computes the last
+ * layer of a prefill's last token, and samples the next token.
  *
- * <p>The logits of a sequence have the same bits whatever other sequences are in the batch. Kernels
- * sum in float32 and round their results to the element type.
+ * <p>The logits of a sequence do not depend on the other sequences of the batch, bit for bit.
+ * Kernels sum in float32 and round their results to the element type.
  *
- * <p>Use it only on the rank's thread, with gradients off.
+ * <p>Use the decoder only on the rank's thread, with gradients off.
  */
 final class Decoder implements AutoCloseable {
 
@@ -66,7 +66,7 @@ final class Decoder implements AutoCloseable {
     private final int queryHeads;
     private final int kvHeads;
     private final int inner;
-    private final int tokens; // of the vocabulary, whose logits this rank computes
+    private final int tokens; // vocabulary tokens whose logits this rank computes
     private final int splitCapacity;
     private final NDArray cosines;
     private final NDArray sines;
@@ -146,15 +146,15 @@ final class Decoder implements AutoCloseable {
                     lastLayer);
         }
 
-        /** Returns the blocks of a row in the block table. */
+        /** Returns the number of block table entries of a row. */
         int tableStride() {
             return splits * SPLIT_BLOCKS;
         }
 
         /**
-         * Returns the size of the inputs. They are, for each row: sampling parameters; then int32
-         * arrays of tokens, indices into {@link Decoder#sampled} (-1 where no token is sampled),
-         * positions, and first splits; then the block table.
+         * Returns the size of the inputs in bytes. The layout is: the sampling parameters of each
+         * row; int32 arrays with the token, the index into {@link Decoder#sampled} (-1 if no token
+         * is sampled), the position and the first split of each row; the block table.
          */
         int inputBytes() {
             return tokensOffset() + (4 + tableStride()) * rows * Integer.BYTES;
@@ -189,7 +189,7 @@ final class Decoder implements AutoCloseable {
     /**
      * Allocates buffers. Graphs are captured later.
      *
-     * @param gpu the kernels; must be closed after this
+     * @param gpu the kernels; must be closed after this decoder
      * @param attention the tables of the rotary embedding
      * @param maxLength the maximum number of tokens of a sequence
      */
@@ -287,7 +287,7 @@ final class Decoder implements AutoCloseable {
      *
      * @param fullLogits whether full logits are needed, not only the sampled tokens
      * @param manager the manager of copied logits
-     * @return the logits of the chunks that need them; {@link Logits#toArray} is valid until the
+     * @return the logits of the chunks that need logits; {@link Logits#toArray} is valid until the
      *     next call of this method
      */
     Logits decode(List<TokenBatch.Chunk> chunks, boolean fullLogits, NDManager manager) {
@@ -321,7 +321,7 @@ final class Decoder implements AutoCloseable {
      *
      * @param residual the residual stream before the last layer, of some or all tokens of the
      *     chunk; on the current stream
-     * @param row the last token's row, on the rank that has it; -1 on other ranks
+     * @param row the last token's row, on the rank that has this row; -1 on other ranks
      * @param fullLogits whether full logits are needed, not only the sampled token
      * @param manager the manager of copied logits
      */
@@ -568,7 +568,8 @@ final class Decoder implements AutoCloseable {
         }
 
         /**
-         * Adds all ranks' partial sums to the residual stream, and multiplies its norm by a weight.
+         * Adds all ranks' partial sums to the residual stream, and multiplies the RMSNorm of the
+         * sum by a weight.
          */
         void multiply(
                 boolean gated, long out, NDArray norm, NDArray weight, int width, long stride) {
@@ -629,7 +630,7 @@ final class Decoder implements AutoCloseable {
         private final HostBuffers buffers;
         private final List<Work> works;
         private final List<Integer> rows = new ArrayList<>(); // the rows that need logits
-        private final List<Boolean> randomly = new ArrayList<>(); // whether each is not greedy
+        private final List<Boolean> randomly = new ArrayList<>(); // whether each row is not greedy
         private List<DeviceToken> tokens; // null until await()
         private NDArray copy; // of the logits; null unless copied
 

@@ -16,7 +16,7 @@ import java.util.List;
 import org.djlx.nativeops.torch.ScalarType;
 
 /**
- * The configuration of a Llama, as in Hugging Face's {@code config.json}.
+ * The configuration of a Llama model, as in Hugging Face's {@code config.json}.
  *
  * @param vocabularySize the number of tokens in the vocabulary
  * @param hiddenSize the hidden size
@@ -58,7 +58,7 @@ public record LlamaConfig(
      * @param theta the base of the frequencies
      * @param factor the factor of the wavelengths; 1 for no scaling
      * @param lowFrequency Llama 3: wavelengths longer than {@code originalLength / lowFrequency}
-     *     are scaled; 0 for linear scaling, which scales all
+     *     are scaled; 0 for linear scaling, which scales all wavelengths
      * @param highFrequency Llama 3: wavelengths shorter than {@code originalLength / highFrequency}
      *     are not scaled
      * @param originalLength Llama 3: the length of the original training, in tokens
@@ -184,8 +184,8 @@ public record LlamaConfig(
      * @param directory the model directory
      * @return the configuration
      * @throws IOException if a file cannot be read
-     * @throws IllegalArgumentException if this is not a Llama, or has an entry that is not
-     *     supported; the message names the file and the entry
+     * @throws IllegalArgumentException if this is not a Llama model, or an entry is not supported;
+     *     the message names the file and the entry
      */
     public static LlamaConfig read(Path directory) throws IOException {
         Path file = directory.resolve("config.json");

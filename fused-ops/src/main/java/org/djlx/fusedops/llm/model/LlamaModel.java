@@ -23,8 +23,8 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * One rank's part of a Llama, and its forward pass for inference. Tensor parallel: each rank has
- * some of the heads and a part of the MLP. Between layers, the hidden state is either
+ * One rank's part of a Llama model, and its forward pass for inference. Tensor parallel: each rank
+ * has some of the heads and a part of the MLP. Between layers, the hidden state is either
  *
  * <ul>
  *   <li>complete on all ranks, and partial sums are combined by all-reduce; or,
@@ -32,12 +32,12 @@ import org.djlx.nativeops.torch.Torch;
  *       all-gather + matmul and matmul + reduce-scatter.
  * </ul>
  *
- * <p>RMSNorm, rotary embedding, softmax and activation compute in float32 and round once. To be
- * used by the rank's thread, with gradients off.
+ * <p>RMSNorm, rotary embedding, softmax and activation compute in float32 and round once. Use the
+ * model only on the rank's thread, with gradients off.
  */
 public final class LlamaModel implements AutoCloseable {
 
-    // The least tokens for each rank with sequence parallelism.
+    // The minimum number of tokens per rank for sequence parallelism.
     private static final int SEQUENCE_PARALLEL_TOKENS = 16;
 
     private final LlamaConfig config;
@@ -105,13 +105,13 @@ public final class LlamaModel implements AutoCloseable {
      * @param batch the tokens
      * @param fullLogits whether {@link Logits#toArray} will be called
      * @param manager the manager of returned arrays
-     * @return the logits of the chunks that need them, in the order of the batch
+     * @return the logits of the chunks that need logits, in the order of the batch
      */
     public Logits forward(TokenBatch batch, boolean fullLogits, NDManager manager) {
         // The logits of a sequence must not depend on the other sequences of the batch. But the
         // order of summation in a matmul depends on its number of rows, so long chunks are computed
-        // one by one. Without kernels, short chunks are too. Exception: float32, where the
-        // difference hardly matters and one by one would take many times longer.
+        // one by one. Without kernels, short chunks are also computed one by one. Exception:
+        // float32, where the difference hardly matters and one by one would take many times longer.
         List<Logits> parts = new ArrayList<>();
         if (decoder == null) {
             if (config.type() == ScalarType.FLOAT32) {
@@ -128,7 +128,7 @@ public final class LlamaModel implements AutoCloseable {
             if (chunk.isDecodable()) {
                 decodes.add(chunk);
             } else {
-                decoder.await(); // It runs all-reduces of the same group on another stream.
+                decoder.await(); // Its all-reduces of the same group run on another stream.
                 prefill(chunk, fullLogits, manager).ifPresent(parts::add);
             }
         }
@@ -203,10 +203,10 @@ public final class LlamaModel implements AutoCloseable {
     }
 
     /**
-     * Returns the padded number of rows of a prefill. It is a multiple of the ranks, and at most
-     * 1/16 more than the tokens, or one matmul tile more. Padding keeps the number of different
-     * shapes low: libtorch and fused operators keep a plan for each, and cuDNN's attention takes 45
-     * ms for a new one.
+     * Returns the padded number of rows of a prefill. It is a multiple of the number of ranks, and
+     * at most 1/16 more than the tokens, or one matmul tile more. Padding keeps the number of
+     * different shapes low: libtorch and fused operators keep a plan for each shape, and cuDNN's
+     * attention takes 45 ms for a new shape.
      */
     static int paddedRows(int tokens, int ranks) {
         int step = Math.max(64, Integer.highestOneBit(tokens - 1) / 16);
@@ -241,7 +241,7 @@ public final class LlamaModel implements AutoCloseable {
      * The hidden state between layers: of all tokens, or of this rank's tokens.
      *
      * @param residual the residual stream
-     * @param norm its RMSNorm for the next layer
+     * @param norm the RMSNorm of {@code residual} for the next layer
      */
     private record Hidden(NDArray residual, NDArray norm) {
 
@@ -271,7 +271,10 @@ public final class LlamaModel implements AutoCloseable {
         return addRowParallel(attended.residual, inner, layer.down(), next, divided);
     }
 
-    /** Multiplies by this rank's rows, adds the sum of all ranks to the residual, and norms. */
+    /**
+     * Multiplies by this rank's rows of the weight, adds the sum over all ranks to the residual,
+     * and applies RMSNorm.
+     */
     private Hidden addRowParallel(
             NDArray residual, NDArray x, NDArray weight, NDArray norm, boolean divided) {
         if (divided) {
@@ -315,14 +318,14 @@ public final class LlamaModel implements AutoCloseable {
         return sum(found.mul(mask), divided);
     }
 
-    /** Multiplies all tokens by this rank's columns. */
+    /** Multiplies all tokens by this rank's columns of the weight. */
     private NDArray columnParallel(NDArray x, NDArray weight, boolean divided) {
         return divided
                 ? FusedOps.allGatherMatmul(x, List.of(weight), 0, group, false).outputs().get(0)
                 : x.matMul(weight);
     }
 
-    /** Returns the sum of all ranks; with sequence parallelism, this rank's rows of it. */
+    /** Returns the sum over all ranks; with sequence parallelism, only this rank's rows. */
     private NDArray sum(NDArray x, boolean divided) {
         if (group.worldSize() == 1) {
             return x;

@@ -13,12 +13,12 @@ import org.djlx.fusedops.llm.sampling.SamplingParameters;
 public record TokenBatch(List<Chunk> chunks) {
 
     /**
-     * A placeholder token: the token that was last sampled for the sequence. Only the device knows
-     * it.
+     * A placeholder for the token that was last sampled for the sequence. Only the device knows
+     * that token.
      */
     public static final int LAST_SAMPLED = LlamaKernels.LAST_SAMPLED;
 
-    /** The most tokens of a chunk that the decode kernels compute. */
+    /** The maximum number of tokens of a chunk for the decode kernels. */
     public static final int MAX_DECODE_TOKENS = LlamaKernels.MAX_ROWS;
 
     /**
@@ -26,10 +26,11 @@ public record TokenBatch(List<Chunk> chunks) {
      *
      * @param tokens the tokens; or {@link #LAST_SAMPLED} alone
      * @param start the position of the first token, which is the number of tokens in the KV cache
-     * @param slots the KV cache slots of the sequence by position: up to these tokens, or longer
+     * @param slots the KV cache slots of the sequence by position: at least up to the last of these
+     *     tokens
      * @param needsLogits whether the logits after the last token are needed
      * @param sampling how ranks with kernels sample the next token; with {@link
-     *     SamplingParameters#GREEDY} the host may sample another one from the full logits
+     *     SamplingParameters#GREEDY} the host may sample another token from the full logits
      */
     public record Chunk(
             int[] tokens,
@@ -56,7 +57,7 @@ public record TokenBatch(List<Chunk> chunks) {
      * Checks the order of the chunks.
      *
      * @param chunks the chunks
-     * @throws IllegalArgumentException if a chunk of one token follows a longer one
+     * @throws IllegalArgumentException if a chunk of one token follows a longer chunk
      */
     public TokenBatch {
         boolean seenLonger = false;

@@ -18,7 +18,7 @@ public final class Sampler {
      * A sampled token.
      *
      * @param token the token
-     * @param logProbability its log probability, before penalties and temperature
+     * @param logProbability the token's log probability, before penalties and temperature
      */
     public record SampledToken(int token, float logProbability) {}
 
@@ -58,8 +58,8 @@ public final class Sampler {
 
     /**
      * {@return the parameters for sampling the next token on the device; {@link
-     * SamplingParameters#GREEDY} also if the repetition penalty requires sampling on the host} They
-     * use up the random number of the next {@link #sample(float[], double)}.
+     * SamplingParameters#GREEDY} also if the repetition penalty requires sampling on the host} This
+     * call uses up the random number of the next {@link #sample(float[], double)}.
      */
     public SamplingParameters deviceParameters() {
         return temperature == 0 || penalty != 1
@@ -68,7 +68,7 @@ public final class Sampler {
     }
 
     /**
-     * Samples a token for each sequence. If possible takes the token that the device has selected;
+     * Samples a token for each sequence. Takes the token that the device has sampled, if possible;
      * otherwise copies the logits of the sequence to the host.
      *
      * @param logits the logits
@@ -160,7 +160,7 @@ public final class Sampler {
 
     /**
      * Keeps the smallest set of the largest weights whose sum reaches {@code topP * sum}, and sets
-     * the others to 0. Returns the sum of the kept weights.
+     * the other weights to 0. Returns the sum of the kept weights.
      */
     private double applyTopP(double[] weights, double sum) {
         // Weights below this are not sorted: together they have less than 1 - topP of the sum, so
@@ -174,7 +174,8 @@ public final class Sampler {
             kept += sorted[--index];
         }
         double least = sorted[index];
-        // Of the weights equal to the least one, keep only as many as needed: the first tokens.
+        // Of the weights equal to the smallest kept weight, keep only as many as needed: those of
+        // the first tokens.
         int equal = 0;
         for (int i = index; i < sorted.length && sorted[i] == least; i++) {
             equal++;

@@ -14,8 +14,9 @@ import java.util.List;
 import java.util.Set;
 
 /**
- * The format of chats that a model was trained with. Hugging Face's model directories define it as
- * a Jinja template. The template is not run; these formats are recognised by their control tokens.
+ * The format of chats that a model was trained with. Hugging Face's model directories define this
+ * format as a Jinja template. The template is not run; these formats are recognised by their
+ * control tokens.
  */
 public enum ChatTemplate {
     /** Llama 3: {@code <|start_header_id|>role<|end_header_id|>}, text, {@code <|eot_id|>}. */

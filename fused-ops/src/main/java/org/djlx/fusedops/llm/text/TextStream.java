@@ -6,13 +6,13 @@ import java.util.List;
 
 /**
  * Detokenizes one sequence incrementally, and searches for stop strings. A token may be only a part
- * of a character, and its text may depend on the tokens before. So a few tokens before are decoded
- * with it, and text is held back until it is complete and cannot be the beginning of a stop string.
- * Not thread-safe.
+ * of a character, and its text may depend on preceding tokens. So it is decoded together with a few
+ * preceding tokens. Text is held back until it is complete and cannot be the beginning of a stop
+ * string. Not thread-safe.
  */
 public final class TextStream {
 
-    // How many prompt tokens are decoded with the first generated ones; the same as in vLLM.
+    // How many prompt tokens are decoded with the first generated tokens; the same as in vLLM.
     private static final int CONTEXT = 5;
 
     private final TextTokenizer tokenizer; // null if there is none
@@ -25,7 +25,7 @@ public final class TextStream {
     /**
      * Creates a stream.
      *
-     * @param tokenizer the tokenizer; null for none, and all texts are empty
+     * @param tokenizer the tokenizer; null if there is none: all texts are then empty
      * @param stops the stop strings
      * @param prompt the tokens of the prompt
      */
@@ -86,7 +86,7 @@ public final class TextStream {
         }
     }
 
-    /** Returns the held text without what may be a stop string. */
+    /** Removes and returns the held text up to a complete or possible stop string. */
     private String release() {
         int end = held.length();
         for (String stop : stops) {
