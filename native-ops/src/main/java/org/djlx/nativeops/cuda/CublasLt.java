@@ -27,7 +27,7 @@ public final class CublasLt implements AutoCloseable {
      * @param device the GPU
      * @return cuBLASLt; the caller closes it
      * @throws UnsatisfiedLinkError if {@link NativeLibrary#CUBLASLT} is not available
-     * @throws CudaException if there is no memory for the workspace
+     * @throws CudaException if GPU memory for the workspace runs out
      */
     public static CublasLt create(CudaDevice device) {
         NativeLibrary.CUBLASLT.ensureAvailability();
