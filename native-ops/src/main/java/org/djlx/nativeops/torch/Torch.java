@@ -253,7 +253,7 @@ public final class Torch {
      *   <li>No backward pass that reaches the array may be running.
      *   <li>The gradient shares its storage with the array's gradient from now on, so libtorch must
      *       own the storage. A view of {@link NativeMemory} is refused. A slice of an array that
-     *       DJL created from Java data must not be used either, but cannot be detected.
+     *       DJL created from Java data is not allowed either, but cannot be detected.
      *   <li>Without a gradient, DJL's {@link NDArray#getGradient()} returns new float32 zeros.
      * </ul>
      *
@@ -298,7 +298,7 @@ public final class Torch {
 
     /**
      * {@return the number of open arrays that {@link NDArray#getGradient()} has returned for an
-     * array's gradient; 0 if it has no gradient}
+     * array's gradient; 0 if the array has no gradient}
      *
      * @param array the array
      * @throws EngineException if this version of libtorch has an unexpected layout of gradients

@@ -1,4 +1,4 @@
-// Kernels of an LLM rank, except for the large matmuls.
+// Kernels of one rank of an LLM, except for the large matmuls.
 //
 //   decode steps   embedding; matmul of few rows (matmul.cuh); attention to the KV cache (attention.cuh); logits to tokens
 //                  (sampling.cuh). all_reduce_rms_norm.cu has the all-reduce and norm after attention and MLP

@@ -91,7 +91,7 @@ __device__ __forceinline__ void norm_x(const Matmul& args, uint4* row, const uin
 // X_TILES and WEIGHT_TILES: tiles of a group; they do not change the order of a sum. NORM: x is one row, normed first.
 template <int X_TILES, int WEIGHT_TILES, int STAGES, bool NORM>
 __device__ __forceinline__ void matmul(const Matmul& args) {
-  const bool SEPARATE_SUMS = has_separate_sums(X_TILES);  // and several groups
+  const bool SEPARATE_SUMS = has_separate_sums(X_TILES);  // then a block computes several groups
   const int PACKS = 2 * WEIGHT_TILES + (NORM ? 0 : X_TILES);  // packs of a lane in a stage
   const int STAGE = PACKS * WARP;
   const int SUMS = WEIGHT_TILES * X_TILES * WARP;  // packs of a warp
@@ -221,8 +221,8 @@ __device__ __forceinline__ void matmul(const Matmul& args) {
       stage = stage == (STAGES - 1) * STAGE ? 0 : stage + STAGE;
     }
 
-    // Step 4: add up the warps' sums. In place of the stages: a warp writes to its own stages, after all copies to them have arrived.
-    // Separate: the previous group's sums may still be read.
+    // Step 4: add up the warps' sums. Sums in place of the stages: a warp writes to its own stages, after all its copies have
+    // arrived. Separate sums: other warps may still read the previous group's sums.
     if (!is_first) __syncthreads();
     is_first = false;
 #pragma unroll

@@ -45,7 +45,7 @@ public final class RankOptions {
     @Option(names = "--dtype", paramLabel = "TYPE")
     private String type;
 
-    private CommandSpec spec; // of the command, even if another mixin holds this one
+    private CommandSpec spec; // of the command, even if this mixin is inside another mixin
     private String ranksText; // null: no --ranks
     private int otherwise; // default of --ranks; 0 for all GPUs
     private int most = Ranks.MOST_THREADS;

@@ -108,14 +108,14 @@ public final class Launcher {
     }
 
     /**
-     * Starts the ranks and waits until all have exited; starts them again if a rank failed and
-     * restarts are left.
+     * Starts the ranks and waits until all have exited. If a rank failed and restarts are left,
+     * starts all ranks again.
      *
      * @return the exit code:
      *     <ul>
      *       <li>0 if every rank returned 0
-     *       <li>otherwise the exit code of the rank that failed first since the last restart, here
-     *           or on another node; 128 plus the signal's number if a signal ended it
+     *       <li>otherwise the exit code of the rank, here or on another node, that failed first
+     *           since the last restart; 128 plus the signal's number if a signal ended that rank
      *       <li>141 (SIGPIPE) if stdout was closed: the launcher stops the ranks and does not
      *           restart them
      *     </ul>

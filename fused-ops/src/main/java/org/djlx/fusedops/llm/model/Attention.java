@@ -170,8 +170,8 @@ final class Attention {
 
     /**
      * Returns the cache slots that the tokens of a chunk, padding included, attend to. Padding
-     * tokens get any slot of the sequence: they come last, so causal attention hides them from all
-     * others.
+     * tokens may get any slot of the sequence: they come last, so causal attention hides them from
+     * all other tokens.
      */
     private static long[] slots(TokenBatch.Chunk chunk, int tokens) {
         long[] slots = new long[chunk.start() + tokens];
