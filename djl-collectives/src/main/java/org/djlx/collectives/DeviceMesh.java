@@ -19,8 +19,8 @@ import org.djlx.collectives.internal.host.Required;
  * }</pre>
  *
  * <p>Ranks fill the grid in row-major order: neighbours along the last dimension have consecutive
- * ranks. The sub-group along a dimension consists of the ranks with this rank's coordinates in all
- * other dimensions, in the order of their coordinates. Immutable.
+ * ranks. The sub-group along a dimension has the ranks whose coordinates in all other dimensions
+ * equal this rank's, ordered by their coordinate in the dimension. Immutable.
  */
 public final class DeviceMesh {
 
@@ -105,7 +105,7 @@ public final class DeviceMesh {
 
     /**
      * Returns this rank's sub-group along a dimension. The caller destroys it; destroying the
-     * parent group calls this, too.
+     * parent group destroys it, too.
      *
      * @param name the dimension
      * @return the group, of {@link #size} ranks; this rank is number {@link #localRank} in it

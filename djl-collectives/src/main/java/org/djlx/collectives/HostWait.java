@@ -3,7 +3,7 @@ package org.djlx.collectives;
 
 import java.time.Duration;
 
-/** Blocks the host until a work has ended, also with {@code optBlockingWait(false)}. */
+/** Blocks the host until a work has ended, even with {@code optBlockingWait(false)}. */
 final class HostWait {
 
     private static final Duration ENDLESS = Duration.ofSeconds(Long.MAX_VALUE);

@@ -87,7 +87,7 @@ final class FusedPath {
                     b ? right : MatrixLayout.contiguous(right.rows(), right.columns()));
         }
 
-        /** Pads the rows to whole units, which the kernel loads. */
+        /** Pads the rows to the whole units that the kernel loads. */
         @Override
         NDArray copyOfA(OperationScope scope, NDArray a) {
             NDArray matrix = scope.add(Axes.matrix(super.copyOfA(scope, a)));

@@ -20,7 +20,7 @@ public final class NativeVersions {
      * Asks the libraries for their versions. Loads libtorch.
      *
      * @return the versions of {@code libtorch}, NVIDIA's {@code driver}, the {@code cuda} version
-     *     that the driver supports, and {@code nccl}; unavailable libraries are missing
+     *     that the driver supports, and {@code nccl}; unavailable libraries are left out
      */
     public static Map<String, String> query() {
         Map<String, String> versions = new LinkedHashMap<>();
@@ -43,7 +43,7 @@ public final class NativeVersions {
         return versions;
     }
 
-    /** Asks libtorch itself, because DJL's version is the configured one, which may differ. */
+    /** Asks libtorch itself, because DJL reports the configured version, which may differ. */
     private static String libtorch() {
         Function version;
         try {
@@ -57,7 +57,7 @@ public final class NativeVersions {
         return libtorchVersion((Long) version.invoke(Long.class, new Object[0]));
     }
 
-    /** Formats an ABI version, whose upper three bytes are major, minor and patch. */
+    /** Formats an ABI version: its upper three bytes are major, minor and patch. */
     static String libtorchVersion(long abiVersion) {
         return (abiVersion >>> 56)
                 + "."

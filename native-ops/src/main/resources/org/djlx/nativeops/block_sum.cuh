@@ -1,4 +1,4 @@
-// Sums over the threads of a block, in an order that depends on the number of threads alone.
+// Sums over the threads of a block, in an order that depends only on the number of threads.
 //
 // Order: the lanes of each warp, then the sums of the warps. All threads get the same bits.
 // Shared memory: one float per warp, passed by the caller. A loop alternates between two such buffers: each sum has one barrier,

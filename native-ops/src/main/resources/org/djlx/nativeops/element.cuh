@@ -62,14 +62,14 @@ __device__ __forceinline__ void wait_for_primary() {
 
 const int WARP = 32;
 
-// Sums a value over the lanes of a warp. All lanes get the same bits.
+// Sums a value over the lanes of a warp. All lanes get the same result, bit for bit.
 __device__ __forceinline__ float warp_sum(float value) {
 #pragma unroll
   for (int distance = WARP / 2; distance > 0; distance /= 2) value += __shfl_xor_sync(~0u, value, distance);
   return value;
 }
 
-// Skips the division by 1: it takes longer than the rest of an element.
+// Skips the division by 1, which takes longer than all other work on an element.
 __device__ __forceinline__ float divide(float sum, float divisor) { return divisor == 1 ? sum : sum / divisor; }
 
 // 16 bytes of elements: the widest access of a thread.

@@ -24,7 +24,9 @@ import org.djlx.collectives.engine.P2pEngine;
 import org.djlx.collectives.train.DataParallelConfig;
 import org.djlx.fusedops.FusedOps;
 
-/** Trains a network on two CPU ranks of this JVM, then multiplies with a fused operator on two. */
+/**
+ * Trains a network on two CPU ranks of this JVM, then multiplies matrices with a fused operator.
+ */
 public final class Quickstart {
 
     private static final int RANKS = 2;

@@ -28,8 +28,8 @@ import org.djlx.nativeops.torch.Torch;
  *
  * @param warmUp the uncounted rounds. The JVM compiles the host's code after some hundred rounds;
  *     until then the GPU waits for the host at the start of a round
- * @param turns the number of measurements
- * @param rounds the rounds of a turn, one after the other
+ * @param turns the number of measurements (turns)
+ * @param rounds the consecutive rounds of a measurement
  */
 record BlockBench(
         ProcessGroup group, Size size, ScalarType type, int warmUp, int turns, int rounds) {
@@ -89,7 +89,10 @@ record BlockBench(
         void run(NDManager manager);
     }
 
-    /** Times turns. Each starts once all ranks have arrived and all devices are idle. */
+    /**
+     * Returns the median time of a round over all turns. A turn starts once all ranks have arrived
+     * and all devices are idle.
+     */
     private double median(Round round, int rounds) {
         double[] times = new double[turns];
         for (int i = -(warmUp + rounds - 1) / rounds; i < turns; i++) {
@@ -200,7 +203,7 @@ record BlockBench(
         };
     }
 
-    /** Returns an input with a gradient that is computed and dropped. */
+    /** Returns an input that requires a gradient. The gradient is computed and dropped. */
     private static NDArray input(GradientScope scope, NDManager round, NDArray x) {
         NDArray input = x.stopGradient();
         input.attach(round);

@@ -41,7 +41,7 @@ final class DecodeBench {
      * Creates clients of a server.
      *
      * @param port the server's port on this host
-     * @param tokens the tokens of an answer
+     * @param tokens the number of tokens of an answer
      */
     DecodeBench(int port, int tokens) {
         completions = URI.create("http://127.0.0.1:" + port + "/v1/completions");
@@ -52,7 +52,7 @@ final class DecodeBench {
      * The results of concurrent clients. Each client sends its requests one after the other.
      *
      * @param clients the number of clients
-     * @param requests the requests of all clients
+     * @param requests the number of requests of all clients
      * @param errors the errors of requests that failed or got too few tokens
      * @param tokensPerSecond the tokens of all answers divided by the total time
      * @param firstTextMillis the median time to the first text of an answer; special tokens and
@@ -84,7 +84,7 @@ final class DecodeBench {
     /**
      * Runs concurrent clients.
      *
-     * @param each the requests of each client
+     * @param each the number of requests of each client
      */
     Row run(int clients, int each) throws InterruptedException, ExecutionException {
         ExecutorService threads = Executors.newFixedThreadPool(clients);

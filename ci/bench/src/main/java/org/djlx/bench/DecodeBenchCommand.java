@@ -54,7 +54,7 @@ final class DecodeBenchCommand extends ReportCommand {
 
     private static final int FIRST_TOKEN_RUNS = 5;
     private static final int READ_BYTES = 16 << 20;
-    private static final long DEFAULT_CACHE_BYTES = 2L << 30; // the generator's own choice at most
+    private static final long DEFAULT_CACHE_BYTES = 2L << 30; // the generator's largest default
 
     @Parameters(
             arity = "0..1",
@@ -179,7 +179,7 @@ final class DecodeBenchCommand extends ReportCommand {
         }
     }
 
-    /** The time to the first token; on GPUs with PyTorch's matmuls of the prompt. */
+    /** The time to the first token; on GPUs also the time of PyTorch's matmuls for the prompt. */
     record FirstToken(int promptTokens, double medianMicros, Double torchMatmulMicros) {}
 
     @Override
@@ -219,7 +219,7 @@ final class DecodeBenchCommand extends ReportCommand {
             bytes += Files.size(file);
         }
         double readSeconds = readSeconds(files, ranks);
-        rates = model.isGpu() ? rates() : null; // while there is memory
+        rates = model.isGpu() ? rates() : null; // before the model takes the memory
         LlamaConfig config = LlamaConfig.read(directory);
         long cache = cacheBytes(config, ranks);
         List<StepRow> steps;
@@ -255,7 +255,10 @@ final class DecodeBenchCommand extends ReportCommand {
         return rates == null ? null : stepBytes(config, ranks) / rates.gigabytesPerSecond() / 1e3;
     }
 
-    /** Reads files in parallel, a thread a file; returns the seconds, the limit of loading. */
+    /**
+     * Reads files in parallel, one at a time per thread; returns the seconds, a lower bound of
+     * loading.
+     */
     private static double readSeconds(List<Path> files, int threads)
             throws InterruptedException, ExecutionException {
         ExecutorService readers = Executors.newFixedThreadPool(threads);
@@ -439,8 +442,8 @@ final class DecodeBenchCommand extends ReportCommand {
     }
 
     /**
-     * Counts the tokens without text, which clients do not see: special tokens, and tokens that are
-     * a part of a character. A random model has no other tokens without text.
+     * Counts the tokens that have no text, so clients do not see them: special tokens, and parts of
+     * a character. A random model has no other tokens without text.
      */
     private static long tokensWithoutText(LlamaGenerator generator) {
         TextTokenizer tokenizer = generator.tokenizer().orElseThrow();
@@ -450,7 +453,7 @@ final class DecodeBenchCommand extends ReportCommand {
                 .count();
     }
 
-    /** Measures PyTorch, which has the GPUs to itself now, and adds its times to the report. */
+    /** Measures PyTorch once the generator is closed, and adds its times to the report. */
     private void compare(LlamaConfig config, int ranks, List<StepRow> steps, FirstToken first) {
         DecodePeer.Result result =
                 DecodePeer.run(

@@ -3,7 +3,7 @@ package org.djlx.bench;
 
 import java.util.Arrays;
 
-/** The calling thread: marks are times of its clock; recordings run the work again. */
+/** Times the calling thread: marks are host clock times; a recording runs the work again. */
 class HostLane implements Lane {
 
     private long[] nanos = new long[16];

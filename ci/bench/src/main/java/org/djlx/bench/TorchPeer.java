@@ -19,10 +19,10 @@ import java.util.concurrent.LinkedBlockingQueue;
 import java.util.concurrent.TimeUnit;
 
 /**
- * Measures PyTorch on the same GPUs by a child process, a script in {@code ci/bench/peers}. {@code
- * torch_peer.py} and {@code train_peer.py} read a line of JSON for each case and answer with a
- * line. Without PyTorch, or if it fails or times out, its columns are missing and a note has the
- * cause; the benchmark continues.
+ * Measures PyTorch on the same GPUs in a child process, which runs a script of {@code
+ * ci/bench/peers}. {@code torch_peer.py} and {@code train_peer.py} read a line of JSON for each
+ * case and answer with a line. Without PyTorch, or if PyTorch fails or times out, its columns are
+ * missing and a note has the cause; the benchmark continues.
  */
 final class TorchPeer implements AutoCloseable {
 
@@ -51,7 +51,7 @@ final class TorchPeer implements AutoCloseable {
         this.patience = patience;
     }
 
-    /** Returns a script in the checkout that run.sh names, or else in the working directory. */
+    /** Returns a script of the checkout that run.sh names, otherwise of the working directory. */
     static Path script(String name) {
         return Path.of(System.getProperty("djlx.home", "")).resolve("ci/bench/peers").resolve(name);
     }

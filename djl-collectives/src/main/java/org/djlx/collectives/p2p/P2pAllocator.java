@@ -19,13 +19,13 @@ import org.djlx.nativeops.torch.Torch;
  * torch.distributed._symmetric_memory.empty}.
  *
  * <ul>
- *   <li>Peers find an array at the offset that it has on this rank. All ranks must therefore
+ *   <li>Peers access an array at the offset that it has on this rank. All ranks must therefore
  *       allocate and close arrays of the same sizes in the same order. Operators that depend on
  *       equal offsets check them and fail on all ranks if they differ.
  *   <li>The memory is reused once the array and all its {@linkplain Torch#alias aliases} are
  *       closed. On a GPU this can be before the current stream has finished using it, so only use
  *       reused memory on the same stream.
- *   <li>Thread-safe; but concurrent calls may get different offsets on different ranks.
+ *   <li>Thread-safe, but concurrent calls may get different offsets on different ranks.
  * </ul>
  */
 public final class P2pAllocator {

@@ -17,13 +17,13 @@ public record FlightFinding(Kind kind, List<Integer> ranks, long sequence, Strin
     public enum Kind {
         /** Ranks called different operations, shapes or types at the same sequence number. */
         MISMATCH,
-        /** A rank called an operation after others had timed out waiting for it. */
+        /** A rank called an operation after other ranks had timed out waiting for it. */
         LATE,
-        /** A rank has not failed, and has not called an operation that others have. */
+        /** A rank has not failed, but has not called an operation that other ranks have called. */
         BEHIND,
         /** The record of a rank is missing. */
         MISSING_DUMP,
-        /** All ranks called an operation, and it has not completed on some. */
+        /** All ranks called an operation, but it has not completed on some of them. */
         UNFINISHED,
         /** An operation failed on a rank. */
         FAILED

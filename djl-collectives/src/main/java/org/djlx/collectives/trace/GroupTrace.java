@@ -14,9 +14,8 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * Records the operations of a group on one rank in its {@link FlightRecorder}, and has the record
- * written to a file when an operation fails. For {@code ProcessGroup} only; users read the
- * recorder.
+ * Records the operations of a group on one rank in its {@link FlightRecorder}, and writes the
+ * record to a file when an operation fails. For {@code ProcessGroup} only; users read the recorder.
  */
 public final class GroupTrace {
 
@@ -99,7 +98,7 @@ public final class GroupTrace {
     }
 
     /**
-     * Schedules writing the record after an operation failed. Returns the file; null if nothing is
+     * Schedules writing the record after an operation failed. Returns the file; null if no file is
      * written.
      */
     String failed(Operation operation, Throwable failure, String message) {
@@ -125,7 +124,7 @@ public final class GroupTrace {
         }
     }
 
-    /** Returns whether this is a mismatch that leaves the group usable; its message says it all. */
+    /** Returns whether this is a mismatch that leaves the group usable; its message is enough. */
     private static boolean isHarmless(Throwable failure) {
         return failure instanceof CollectiveMismatchException mismatch && !mismatch.isGroupBroken();
     }

@@ -9,8 +9,8 @@ import java.util.function.Function;
 import org.djlx.collectives.ProcessGroup;
 
 /**
- * Training configuration of the engine {@code PyTorch-P2P}. An option that is not set here, and
- * every option if the program passes another {@code TrainingConfig}, comes from a system property:
+ * Training configuration of the engine {@code PyTorch-P2P}. Options that are not set here come from
+ * system properties, and so do all options if the program passes another {@code TrainingConfig}:
  * {@code org.djlx.ranks}, {@code org.djlx.gradientReduction}, {@code org.djlx.gradientCompression},
  * {@code org.djlx.bucketBytes}, {@code org.djlx.backend}.
  */
@@ -82,7 +82,7 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
 
     /**
      * Sets how gradients are reduced across processes, or across trainers that share a group. All
-     * of them must set the same.
+     * of them must set the same value.
      *
      * <p>Several ranks in one JVM compute one loss over the whole batch, so their gradients equal
      * the gradients on one device. {@code newTrainer} refuses {@link GradientReduction#MEAN} for
@@ -102,7 +102,8 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
     }
 
     /**
-     * Sets the format in which gradients are sent between ranks. All ranks must set the same.
+     * Sets the format in which gradients are sent between ranks. All ranks must set the same
+     * format.
      *
      * @param compression {@link GradientCompression#NONE}, which is the default, or {@link
      *     GradientCompression#BFLOAT16}
@@ -117,7 +118,7 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
     }
 
     /**
-     * Sets the size of a gradient bucket. All ranks must set the same.
+     * Sets the size of a gradient bucket. All ranks must set the same size.
      *
      * @param bytes the size before compression; the default is 25 MiB. A larger gradient gets its
      *     own bucket
@@ -145,7 +146,7 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
      * set, the trainer creates a group if {@code RANK} and {@code WORLD_SIZE} are in the
      * environment.
      *
-     * @param group this rank's handle, on the trainer's device; the caller keeps owning it
+     * @param group this rank's handle, on the trainer's device; the caller still owns it
      * @return this configuration
      */
     public DataParallelConfig optProcessGroup(ProcessGroup group) {

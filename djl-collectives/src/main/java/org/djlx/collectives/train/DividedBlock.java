@@ -7,9 +7,10 @@ import org.djlx.collectives.ProcessGroup;
 
 /**
  * A block with parameters divided among the ranks of a group, as in tensor parallelism. Its {@code
- * saveParameters} gathers them: all ranks of the group call it, and each writes the same. The
- * engine {@code PyTorch-P2P} asks for the group to choose the rank that saves the model and logs.
- * Implement it for blocks of your own; all divided blocks of one model share one group.
+ * saveParameters} gathers the parameters: all ranks of the group call it, and each writes the same
+ * data. The engine {@code PyTorch-P2P} uses the group to choose the rank that saves the model and
+ * logs. Implement this interface for your own blocks; all divided blocks of one model share one
+ * group.
  */
 public interface DividedBlock extends Block {
 
@@ -20,7 +21,7 @@ public interface DividedBlock extends Block {
      * Finds the group of the first divided block among a block and its descendants.
      *
      * @param block may be null
-     * @return this rank's handle; null if each rank has all parameters
+     * @return this rank's handle of the group; null if each rank has all parameters
      */
     static ProcessGroup groupOf(Block block) {
         if (block == null) {

@@ -12,7 +12,8 @@ import org.djlx.nativeops.torch.ScalarType;
  *
  * <p>The constants of {@link #H200} are fitted to the rows of {@link Measurement#all()}. A test
  * repeats the fit and compares. For another GPU, {@link #of} takes the measured rates of its
- * matmuls and memory, and everything else from an H200. {@link #scaled} measures nothing.
+ * matmuls and memory, and everything else from an H200. {@link #scaled} uses no measurements of the
+ * GPU.
  *
  * @param name the name, in lower case
  * @param multiprocessors the number of SMs
@@ -98,16 +99,16 @@ public record Machine(
      * Operators on the path FUSED.
      *
      * @param start the fixed time: from the launch to the first load, and after the last store
-     * @param steps the time of a tile for 64 columns of A, for each of the {@link
-     *     FusedMatmulModel#TILE_COLUMNS}, of the kernel with which operators were measured; the
-     *     path is chosen by these
-     * @param tiles the same times of the present, faster kernel; the tile is chosen by these
+     * @param steps the times of a tile for 64 columns of A, one for each of the {@link
+     *     FusedMatmulModel#TILE_COLUMNS}, with the kernel of the operator measurements; they decide
+     *     the path
+     * @param tiles the same times with the current, faster kernel; they decide the tile
      * @param exchange the additional time of a tile that is sent to another rank, or added to tiles
      *     of other ranks
      * @param blockRate the rate of a thread block that pushes
-     * @param linkRate the rate of all thread blocks that push and do nothing else, on 8 GPUs
-     * @param crowdedRate the rate of 8 or 16 thread blocks that push while the others multiply, on
-     *     8 GPUs. On 2 and 4 GPUs the links are the limit
+     * @param linkRate the total rate when all thread blocks only push, on 8 GPUs
+     * @param crowdedRate the total rate of 8 or 16 thread blocks that push while the other blocks
+     *     multiply, on 8 GPUs. On 2 and 4 GPUs the links are the limit
      */
     public record Fused(
             double start,
@@ -134,8 +135,8 @@ public record Machine(
      * @param start the fixed time of a copy
      * @param rate the rate of a copy
      * @param pipeline the fixed time of a pipeline, for events and waits for signals
-     * @param cut the additional time of its matmuls for each further rank, as a share of one
-     *     matmul: smaller matmuls fill the SMs less well, and copies run at the same time
+     * @param cut the additional time of a pipeline's matmuls for each further rank, as a share of
+     *     one matmul: smaller matmuls fill the SMs less well, and copies run at the same time
      * @param reduction the rate of reading and writing memory when parts are summed
      */
     public record Copies(double start, double rate, double pipeline, double cut, double reduction) {
@@ -155,8 +156,8 @@ public record Machine(
 
     /**
      * NCCL's all-gather and reduce-scatter: a fixed time, and a rate of bytes into each GPU. NCCL
-     * uses another protocol for few bytes. Beyond 8 ranks the fixed time is assumed to grow as it
-     * does from 2 to 8.
+     * uses another protocol for few bytes. Beyond 8 ranks the fixed time is assumed to grow as from
+     * 2 to 8 ranks.
      *
      * @param starts the fixed times of 2, 4 and 8 ranks
      * @param rates the rates of 2, 4 and 8 ranks
@@ -169,7 +170,10 @@ public record Machine(
             List<Double> fewStarts,
             List<Double> fewRates) {
 
-        /** Returns the time for bytes into each GPU. The rate may be a network's rate. */
+        /**
+         * Returns the time to transfer {@code bytes} into each GPU. The rate may be a network's
+         * rate.
+         */
         double micros(int ranks, long bytes, double rate) {
             double micros = at(starts, ranks) + bytes / rate / 1e3;
             if (ranks > MEASURED) {
@@ -191,8 +195,8 @@ public record Machine(
      * @param nccl a collective of NCCL and a matmul, for any number of ranks
      * @param gathered an exchange and a matmul, for any number of ranks
      * @param pipelined a pipeline of 2, 4 and 8 ranks, with copies, signals, waits and a matmul for
-     *     each rank. The third quartile of the measurements, because the GPU waits for the slowest
-     *     rank
+     *     each rank. These are third quartiles of the measurements, because the GPU waits for the
+     *     slowest rank
      */
     public record Host(double fused, double nccl, double gathered, List<Double> pipelined) {
 

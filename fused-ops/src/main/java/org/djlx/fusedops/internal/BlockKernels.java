@@ -31,8 +31,8 @@ import org.djlx.nativeops.torch.Torch;
  * block between its matmuls, and their gradients.
  *
  * <ul>
- *   <li>The arrays of a call have one supported type, unless the method says otherwise, and are on
- *       the GPU.
+ *   <li>The arrays of a call are on the GPU and have the same supported type, unless the method
+ *       says otherwise.
  *   <li>Results are new arrays in the manager of the first array.
  *   <li>Kernels run on the calling thread's current stream. Autograd does not record them.
  *   <li>Not thread-safe.
@@ -47,7 +47,7 @@ public final class BlockKernels implements AutoCloseable {
     private static final int PACK = 16; // bytes
     private static final int NORM_THREADS = CONSTANTS.value("MAX_THREADS");
     private static final int NORM_BLOCKS = 3; // per SM
-    private static final int GRADIENT_BLOCKS = 2; // per SM, of a norm's gradient
+    private static final int GRADIENT_BLOCKS = 2; // per SM, for a norm's gradient
     private static final int ROTATION_THREADS = 256; // at most
     private static final long[] NO_HEADS = new long[5];
     private static final int SUM_THREADS = CONSTANTS.value("PART_WARPS") * WARP;
@@ -146,7 +146,10 @@ public final class BlockKernels implements AutoCloseable {
             kernels.get(Torch.scalarType(array)).launch(stream, size, arguments);
         }
 
-        /** Closes temporary arrays. If a graph is recorded, it keeps all arrays for replays. */
+        /**
+         * Closes temporary arrays. If a graph is being recorded, the graph keeps all arrays for
+         * replays.
+         */
         @Override
         public void close() {
             if (stream.isCapturing()) {
@@ -161,7 +164,7 @@ public final class BlockKernels implements AutoCloseable {
         return (elements + count - 1) / count;
     }
 
-    /** Returns so many threads, in whole warps. */
+    /** Rounds a number of threads up to whole warps, but returns at most {@code most}. */
     private static int threads(long wanted, int most) {
         return (int) Math.min(most, (wanted + WARP - 1) / WARP * WARP);
     }
@@ -230,7 +233,7 @@ public final class BlockKernels implements AutoCloseable {
      *
      * @param x the rows, at least one
      * @param gradient the gradient of the norm
-     * @param ofRows a gradient of the rows to be added; null for none
+     * @param ofRows another gradient of the rows, to add; null for none
      * @param epsilon the number added to the mean of squares
      * @return the gradients of the rows and of the weight
      */
@@ -276,7 +279,7 @@ public final class BlockKernels implements AutoCloseable {
     }
 
     /**
-     * Applies the rotary embedding to heads, or its inverse.
+     * Applies the rotary embedding, or its inverse, to heads.
      *
      * @param x of shape (…, positions, heads, head size)
      * @param cosines the cosines, of shape (positions, 1, half of the head size)
@@ -312,7 +315,7 @@ public final class BlockKernels implements AutoCloseable {
         return new long[] {y, x, heads(ofY) * size, heads(ofX) * size, last};
     }
 
-    /** Launches the rotation, for as many tokens as an array has. */
+    /** Launches the rotation for the tokens of an array. */
     private void rotate(
             Call call,
             List<long[]> heads,
@@ -450,7 +453,7 @@ public final class BlockKernels implements AutoCloseable {
      * Computes the gradients of {@link #gated}.
      *
      * @param in the gate and the value, not empty, in two arrays or one
-     * @return the gradients of gate and value, in arrays of the same number and shapes
+     * @return the gradients of gate and value, in arrays of the shapes of {@code in}
      */
     public List<NDArray> gatedGradients(List<NDArray> in, NDArray gradient) {
         try (Call call = new Call()) {

@@ -29,7 +29,7 @@ public final class RmsNormKernels implements AutoCloseable {
 
     /**
      * The largest input of the one-shot kernel, in bytes: 64 rows of 8192 elements in float32. For
-     * larger ones the all-reduce of the group is faster.
+     * larger inputs the all-reduce of the group is faster.
      */
     private static final long MOST_EXCHANGED = 2 << 20;
 
@@ -59,8 +59,8 @@ public final class RmsNormKernels implements AutoCloseable {
     }
 
     /**
-     * Starts compiling the kernels on another thread. The future completes when that has ended; the
-     * constructor reports a failure.
+     * Starts compiling the kernels on another thread. The future completes when compilation has
+     * ended, even if it failed; the constructor reports the failure.
      */
     public static CompletableFuture<Void> prepare(
             CudaDevice device, KernelCompiler compiler, int worldSize) {
@@ -108,8 +108,8 @@ public final class RmsNormKernels implements AutoCloseable {
     }
 
     /**
-     * Returns whether the one-shot kernel takes {@linkplain #isSupported supported} rows of a
-     * length; the same on all ranks.
+     * Returns whether the one-shot kernel takes this number of {@linkplain #isSupported supported}
+     * rows; the same on all ranks.
      */
     public boolean exchanges(P2pBuffers buffers, ScalarType type, long rows, long hidden) {
         long most = buffers.oneShotSlots().map(OneShotSlots::slot).orElse(0L);

@@ -22,7 +22,7 @@ import java.util.List;
 public final class ColumnParallelLinear extends ShardedBlock {
 
     private final long units;
-    private final ParallelEmbedding embedding; // whose weight it shares; null if it has its own
+    private final ParallelEmbedding embedding; // shares its weight with this layer; null if untied
     private final Parameter weight; // null if it is the embedding's
     private final Parameter bias; // null if there is none
 
@@ -128,7 +128,7 @@ public final class ColumnParallelLinear extends ShardedBlock {
          * ranks then have additional units with zero weights and outputs. Meant for a vocabulary:
          * {@link VocabularyParallelCrossEntropy} ignores the additional units.
          *
-         * @param padded true to round up; default false: other numbers of units are refused
+         * @param padded true to round up; default false: the world size must divide the units
          * @return this builder
          */
         public Builder optPadded(boolean padded) {
@@ -137,8 +137,8 @@ public final class ColumnParallelLinear extends ShardedBlock {
         }
 
         /**
-         * Shares the weight of an embedding. The units are its vocabulary, padded as in the
-         * embedding.
+         * Shares the weight of an embedding. The units are the embedding's vocabulary, with the
+         * same padding.
          *
          * @param embedding an embedding of the same group, in the same model
          * @return this builder

@@ -64,10 +64,10 @@ public final class RotaryEmbedding {
     /**
      * Computes cosines and sines, in float64 with one rounding.
      *
-     * @param manager the manager of the arrays, which also decides on their device
+     * @param manager the manager of the arrays; its device is the arrays' device
      * @param first the first position
      * @param count the number of positions
-     * @param type the type of its elements
+     * @param type the element type
      * @return the table; the caller closes it
      */
     public Table table(NDManager manager, long first, int count, ScalarType type) {
@@ -124,7 +124,7 @@ public final class RotaryEmbedding {
 
     /**
      * The scaling of Llama 3.1: rotates some pairs more slowly, for contexts longer than in the
-     * first training.
+     * original training.
      */
     private record Scaling(double factor, double low, double high, long length) {
 
@@ -175,14 +175,15 @@ public final class RotaryEmbedding {
         /**
          * Sets the scaling of Llama 3.1, {@code rope_scaling} of type {@code llama3} in
          * configurations. Pairs with many turns within the original length keep their speed. Pairs
-         * with few turns are slowed down by the factor. In between, the speed is interpolated.
+         * with few turns are slowed down by the factor. For pairs in between, the speed is
+         * interpolated.
          *
          * @param factor the factor to slow down by, such as 8
          * @param lowFrequencyFactor the number of turns below which a pair is slowed down by the
          *     factor, such as 1
          * @param highFrequencyFactor the number of turns above which a pair keeps its speed, such
          *     as 4
-         * @param originalLength the context length of the first training, such as 8192
+         * @param originalLength the context length of the original training, such as 8192
          * @return this builder
          */
         public Builder optLlama3Scaling(

@@ -6,11 +6,12 @@ import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.torch.ScalarType;
 
 /**
- * Matrix products on one GPU with cuBLASLt. A product is planned once for its layouts, when
- * cuBLASLt chooses an algorithm. Running a plan is one call that neither allocates nor blocks.
+ * Matrix products on one GPU with cuBLASLt. A plan is made once for given layouts; cuBLASLt then
+ * chooses an algorithm. Running a plan is one call that neither allocates nor blocks.
  *
  * <p>All plans share a workspace on the GPU, so products must run one after the other: on one
- * stream, or on streams ordered by events. Create this object, and plan, on one thread at a time.
+ * stream, or on streams ordered by events. Only one thread at a time may create this object or
+ * plan.
  */
 public final class CublasLt implements AutoCloseable {
 
@@ -26,7 +27,7 @@ public final class CublasLt implements AutoCloseable {
      * @param device the GPU
      * @return cuBLASLt; the caller closes it
      * @throws UnsatisfiedLinkError if {@link NativeLibrary#CUBLASLT} is not available
-     * @throws CudaException if there is no memory for the workspace
+     * @throws CudaException if GPU memory for the workspace runs out
      */
     public static CublasLt create(CudaDevice device) {
         NativeLibrary.CUBLASLT.ensureAvailability();

@@ -13,15 +13,15 @@ import org.djlx.nativeops.host.CallingThread;
 import org.djlx.nativeops.host.NativeMemory;
 
 /**
- * A GPU and its primary context, which libtorch, NCCL and CUDA's run-time library use, too.
+ * A GPU and its primary context, shared with libtorch, NCCL and the CUDA runtime.
  *
  * <p>The context is retained from {@link #open} until this object and everything created with it
  * (streams, events, memory, modules, graphs) is closed. Methods of this package restore the calling
  * thread's current context, except {@link #makeCurrent()}. No method requires a current context,
  * but many calls are faster {@link #within} it. Thread-safe.
  *
- * <p><b>Errors.</b> Failures of the driver are {@link CudaException}s; using a closed object is an
- * {@link IllegalStateException}.
+ * <p><b>Errors.</b> Failures of the driver are {@link CudaException}s; using a closed object throws
+ * an {@link IllegalStateException}.
  */
 public final class CudaDevice implements AutoCloseable {
 
@@ -160,8 +160,8 @@ public final class CudaDevice implements AutoCloseable {
     }
 
     /**
-     * Enables access of this GPU to all memory of a peer, as long as both contexts exist.
-     * Idempotent, also if libtorch or NCCL have enabled it.
+     * Enables access of this GPU to all memory of {@code cudaMalloc} on a peer, as long as both
+     * contexts exist. Idempotent, even if libtorch or NCCL has enabled the access.
      *
      * @param peer the peer; may be this GPU
      * @throws CudaException with {@code CUDA_ERROR_PEER_ACCESS_UNSUPPORTED} if this GPU cannot
@@ -179,16 +179,16 @@ public final class CudaDevice implements AutoCloseable {
         }
     }
 
-    /** Makes the context current for the calling thread, for other libraries. */
+    /** Makes the context current for the calling thread, for calls of other libraries. */
     public void makeCurrent() {
         requireOpen();
         CudaDriver.check(cudart.cuCtxSetCurrent(context), "cuCtxSetCurrent");
     }
 
     /**
-     * Runs code with the context current for the calling thread, and restores the thread's own.
-     * Calls in the code are faster, because they need not switch contexts. The code must not make
-     * another context current without restoring this device's context.
+     * Runs code with the context current for the calling thread, then restores the previous
+     * context. Calls in the code are faster, because they need not switch contexts. The code must
+     * not make another context current without restoring this device's context.
      *
      * @param body the code
      * @param <T> the type of the result
@@ -251,7 +251,7 @@ public final class CudaDevice implements AutoCloseable {
         references++;
     }
 
-    /** Releases a reference of {@link #retain} or {@link #open}. */
+    /** Releases a reference taken by {@link #retain} or {@link #open}. */
     public synchronized void release() {
         references--;
         if (references == 0) {

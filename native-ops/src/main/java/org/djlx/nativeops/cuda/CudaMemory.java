@@ -12,10 +12,10 @@ import org.djlx.nativeops.host.NativeMemory;
 /**
  * Allocates GPU memory and pinned host memory. Contents are not initialised.
  *
- * <p>Allocating and freeing may wait for all work of the GPU, so do neither between a wait for a
- * signal and the signal. Memory retains its GPU's context until it is freed. Close it only after
- * the last stream has used it. Failures are {@link CudaException}s, for example {@code
- * CUDA_ERROR_OUT_OF_MEMORY}.
+ * <p>Allocating and freeing may wait for all work of the GPU, so do neither between enqueuing a
+ * wait for a signal and sending the signal. Memory retains its GPU's context until it is freed.
+ * Close it only after all streams have finished using it. Failures are {@link CudaException}s, for
+ * example {@code CUDA_ERROR_OUT_OF_MEMORY}.
  */
 public final class CudaMemory {
 
@@ -72,8 +72,8 @@ public final class CudaMemory {
     }
 
     /**
-     * {@return whether peer access is enough to access memory} True for memory of {@code
-     * cudaMalloc}; false for virtual memory, which is mapped for named GPUs only.
+     * {@return whether enabled peer access is enough for a peer to access memory} True for memory
+     * of {@code cudaMalloc}; false for virtual memory, which is mapped for named GPUs only.
      *
      * @param device the GPU that owns the memory
      * @param address an address in the memory
@@ -83,7 +83,9 @@ public final class CudaMemory {
         return Legacy.is(device, address);
     }
 
-    /** A separate class, because to verify a class the JVM loads the presets that it uses. */
+    /**
+     * A separate class: when the JVM verifies a class, it loads the presets that the class uses.
+     */
     private static final class Legacy {
 
         static boolean is(CudaDevice device, long address) {
@@ -113,7 +115,7 @@ public final class CudaMemory {
         }
     }
 
-    /** Wraps the memory that a call returns in {@code address}, and retains the context for it. */
+    /** Allocates memory, wraps it, and retains the context until it is freed. */
     private static NativeMemory create(
             CudaDevice device,
             Device where,

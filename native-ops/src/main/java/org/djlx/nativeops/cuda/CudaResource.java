@@ -4,8 +4,8 @@ package org.djlx.nativeops.cuda;
 import java.util.function.IntSupplier;
 
 /**
- * A native object in a GPU's context, which it retains until it is closed. Closing is thread-safe,
- * but must not happen while another thread uses the object.
+ * A native object in a GPU's context. Retains the context until the object is closed. Closing is
+ * thread-safe, but must not happen while another thread uses the object.
  */
 abstract class CudaResource implements AutoCloseable {
 

@@ -6,7 +6,7 @@ package org.djlx.nativeops.cuda;
  *
  * @param kind the kind of connection
  * @param nvLinks the number of NVLinks; 0 unless the kind is {@link Kind#NVLINK} or {@link
- *     Kind#NVSWITCH}, and 0 for these if NVML does not tell the number
+ *     Kind#NVSWITCH}, and 0 for these kinds if NVML does not report the number
  */
 public record GpuLink(Kind kind, int nvLinks) {
 
@@ -30,7 +30,9 @@ public record GpuLink(Kind kind, int nvLinks) {
         NUMA_NODE("NODE"),
         /** Through the connection between NUMA nodes. */
         SYSTEM("SYS"),
-        /** The GPUs can access each other's memory, but not through NVLink; NVML tells no more. */
+        /**
+         * The GPUs can access each other's memory, but not through NVLink; NVML reports no details.
+         */
         PEER("P2P"),
         /** Unknown: neither NVML nor the driver reports the link. */
         UNKNOWN("?");
@@ -58,7 +60,7 @@ public record GpuLink(Kind kind, int nvLinks) {
     }
 
     /**
-     * Returns a link without a number of NVLinks.
+     * Returns a link with an unknown number of NVLinks, or none.
      *
      * @param kind the kind of connection
      * @return the link

@@ -13,13 +13,14 @@ import java.util.regex.Pattern;
 
 /**
  * Constants, structs and tables of a kernel source, read from its text. Block sizes, tile sizes and
- * the offsets of kernel arguments are so written once, in CUDA. No compiler and no GPU is needed.
+ * the offsets of kernel arguments are thus written only once, in CUDA. Needs neither a compiler nor
+ * a GPU.
  *
- * <p>It knows as much of C++ as the kernels use:
+ * <p>Supports only the C++ that the kernels use:
  *
  * <ul>
- *   <li>{@code const int NAME = expression;} with integers, macros and other such constants
- *   <li>structs of integers, floats, pointers, such structs, and arrays of them
+ *   <li>{@code const int NAME = expression;} with integers, macros and other constants
+ *   <li>structs of integers, floats, pointers, other structs, and arrays of these
  *   <li>macro calls with integers, one a line
  * </ul>
  */
@@ -63,8 +64,8 @@ public final class KernelConstants {
      * {@return the value of a {@code const int}}
      *
      * @param constant its name
-     * @throws IllegalArgumentException if the source does not have exactly one definition, or needs
-     *     a macro that no option defines
+     * @throws IllegalArgumentException if the source does not have exactly one definition, or the
+     *     definition needs a macro that no option defines
      */
     public int value(String constant) {
         String macro = macros.get(constant);
@@ -147,7 +148,7 @@ public final class KernelConstants {
     }
 
     /**
-     * Where the members of a struct are.
+     * The layout of a struct.
      *
      * @param name the struct's name
      * @param byteSize its size in bytes

@@ -14,7 +14,7 @@ public final class HostCopier {
     /** Creates a copier. */
     public HostCopier() {}
 
-    /** A reusable pointer, because each of JNA's is a new object. */
+    /** A reusable pointer. A JNA pointer would be a new object for each address. */
     private static final class Cursor extends Pointer {
 
         private Cursor() {

@@ -9,8 +9,8 @@ import java.nio.LongBuffer;
 import java.util.Arrays;
 
 /**
- * Native memory of a thread, for arguments and results of C functions: results, sizes and strides.
- * The next use by the same thread overwrites it, so read results at once.
+ * Native memory of a thread, for arguments and results of C functions: slots, sizes and strides.
+ * The next use by the same thread overwrites it, so read results immediately.
  *
  * <pre>
  *   0        16                   16 + 64                  16 + 2 * 64   (longs)
@@ -39,8 +39,8 @@ public final class Scratch {
     Scratch() {}
 
     /**
-     * {@return the scratch memory of the calling thread} Slot 0 is zeroed: a missing result reads
-     * as null.
+     * {@return the scratch memory of the calling thread} Slot 0 is zeroed, so a missing result
+     * reads as null.
      */
     public static Scratch get() {
         Scratch scratch = CallingThread.get().scratch();

@@ -6,7 +6,7 @@ import ai.djl.pytorch.engine.PtNDManager;
 import java.util.concurrent.atomic.AtomicReference;
 import org.djlx.nativeops.host.NativeMemory;
 
-/** A view of memory, to which it holds a reference. */
+/** An array over native memory. Holds a reference to the memory. */
 final class MemoryView extends PtNDArray {
 
     private final AtomicReference<NativeMemory> memory;

@@ -93,8 +93,8 @@ public enum ScalarType {
      * {@return the size in bytes of a contiguous array of this type}
      *
      * @param sizes its sizes, not negative
-     * @throws IllegalArgumentException if the size is 2^63 bytes or more; also if it is that
-     *     without the sizes that are 0
+     * @throws IllegalArgumentException if the size is 2^63 bytes or more, with sizes of 0 counted
+     *     as 1
      */
     public long byteSize(long... sizes) {
         long bytes = itemSize;

@@ -10,14 +10,14 @@ import org.djlx.nativeops.host.NativeMemory;
 import org.djlx.nativeops.host.Scratch;
 
 /**
- * A reference to an array's storage, which keeps it alive after the array is closed. Much cheaper
- * than an {@linkplain Torch#alias alias}, for callers that need only {@link Torch#info}. Closing it
- * is not safe while another thread uses the memory.
+ * A reference to an array's storage, which keeps the storage alive after the array is closed. Much
+ * cheaper than an {@linkplain Torch#alias alias}, for callers that need only {@link Torch#info}. Do
+ * not close it while another thread uses the memory.
  */
 public final class TensorHold implements AutoCloseable {
 
     private long handle;
-    // The owners of the elements, if libtorch does not own them.
+    // The owner of the elements, if libtorch does not own them; otherwise null.
     private NativeMemory memory;
     private ByteBuffer buffer;
 

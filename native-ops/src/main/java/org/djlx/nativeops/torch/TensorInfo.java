@@ -2,13 +2,14 @@
 package org.djlx.nativeops.torch;
 
 /**
- * Properties of a tensor, read by one call, because each getter of {@link Torch} costs a call and
- * checks.
+ * Properties of a tensor, read in one call. Each getter of {@link Torch} costs a native call and
+ * argument checks.
  *
  * @param type the element type
  * @param sizes the size of every dimension, not to be changed
  * @param strides the stride of every dimension, in elements, not to be changed
- * @param address the address of the first element, on the tensor's device; 0 if there is none
+ * @param address the address of the first element, on the tensor's device; 0 if there are no
+ *     elements
  */
 public record TensorInfo(ScalarType type, long[] sizes, long[] strides, long address) {
 
@@ -37,8 +38,8 @@ public record TensorInfo(ScalarType type, long[] sizes, long[] strides, long add
     }
 
     /**
-     * {@return whether the memory ranges from first to last element of two arrays overlap; false if
-     * one of the arrays has no elements}
+     * {@return whether the memory ranges of two arrays, from first to last element, overlap; false
+     * if an array has no elements}
      *
      * @param other the other array
      */

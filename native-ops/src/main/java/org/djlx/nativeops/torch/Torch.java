@@ -17,27 +17,27 @@ import org.djlx.nativeops.host.Scratch;
 
 /**
  * Properties and operators of DJL's PyTorch arrays that DJL does not offer, through libtorch's
- * stable C ABI: addresses, strides, all element types, views of memory, and operators. In-place
- * operators are in {@link TorchInPlace}, to which the rules below apply, too.
+ * stable C ABI: addresses, strides, all element types, views of memory, and operators. The rules
+ * below also apply to the in-place operators of {@link TorchInPlace}.
  *
- * <p><b>Errors.</b> A wrong argument is an {@link IllegalArgumentException} that names it: one that
- * is null, closed, of another engine, sparse, an array of strings, or of a type, shape or device
- * that does not match. A failure inside libtorch is an {@link EngineException}; if its message
- * lacks the reason, libtorch has written that to the standard error stream. Without libtorch,
- * methods throw as {@link NativeLibrary#ensureAvailability()} does.
+ * <p><b>Errors.</b> A wrong argument throws an {@link IllegalArgumentException} that names the
+ * argument. Wrong arguments are null, closed, of another engine, sparse, arrays of strings, or of
+ * the wrong type, shape or device. A failure inside libtorch throws an {@link EngineException}; if
+ * its message lacks the reason, libtorch has written the reason to the standard error stream.
+ * Without libtorch, methods throw as {@link NativeLibrary#ensureAvailability()} does.
  *
  * <p><b>Threads.</b> Thread-safe, except that an array must not be read while it is written, and an
  * array, its manager or its memory must not be closed while another thread uses it. On a GPU,
  * operators are queued on the calling thread's current stream and return immediately. An array may
- * be closed before this stream has executed them; for other streams use {@link
+ * be closed before this stream has executed its operators; for other streams use {@link
  * CudaStream#keepAlive}.
  *
  * <p><b>Gradients.</b> If the calling thread's gradient mode is on, autograd records {@link #copy},
- * {@link #cast}, {@link #attention}, {@link #silu} and the in-place operators, as it records
- * PyTorch's own. Gradient mode is on by default on each thread; {@link NoGradient} switches it off.
- * With it on, writing to an array that requires a gradient is an {@link EngineException}, and
- * results of such arrays keep the graph alive. {@link #mmOut} and writes through a view are never
- * recorded.
+ * {@link #cast}, {@link #attention}, {@link #silu} and the in-place operators, like PyTorch's own
+ * operators. Gradient mode is on by default on each thread; {@link NoGradient} switches it off.
+ * While it is on, writing to an array that requires a gradient throws an {@link EngineException},
+ * and results computed from such an array keep the graph alive. {@link #mmOut} and writes through a
+ * view are never recorded.
  */
 public final class Torch {
 
@@ -226,7 +226,7 @@ public final class Torch {
 
     /**
      * {@return whether an array requires a gradient, as {@code torch.Tensor.requires_grad}: it is a
-     * leaf that does, or was computed from one with the gradient mode on} {@link
+     * leaf that requires one, or was computed from such a leaf with the gradient mode on} {@link
      * NDArray#hasGradient()} is true for leaves only.
      *
      * @param array the array
@@ -244,17 +244,17 @@ public final class Torch {
 
     /**
      * Replaces the gradient of an array that requires one, as setting {@code torch.Tensor.grad}. If
-     * the gradient is null, the next backward pass stores its gradient instead of adding to a zero
-     * one.
+     * the gradient is null, the next backward pass stores its gradient instead of adding it to
+     * zeros.
      *
      * <p>Restrictions:
      *
      * <ul>
      *   <li>No backward pass that reaches the array may be running.
      *   <li>The gradient shares its storage with the array's gradient from now on, so libtorch must
-     *       own it. A view of {@link NativeMemory} is refused. A slice of an array that DJL created
-     *       from Java data must not be used either, but cannot be detected.
-     *   <li>With no gradient, DJL's {@link NDArray#getGradient()} returns new float32 zeros.
+     *       own the storage. A view of {@link NativeMemory} is refused. A slice of an array that
+     *       DJL created from Java data is not allowed either, but cannot be detected.
+     *   <li>Without a gradient, DJL's {@link NDArray#getGradient()} returns new float32 zeros.
      * </ul>
      *
      * @param array the array
@@ -298,7 +298,7 @@ public final class Torch {
 
     /**
      * {@return the number of open arrays that {@link NDArray#getGradient()} has returned for an
-     * array's gradient; 0 if it has no gradient}
+     * array's gradient; 0 if the array has no gradient}
      *
      * @param array the array
      * @throws EngineException if this version of libtorch has an unexpected layout of gradients
@@ -365,7 +365,7 @@ public final class Torch {
      * @param dimension the dimension, from 0
      * @param start the start of the range, in elements along the dimension
      * @param length the length of the range
-     * @return the range, with as many dimensions, in the array's manager
+     * @return the range, with the array's number of dimensions, in the array's manager
      */
     public static NDArray narrow(NDArray array, int dimension, long start, long length) {
         PtNDArray whole = TorchChecks.array(array, "the array");
@@ -389,7 +389,7 @@ public final class Torch {
     /**
      * Changes an array, and all arrays of the same tensor, to shape (0). This frees the storage
      * even if other code keeps a reference to the tensor. Arrays of other tensors on the storage,
-     * such as views, keep it.
+     * such as views, keep the storage alive.
      *
      * @param array the array
      */
@@ -507,8 +507,8 @@ public final class Torch {
      * @param out the product, of shape (m, n); must not overlap {@code a} or {@code b}
      * @param a a matrix of shape (m, k)
      * @param b a matrix of shape (k, n); with k = 0 the product is zeros
-     * @throws IllegalArgumentException also unless all three are on one device and of one type of
-     *     float16, bfloat16, float32 and float64
+     * @throws IllegalArgumentException also unless all three are on one device and of the same
+     *     type: float16, bfloat16, float32 or float64
      */
     public static void mmOut(NDArray out, NDArray a, NDArray b) {
         long result = TorchChecks.tensor(out, "out");
@@ -541,12 +541,12 @@ public final class Torch {
      *
      * <p>On CPUs, and for 16-bit types on GPUs, libtorch has kernels that never hold the scores of
      * all pairs in memory (Dao et al., 2022, <a
-     * href="https://arxiv.org/abs/2205.14135">arXiv:2205.14135</a>). If that is cuDNN's, every new
-     * shape takes 45 ms once, so pad sequences to few different lengths.
+     * href="https://arxiv.org/abs/2205.14135">arXiv:2205.14135</a>). If libtorch chooses cuDNN's
+     * kernel, each new shape takes 45 ms once, so pad sequences to few different lengths.
      *
      * @param query of shape (batch, query heads, queries, size), of a floating-point type
-     * @param key of shape (batch, key heads, keys, size). With fewer key heads than query heads, by
-     *     a whole factor, adjacent query heads share a key head (grouped-query attention)
+     * @param key of shape (batch, key heads, keys, size). If there are n times as many query heads
+     *     as key heads, n adjacent query heads share a key head (grouped-query attention)
      * @param value of the key's shape
      * @param causal whether query {@code i} attends only to the keys up to {@code i}
      * @return the result, of the query's shape and type and in its manager
@@ -574,8 +574,8 @@ public final class Torch {
 
     /**
      * Computes causal attention of a sequence's last positions to the whole sequence, as PyTorch's
-     * {@code causal_lower_right}: the last query attends to all keys, each query before it to one
-     * key less. Uses FlashAttention 2 (Dao, 2023, <a
+     * {@code causal_lower_right}: the last query attends to all keys, and each earlier query to one
+     * key less than the next. Uses FlashAttention 2 (Dao, 2023, <a
      * href="https://arxiv.org/abs/2307.08691">arXiv:2307.08691</a>), which never holds the scores
      * of all pairs in memory. Has no gradient.
      *
@@ -584,8 +584,8 @@ public final class Torch {
      *
      * @param query of shape (batch, query heads, queries, size), none of them 0; the size is a
      *     multiple of 8 up to 256
-     * @param key of shape (batch, key heads, keys, size), with no fewer keys than queries. With
-     *     fewer key heads than query heads, by a whole factor, adjacent query heads share a key
+     * @param key of shape (batch, key heads, keys, size), with at least as many keys as queries. If
+     *     there are n times as many query heads as key heads, n adjacent query heads share a key
      *     head
      * @param value of the key's shape
      * @return the result, of the query's shape and type and in its manager
@@ -642,7 +642,7 @@ public final class Torch {
         return Tensors.device(query).isGpu() && Tensors.scalarType(query).itemSize() == 2;
     }
 
-    /** Copies each key head for each of its query heads. */
+    /** Repeats each key head for all query heads that share it. */
     private static NDArray repeated(NDArray x, long heads) {
         Shape shape = x.getShape();
         long times = heads / shape.get(1);

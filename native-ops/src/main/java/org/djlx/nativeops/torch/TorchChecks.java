@@ -12,8 +12,8 @@ import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.host.NativeMemory;
 
 /**
- * Checks arguments before they reach native code, which would crash the process. Every failure is
- * an {@link IllegalArgumentException} that names the argument.
+ * Checks arguments, because a wrong argument would crash the process in native code. Every failure
+ * is an {@link IllegalArgumentException} that names the argument.
  */
 public final class TorchChecks {
 

@@ -6,9 +6,9 @@ import com.sun.jna.Pointer;
 import org.djlx.nativeops.host.Scratch;
 
 /**
- * Calls operators by name, for which the stable C ABI has no function. Arguments and results are
+ * Calls operators by name if the stable C ABI has no function for them. Arguments and results are
  * passed on a stack of 64-bit values. The dispatcher consumes the handles of tensor arguments, so
- * it is given new handles. The caller owns the handle of the result.
+ * each call creates new handles. The caller owns the handle of the result.
  */
 final class TorchDispatcher {
 
@@ -80,8 +80,8 @@ final class TorchDispatcher {
      *
      * <p>The attention is causal, without dropout, mask and scale. All sequences have one length.
      *
-     * <p>Not {@code _scaled_dot_product_flash_attention}: libtorch 2.11 mixes up the types of its
-     * results.
+     * <p>Does not use {@code _scaled_dot_product_flash_attention}: libtorch 2.11 mixes up the types
+     * of its results.
      *
      * @return a handle of the output; the caller deletes it
      */

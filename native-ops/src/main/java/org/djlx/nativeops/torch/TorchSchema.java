@@ -34,7 +34,7 @@ record TorchSchema(String namespace, String name, List<Type> arguments) {
     /**
      * Parses a schema.
      *
-     * @throws IllegalArgumentException if it has another form
+     * @throws IllegalArgumentException if the schema has another form
      */
     static TorchSchema parse(String schema) {
         Matcher matcher = SCHEMA.matcher(String.valueOf(schema));

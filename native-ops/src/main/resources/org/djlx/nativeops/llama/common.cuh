@@ -27,7 +27,7 @@ const int PACK = Pack<T>::COUNT;
 const int STEP = 4 * PACK;  // elements of a row that 4 lanes load at a time
 const float LOWEST = -1e30f;  // below every attention score and logit
 
-// Copies a pack to shared memory (cp.async), or zeros if `there` is false. ONCE: for weights; also fetches neighbouring bytes into L2.
+// Copies a pack to shared memory (cp.async), or zeros if `there` is false. ONCE: weights; also fetches neighbouring bytes into L2.
 template <bool ONCE>
 __device__ __forceinline__ void copy_pack_async(u32 to, const Bits* from, bool there) {
   if (ONCE) {

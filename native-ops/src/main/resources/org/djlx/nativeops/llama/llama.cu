@@ -1,4 +1,4 @@
-// Kernels of an LLM rank, except for the large matmuls.
+// Kernels of one rank of an LLM, except for the large matmuls.
 //
 //   decode steps   embedding; matmul of few rows (matmul.cuh); attention to the KV cache (attention.cuh); logits to tokens
 //                  (sampling.cuh). all_reduce_rms_norm.cu has the all-reduce and norm after attention and MLP
@@ -22,9 +22,9 @@
 #ifdef HAS_BFLOAT16
 
 // ---------------------------------------------------------------------------------------------------------------------------
-// Embedding of each row's token; zeros if another rank has the token, or if there is none.
+// Embedding of each row's token; zeros if another rank has the token, or if the row has no token.
 
-// In place of a token: use the token that decode_sample stored for the sequence, not yet known to the host.
+// Placeholder: use the token that decode_sample stored for the sequence. The host does not know this token yet.
 const int SAMPLED = -2;
 
 struct Embedding {
@@ -58,7 +58,7 @@ struct Rotation {
   Bits* qkv;             // (rows, query heads + key heads + value heads, HEAD_SIZE); queries and keys are rotated in place
   Bits* keys;            // KV cache: (tokens, KV heads, HEAD_SIZE)
   Bits* values;
-  const int* slots;      // of each row: its token in the cache
+  const int* slots;      // KV cache slot of each row
   u64 start;             // position of the first row in its sequence
   const float* cosines;  // (positions, HEAD_SIZE / 2)
   const float* sines;

@@ -1,8 +1,9 @@
 // Matmul of few rows, for decode steps: output[b][n] = sum over k of x[b][k] * weight[n][k], in float32, rounded once.
 //
-// Tensor cores: the left operand is a weight tile, 16 rows of the weight; the right operand is an x tile, 8 rows of x. A lane loads 16
-// bytes that are contiguous in k, of both operands alike; mma then takes them for other values of k, which does not change the sum.
-// So a lane uses only data that it has copied itself: shared memory holds loads in flight, and threads synchronise only for the sums.
+// Tensor cores: the left operand is a weight tile, 16 rows of the weight; the right operand is an x tile, 8 rows of x. A lane loads
+// 16 bytes that are contiguous in k, for both operands alike. mma takes them for other values of k; as the order is the same in
+// both operands, the sum does not change. So a lane uses only data that it has copied itself: shared memory holds loads in flight,
+// and threads synchronise only for the sums.
 //
 // Blocks: the warps of a block divide k; their sums are added in warp order.
 //   one x tile     a block computes several groups of weight tiles, and copies the next group's weights while it adds up the sums;
@@ -46,15 +47,15 @@ const int TURN_LOADS = 2 * MATMUL_WARPS;  // warps alternate in k after two load
 // Whether sums have their own shared memory.
 __host__ __device__ constexpr bool has_separate_sums(int x_tiles) { return x_tiles == 1; }
 
-// The stages that fit into shared memory, 2 to max_stages; `copied` is the number of x tiles in a stage. Java computes the same, and
-// skips kernels for which not even 2 stages fit.
+// The number of stages that fit into shared memory, 2 to max_stages; `copied` is the number of x tiles in a stage. Java computes
+// the same, and skips kernels for which not even 2 stages fit.
 __host__ __device__ constexpr int stages(int x_tiles, int weight_tiles, int copied, int max_stages) {
   int room = SHARED_BYTES / (MATMUL_WARPS * WARP * 16) - (has_separate_sums(x_tiles) ? weight_tiles : 0);
   int fit = room / (2 * weight_tiles + copied);
   return fit < 2 ? 2 : fit < max_stages ? fit : max_stages;
 }
 
-// Norms residual + x of one row into shared memory, with the bits of add_rms_norm.
+// Norms residual + x of one row into shared memory, with the same bits as add_rms_norm.
 __device__ __forceinline__ void norm_x(const Matmul& args, uint4* row, const uint4* weight, float* sums) {
   const int THREADS = MATMUL_WARPS * WARP, PARTS = NORM_THREADS / THREADS;
   const uint4 *x = (const uint4*)args.x, *residual = (const uint4*)args.residual;
@@ -87,10 +88,10 @@ __device__ __forceinline__ void norm_x(const Matmul& args, uint4* row, const uin
   __syncthreads();
 }
 
-// X_TILES and WEIGHT_TILES: of a group; they do not change the order of a sum. NORM: x is one row, normed first.
+// X_TILES and WEIGHT_TILES: tiles of a group; they do not change the order of a sum. NORM: x is one row, normed first.
 template <int X_TILES, int WEIGHT_TILES, int STAGES, bool NORM>
 __device__ __forceinline__ void matmul(const Matmul& args) {
-  const bool SEPARATE_SUMS = has_separate_sums(X_TILES);  // and several groups
+  const bool SEPARATE_SUMS = has_separate_sums(X_TILES);  // then a block computes several groups
   const int PACKS = 2 * WEIGHT_TILES + (NORM ? 0 : X_TILES);  // packs of a lane in a stage
   const int STAGE = PACKS * WARP;
   const int SUMS = WEIGHT_TILES * X_TILES * WARP;  // packs of a warp
@@ -139,7 +140,7 @@ __device__ __forceinline__ void matmul(const Matmul& args) {
     }
   };
 
-  // Step 1: copy the weights of the first STAGES loads, a copy group each; the norm's weight with the first.
+  // Step 1: copy the weights of the first STAGES loads, one copy group per load; the norm's weight is in the first copy group.
   uint4* warp_sums = SEPARATE_SUMS ? staged + MATMUL_WARPS * STAGES * STAGE : staged;
   const int TO_NEXT_WARP = SEPARATE_SUMS ? SUMS : STAGES * STAGE;
   uint4* normed = warp_sums + MATMUL_WARPS * TO_NEXT_WARP;
@@ -220,8 +221,8 @@ __device__ __forceinline__ void matmul(const Matmul& args) {
       stage = stage == (STAGES - 1) * STAGE ? 0 : stage + STAGE;
     }
 
-    // Step 4: add up the warps' sums. In place of the stages: a warp writes to its own stages, after all copies to them have arrived.
-    // Separate: the previous group's sums may still be read.
+    // Step 4: add up the warps' sums. Sums in place of the stages: a warp writes to its own stages, after all its copies have
+    // arrived. Separate sums: other warps may still read the previous group's sums.
     if (!is_first) __syncthreads();
     is_first = false;
 #pragma unroll
@@ -272,8 +273,8 @@ __device__ __forceinline__ void matmul(const Matmul& args) {
     matmul<1, weight_tiles, stages(1, weight_tiles, 0, max_stages), true>(args);            \
   }
 
-// Rows of x, weight tiles of a group, most stages; measured in docs/design/experiments. LlamaKernels.MATMULS of Java reads these
-// lines, and picks a kernel by the number of weight tiles. For 64 rows the sums of 7 weight tiles do not fit.
+// Rows of x, weight tiles of a group, maximum number of stages; measured in docs/design/experiments. LlamaKernels.MATMULS of Java
+// reads these lines, and picks a kernel by the number of weight tiles. For 64 rows the sums of 7 weight tiles do not fit.
 MATMUL(8, 7, 3)
 MATMUL(8, 3, 7)
 MATMUL(8, 2, 10)

@@ -1,11 +1,11 @@
 // From logits to the next token of each row.
 //
-//   decode_top     highest logit, its first token and the sum of exponentials of each row, over this rank's part of the vocabulary
+//   decode_top     per row, over this rank's part of the vocabulary: highest logit, the first token with it, sum of exponentials
 //   decode_sample  merges the ranks' results of decode_top; then takes the most probable token, or samples one
 //
 // Memory: logits in rows; results in arrays of Top, one per row and rank. An all-reduce between the two kernels gathers the ranks'
-// results, since each rank writes zeros for the others.
-// Synchronisation: the blocks of a row in decode_top count themselves in `blocks_ended`; decode_sample has one block per row.
+// results, because each rank writes zeros for its peers.
+// Synchronisation: in decode_top, each block of a row increments `blocks_ended`; decode_sample has one block per row.
 #pragma once
 #include "llama/common.cuh"
 
@@ -32,7 +32,7 @@ struct Logits {
   u64 ranks;
 };
 
-// The result for two sets of tokens. Of equal logits the lower token wins.
+// Merges the results of two sets of tokens. Of equal logits the lower token wins.
 __device__ __forceinline__ Top merge(const Top& a, const Top& b) {
   float highest = fmaxf(a.highest, b.highest);
   float sum = a.sum * __expf(a.highest - highest) + b.sum * __expf(b.highest - highest);
@@ -40,7 +40,7 @@ __device__ __forceinline__ Top merge(const Top& a, const Top& b) {
   return Top{highest, sum, first ? a.token : b.token, 0};
 }
 
-// Merges the results of a warp. All lanes get it.
+// Merges the results of a warp. All lanes get the merged result.
 __device__ __forceinline__ Top warp_top(Top top) {
 #pragma unroll
   for (int distance = WARP / 2; distance > 0; distance /= 2) {
@@ -108,7 +108,7 @@ extern "C" __global__ void __launch_bounds__(TOP_THREADS) decode_top(const __gri
 // ---------------------------------------------------------------------------------------------------------------------------
 // Sampling. Weights are integers, so their sums do not depend on the order of addition.
 
-// Of one row. Java: LlamaKernels.SAMPLING_BYTES.
+// Parameters of one row. Size in Java: LlamaKernels.SAMPLING_BYTES.
 struct SamplingParameters {
   double scale;  // log2(e) / temperature: the weight of a token is 2^(scale * (logit - highest)); 0: greedy
   double top_p;  // keep the fewest tokens whose share of all weights is at least this; 1: all
@@ -172,7 +172,7 @@ struct Row {
     }
   }
 
-  // Of this thread's share of all packs.
+  // As above, for this thread's share of all packs.
   template <typename Visit>
   __device__ __forceinline__ void visit(u32 low, Visit visit_element) const {
     visit(low, threadIdx.x, packs, SAMPLE_THREADS, visit_element);
@@ -215,11 +215,11 @@ struct Row {
     return all;
   }
 
-  // Returns the highest key such that the elements with this key or a higher one measure `wanted` or more in sum. `low` must be such
-  // a key. A search by halving; each pass over the logits tries three keys.
+  // Returns the highest key for which the sum of measure() over all elements with at least this key is `wanted` or more. The sum
+  // for `low` must be `wanted` or more. Narrows the range from `low` on; each pass over the logits tries three keys.
   template <typename Measure>
   __device__ u32 highest_key(u32 low, u64 wanted, Measure measure) const {
-    u32 high = 1 << 16;  // keys from here on measure less
+    u32 high = 1 << 16;  // from this key on, the sum is less than `wanted`
     while (high - low > 1) {
       const int TRIED = 3;
       u32 from = low, to = high, step = max(1u, (high - low) / (TRIED + 1));
@@ -269,7 +269,7 @@ extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS) decode_sample(const
   if (parameters.top_k > 0 && parameters.top_k < args.width) {
     lowest_kept = row.highest_key(0, parameters.top_k, [](Bits) { return (u64)1; });
   }
-  u64 kept_equal = ~0ull;  // the first so many tokens with the key `lowest_kept` are kept
+  u64 kept_equal = ~0ull;  // of the tokens with the key `lowest_kept`, only this many are kept, the first ones
   if (parameters.top_p < 1) {
     u64 sum = 0, above = 0;
     row.visit(lowest_kept, [&](u64, Bits logit, u32) { sum += row.weight(logit); });
@@ -279,7 +279,7 @@ extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS) decode_sample(const
     u64 each = max(1ull, row.weight(logit_of(lowest_kept)));
     kept_equal = (wanted - row.sum(above) + each - 1) / each;
   }
-  // Step 3: draw from the kept tokens in token order. A thread has contiguous packs.
+  // Step 3: sample from the kept tokens in token order. A thread has contiguous packs.
   u64 each = (packs + SAMPLE_THREADS - 1) / SAMPLE_THREADS;
   u64 first = min(threadIdx.x * each, packs), end = min(first + each, packs);
   u64 equals = 0, own = 0, all;

@@ -17,7 +17,7 @@ struct Entered {
   u64 ranks;
 };
 
-// Enters the next operation: counts it, then signals it to all peers. One thread per rank.
+// Enters the next operation: advances this rank's epoch, then signals it to all peers. One thread per rank.
 extern "C" __global__ void enter(const __grid_constant__ Entered entered) {
   __shared__ u32 epoch;
   u32 peer = threadIdx.x;

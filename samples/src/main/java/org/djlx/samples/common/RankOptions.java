@@ -26,7 +26,7 @@ public final class RankOptions {
     private static final String[] TYPES =
             "float64 float32 float16 bfloat16 int64 int32 int8 uint8 bool".split(" ");
     private static final int MOST_GPUS = 1024; // Gpus.require checks the number of GPUs
-    private static final int CPU_RANKS = 2; // default without GPUs, where the default is all GPUs
+    private static final int CPU_RANKS = 2; // default of ranksOfGpus without a GPU
 
     @Option(names = "--ranks", paramLabel = "N", split = ",")
     private List<Integer> requested; // null: not given; one number unless several are allowed
@@ -45,7 +45,7 @@ public final class RankOptions {
     @Option(names = "--dtype", paramLabel = "TYPE")
     private String type;
 
-    private CommandSpec spec; // of the command, even if another mixin holds this one
+    private CommandSpec spec; // of the command, even if this mixin is inside another mixin
     private String ranksText; // null: no --ranks
     private int otherwise; // default of --ranks; 0 for all GPUs
     private int most = Ranks.MOST_THREADS;
@@ -69,13 +69,14 @@ public final class RankOptions {
     }
 
     /**
-     * Adds {@code --ranks}. The default is one rank for each GPU, or two on the CPU without any.
+     * Adds {@code --ranks}. The default is one rank for each GPU, or two ranks on the CPU if there
+     * is no GPU.
      */
     public RankOptions ranksOfGpus() {
         return ranks(0, "Number of ranks; one for each GPU, or 2 on the CPU, if not given.");
     }
 
-    /** Allows several numbers, separated by commas: for commands that run no ranks. */
+    /** Allows several numbers, separated by commas, for commands that run no ranks. */
     public RankOptions several() {
         several = true;
         return this;
@@ -237,7 +238,7 @@ public final class RankOptions {
         return name;
     }
 
-    /** Returns the type that libtorch knows by the name of {@link #type}; null without a name. */
+    /** Returns {@link #type} as libtorch's element type; null if {@code type} is null. */
     public ScalarType scalarType() {
         return type() == null ? null : ScalarType.valueOf(type().toUpperCase(Locale.ROOT));
     }

@@ -17,7 +17,7 @@ public final class UsageException extends IllegalArgumentException {
         }
     }
 
-    /** Code that checks values of options. */
+    /** Parses or checks the value of an option. */
     public interface Parser<T, E extends Exception> {
 
         T parse() throws E;

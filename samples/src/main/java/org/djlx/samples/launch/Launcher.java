@@ -28,7 +28,7 @@ import picocli.CommandLine.Model.CommandSpec;
  * ranks are stopped: SIGTERM, then SIGKILL after the grace period. The same happens when the
  * calling JVM shuts down. Each rank runs in its own session ({@code setsid} of util-linux). Once
  * the rank has ended, or if the launcher is killed, the processes left in the session are killed,
- * too. Only processes that took a session of their own survive.
+ * too. Only processes that have started their own session survive.
  *
  * <pre>{@code
  * int exitCode = Launcher.builder().setProcesses(4).setMainClass("com.example.Train").build().launch();
@@ -42,7 +42,7 @@ import picocli.CommandLine.Model.CommandSpec;
  */
 public final class Launcher {
 
-    /** The address at which the ranks of one node meet. */
+    /** The default MASTER_ADDR, for ranks on one node. */
     public static final String DEFAULT_MASTER_ADDRESS = "127.0.0.1";
 
     private static final String OMP_NUM_THREADS = "OMP_NUM_THREADS";
@@ -86,8 +86,8 @@ public final class Launcher {
     }
 
     /**
-     * Runs a command that a user gave {@code --processes} again without it, once for each rank, and
-     * waits until all have exited.
+     * Runs a command again, without its option {@code --processes}, in one process for each rank,
+     * and waits until all have exited.
      *
      * @return the exit code of {@link #launch}
      * @throws InterruptedException if the thread is interrupted; the ranks have been stopped then
@@ -108,14 +108,14 @@ public final class Launcher {
     }
 
     /**
-     * Starts the ranks and waits until all have exited; starts them again if a rank failed and
-     * restarts are left.
+     * Starts the ranks and waits until all have exited. If a rank failed and restarts are left,
+     * starts all ranks again.
      *
      * @return the exit code:
      *     <ul>
      *       <li>0 if every rank returned 0
-     *       <li>otherwise the exit code of the rank that failed first since the last restart, here
-     *           or on another node; 128 plus the signal's number if a signal ended it
+     *       <li>otherwise the exit code of the rank, here or on another node, that failed first
+     *           since the last restart; 128 plus the signal's number if a signal ended that rank
      *       <li>141 (SIGPIPE) if stdout was closed: the launcher stops the ranks and does not
      *           restart them
      *     </ul>
@@ -274,11 +274,11 @@ public final class Launcher {
         }
 
         /**
-         * Sets the number of launchers of the job, usually one a host, and the index of this
-         * launcher; 1 and 0 by default. All have the same number of processes, master address and
-         * port. Ranks are numbered node by node. Node 0 serves the store. If a rank of one node
-         * fails, or its launcher is stopped, the other launchers stop their ranks and return the
-         * same code.
+         * Sets the number of launchers of the job, usually one per host, and the index of this
+         * launcher; 1 and 0 by default. All launchers must have the same number of processes,
+         * master address and port. Ranks are numbered node by node. Node 0 serves the store. If a
+         * rank of one node fails, or its launcher is stopped, the other launchers stop their ranks
+         * and return the same code.
          */
         public Builder optNodes(int nodes, int nodeRank) {
             this.nodes = nodes;
@@ -302,8 +302,8 @@ public final class Launcher {
         }
 
         /**
-         * Sets the number of restarts of all ranks after one has failed; 0 by default. Several
-         * nodes cannot restart: their launchers do not restart together.
+         * Sets the number of restarts of all ranks after one has failed; 0 by default. Not
+         * supported with several nodes: their launchers do not restart together.
          */
         public Builder optMaxRestarts(int maxRestarts) {
             this.maxRestarts = maxRestarts;
@@ -382,7 +382,7 @@ public final class Launcher {
                             + " again together. Start the whole job again instead");
         }
 
-        /** Checks the main class once, before every rank fails on it. */
+        /** Checks the main class once here; otherwise every rank would fail. */
         private void checkMainClass() {
             refuseIf(mainClass == null, "no main class is set");
             try {

@@ -10,8 +10,8 @@ import java.util.Arrays;
 import java.util.List;
 
 /**
- * Prints a rank's output line by line, with one write per line: lines of several ranks never mix.
- * It works on bytes, because the output may have any encoding.
+ * Prints a rank's output line by line, with one write per line, so lines of several ranks never
+ * mix. Works on bytes, because the output may have any encoding.
  *
  * <p>A carriage return ends a line, too, so each state of a progress bar becomes a line. A line
  * longer than {@link #MAX_LINE} is cut into pieces.
@@ -55,7 +55,7 @@ final class PrefixedOutput implements Runnable {
     }
 
     /**
-     * Waits until all output is printed. The ranks have ended. A process that left its rank's
+     * Waits until all output is printed. All ranks must have ended. A process that left its rank's
      * session may still hold a stream open; such a stream is abandoned once it is empty.
      */
     static void finish(List<PrefixedOutput> outputs) throws InterruptedException {
@@ -142,7 +142,9 @@ final class PrefixedOutput implements Runnable {
         }
     }
 
-    /** Writes a line as a whole: lines of other threads are not mixed in. */
+    /**
+     * Writes a line as a whole, not mixed with lines of other threads. Returns false if that fails.
+     */
     static boolean print(PrintStream out, byte[] text) {
         byte[] whole = Arrays.copyOf(text, text.length + 1);
         whole[text.length] = '\n';

@@ -13,12 +13,12 @@ import java.util.concurrent.TimeUnit;
 
 /**
  * The processes of a running job. {@link #close} and a shutdown hook (SIGTERM, SIGINT) stop them
- * and their child processes. If the JVM dies without running its hooks, the guards of their {@link
- * Sessions} kill them.
+ * and their child processes. If the JVM dies without running its hooks, the guards of the ranks'
+ * {@link Sessions} kill the processes.
  */
 final class RankProcesses implements AutoCloseable {
 
-    /** Queued in place of a rank that has exited. */
+    /** Queued by {@link #giveUp}, in place of the index of a process that has exited. */
     private static final int GIVEN_UP = -1;
 
     /** The exit code of a process that SIGPIPE ended. */
@@ -49,7 +49,7 @@ final class RankProcesses implements AutoCloseable {
         try {
             Runtime.getRuntime().addShutdownHook(shutdownHook);
         } catch (IllegalStateException e) {
-            // The JVM is shutting down: there is no point in starting anything.
+            // The JVM is shutting down: start no process.
             stopping = true;
         }
     }
@@ -73,7 +73,7 @@ final class RankProcesses implements AutoCloseable {
         process.onExit().thenRun(() -> exited.add(index));
     }
 
-    /** Ends {@link #await} with a code while ranks still run. */
+    /** Makes {@link #await} return a code while ranks still run. */
     synchronized void giveUp(String why, int code) {
         if (whyGivenUp == null) {
             whyGivenUp = why;
@@ -157,7 +157,7 @@ final class RankProcesses implements AutoCloseable {
             for (Process process : ranks) {
                 process.waitFor();
             }
-            // Left-over child processes get no SIGTERM: their rank had to end them.
+            // Left-over child processes get no SIGTERM: their rank should have ended them.
             for (Process process : ranks) {
                 Sessions.end(process.pid());
             }
@@ -174,7 +174,7 @@ final class RankProcesses implements AutoCloseable {
         try {
             Runtime.getRuntime().removeShutdownHook(shutdownHook);
         } catch (IllegalStateException e) {
-            // The JVM is shutting down and runs the hook: it cannot be removed.
+            // The JVM is shutting down and runs the hook, so it cannot be removed.
             return;
         }
     }

@@ -4,7 +4,7 @@ package org.djlx.samples.llama;
 import java.time.Duration;
 import java.util.function.Consumer;
 
-/** Prints progress only of slow tasks: after a delay prints the first line and all new lines. */
+/** Prints the progress of slow tasks only: after a delay, the first line and all new lines. */
 final class SlowProgress implements Consumer<String> {
 
     private final long quietNanos;

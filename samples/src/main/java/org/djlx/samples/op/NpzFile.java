@@ -24,7 +24,7 @@ import java.util.zip.ZipFile;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
-/** Reads and writes .npz files: NumPy's arrays with names, in a ZIP file. */
+/** Reads and writes NumPy's .npz files: named arrays in a ZIP file. */
 final class NpzFile {
 
     private static final String SUFFIX = ".npy";
@@ -78,8 +78,8 @@ final class NpzFile {
     }
 
     /**
-     * Writes arrays; those without a name get arr_0, arr_1 …, as NumPy does. NumPy has no bfloat16:
-     * such an array is written as float32, which holds the same values.
+     * Writes arrays; those without a name get arr_0, arr_1 …, as NumPy does. NumPy has no bfloat16,
+     * so bfloat16 arrays are written as float32, with the same values.
      *
      * @param arrays the arrays, on any device
      * @throws UncheckedIOException if the file cannot be written, with its name and the reason

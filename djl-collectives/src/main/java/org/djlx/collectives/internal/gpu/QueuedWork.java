@@ -19,13 +19,13 @@ public final class QueuedWork extends GpuWork {
     private final GpuCall call;
     private final int peer;
     private volatile boolean verifying;
-    private CudaEvent ready; // after the caller's earlier work; until launched; guarded by this
+    private CudaEvent ready; // after the caller's earlier work; null once launched; guarded by this
 
     /**
-     * Creates the work, which runs after all that is enqueued on the caller's current stream.
+     * Creates the work. It runs after all work enqueued on the caller's current stream.
      *
-     * @param call its part on the GPU
-     * @param peer the other rank of a message, or -1
+     * @param call the operation's GPU part
+     * @param peer the other rank of a message; -1 for a collective
      */
     QueuedWork(
             StreamQueue queue,
@@ -71,7 +71,7 @@ public final class QueuedWork extends GpuWork {
         verifying = true;
     }
 
-    /** Restarts the time that the operation may take. */
+    /** Restarts the operation's timeout. */
     void endVerification() {
         restartTime();
         verifying = false;
@@ -136,7 +136,7 @@ public final class QueuedWork extends GpuWork {
         return call.isConnected() ? null : queue.failureOf(operation());
     }
 
-    /** Releases the tensors and events of a work that could not be issued. */
+    /** Releases the tensors and events of work that could not be issued. */
     void discard() {
         release();
         recycleEvents();

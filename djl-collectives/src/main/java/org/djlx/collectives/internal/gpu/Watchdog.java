@@ -68,7 +68,7 @@ public final class Watchdog implements AutoCloseable {
         void complete(boolean quiet);
     }
 
-    /** A queue on which works run; they fail with it. */
+    /** A queue of works. If the queue fails, its works fail. */
     public interface Queue {
 
         /** Returns the error of the queue, if any. */
@@ -112,7 +112,7 @@ public final class Watchdog implements AutoCloseable {
          * Returns the reason why operations cannot succeed, if one is known: a peer has died, has
          * called a different operation, or will not call the running operation.
          *
-         * @param first the first work of each queue that has not ended
+         * @param first each queue's first work that has not ended
          * @return the problem, or empty
          */
         Optional<CollectiveException> problem(Collection<? extends Watched> first);
@@ -122,16 +122,15 @@ public final class Watchdog implements AutoCloseable {
     private static final long POLL_MILLIS = 5; // while works are under way
     private static final long IDLE_POLL_MILLIS = 100; // without works, if a queue is watched
     // An abort frees GPU memory, which can wait for operations of other groups. If the GPU has not
-    // stopped by then, the works fail without releasing their memory because the GPU may still
-    // write
-    // it.
+    // stopped within this time, the works fail without releasing their memory, because the GPU may
+    // still write to it.
     private static final Duration ABORT_PATIENCE = Duration.ofSeconds(10);
 
     private final Group group;
     // The works of each queue, in the order in which they end. Queues are few, and stay.
     private final Map<Queue, Deque<Watched>> works = new LinkedHashMap<>(); // guarded by this
-    private int count; // of the works above; guarded by this
-    // Works that fail() has taken and not completed yet, and its thread; guarded by this.
+    private int count; // of works in the map; guarded by this
+    // Works that fail() has taken and not completed yet, and the calling thread; guarded by this.
     private final Map<Watched, Thread> failingWorks = new IdentityHashMap<>();
     // When a work became the first of its queue; used by the watchdog's thread only.
     private final Map<Watched, Long> first = new IdentityHashMap<>();
@@ -160,15 +159,15 @@ public final class Watchdog implements AutoCloseable {
     }
 
     /**
-     * Watches a queue also while it has no works, every 100 ms: operations that graphs replay on it
-     * have none.
+     * Watches a queue even while it has no works, every 100 ms: graphs replay operations on it
+     * without works.
      */
     public synchronized void watchAlways(Queue queue) {
         alwaysWatched = queue;
         notifyAll();
     }
 
-    /** Stops watching a work. Returns false if it was not watched any more. */
+    /** Stops watching a work. Returns false if the work was no longer watched. */
     public synchronized boolean remove(Watched work) {
         Deque<Watched> queue = works.get(work.queue());
         boolean found = queue != null && queue.removeLastOccurrence(work);
@@ -197,7 +196,7 @@ public final class Watchdog implements AutoCloseable {
         try {
             while (!isIdle()) {
                 if (Thread.currentThread() == thread) {
-                    // This callback of a completed work blocks the loop, which would check.
+                    // A callback on this thread blocks the loop, so check here.
                     checkSafely();
                 }
                 Thread.sleep(POLL_MILLIS);
@@ -207,7 +206,7 @@ public final class Watchdog implements AutoCloseable {
         }
     }
 
-    /** Polls a work. If the GPU cannot be queried, the work fails, and all on its queue. */
+    /** Polls a work. If the GPU cannot be queried, all works of the queue fail. */
     private boolean poll(Watched work) {
         try {
             return work.poll();
@@ -223,8 +222,8 @@ public final class Watchdog implements AutoCloseable {
     }
 
     /**
-     * Returns the works that have not been completed. Leaves out those that the calling thread is
-     * completing: it is in a callback of one of them, and must not wait for the others.
+     * Returns the works that have not been completed. Leaves out works that the calling thread is
+     * completing: it is in the callback of one of these works and must not wait for the rest.
      */
     private synchronized List<Watched> running() {
         List<Watched> running = new ArrayList<>();
@@ -277,7 +276,7 @@ public final class Watchdog implements AutoCloseable {
     }
 
     private void check() {
-        // Before works complete: the error of a work that has ended may show on its queue only.
+        // Before works complete: only the queue may show the error of a work that has ended.
         Set<Queue> queues = queuesToWatch();
         List<Watched> running = new ArrayList<>();
         for (Watched head : heads()) {
@@ -325,7 +324,7 @@ public final class Watchdog implements AutoCloseable {
         return queues;
     }
 
-    /** Completes the works of a queue that have ended; returns the first other work, or null. */
+    /** Completes the works of a queue that have ended; returns the first that has not, or null. */
     private Watched firstRunning(Watched head) {
         Watched work = head;
         while (work != null && !closed && poll(work)) {

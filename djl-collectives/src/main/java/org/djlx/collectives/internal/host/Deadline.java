@@ -6,7 +6,7 @@ import java.time.Duration;
 /** The point in time at which a timeout expires, on the monotonic clock. */
 public final class Deadline {
 
-    /** 73 years; sums of two do not overflow. */
+    /** 73 years; the sum of two does not overflow. */
     private static final Duration MAX = Duration.ofNanos(Long.MAX_VALUE / 4);
 
     private final Duration timeout;
@@ -17,7 +17,7 @@ public final class Deadline {
         end = System.nanoTime() + (timeout.compareTo(MAX) < 0 ? timeout : MAX).toNanos();
     }
 
-    /** Creates a deadline after a time. */
+    /** Creates a deadline that expires after a timeout. */
     public static Deadline after(Duration timeout) {
         return new Deadline(Required.argument("the timeout", timeout));
     }

@@ -6,7 +6,7 @@ import org.djlx.nativeops.host.Durations;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
-/** Logs that a rank has been waiting for others for a long time. */
+/** Logs that a rank has been waiting for its peers for a long time. */
 public final class LongWaits {
 
     private static final Logger logger = LoggerFactory.getLogger(LongWaits.class);

@@ -6,9 +6,9 @@ import java.util.concurrent.locks.ReentrantLock;
 
 /**
  * Decides which thread makes progress on one rank's messages; one thread at a time drives them. A
- * thread that waits for a message drives them itself. For messages without a waiting thread there
- * is a background thread. It is started with the first message, takes over at most {@value
- * #TAKEOVER_NANOS} ns after a message was issued, and sleeps while there is none.
+ * thread that waits for a message drives the messages itself. A background thread drives messages
+ * that no thread waits for. It starts with the first message, takes over at most {@value
+ * #TAKEOVER_NANOS} ns after a message was issued, and sleeps while there are no messages.
  */
 final class MessageDriver {
 
@@ -103,7 +103,7 @@ final class MessageDriver {
         try {
             engine.fail(cause);
         } catch (RuntimeException | Error e) {
-            LockSupport.parkNanos(this, TAKEOVER_NANOS); // Retried after the next failure.
+            LockSupport.parkNanos(this, TAKEOVER_NANOS); // The next failure tries again.
         }
     }
 
@@ -129,8 +129,8 @@ final class MessageDriver {
 
     private void park(boolean pending) {
         idle = true;
-        // The driving thread may have stopped, with no message left, before this thread was idle:
-        // a message submitted since then has not woken it.
+        // If the driving thread stopped without messages before `idle` was set, nothing wakes this
+        // thread for a message submitted in between. So do not park then.
         boolean driven = driving.isLocked();
         if (engine.hasPending() == pending && (driven || !pending) && !closing) {
             LockSupport.park(this);

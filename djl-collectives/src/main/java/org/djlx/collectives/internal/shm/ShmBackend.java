@@ -113,8 +113,8 @@ final class ShmBackend extends Backend {
                             "shm-" + context.name() + "-rank-" + rank,
                             rendezvous,
                             Rendezvous.ranksPerCore(worldSize));
-            // The last synchronisation is not through the store: afterwards this rank may close the
-            // store's server, which the others no longer need.
+            // The last synchronisation does not use the store: after it, no peer needs the store,
+            // so this rank may close the store's server.
             Operation joining = context.joining();
             rendezvous.begin(joining);
             rendezvous.awaitAgreement(joining);
@@ -340,7 +340,9 @@ final class ShmBackend extends Backend {
                 });
     }
 
-    /** Returns, for each tensor, the addresses of the ranks' parts, each of the size of a part. */
+    /**
+     * Returns, for each tensor, the address of each rank's part; {@code parts} has the part sizes.
+     */
     private List<long[]> addresses(List<HostTensor> tensors, List<HostTensor> parts) {
         List<long[]> addresses = new ArrayList<>(parts.size());
         for (int i = 0; i < parts.size(); i++) {
@@ -415,7 +417,7 @@ final class ShmBackend extends Backend {
                 sends
                         ? HostTensor.input(manager, tensor, operation.tensor())
                         : HostTensor.output(manager, tensor, operation.tensor());
-        host.load(); // At once: messages are not ordered after earlier operations.
+        host.load(); // Loads now, because messages are not ordered after earlier operations.
         Transfer transfer =
                 new Transfer(messages, operation, host, sends, peer, tag, List.of(tensor));
         messages.submit(transfer);

@@ -22,9 +22,9 @@ final class Sequence {
     private final int promptTokens;
     private final int[] tokens; // prompt and generated tokens, with room for all new tokens
     private int count; // tokens known to the host
-    private int computed; // tokens scheduled so far; count + 1 with async scheduling
+    private int computed; // tokens scheduled so far; up to count + 1 with async scheduling
     private boolean pending; // the next token is being computed
-    private int[] slots; // of the KV cache; null while the sequence waits
+    private int[] slots; // in the KV cache; null while the sequence waits
 
     Sequence(
             GenerationRequest request,

@@ -19,14 +19,15 @@ import org.djlx.nativeops.torch.Torch;
  * <ul>
  *   <li>the first chunk of a prompt attends to itself: {@link Torch#attention};
  *   <li>later chunks, and single tokens, attend to the cache as well: {@link Torch#attentionOfLast}
- *       where the model has kernels, otherwise matmuls and softmax.
+ *       if the model has kernels, otherwise matmuls and softmax.
  * </ul>
  *
- * <p>Grouped-query attention: query heads share a KV head, which is not copied for each of them.
+ * <p>Grouped-query attention: query heads share a KV head, without a copy of it for each query
+ * head.
  */
 final class Attention {
 
-    // The most query tokens for which the matmul path has attention scores in memory at a time.
+    // The matmul path holds the attention scores of at most this many query tokens in memory.
     private static final int QUERY_BLOCK = 512;
 
     private final LlamaConfig config;
@@ -38,8 +39,8 @@ final class Attention {
     private final NDArray sines;
 
     /**
-     * Computes the tables of the rotary embedding. Without kernels, {@code gpu} is null and
-     * libtorch applies it.
+     * Computes the tables of the rotary embedding. Without kernels, {@code gpu} is null, and
+     * libtorch applies the rotary embedding.
      */
     Attention(
             LlamaConfig config,
@@ -87,7 +88,7 @@ final class Attention {
      * @param sines the sines of the tokens' positions; null with kernels
      * @param slots the KV cache slot of each token; null with kernels
      * @param decodes the sequences with one token, computed together; null if there are none
-     * @param prefills the sequences with more tokens, computed one by one
+     * @param prefills the sequences with more than one token, computed one by one
      */
     record Metadata(
             int tokens,
@@ -104,7 +105,7 @@ final class Attention {
      * @param slots the cache slots that each sequence attends to, (sequences · length); shorter
      *     sequences are padded. Null for the first chunk of a prompt, which attends to itself only
      * @param mask the mask added to the scores, of shape (sequences, 1, 1, tokens, length): 0, or
-     *     -infinity where a token must not attend. Null if {@code slots} is, and with kernels
+     *     -infinity where a token must not attend. Null if {@code slots} is null, and with kernels
      */
     private record Span(int first, int tokens, int sequences, NDArray slots, NDArray mask) {
 
@@ -150,7 +151,7 @@ final class Attention {
                 prefills);
     }
 
-    /** Returns the span of chunks of one token. */
+    /** Returns the span of all chunks that have one token. */
     private static Span decodes(NDManager manager, List<TokenBatch.Chunk> chunks) {
         int length = chunks.stream().mapToInt(TokenBatch.Chunk::length).max().orElseThrow();
         long[] slots = new long[chunks.size() * length];
@@ -169,8 +170,8 @@ final class Attention {
 
     /**
      * Returns the cache slots that the tokens of a chunk, padding included, attend to. Padding
-     * tokens get any slot of the sequence: they come last, so causal attention hides them from all
-     * others.
+     * tokens may get any slot of the sequence: they come last, so causal attention hides them from
+     * all other tokens.
      */
     private static long[] slots(TokenBatch.Chunk chunk, int tokens) {
         long[] slots = new long[chunk.start() + tokens];
@@ -180,7 +181,7 @@ final class Attention {
         return slots;
     }
 
-    /** Returns the span of a chunk of more tokens. */
+    /** Returns the span of a chunk with more than one token. */
     private static Span prefill(NDManager manager, int first, TokenBatch.Chunk chunk) {
         int tokens = chunk.tokens().length;
         if (chunk.start() == 0) {
@@ -296,7 +297,8 @@ final class Attention {
     }
 
     /**
-     * Applies the rotary embedding. A pair is an element of a head's first half and second half.
+     * Applies the rotary embedding: rotates element i of a head's first half with element i of its
+     * second half.
      */
     private NDArray rotate(NDArray heads, Metadata metadata) {
         int half = config.headSize() / 2;

@@ -13,12 +13,12 @@ import org.djlx.nativeops.torch.Torch;
 
 /**
  * One rank's part of the paged KV cache: for each layer an array of keys and one of values, of
- * shape (slots, KV heads, head size). A slot holds one token. A sequence has any blocks of {@link
- * #BLOCK_TOKENS} adjacent slots; the engine allocates them.
+ * shape (slots, KV heads, head size). A slot holds one token. The engine gives each sequence blocks
+ * of {@link #BLOCK_TOKENS} adjacent slots; the blocks need not be adjacent.
  */
 public final class KvCache implements AutoCloseable {
 
-    /** The slots of a block. */
+    /** The number of slots in a block. */
     public static final int BLOCK_TOKENS = 16;
 
     private final int slots;
@@ -52,7 +52,7 @@ public final class KvCache implements AutoCloseable {
         }
     }
 
-    /** Returns zeros: masked slots are multiplied by 0 all the same, so they must not be NaN. */
+    /** Returns zeros. Attention multiplies masked slots by 0, so they must not contain NaN. */
     private NDArray zeros(Shape shape, ScalarType type) {
         NDArray array = Torch.empty(manager, shape, type);
         try (NDArray zero = manager.create(0f)) {
@@ -81,7 +81,7 @@ public final class KvCache implements AutoCloseable {
                 * config.type().itemSize();
     }
 
-    /** Writes keys and values, of shape (tokens, KV heads, head size), to a slot for each token. */
+    /** Writes keys and values, of shape (tokens, KV heads, head size), to one slot per token. */
     void write(int layer, NDArray slots, NDArray newKeys, NDArray newValues) {
         keys.get(layer).set(new NDIndex("{}", slots), newKeys);
         values.get(layer).set(new NDIndex("{}", slots), newValues);
@@ -97,12 +97,12 @@ public final class KvCache implements AutoCloseable {
         return values.get(layer);
     }
 
-    /** Gathers the keys of slots, of shape (slots…, KV heads, head size). */
+    /** Gathers the keys of the given slots into shape (slots…, KV heads, head size). */
     NDArray keys(NDManager manager, int layer, NDArray slots) {
         return keys.get(layer).get(manager, new NDIndex("{}", slots));
     }
 
-    /** Gathers the values of slots, of shape (slots…, KV heads, head size). */
+    /** Gathers the values of the given slots into shape (slots…, KV heads, head size). */
     NDArray values(NDManager manager, int layer, NDArray slots) {
         return values.get(layer).get(manager, new NDIndex("{}", slots));
     }

@@ -17,7 +17,7 @@ public interface Logits {
     /**
      * The token that the device selects for a sequence: the sampled one, or the argmax.
      *
-     * @param token the token; of several with the highest logit, the first one
+     * @param token the token; for the argmax, the first token with the highest logit
      * @param logit its logit
      * @param sampled whether it was sampled with {@link SamplingParameters}; otherwise it is the
      *     argmax
@@ -36,12 +36,12 @@ public interface Logits {
     /** {@return the number of sequences} */
     int count();
 
-    /** {@return a token for each sequence, which the device samples; waits for them} */
+    /** {@return the token that the device selects for each sequence} Waits for the device. */
     List<DeviceToken> deviceTokens();
 
     /**
-     * Copies all logits of a sequence to the host. The forward pass must have been asked for full
-     * logits.
+     * Copies all logits of a sequence to the host. The forward pass must have been called with full
+     * logits requested.
      *
      * @param sequence the index of the sequence
      * @return a logit for each token of the vocabulary
