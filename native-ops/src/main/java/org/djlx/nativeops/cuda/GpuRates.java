@@ -13,9 +13,9 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * The matmul and memory rates of a GPU model. They are measured once, which takes less than a
- * second, and kept in the {@link KernelCache}. Delete the file {@code rates-*} there to measure
- * again, for example if another program used the GPU during the measurement.
+ * The matmul and memory rates of a GPU model. They are measured once and kept in the {@link
+ * KernelCache}. Delete the file {@code rates-*} there to measure again, for example if another
+ * program used the GPU during the measurement.
  *
  * @param gpu the product's name, for example {@code NVIDIA H200}
  * @param multiprocessors the number of SMs
