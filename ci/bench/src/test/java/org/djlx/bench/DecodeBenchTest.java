@@ -81,7 +81,7 @@ class DecodeBenchTest {
             int count = row.get("steps").getAsInt();
             assertTrue(
                     count > 0 && count <= 16 - 1 - 8,
-                    row::toString); // 15 steps, of which 8 are not counted
+                    row::toString); // 15 steps; 8 of them are warm-up
             double median = row.get("medianMicros").getAsDouble();
             assertTrue(median > 0 && median <= row.get("p90Micros").getAsDouble(), row::toString);
             assertTrue(row.get("tokensPerSecond").getAsDouble() > 0, row::toString);

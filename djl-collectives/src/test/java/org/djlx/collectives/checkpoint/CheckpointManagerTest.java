@@ -529,7 +529,7 @@ class CheckpointManagerTest {
         assertEquals(List.of("checkpoint-9.safetensors"), files());
     }
 
-    /** Somebody who may write into the directory must not make the job write elsewhere. */
+    /** A symbolic link in the directory must not make the job write to another file. */
     @Test
     void symbolicLinksAreNotFollowed() throws IOException {
         Path victim = Files.writeString(directory.resolve("victim"), "untouched");

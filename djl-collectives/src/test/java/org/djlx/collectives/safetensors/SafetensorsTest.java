@@ -511,7 +511,7 @@ class SafetensorsTest {
         }
     }
 
-    /** Somebody who may write into the directory must not make the job write elsewhere. */
+    /** A symbolic link in the directory must not make the job write to another file. */
     @Test
     void temporaryFilesDoNotFollowSymbolicLinks() throws IOException {
         Path victim = Files.writeString(folder.resolve("victim"), "untouched");

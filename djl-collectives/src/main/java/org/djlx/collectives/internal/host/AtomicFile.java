@@ -23,8 +23,8 @@ import org.slf4j.LoggerFactory;
  * existing one.
  *
  * <ul>
- *   <li>The temporary name, {@code .NAME.RANDOM.incomplete}, cannot be foreseen, and the file is a
- *       new one: a symbolic link that somebody has put there is not followed.
+ *   <li>The temporary name, {@code .NAME.RANDOM.incomplete}, cannot be predicted, and the file must
+ *       not exist: a symbolic link with that name is not followed.
  *   <li>The writer holds a lock on the temporary file. So {@link #sweep} tells files that are being
  *       written from those that a killed process has left.
  * </ul>

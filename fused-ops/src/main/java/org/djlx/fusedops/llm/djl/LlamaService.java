@@ -102,7 +102,8 @@ final class LlamaService implements ParallelModel {
                 return;
             }
             if (input.isCancelled()) {
-                fail(503, "the client of DJL Serving has disconnected"); // Nobody reads this.
+                fail(503, "the client of DJL Serving has disconnected"); // The client has left: no
+                // reader.
                 return;
             }
             try {
