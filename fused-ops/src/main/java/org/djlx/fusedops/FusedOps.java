@@ -14,6 +14,7 @@ import java.util.stream.Stream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
+import org.djlx.collectives.gradient.DifferentiableCollectives;
 import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.collectives.spi.OpType;
 import org.djlx.fusedops.AllGatherMatmul.Output;
@@ -104,6 +105,7 @@ public final class FusedOps {
             Stream.of(
                             AllGatherMatmul.TYPE,
                             MatmulReduceScatter.TYPE,
+                            MatmulAllReduce.TYPE,
                             AllReduceRmsNormPlan.TYPE,
                             LowContention.ALL_GATHER,
                             LowContention.REDUCE_SCATTER)
@@ -288,6 +290,38 @@ public final class FusedOps {
                 key,
                 () -> MatmulReduceScatter.of(checks, group, operands, op, scatterDim),
                 NDArray::close);
+    }
+
+    /**
+     * Multiplies A and B and sums the products over all ranks, like {@code allReduce(A @ B)}: the
+     * row-parallel layer of tensor-parallel inference without sequence parallelism. Each rank holds
+     * a part of the inner dimension K.
+     *
+     * <ul>
+     *   <li>On GPUs a product of many rows is computed in pieces of rows. The all-reduce of a piece
+     *       overlaps the matmul of the next piece. Each piece is one all-reduce of the group.
+     *   <li>The products are rounded to the element type before they are summed. The all-reduce
+     *       decides order and rounding of the sum, see {@link ProcessGroup#allReduce}.
+     *   <li>Within a {@link GradientScope} the result counts once, as in {@link
+     *       DifferentiableCollectives#leaveParallel}: the gradients are {@code dY Bᵀ} and {@code Aᵀ
+     *       dY}, without communication.
+     * </ul>
+     *
+     * @param a of shape (…, K) with 2 or more dimensions; the same shape on all ranks, except for K
+     * @param b a matrix of shape (K, N); N is the same on all ranks, K may differ between them
+     * @param group the group
+     * @return the sum of the products, of shape (…, N); the same on all ranks
+     * @throws IllegalArgumentException if an argument is invalid; nothing has been sent then
+     */
+    public static NDArray matmulAllReduce(NDArray a, NDArray b, ProcessGroup group) {
+        OperandChecks checks = new OperandChecks(MatmulAllReduce.TYPE.toString());
+        checks.checkNotNull("the group", group);
+        TensorInfo[] infos = {checks.operand("A", a), checks.operand("B", b)};
+        MatmulAllReduce operator =
+                MatmulAllReduce.of(checks, group, new Operands(List.of(a, b), infos));
+        return checks.recording() == null
+                ? operator.run(group, a, b)
+                : DifferentiableCollectives.leaveParallel(a.matMul(b), group);
     }
 
     /**

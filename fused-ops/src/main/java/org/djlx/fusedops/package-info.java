@@ -9,6 +9,7 @@
  * GatheredPath          path GATHERED: one matmul, all communication before or after it
  * GraphAwarePath        a path for eager calls and another for calls recorded into a CUDA graph
  * GroupPlans            the state of a group: its plans, and what they share
+ * MatmulAllReduce       checked sizes of a matmul + all-reduce; runs it in pieces of rows
  * MatmulPath            one path of a matmul fused with a collective
  * MatmulPlan            plan of a matmul fused with a collective: chooses and holds its path
  * MatmulReduceScatter   checked sizes of a matmul + reduce-scatter; prepares its paths
@@ -29,7 +30,7 @@
  * <ul>
  *   <li>{@link org.djlx.fusedops.FallbackReason} - why a call fell back to the group's collective
  *   <li>{@link org.djlx.fusedops.FusedOps} - all-gather + matmul (also gated), matmul +
- *       reduce-scatter, all-reduce + RMSNorm
+ *       reduce-scatter, matmul + all-reduce, all-reduce + RMSNorm
  *   <li>{@link org.djlx.fusedops.GatheredMatmul} - result of all-gather + matmul
  *   <li>{@link org.djlx.fusedops.LowContention} - all-gather and reduce-scatter by copy engines
  *   <li>{@link org.djlx.fusedops.NormedResidual} - result of all-reduce + RMSNorm

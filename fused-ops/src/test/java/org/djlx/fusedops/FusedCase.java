@@ -11,6 +11,7 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.stream.DoubleStream;
 import java.util.stream.Stream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.RankShared;
@@ -223,6 +224,34 @@ record FusedCase(
                 result.close();
             }
         }
+    }
+
+    /** Runs {@code matmulAllReduce} on this rank twice, and checks the results. */
+    void checkMatmulAllReduce(ProcessGroup group) {
+        try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
+            List<Reference> parts = scattered(group, ReduceOp.SUM);
+            Reference expected =
+                    new Reference(
+                            Axes.with(shape, shape.dimension() - 1, columns.get(0)),
+                            concatenated(parts.stream().map(Reference::values)),
+                            concatenated(parts.stream().map(Reference::magnitudes)));
+            NDArray a = array(manager, shape, group.rank());
+            NDArray b = right(manager, group.rank());
+            long inner = shape.getLastDimension() * group.worldSize();
+            double[] first = null;
+            for (int time = 0; time < 2; time++) {
+                try (NDArray result = FusedOps.matmulAllReduce(a, b, group)) {
+                    double[] values = assertClose(expected, result, inner, 1 + group.worldSize());
+                    first = first == null ? values : first;
+                    assertArrayEquals(first, values, "from run to run");
+                    assertSameOnAllRanks(group, manager, result);
+                }
+            }
+        }
+    }
+
+    private static double[] concatenated(Stream<double[]> parts) {
+        return parts.flatMapToDouble(DoubleStream::of).toArray();
     }
 
     /** Multiplies by DJL as matrices, because some batched matmuls do not take empty batches. */

@@ -114,6 +114,9 @@ class FusedOpsErrorsTest {
         NDArray doubles = Torch.cast(b, ScalarType.FLOAT64);
         assertRejected(
                 () -> FusedOps.matmulReduceScatter(a, doubles, ReduceOp.SUM, 0, group), "FLOAT64");
+        assertRejected(() -> FusedOps.matmulAllReduce(a, a, group), "must be 3");
+        assertRejected(() -> FusedOps.matmulAllReduce(a.get(0), b, group), "2 or more");
+        assertRejected(() -> FusedOps.matmulAllReduce(a, doubles, group), "FLOAT64");
     }
 
     @Test

@@ -114,6 +114,21 @@ class FusedOpsGpuTest {
                                 }));
     }
 
+    @Test
+    void matmulAllReduce() {
+        List<FusedCase> grid =
+                new ArrayList<>(FusedOpsTest.byFirstDimension(FusedOpsTest.scatterGrid(worldSize)));
+        for (ScalarType type : List.of(ScalarType.FLOAT32, ScalarType.BFLOAT16)) {
+            // In several pieces of rows.
+            Shape rows = new Shape(5000L * worldSize, 40);
+            grid.add(new FusedCase(type, rows, List.of(72), 0, false, 21));
+        }
+        try (UsageCounter usage = FusedOps.countUsage()) {
+            run(8 << 20, group -> grid.forEach(c -> c.checkMatmulAllReduce(group)));
+            assertEquals(2L * 2 * worldSize, usage.calls("matmulAllReduce", Path.PIPELINED));
+        }
+    }
+
     @SuppressWarnings("try") // the scope is not named in the body
     private void forced(Path path, Runnable body) {
         try (FusedOps.Scope scope = FusedOps.force(path)) {

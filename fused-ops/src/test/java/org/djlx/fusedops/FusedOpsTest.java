@@ -114,6 +114,24 @@ class FusedOpsTest {
     }
 
     @ParameterizedTest
+    @ValueSource(ints = {1, 2, 3, 4})
+    void matmulAllReduce(int worldSize) {
+        List<FusedCase> grid = byFirstDimension(scatterGrid(worldSize));
+        expect(
+                worldSize,
+                1 << 20,
+                0,
+                null,
+                2L * grid.size(),
+                group -> grid.forEach(c -> c.checkMatmulAllReduce(group)));
+    }
+
+    /** Returns the cases whose parts, one after the other, are the whole product. */
+    static List<FusedCase> byFirstDimension(List<FusedCase> grid) {
+        return grid.stream().filter(c -> c.dim() == 0).toList();
+    }
+
+    @ParameterizedTest
     @ValueSource(ints = {1, 2, 3, 8})
     void allGatherMatmulAlongLastDimension(int worldSize) {
         List<FusedCase> grid =

@@ -567,7 +567,7 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
         checkLast(x, weight);
         return sequenceParallel
                 ? FusedOps.matmulReduceScatter(x, weight, ReduceOp.SUM, 0, group)
-                : DifferentiableCollectives.leaveParallel(product(x, weight), group);
+                : FusedOps.matmulAllReduce(x, weight, group);
     }
 
     private static NDArray product(NDArray x, NDArray weight) {
