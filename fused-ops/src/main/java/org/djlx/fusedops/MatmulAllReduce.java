@@ -28,7 +28,7 @@ import org.djlx.nativeops.torch.Torch;
  */
 record MatmulAllReduce(ScalarType type, Shape product) {
 
-    // A piece keeps the SMs busy: 2,048 rows of a wide product are several waves of tiles.
+    // On two H100s, smaller pieces cost more than they hide; docs/design/experiments/fused-matmul.md.
     private static final long PIECE_ROWS = 2048;
     private static final int MAX_PIECES = 4;
 
