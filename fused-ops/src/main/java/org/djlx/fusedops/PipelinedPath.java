@@ -40,7 +40,7 @@ final class PipelinedPath {
 
         @Override
         NDArray workspace(OperationScope scope, NDArray shard) {
-            return slots.hasRounds()
+            return slots.hasRounds() && operator.worldSize() > 1
                     ? scope.empty(operator.gatheredFront(), operator.type())
                     : shard;
         }
@@ -218,6 +218,9 @@ final class PipelinedPath {
         @Override
         NDArray[] staging(OperationScope scope, NDManager manager) {
             int count = Math.min(MAX_STAGING, operator.worldSize() - 1);
+            if (count == 0) {
+                return new NDArray[0];
+            }
             NDArray[] arrays = new NDArray[slots.hasRounds() ? count + 1 : count];
             for (int i = 0; i < arrays.length; i++) {
                 arrays[i] =

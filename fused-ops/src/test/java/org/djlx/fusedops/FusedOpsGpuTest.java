@@ -424,7 +424,7 @@ class FusedOpsGpuTest {
                 });
     }
 
-    /** As above, but the call of one rank does not fit into the buffers, so that it uses NCCL. */
+    /** As above, but the call of one rank is sent in rounds, or uses NCCL. */
     @Test
     void callsOfWhichOneDoesNotFitLeaveAVerifiedGroupUsable() {
         P2pRanks.requireNccl();
@@ -443,12 +443,12 @@ class FusedOpsGpuTest {
                             refused(
                                     () -> FusedOps.allGatherMatmul(a, List.of(b), 0, group),
                                     "(float32, (2, 3))",
-                                    "allGatherIntoTensor(float32, (3000000, 3))");
+                                    "(float32, (3000000, 3))");
                             refused(
                                     () ->
                                             FusedOps.matmulReduceScatter(
                                                     c, b, ReduceOp.SUM, 0, group),
-                                    "reduceScatterTensor(");
+                                    "educeScatter");
                             grid.get(i).checkAllGatherMatmul(group, 2);
                         }
                     }
@@ -661,6 +661,37 @@ class FusedOpsGpuTest {
                 });
     }
 
+    /** Parts that do not fit into a buffer of 1 MiB, along each dimension. */
+    @Test
+    void anySizeIsPipelined() {
+        List<FusedCase> gathers = FusedOpsTest.largeGathers();
+        List<FusedCase> scatters = FusedOpsTest.largeScatters(worldSize);
+        try (UsageCounter usage = FusedOps.countUsage()) {
+            forced(
+                    Path.PIPELINED,
+                    () ->
+                            run(
+                                    1 << 20,
+                                    group -> {
+                                        gathers.forEach(c -> c.checkAllGatherMatmul(group, 3));
+                                        scatters.forEach(
+                                                c ->
+                                                        c.checkMatmulReduceScatter(
+                                                                group, ReduceOp.SUM, 3));
+                                    }));
+            assertEquals(
+                    3L * (gathers.size() + scatters.size()) * worldSize, usage.pipelined());
+        }
+    }
+
+    /** A gather along the last dimension adds the products of the shards in rank order. */
+    @Test
+    void allGatherMatmulAlongLastDimension() {
+        List<FusedCase> grid = FusedOpsTest.lastGatherGrid();
+        expect(8 << 20, 2L * grid.size(), 0, g -> grid.forEach(c -> c.checkAllGatherMatmul(g, 2)));
+        expect(8 << 10, 2L * grid.size(), 0, g -> grid.forEach(c -> c.checkAllGatherMatmul(g, 2)));
+    }
+
     @Test
     void fallbacks() {
         P2pRanks.requireNccl();
@@ -677,7 +708,7 @@ class FusedOpsGpuTest {
                         true,
                         1);
         expect(
-                8 << 10,
+                1023,
                 0,
                 6,
                 group -> {
@@ -821,7 +852,6 @@ class FusedOpsGpuTest {
 
     @Test
     void randomCases() {
-        P2pRanks.requireNccl(); // Some gather along the last dimension.
         List<Consumer<ProcessGroup>> checks = new ArrayList<>();
         Random random = new Random(7);
         for (int i = 0; i < 60; i++) {

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.fusedops;
 
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertNotNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.util.ArrayList;
 import java.util.List;
@@ -15,6 +18,7 @@ import java.util.function.Consumer;
 import java.util.stream.IntStream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.TestArrays;
 import org.djlx.fusedops.cost.Choice;
 import org.djlx.fusedops.cost.Path;
 import org.djlx.nativeops.torch.ScalarType;
@@ -267,25 +271,32 @@ class FusedOpsTest {
     }
 
     /**
-     * Parts that do not fit into a buffer of 1 MiB: 3 MiB and an odd size that no window divides;
-     * a row of A alone is larger than a window.
+     * Parts that do not fit into a buffer of 1 MiB: 3 MiB and odd sizes that no window divides. In
+     * two cases a row alone is larger than a window.
      */
+    static List<FusedCase> largeGathers() {
+        ScalarType wide = ScalarType.FLOAT32;
+        ScalarType half = ScalarType.BFLOAT16;
+        return List.of(
+                new FusedCase(wide, new Shape(12, 65_537), List.of(3, 2), 0, false, 1),
+                new FusedCase(half, new Shape(3, 2, 131_075), List.of(2), 1, true, 2),
+                new FusedCase(wide, new Shape(257, 4_001), List.of(3), 1, false, 3));
+    }
+
+    static List<FusedCase> largeScatters(int w) {
+        ScalarType wide = ScalarType.FLOAT32;
+        ScalarType half = ScalarType.BFLOAT16;
+        return List.of(
+                new FusedCase(wide, new Shape(12 * w, 3), List.of(65_537), 0, false, 4),
+                new FusedCase(half, new Shape(3, 2 * w, 2), List.of(131_075), 1, true, 5),
+                new FusedCase(wide, new Shape(257, 3), List.of(4_001 * w), 1, false, 6));
+    }
+
     @ParameterizedTest
     @ValueSource(ints = {2, 3, 4})
     void anySizeIsPipelined(int worldSize) {
-        int w = worldSize;
-        ScalarType wide = ScalarType.FLOAT32;
-        ScalarType half = ScalarType.BFLOAT16;
-        List<FusedCase> gathers =
-                List.of(
-                        new FusedCase(wide, new Shape(12, 65_537), List.of(3, 2), 0, false, 1),
-                        new FusedCase(half, new Shape(3, 2, 131_075), List.of(2), 1, true, 2),
-                        new FusedCase(wide, new Shape(257, 4_001), List.of(3), 1, false, 3));
-        List<FusedCase> scatters =
-                List.of(
-                        new FusedCase(wide, new Shape(12 * w, 3), List.of(65_537), 0, false, 4),
-                        new FusedCase(half, new Shape(3, 2 * w, 2), List.of(131_075), 1, true, 5),
-                        new FusedCase(wide, new Shape(257, 3), List.of(4_001 * w), 1, false, 6));
+        List<FusedCase> gathers = largeGathers();
+        List<FusedCase> scatters = largeScatters(worldSize);
         expect(
                 worldSize,
                 1 << 20,
@@ -297,6 +308,42 @@ class FusedOpsTest {
                     scatters.forEach(c -> c.checkMatmulReduceScatter(group, ReduceOp.SUM, 1));
                     scatters.forEach(c -> c.checkMatmulReduceScatter(group, ReduceOp.AVG, 1));
                 });
+    }
+
+    /** Rounds change how parts are sent, not how they are computed. */
+    @Test
+    void roundsGiveTheSameBits() {
+        List<double[]> results = new ArrayList<>();
+        for (long bufferSize : List.of(16L << 20, 16L << 10)) {
+            LocalRanks.run(
+                    3,
+                    bufferSize,
+                    group -> {
+                        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+                            NDArray a =
+                                    TestArrays.random(
+                                            manager,
+                                            ScalarType.BFLOAT16,
+                                            new Shape(96, 301),
+                                            group.rank());
+                            NDArray b =
+                                    TestArrays.random(
+                                            manager, ScalarType.BFLOAT16, new Shape(301, 77), 9);
+                            NDArray up =
+                                    FusedOps.allGatherMatmul(a, List.of(b), 0, group)
+                                            .outputs()
+                                            .get(0);
+                            NDArray down =
+                                    FusedOps.matmulReduceScatter(a, b, ReduceOp.SUM, 0, group);
+                            if (group.rank() == 1) {
+                                results.add(TestArrays.values(up));
+                                results.add(TestArrays.values(down));
+                            }
+                        }
+                    });
+        }
+        assertArrayEquals(results.get(0), results.get(2));
+        assertArrayEquals(results.get(1), results.get(3));
     }
 
     /** Random sizes, dimensions, types, layouts and ranks. */

@@ -60,11 +60,10 @@ public final class Slots {
 
     /**
      * Returns whether the buffers have room for one slot per rank, each for the bytes that a rank
-     * sends to a peer. A single rank sends nothing.
+     * sends to a peer.
      */
     public static boolean fit(P2pBuffers buffers, long byteSize) {
-        int ranks = buffers.worldSize();
-        return ranks == 1 || align(byteSize) <= halfSize(buffers.bufferSize()) / ranks;
+        return align(byteSize) <= halfSize(buffers.bufferSize()) / buffers.worldSize();
     }
 
     /** Returns whether the buffers have room for slots or for windows. */
