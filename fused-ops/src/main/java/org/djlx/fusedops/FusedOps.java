@@ -106,7 +106,9 @@ public final class FusedOps {
                             MatmulReduceScatter.TYPE,
                             AllReduceRmsNormPlan.TYPE,
                             LowContention.ALL_GATHER,
-                            LowContention.REDUCE_SCATTER)
+                            LowContention.REDUCE_SCATTER,
+                            PublicPipelines.ALL_GATHER,
+                            PublicPipelines.ALL_TO_ALL)
                     .map(OpType::toString)
                     .toList();
 
@@ -288,6 +290,64 @@ public final class FusedOps {
                 key,
                 () -> MatmulReduceScatter.of(checks, group, operands, op, scatterDim),
                 NDArray::close);
+    }
+
+    /**
+     * Pipelined all-gather with a computation of the caller: calls the consumer with the shard of
+     * each rank, this rank's first, while the next shards are on their way. Like PyTorch's {@code
+     * _pipelined_all_gather_and_consume}.
+     *
+     * <ul>
+     *   <li>On the CPU the consumer runs on the thread of the group's operations, and on a GPU on
+     *       the calling thread, on its current stream. It runs without gradients, and must not call
+     *       operations of the group.
+     *   <li>The order of the shards differs between ranks.
+     *   <li>On the CPU the method returns after the last call of the consumer, and on a GPU when
+     *       all work is enqueued.
+     *   <li>If the consumer throws, it is not called again. The exchange goes on, so other ranks
+     *       are not affected, and the method throws the consumer's exception.
+     *   <li>Without P2P buffers, the group's all-gather runs before the first call.
+     * </ul>
+     *
+     * @param shard this rank's shard, of any element type; the same shape on all ranks. There is no
+     *     gradient: with gradients on, a shard that requires a gradient is refused
+     * @param consumer called once for each rank
+     * @param group the group
+     * @throws IllegalArgumentException if an argument is invalid; nothing has been sent then
+     */
+    public static void pipelinedAllGather(
+            NDArray shard, ShardConsumer consumer, ProcessGroup group) {
+        PublicPipelines.allGather(shard, consumer, group);
+    }
+
+    /**
+     * Pipelined all-to-all with a computation of the caller: calls the producer for the chunk of
+     * each rank, this rank's last, while earlier chunks are on their way. Like PyTorch's {@code
+     * _pipelined_produce_and_all2all}.
+     *
+     * <ul>
+     *   <li>The producer runs where the consumer of {@link #pipelinedAllGather} runs, by the same
+     *       rules.
+     *   <li>If the producer throws, the other ranks would get a chunk with arbitrary elements. So
+     *       the operation fails and the group is broken, as if the code of {@link
+     *       ProcessGroup#execute} throws.
+     *   <li>Without P2P buffers, the group's all-to-all runs after the last call.
+     * </ul>
+     *
+     * @param producer called once for each rank
+     * @param output receives the chunks from all ranks in rank order, along its first dimension:
+     *     contiguous, of any element type, the same shape on all ranks. The first size is a
+     *     multiple of the world size. On a GPU it is written when the current stream gets there.
+     *     The producer must not use it
+     * @param group the group
+     * @throws IllegalArgumentException if an argument is invalid; nothing has been sent then
+     * @throws org.djlx.collectives.CollectiveException on the CPU, if the producer or the group
+     *     fails; the cause is the producer's exception. On a GPU the next call on the group may
+     *     throw it
+     */
+    public static void pipelinedProduceAndAllToAll(
+            ChunkProducer producer, NDArray output, ProcessGroup group) {
+        PublicPipelines.allToAll(producer, output, group);
     }
 
     /**

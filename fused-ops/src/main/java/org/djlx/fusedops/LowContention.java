@@ -203,7 +203,7 @@ public final class LowContention {
     }
 
     /** Counts the call, and returns whether the group's own collective runs (the fallback). */
-    private static boolean fallsBack(OpType type, ProcessGroup group, long partBytes) {
+    static boolean fallsBack(OpType type, ProcessGroup group, long partBytes) {
         Optional<FallbackReason> reason = MatmulPlan.fallbackReason(type, group, partBytes);
         UsageCounter.count(type, Path.PIPELINED, reason.orElse(null));
         return reason.isPresent();

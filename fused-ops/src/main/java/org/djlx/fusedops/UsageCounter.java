@@ -95,8 +95,9 @@ public final class UsageCounter implements AutoCloseable {
      * Returns the number of calls of one operator that took a path.
      *
      * @param operator the name in traces and errors: {@code allGatherMatmul}, {@code
-     *     matmulReduceScatter}, {@code allReduceRmsNorm}, {@code lowContentionAllGather} or {@code
-     *     lowContentionReduceScatter}
+     *     matmulReduceScatter}, {@code allReduceRmsNorm}, {@code lowContentionAllGather}, {@code
+     *     lowContentionReduceScatter}, {@code pipelinedAllGather} or {@code
+     *     pipelinedProduceAndAllToAll}
      * @param path the path
      * @return the number
      * @throws IllegalArgumentException if an argument is null

@@ -22,17 +22,20 @@
  * PathChooser           chooses a path by the cost model, or the forced one
  * PipelinedPath         path PIPELINED: matmuls of parts, overlapped with copies
  * PlanKey               operator, shapes, strides, type, device: what a plan depends on
+ * PublicPipelines       pipelines with a computation of the caller
  */
 /**
  * Tensor-parallel operators that overlap communication with the matmul.
  *
  * <ul>
+ *   <li>{@link org.djlx.fusedops.ChunkProducer} - a computation before a pipelined all-to-all
  *   <li>{@link org.djlx.fusedops.FallbackReason} - why a call fell back to the group's collective
  *   <li>{@link org.djlx.fusedops.FusedOps} - all-gather + matmul (also gated), matmul +
- *       reduce-scatter, all-reduce + RMSNorm
+ *       reduce-scatter, all-reduce + RMSNorm, pipelines
  *   <li>{@link org.djlx.fusedops.GatheredMatmul} - result of all-gather + matmul
  *   <li>{@link org.djlx.fusedops.LowContention} - all-gather and reduce-scatter by copy engines
  *   <li>{@link org.djlx.fusedops.NormedResidual} - result of all-reduce + RMSNorm
+ *   <li>{@link org.djlx.fusedops.ShardConsumer} - a computation after a pipelined all-gather
  *   <li>{@link org.djlx.fusedops.UsageCounter} - counts calls by path
  * </ul>
  */
