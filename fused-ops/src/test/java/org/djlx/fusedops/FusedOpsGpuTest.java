@@ -11,6 +11,7 @@ import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.index.NDIndex;
+import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import java.time.Duration;
 import java.util.ArrayList;
@@ -53,6 +54,7 @@ import org.junit.jupiter.api.function.Executable;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
 import org.junit.jupiter.params.provider.EnumSource;
+import org.junit.jupiter.params.provider.ValueSource;
 
 /** The fused operators on all GPUs of the machine, with ranks as threads. */
 @Tag("gpu")
@@ -512,21 +514,22 @@ class FusedOpsGpuTest {
     /** On the path that the model chooses, and on each path that can be recorded. */
     @ParameterizedTest
     @CsvSource({
-        "FLOAT32,",
-        "FLOAT32, PIPELINED",
-        "FLOAT32, GATHERED",
-        "BFLOAT16, PIPELINED",
-        "BFLOAT16, GATHERED",
-        "BFLOAT16, FUSED"
+        "FLOAT32,, 67108864",
+        "FLOAT32, PIPELINED, 67108864",
+        "FLOAT32, PIPELINED, 65536", // in rounds
+        "FLOAT32, GATHERED, 67108864",
+        "BFLOAT16, PIPELINED, 67108864",
+        "BFLOAT16, GATHERED, 67108864",
+        "BFLOAT16, FUSED, 67108864"
     })
-    void graphs(ScalarType type, Path path) {
+    void graphs(ScalarType type, Path path, long bufferSize) {
         if (path == null) {
-            run(64 << 20, group -> replay(group, type));
+            run(bufferSize, group -> replay(group, type));
             return;
         }
         requireKernel(path);
         try (UsageCounter usage = FusedOps.countUsage()) {
-            forced(path, () -> run(64 << 20, group -> replay(group, type)));
+            forced(path, () -> run(bufferSize, group -> replay(group, type)));
             usage.choices().keySet().forEach(choice -> assertEquals(path, choice.path()));
         }
     }
@@ -690,6 +693,18 @@ class FusedOpsGpuTest {
         List<FusedCase> grid = FusedOpsTest.lastGatherGrid();
         expect(8 << 20, 2L * grid.size(), 0, g -> grid.forEach(c -> c.checkAllGatherMatmul(g, 2)));
         expect(8 << 10, 2L * grid.size(), 0, g -> grid.forEach(c -> c.checkAllGatherMatmul(g, 2)));
+    }
+
+    /** Whole parts in slots, and parts in rounds. */
+    @ParameterizedTest
+    @ValueSource(longs = {8 << 20, 1 << 10})
+    void pipelinesWithAComputationOfTheCaller(long bufferSize) {
+        run(
+                bufferSize,
+                group -> {
+                    PublicPipelinesTest.check(group, new Shape(13, 7), DataType.FLOAT32);
+                    PublicPipelinesTest.check(group, new Shape(300, 64), DataType.INT32);
+                });
     }
 
     @Test
