@@ -60,19 +60,22 @@ import org.djlx.nativeops.torch.TensorInfo;
  * PIPELINED. {@link UsageCounter} counts which path the calls took, and why.
  *
  * <ul>
- *   <li>If the group has P2P buffers that are large enough, communication overlaps the matmul, or
- *       is done by kernels before or after it. On GPUs a {@linkplain
- *       org.djlx.fusedops.cost.CostModel cost model}, fitted to measurements, chooses the path.
+ *   <li>If the group has P2P buffers, communication overlaps the matmul, or is done by kernels
+ *       before or after it. What does not fit into the buffers is sent in rounds. On GPUs a
+ *       {@linkplain org.djlx.fusedops.cost.CostModel cost model}, fitted to measurements, chooses
+ *       the path.
  *   <li>Otherwise the operator falls back to a collective of the group and one matmul.
- *   <li>The path FUSED is one kernel. It needs a Hopper GPU, float16 or bfloat16, and rows that are
- *       multiples of 16 bytes. It uses all SMs: call operators of groups that share GPUs in the
- *       same order on all ranks.
+ *   <li>The path FUSED is one kernel. It needs a Hopper GPU, float16 or bfloat16, rows that are
+ *       multiples of 16 bytes, and buffers with room for the parts of all ranks. It uses all SMs:
+ *       call operators of groups that share GPUs in the same order on all ranks.
  *   <li>Calls that are recorded into a CUDA graph may take another path than eager calls. They take
  *       NCCL only if no other path is possible.
  * </ul>
  *
  * <p><b>Numerics.</b> Paths differ only in the order in which a matmul sums, and in rounding. On
- * the path NCCL on GPUs libtorch computes the matmul, and may round 16-bit sums several times.
+ * the path NCCL on GPUs libtorch computes the matmul, and may round 16-bit sums several times. An
+ * all-gather along the last dimension on the path PIPELINED adds one product for each rank: the
+ * products, in the element type, are added in rank order, in float32 for 16-bit types.
  *
  * <p><b>Gradients.</b> Within a {@link GradientScope} gradients flow through the operators:
  *
@@ -107,8 +110,8 @@ public final class FusedOps {
                             AllReduceRmsNormPlan.TYPE,
                             LowContention.ALL_GATHER,
                             LowContention.REDUCE_SCATTER,
-                            PublicPipelines.ALL_GATHER,
-                            PublicPipelines.ALL_TO_ALL)
+                            CallerPipeline.ALL_GATHER,
+                            CallerPipeline.ALL_TO_ALL)
                     .map(OpType::toString)
                     .toList();
 
@@ -317,7 +320,7 @@ public final class FusedOps {
      */
     public static void pipelinedAllGather(
             NDArray shard, ShardConsumer consumer, ProcessGroup group) {
-        PublicPipelines.allGather(shard, consumer, group);
+        CallerPipeline.allGather(shard, consumer, group);
     }
 
     /**
@@ -347,7 +350,7 @@ public final class FusedOps {
      */
     public static void pipelinedProduceAndAllToAll(
             ChunkProducer producer, NDArray output, ProcessGroup group) {
-        PublicPipelines.allToAll(producer, output, group);
+        CallerPipeline.allToAll(producer, output, group);
     }
 
     /**

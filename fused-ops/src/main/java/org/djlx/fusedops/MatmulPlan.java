@@ -121,8 +121,8 @@ final class MatmulPlan<R> implements FusedPlan {
             }
             if (fit
                     && compute.fusedMatmul()
-                    .filter(kernels -> operator.isFusable(kernels, buffers, work))
-                    .isPresent()) {
+                            .filter(kernels -> operator.isFusable(kernels, buffers, work))
+                            .isPresent()) {
                 possible.add(Path.FUSED);
             }
         }

@@ -105,8 +105,7 @@ final class PipelinedPath {
                                 MatrixLayout.contiguous(rows, inner),
                                 new MatrixLayout(inner, columns, b.rowStride(), b.columnStride()));
                 sums[i] =
-                        compute.reduction(
-                                type, rows * columns, operator.worldSize(), ReduceOp.SUM);
+                        compute.reduction(type, rows * columns, operator.worldSize(), ReduceOp.SUM);
                 productBytes[i] = Slots.align(rows * columns * type.itemSize());
                 blockBytes[i] = inner * b.rowStride() * type.itemSize();
             }
@@ -167,8 +166,7 @@ final class PipelinedPath {
         /** Copies shards, one after the other, side by side. */
         private void unstack(OperationScope scope, NDArray gathered, NDArray stacked) {
             long ranks = operator.worldSize();
-            NDArray rows =
-                    scope.add(gathered.reshape(operator.rows(), ranks, operator.inner()));
+            NDArray rows = scope.add(gathered.reshape(operator.rows(), ranks, operator.inner()));
             NDArray shards = scope.add(stacked.reshape(ranks, operator.rows(), operator.inner()));
             Torch.copy(rows, scope.add(shards.transpose(1, 0, 2)));
         }

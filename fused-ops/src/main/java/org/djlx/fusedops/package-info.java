@@ -3,6 +3,7 @@
  * AllGatherMatmul       checked sizes of an all-gather + matmul; prepares its paths
  * AllReduceRmsNormPlan  plan of an all-reduce + RMSNorm
  * Axes                  moves and merges dimensions of arrays
+ * CallerPipeline        pipelines with a computation of the caller
  * FusedGradients        records the operators in a GradientScope, and computes their gradients
  * FusedPath             path FUSED: one kernel pushes, waits and multiplies
  * FusedPlan             a plan: everything about a call that depends on its PlanKey only
@@ -22,7 +23,6 @@
  * PathChooser           chooses a path by the cost model, or the forced one
  * PipelinedPath         path PIPELINED: matmuls of parts, overlapped with copies
  * PlanKey               operator, shapes, strides, type, device: what a plan depends on
- * PublicPipelines       pipelines with a computation of the caller
  */
 /**
  * Tensor-parallel operators that overlap communication with the matmul.

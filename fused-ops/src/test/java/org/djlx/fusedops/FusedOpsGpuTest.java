@@ -682,8 +682,7 @@ class FusedOpsGpuTest {
                                                         c.checkMatmulReduceScatter(
                                                                 group, ReduceOp.SUM, 3));
                                     }));
-            assertEquals(
-                    3L * (gathers.size() + scatters.size()) * worldSize, usage.pipelined());
+            assertEquals(3L * (gathers.size() + scatters.size()) * worldSize, usage.pipelined());
         }
     }
 
@@ -702,8 +701,8 @@ class FusedOpsGpuTest {
         run(
                 bufferSize,
                 group -> {
-                    PublicPipelinesTest.check(group, new Shape(13, 7), DataType.FLOAT32);
-                    PublicPipelinesTest.check(group, new Shape(300, 64), DataType.INT32);
+                    CallerPipelineTest.check(group, new Shape(13, 7), DataType.FLOAT32);
+                    CallerPipelineTest.check(group, new Shape(300, 64), DataType.INT32);
                 });
     }
 

@@ -379,8 +379,7 @@ class CostModelTest {
             assertEquals(Path.NCCL, small.choose(work, each -> both, false).path());
             assertEquals(Path.PIPELINED, small.choose(work, each -> both, true).path());
             Workload alone = bfloat16(operator, 1, 4096, 8192, 8192);
-            assertEquals(
-                    H200.predict(alone, Path.PIPELINED), small.predict(alone, Path.PIPELINED));
+            assertEquals(H200.predict(alone, Path.PIPELINED), small.predict(alone, Path.PIPELINED));
         }
     }
 

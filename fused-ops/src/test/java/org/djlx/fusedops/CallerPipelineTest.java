@@ -27,7 +27,7 @@ import org.junit.jupiter.params.provider.CsvSource;
 
 /** Pipelines with a computation of the caller. */
 @Timeout(120)
-class PublicPipelinesTest {
+class CallerPipelineTest {
 
     /** Whole parts in slots, parts in rounds, and the group's own collective. */
     @ParameterizedTest
@@ -64,7 +64,8 @@ class PublicPipelinesTest {
                         doubled[rank].attach(manager);
                     },
                     group);
-            assertEquals(IntStream.range(0, ranks).map(i -> (own + i) % ranks).boxed().toList(), order);
+            assertEquals(
+                    IntStream.range(0, ranks).map(i -> (own + i) % ranks).boxed().toList(), order);
             for (int rank = 0; rank < ranks; rank++) {
                 assertEquals(
                         numbers(manager, shape, 1000 * rank).mul(2).toType(type, false),
@@ -129,8 +130,7 @@ class PublicPipelinesTest {
                                                 group);
                         if (group.rank() == 1) {
                             assertSame(
-                                    thrown,
-                                    assertThrows(IllegalStateException.class, call::run));
+                                    thrown, assertThrows(IllegalStateException.class, call::run));
                         } else {
                             call.run();
                         }
