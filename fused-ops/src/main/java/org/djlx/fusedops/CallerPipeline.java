@@ -32,7 +32,7 @@ final class CallerPipeline {
     private final Shape part; // a shard or a chunk
     private final long partBytes;
     private boolean issued; // the operation closes the arrays
-    private Throwable failure; // a consumer's RuntimeException or Error; null if there is none
+    private Throwable failure; // the caller's RuntimeException or Error; null if there is none
 
     private CallerPipeline(
             OpType type, ProcessGroup group, ScalarType elements, Shape part, long partBytes) {
@@ -148,9 +148,14 @@ final class CallerPipeline {
         if (fallsBack()) {
             NDArray chunks = scope.empty(out.getShape(), elements);
             long first = Torch.dataPointer(chunks);
-            for (int step = 1; step <= ranks; step++) {
-                int rank = (group.rank() + step) % ranks;
-                produce(producer, rank, first + rank * partBytes);
+            try {
+                for (int step = 1; step <= ranks; step++) {
+                    int rank = (group.rank() + step) % ranks;
+                    produce(producer, rank, first + rank * partBytes);
+                }
+            } catch (RuntimeException | Error e) {
+                failure = e;
+                fail();
             }
             FusedOps.complete(group, group.allToAllSingle(out, chunks));
             return;
@@ -181,6 +186,15 @@ final class CallerPipeline {
                                 .produceAndScatter(
                                         operation, slots, staging, partBytes, at, each, unpack,
                                         used));
+    }
+
+    /** Breaks the group, because other ranks may wait in their all-to-all. */
+    private void fail() {
+        try {
+            execute(operation -> rethrow());
+        } catch (UnsupportedOperationException e) {
+            rethrow(); // The backend runs no operations of a library: the others time out.
+        }
     }
 
     private void produce(ChunkProducer producer, int rank, long address) {

@@ -143,7 +143,7 @@ class CallerPipelineTest {
 
     /** All ranks fail long before the timeout. */
     @ParameterizedTest
-    @CsvSource({"1048576", "1024"})
+    @CsvSource({"1048576", "1024", "0"})
     void aProducersExceptionFailsOnAllRanks(long bufferSize) {
         LocalRanks.run(
                 3,
