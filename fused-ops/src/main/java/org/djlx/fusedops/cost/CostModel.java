@@ -48,7 +48,6 @@ public final class CostModel {
     private static final int PACK =
             16; // bytes that a thread of the exchange kernel stores at a time
 
-    private static final int ROUND_STARTS = 3; // fixed times: a put, a barrier, a copy
     private static final double ROUND_HOST = 12; // us of the host, for four launches
 
     private final Machine machine;
@@ -189,9 +188,8 @@ public final class CostModel {
         double part = cut * matmul(work, work.rows());
         double copy = copies.micros(1, work.partBytes());
         if (rounds(work) > 0) {
-            // Received bytes are copied once more: read and written.
-            copy += copies.start() * (ROUND_STARTS * rounds(work) - 1);
-            copy += 2 * work.partBytes() / copies.reduction() / 1e3;
+            // A round is a put and a copy out of the window; its barrier is in their fixed times.
+            copy = 2 * (copy + copies.micros(rounds(work) - 1, 0));
         }
         double computed = part;
         double sent = 0;
@@ -204,11 +202,11 @@ public final class CostModel {
     }
 
     /** Returns the rounds in which a part is sent; 0 if the buffers have a slot for each rank. */
-    private double rounds(Workload work) {
+    private long rounds(Workload work) {
         long window = bufferSize / 4 / ALIGNMENT * ALIGNMENT;
         return work.ranks() == 1 || bufferSize >= bufferSize(work) || window == 0
                 ? 0
-                : Math.ceil((double) work.partBytes() / window);
+                : (work.partBytes() + window - 1) / window;
     }
 
     private double exchange(Workload work) {
