@@ -45,7 +45,8 @@ public final class Slots {
         window = fit(buffers, byteSize) ? 0 : window(buffers);
     }
 
-    private static long halfSize(long byteSize) {
+    /** Returns the size of each half of a buffer, and the offset of the second. */
+    static long halfSize(long byteSize) {
         return byteSize / 2 / ALIGNMENT * ALIGNMENT;
     }
 
