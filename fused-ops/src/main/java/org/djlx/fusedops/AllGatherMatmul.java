@@ -20,9 +20,10 @@ import org.djlx.nativeops.torch.TensorInfo;
 /**
  * The sizes of an all-gather + matmul, checked.
  *
- * <p>With the gather dimension moved to the front, the gathered A is the ranks' shards one after
- * the other. Each product has the same order, because the rows of a shard's product depend on no
- * other shard.
+ * <p>If A is gathered along its last dimension, each product is the sum of the products of a rank's
+ * shard and a block of B's rows. Otherwise, with the gather dimension moved to the front, the
+ * gathered A is the ranks' shards one after the other. Each product has the same order, because the
+ * rows of a shard's product depend on no other shard.
  *
  * @param shard the shape of this rank's part of A
  * @param gatherDim the gather dimension, counted from the front
@@ -72,6 +73,9 @@ record AllGatherMatmul(
         int dimension = checks.dimension("gatherDim", gatherDim, last + 1);
         int factor = dimension == last ? group.worldSize() : 1;
         long inner = shard.get(last) * factor;
+        if (group.worldSize() == 1) {
+            dimension = 0; // One shard is the same along every dimension.
+        }
         List<Long> columns = new ArrayList<>();
         for (int i = 1; i < infos.length; i++) {
             String role = OperandChecks.roleOfB(i - 1, infos.length - 1);
@@ -95,16 +99,21 @@ record AllGatherMatmul(
         return shard.get(lastDim());
     }
 
+    /** The dimension that is moved to the front. */
+    int frontDim() {
+        return isByRows() ? gatherDim : 0;
+    }
+
     Shape gathered() {
         return Axes.with(shard, gatherDim, shard.get(gatherDim) * worldSize);
     }
 
-    /** The shape of the gathered A with the gather dimension in front. */
+    /** The shape of the gathered A with {@link #frontDim} in front. */
     Shape gatheredFront() {
-        return Axes.move(gathered(), gatherDim, 0);
+        return Axes.move(gathered(), frontDim(), 0);
     }
 
-    /** The shape of a product with the gather dimension in front. */
+    /** The shape of a product with {@link #frontDim} in front. */
     Shape productFront(int b) {
         int columnsOfValue = output == Output.GATED_PRODUCT ? 2 : 1;
         return Axes.with(gatheredFront(), lastDim(), columns.get(b) / columnsOfValue);
@@ -122,15 +131,8 @@ record AllGatherMatmul(
     }
 
     @Override
-    public Optional<FallbackReason> fallbackReason() {
-        return gatherDim == lastDim()
-                ? Optional.of(FallbackReason.GATHER_ALONG_LAST_DIMENSION)
-                : Optional.empty();
-    }
-
-    @Override
     public boolean isByRows() {
-        return true;
+        return gatherDim != lastDim();
     }
 
     @Override
@@ -146,7 +148,10 @@ record AllGatherMatmul(
         }
         return switch (choice.path()) {
             case FUSED -> new FusedPath.Gather(this, group, operands, choice);
-            case PIPELINED -> new PipelinedPath.Gather(this, group, operands, choice);
+            case PIPELINED ->
+                    isByRows()
+                            ? new PipelinedPath.Gather(this, group, operands, choice)
+                            : new PipelinedPath.LastGather(this, group, operands, choice);
             case GATHERED ->
                     group.device().isGpu()
                             ? new GatheredPath.Gather(this, group, operands, choice)

@@ -12,13 +12,8 @@ public enum FallbackReason {
      */
     NO_P2P_BUFFERS,
     /**
-     * A is gathered along its last dimension. The matmul sums over that dimension, so it cannot
-     * start before all shards have arrived.
-     */
-    GATHER_ALONG_LAST_DIMENSION,
-    /**
-     * The parts of all ranks do not fit into half of a P2P buffer. For all-reduce + RMSNorm: the
-     * rows are too large for the fused kernel, or there are no rows.
+     * The P2P buffers are smaller than 1 KiB. For all-reduce + RMSNorm: the rows are too large for
+     * the fused kernel, or there are no rows.
      */
     BUFFER_TOO_SMALL,
     /**

@@ -61,19 +61,22 @@ import org.djlx.nativeops.torch.TensorInfo;
  * PIPELINED. {@link UsageCounter} counts which path the calls took, and why.
  *
  * <ul>
- *   <li>If the group has P2P buffers that are large enough, communication overlaps the matmul, or
- *       is done by kernels before or after it. On GPUs a {@linkplain
- *       org.djlx.fusedops.cost.CostModel cost model}, fitted to measurements, chooses the path.
+ *   <li>If the group has P2P buffers, communication overlaps the matmul, or is done by kernels
+ *       before or after it. What does not fit into the buffers is sent in rounds. On GPUs a
+ *       {@linkplain org.djlx.fusedops.cost.CostModel cost model}, fitted to measurements, chooses
+ *       the path.
  *   <li>Otherwise the operator falls back to a collective of the group and one matmul.
- *   <li>The path FUSED is one kernel. It needs a Hopper GPU, float16 or bfloat16, and rows that are
- *       multiples of 16 bytes. It uses all SMs: call operators of groups that share GPUs in the
- *       same order on all ranks.
+ *   <li>The path FUSED is one kernel. It needs a Hopper GPU, float16 or bfloat16, rows that are
+ *       multiples of 16 bytes, and buffers with room for the parts of all ranks. It uses all SMs:
+ *       call operators of groups that share GPUs in the same order on all ranks.
  *   <li>Calls that are recorded into a CUDA graph may take another path than eager calls. They take
  *       NCCL only if no other path is possible.
  * </ul>
  *
  * <p><b>Numerics.</b> Paths differ only in the order in which a matmul sums, and in rounding. On
- * the path NCCL on GPUs libtorch computes the matmul, and may round 16-bit sums several times.
+ * the path NCCL on GPUs libtorch computes the matmul, and may round 16-bit sums several times. An
+ * all-gather along the last dimension on the path PIPELINED adds one product for each rank: the
+ * products, in the element type, are added in rank order, in float32 for 16-bit types.
  *
  * <p><b>Gradients.</b> Within a {@link GradientScope} gradients flow through the operators:
  *
@@ -108,7 +111,9 @@ public final class FusedOps {
                             MatmulAllReduce.TYPE,
                             AllReduceRmsNormPlan.TYPE,
                             LowContention.ALL_GATHER,
-                            LowContention.REDUCE_SCATTER)
+                            LowContention.REDUCE_SCATTER,
+                            CallerPipeline.ALL_GATHER,
+                            CallerPipeline.ALL_TO_ALL)
                     .map(OpType::toString)
                     .toList();
 
@@ -322,6 +327,66 @@ public final class FusedOps {
         return checks.recording() == null
                 ? operator.run(group, a, b)
                 : DifferentiableCollectives.leaveParallel(a.matMul(b), group);
+    }
+
+    /**
+     * Pipelined all-gather with a computation of the caller: calls the consumer with the shard of
+     * each rank, this rank's first, while the next shards are on their way. Like PyTorch's {@code
+     * _pipelined_all_gather_and_consume}.
+     *
+     * <ul>
+     *   <li>On the CPU the consumer runs on the thread of the group's operations, and on a GPU on
+     *       the calling thread, on its current stream. It runs without gradients, and must not call
+     *       operations of the group.
+     *   <li>The order of the shards differs between ranks.
+     *   <li>On the CPU the method returns after the last call of the consumer, and on a GPU when
+     *       all work is enqueued.
+     *   <li>If the consumer throws, it is not called again. The exchange goes on, so other ranks
+     *       are not affected, and the method throws the consumer's exception.
+     *   <li>Without P2P buffers, the group's all-gather runs before the first call.
+     * </ul>
+     *
+     * @param shard this rank's shard, of any element type; the same shape on all ranks. There is no
+     *     gradient: with gradients on, a shard that requires a gradient is refused
+     * @param consumer called once for each rank
+     * @param group the group
+     * @throws IllegalArgumentException if an argument is invalid; nothing has been sent then
+     */
+    public static void pipelinedAllGather(
+            NDArray shard, ShardConsumer consumer, ProcessGroup group) {
+        CallerPipeline.allGather(shard, consumer, group);
+    }
+
+    /**
+     * Pipelined all-to-all with a computation of the caller: calls the producer for the chunk of
+     * each rank, this rank's last, while earlier chunks are on their way. Like PyTorch's {@code
+     * _pipelined_produce_and_all2all}.
+     *
+     * <ul>
+     *   <li>The producer runs where the consumer of {@link #pipelinedAllGather} runs, by the same
+     *       rules.
+     *   <li>If the producer throws, the other ranks would get a chunk with arbitrary elements. So
+     *       the operation fails and the group is broken, as if the code of {@link
+     *       ProcessGroup#execute} throws.
+     *   <li>Without P2P buffers, the group's all-to-all runs after the last call. If the producer
+     *       throws on {@code nccl}, the other ranks wait until this rank leaves, or until their
+     *       timeout.
+     * </ul>
+     *
+     * @param producer called once for each rank
+     * @param output receives the chunks from all ranks in rank order, along its first dimension:
+     *     contiguous, of any element type, the same shape on all ranks. The first size is a
+     *     multiple of the world size. On a GPU it is written when the current stream gets there.
+     *     The producer must not use it
+     * @param group the group
+     * @throws IllegalArgumentException if an argument is invalid; nothing has been sent then
+     * @throws org.djlx.collectives.CollectiveException on the CPU, if the producer or the group
+     *     fails; the cause is the producer's exception. On a GPU the next call on the group may
+     *     throw it
+     */
+    public static void pipelinedProduceAndAllToAll(
+            ChunkProducer producer, NDArray output, ProcessGroup group) {
+        CallerPipeline.allToAll(producer, output, group);
     }
 
     /**

@@ -211,7 +211,8 @@ final class GatheredPath {
                     slots,
                     call.staging()[0],
                     operator.partBytes(),
-                    (first, distance) -> reduction.run(call.result(), first, distance),
+                    0,
+                    (stream, first, distance) -> reduction.run(call.result(), first, distance),
                     call.used());
         }
     }

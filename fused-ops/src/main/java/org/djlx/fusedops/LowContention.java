@@ -31,8 +31,9 @@ import org.djlx.nativeops.torch.Torch;
  * <ul>
  *   <li>Each collective is an operation of the group, on the current stream. The caller waits for
  *       the returned {@link Work}.
- *   <li>If the group has no P2P buffers, or they are too small, all ranks use the group's own
- *       collective; {@link FusedOps#countUsage} counts it as NCCL.
+ *   <li>If the group has no P2P buffers, all ranks use the group's own collective; {@link
+ *       FusedOps#countUsage} counts it as NCCL.
+ *   <li>Arrays that are larger than the buffers are sent in rounds.
  *   <li>Arrays that are not contiguous are copied.
  *   <li>There is no gradient: with gradients on, an input that requires a gradient is refused.
  *       {@link org.djlx.collectives.gradient.DifferentiableCollectives} has collectives with
@@ -98,9 +99,10 @@ public final class LowContention {
                             new Slots(group.p2pBuffers().orElseThrow(), byteSize),
                             shard,
                             byteSize,
+                            out,
                             (stream, rank, part) -> {
                                 long place = out + rank * byteSize;
-                                if (place != shard || part != shard) {
+                                if (place != part) {
                                     stream.copy(place, part, byteSize);
                                 }
                             },
@@ -140,22 +142,38 @@ public final class LowContention {
                 new Agreed(out.type(), out.sizes(), op, 0),
                 output,
                 input,
-                (operation, arrays) -> {
-                    Compute compute = GroupPlans.of(group).compute();
-                    compute.begin();
-                    Compute.Reduction reduction =
-                            compute.reduction(out.type(), out.count(), group.worldSize(), op);
-                    GroupPlans.of(group)
-                            .pipeline(group)
-                            .scatterAndReduce(
-                                    operation,
-                                    new Slots(group.p2pBuffers().orElseThrow(), out.byteSize()),
-                                    arrays.inputAddress(),
-                                    out.byteSize(),
-                                    (first, distance) ->
-                                            reduction.run(arrays.outputAddress(), first, distance),
-                                    arrays.all());
-                });
+                (operation, arrays) -> reduceScatter(group, operation, out, op, arrays));
+    }
+
+    private static void reduceScatter(
+            ProcessGroup group, Operation operation, TensorInfo out, ReduceOp op, Arrays arrays) {
+        GroupPlans plans = GroupPlans.of(group);
+        Compute compute = plans.compute();
+        compute.begin();
+        Compute.Reduction reduction =
+                compute.reduction(out.type(), out.count(), group.worldSize(), op);
+        Slots slots = new Slots(group.p2pBuffers().orElseThrow(), out.byteSize());
+        OperationScope scope = plans.scope();
+        try {
+            NDArray received =
+                    slots.hasRounds()
+                            ? scope.empty(slots.receivedShape(), ScalarType.UINT8)
+                            : arrays.input();
+            plans.pipeline(group)
+                    .scatterAndReduce(
+                            operation,
+                            slots,
+                            arrays.inputAddress(),
+                            out.byteSize(),
+                            Torch.dataPointer(received),
+                            (stream, first, distance) ->
+                                    reduction.run(arrays.outputAddress(), first, distance),
+                            arrays.output(),
+                            arrays.input(),
+                            received);
+        } finally {
+            scope.close();
+        }
     }
 
     /**
@@ -185,7 +203,7 @@ public final class LowContention {
     }
 
     /** Counts the call, and returns whether the group's own collective runs (the fallback). */
-    private static boolean fallsBack(OpType type, ProcessGroup group, long partBytes) {
+    static boolean fallsBack(OpType type, ProcessGroup group, long partBytes) {
         Optional<FallbackReason> reason = MatmulPlan.fallbackReason(type, group, partBytes);
         UsageCounter.count(type, Path.PIPELINED, reason.orElse(null));
         return reason.isPresent();

@@ -33,12 +33,6 @@ final class MatmulPlan<R> implements FusedPlan {
         /** Returns the sizes for the cost model. */
         Workload workload();
 
-        /**
-         * Returns why the sizes alone rule out all paths except NCCL; empty if another path may be
-         * possible.
-         */
-        Optional<FallbackReason> fallbackReason();
-
         /** Returns whether a rank's part consists of rows, as the paths FUSED and GATHERED need. */
         boolean isByRows();
 
@@ -56,7 +50,8 @@ final class MatmulPlan<R> implements FusedPlan {
     MatmulPlan(Operator<R> operator, ProcessGroup group, Operands operands) {
         GroupPlans plans = GroupPlans.of(group);
         Workload work = operator.workload();
-        FallbackReason reason = fallbackReason(operator, group).orElse(null);
+        FallbackReason reason =
+                fallbackReason(operator.opType(), group, work.partBytes()).orElse(null);
         if (reason != null) {
             Choice choice = new Choice(Path.NCCL, reason.toString());
             path = operator.prepareFallback(plans, choice, reason);
@@ -78,15 +73,6 @@ final class MatmulPlan<R> implements FusedPlan {
                                 (ofCall, used) -> prepare(operator, ofCall, used, recorded));
     }
 
-    private static Optional<FallbackReason> fallbackReason(
-            Operator<?> operator, ProcessGroup group) {
-        long partBytes = operator.workload().partBytes();
-        Optional<FallbackReason> ofGroup = fallbackReason(operator.opType(), group, partBytes);
-        return ofGroup.filter(FallbackReason.FORCED::equals)
-                .or(operator::fallbackReason)
-                .or(() -> ofGroup);
-    }
-
     /**
      * Returns why an operation over P2P buffers falls back, the same on all ranks; empty if it does
      * not fall back.
@@ -102,7 +88,7 @@ final class MatmulPlan<R> implements FusedPlan {
         if (!group.isP2pAvailable()) {
             return Optional.of(FallbackReason.NO_P2P_BUFFERS);
         }
-        return Slots.fit(group.p2pBuffers().orElseThrow(), group.worldSize(), partBytes)
+        return Slots.isPossible(group.p2pBuffers().orElseThrow(), partBytes)
                 ? Optional.empty()
                 : Optional.of(FallbackReason.BUFFER_TOO_SMALL);
     }
@@ -125,16 +111,18 @@ final class MatmulPlan<R> implements FusedPlan {
         Set<Path> possible = EnumSet.of(Path.PIPELINED);
         if (operator.isByRows()) {
             P2pBuffers buffers = group.p2pBuffers().orElseThrow();
+            boolean fit = Slots.fit(buffers, work.partBytes());
             boolean gathered =
                     group.device().isGpu()
                             ? compute.canExchange(buffers, work.type(), work.partBytes())
-                            : Pipeline.isWithoutGaps(work.partBytes());
+                            : fit && Pipeline.isWithoutGaps(work.partBytes());
             if (gathered) {
                 possible.add(Path.GATHERED);
             }
-            if (compute.fusedMatmul()
-                    .filter(kernels -> operator.isFusable(kernels, buffers, work))
-                    .isPresent()) {
+            if (fit
+                    && compute.fusedMatmul()
+                            .filter(kernels -> operator.isFusable(kernels, buffers, work))
+                            .isPresent()) {
                 possible.add(Path.FUSED);
             }
         }

@@ -4,7 +4,6 @@ package org.djlx.fusedops;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.types.Shape;
 import java.util.List;
-import java.util.Optional;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.p2p.P2pBuffers;
@@ -112,11 +111,6 @@ record MatmulReduceScatter(
     @Override
     public OpType opType() {
         return TYPE;
-    }
-
-    @Override
-    public Optional<FallbackReason> fallbackReason() {
-        return Optional.empty();
     }
 
     @Override

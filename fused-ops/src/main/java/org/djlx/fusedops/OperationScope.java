@@ -7,6 +7,7 @@ import ai.djl.ndarray.types.Shape;
 import java.util.ArrayList;
 import java.util.List;
 import org.djlx.collectives.Work;
+import org.djlx.nativeops.host.NativeMemory;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.TensorHold;
@@ -32,6 +33,15 @@ final class OperationScope {
     OperationScope(boolean gpu, NDManager manager) {
         this.gpu = gpu;
         this.manager = manager;
+    }
+
+    /** Returns a view of memory, which outlives it; the caller closes the view. */
+    NDArray view(long address, Shape shape, ScalarType type, long byteSize) {
+        if (byteSize == 0) {
+            return Torch.empty(manager, shape, type);
+        }
+        NativeMemory memory = new NativeMemory(address, byteSize, manager.getDevice(), () -> {});
+        return Torch.view(manager, memory, 0, shape, type);
     }
 
     /** Returns another array with the same memory. */

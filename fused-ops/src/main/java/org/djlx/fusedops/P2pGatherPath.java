@@ -68,9 +68,9 @@ abstract class P2pGatherPath extends P2pPath<GatheredMatmul, P2pGatherPath.Call>
             return new InPlace(operator, isFront(operator, operands), bs, layouts);
         }
 
-        /** Returns whether the shard is contiguous, with the gather dimension in front. */
+        /** Returns whether the shard is contiguous, with the front dimension in front. */
         static boolean isFront(AllGatherMatmul operator, Operands operands) {
-            return operator.gatherDim() == 0 && operands.infos()[0].isContiguous();
+            return operator.frontDim() == 0 && operands.infos()[0].isContiguous();
         }
 
         static MatrixLayout[] layouts(Operands operands) {
@@ -99,7 +99,7 @@ abstract class P2pGatherPath extends P2pPath<GatheredMatmul, P2pGatherPath.Call>
     final Call arrays(OperationScope scope, Operands operands) {
         NDArray a = operands.array(0);
         NDManager manager = a.getManager();
-        NDArray shard = inPlace.shard ? a : scope.front(a, operator.gatherDim(), operator.type());
+        NDArray shard = inPlace.shard ? a : scope.front(a, operator.frontDim(), operator.type());
         long shardAddress = inPlace.shard ? operands.address(0) : Torch.dataPointer(shard);
         int count = inPlace.bs.length;
         NDArray[] used = new NDArray[2 + 2 * count];
@@ -143,10 +143,10 @@ abstract class P2pGatherPath extends P2pPath<GatheredMatmul, P2pGatherPath.Call>
     final GatheredMatmul result(Call call) {
         List<NDArray> outputs = new ArrayList<>(call.products.size());
         for (NDArray product : call.products) {
-            outputs.add(Axes.restore(product, operator.gatherDim()));
+            outputs.add(Axes.restore(product, operator.frontDim()));
         }
         return new GatheredMatmul(
-                returnsA() ? Axes.restore(call.gatheredA, operator.gatherDim()) : null, outputs);
+                returnsA() ? Axes.restore(call.gatheredA, operator.frontDim()) : null, outputs);
     }
 
     /** Products of rows of A with each B, by a library. */

@@ -19,7 +19,7 @@ import org.djlx.fusedops.internal.Slots;
 abstract class P2pPath<R, C> implements MatmulPath<R> {
 
     final Slots slots;
-    private final GroupPlans plans;
+    final GroupPlans plans;
     private final OpType type;
     private final Agreed agreed;
     private final Choice choice;

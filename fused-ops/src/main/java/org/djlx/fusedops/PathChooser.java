@@ -8,6 +8,7 @@ import java.util.function.Function;
 import java.util.stream.Stream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.p2p.KernelSignals;
+import org.djlx.collectives.p2p.P2pBuffers;
 import org.djlx.fusedops.cost.Choice;
 import org.djlx.fusedops.cost.CostModel;
 import org.djlx.fusedops.cost.Machine;
@@ -72,7 +73,9 @@ final class PathChooser {
         boolean noneForced = Stream.of(Path.values()).noneMatch(FusedOps::isForced);
         // Ranks that share a GPU report a part of its SMs each; NCCL does not run between them.
         boolean mayBeNccl = noneForced && processors == compute.multiprocessors();
-        return new CostModel(machine(group.p2pBuffers().orElseThrow().gpuRates(), processors))
+        P2pBuffers buffers = group.p2pBuffers().orElseThrow();
+        return new CostModel(machine(buffers.gpuRates(), processors))
+                .withBufferSize(buffers.bufferSize())
                 .choose(work, each -> paths(possible.apply(each), noneForced, mayBeNccl), recorded);
     }
 

@@ -96,7 +96,8 @@ public final class UsageCounter implements AutoCloseable {
      *
      * @param operator the name in traces and errors: {@code allGatherMatmul}, {@code
      *     matmulReduceScatter}, {@code matmulAllReduce}, {@code allReduceRmsNorm}, {@code
-     *     lowContentionAllGather} or {@code lowContentionReduceScatter}
+     *     lowContentionAllGather}, {@code lowContentionReduceScatter}, {@code pipelinedAllGather}
+     *     or {@code pipelinedProduceAndAllToAll}
      * @param path the path
      * @return the number
      * @throws IllegalArgumentException if an argument is null

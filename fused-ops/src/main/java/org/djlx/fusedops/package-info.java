@@ -3,6 +3,7 @@
  * AllGatherMatmul       checked sizes of an all-gather + matmul; prepares its paths
  * AllReduceRmsNormPlan  plan of an all-reduce + RMSNorm
  * Axes                  moves and merges dimensions of arrays
+ * CallerPipeline        pipelines with a computation of the caller
  * FusedGradients        records the operators in a GradientScope, and computes their gradients
  * FusedPath             path FUSED: one kernel pushes, waits and multiplies
  * FusedPlan             a plan: everything about a call that depends on its PlanKey only
@@ -28,12 +29,14 @@
  * Tensor-parallel operators that overlap communication with the matmul.
  *
  * <ul>
+ *   <li>{@link org.djlx.fusedops.ChunkProducer} - a computation before a pipelined all-to-all
  *   <li>{@link org.djlx.fusedops.FallbackReason} - why a call fell back to the group's collective
  *   <li>{@link org.djlx.fusedops.FusedOps} - all-gather + matmul (also gated), matmul +
- *       reduce-scatter, matmul + all-reduce, all-reduce + RMSNorm
+ *       reduce-scatter, matmul + all-reduce, all-reduce + RMSNorm, pipelines
  *   <li>{@link org.djlx.fusedops.GatheredMatmul} - result of all-gather + matmul
  *   <li>{@link org.djlx.fusedops.LowContention} - all-gather and reduce-scatter by copy engines
  *   <li>{@link org.djlx.fusedops.NormedResidual} - result of all-reduce + RMSNorm
+ *   <li>{@link org.djlx.fusedops.ShardConsumer} - a computation after a pipelined all-gather
  *   <li>{@link org.djlx.fusedops.UsageCounter} - counts calls by path
  * </ul>
  */

@@ -199,6 +199,11 @@ final class ThreadsBackend extends Backend {
             }
 
             @Override
+            public void barrier() {
+                stream.barrier();
+            }
+
+            @Override
             public boolean isRecorded() {
                 return false;
             }

@@ -105,7 +105,7 @@ record FusedCase(
                 int roundedParts;
                 try (UsageCounter usage = FusedOps.countUsage()) {
                     result = FusedOps.allGatherMatmul(aShard, bs, dim, group, returnGathered);
-                    roundedParts = roundedParts(group, usage);
+                    roundedParts = roundedProducts(group, usage);
                 }
                 assertEquals(returnGathered, result.gathered().isPresent());
                 if (returnGathered) {
@@ -126,6 +126,15 @@ record FusedCase(
                 }
             }
         }
+    }
+
+    /**
+     * Returns how often parts of a gathered product are rounded before they are added: along the
+     * last dimension, once on the path PIPELINED.
+     */
+    private int roundedProducts(ProcessGroup group, UsageCounter usage) {
+        boolean last = axis() == shape.dimension() - 1 && group.worldSize() > 1;
+        return (last && usage.pipelined() > 0 ? 1 : 0) + roundedParts(group, usage);
     }
 
     /**

@@ -51,6 +51,8 @@ class FusedNullArgumentsTest {
                                     () -> List.of(array.get()))
                             .sample(ReduceOp.class, () -> ReduceOp.SUM)
                             .sample(UsageCounter.class, () -> counter)
+                            .sample(ShardConsumer.class, () -> (shard, rank) -> {})
+                            .sample(ChunkProducer.class, () -> (chunk, rank) -> {})
                             .sample(Object.class, Object::new)
                             .sample(float.class, () -> 1f)
                             .sample(

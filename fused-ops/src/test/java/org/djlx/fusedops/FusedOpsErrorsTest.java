@@ -25,6 +25,8 @@ import org.djlx.nativeops.torch.Torch;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.function.Executable;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.ValueSource;
 
 /** Errors of the fused operators. */
 @Timeout(120)
@@ -168,7 +170,7 @@ class FusedOpsErrorsTest {
                                         .getMessage();
                         assertTrue(message.contains("(6, 3), SUM"), message);
                         assertTrue(message.contains("(12, 3), SUM"), message);
-                        // One rank falls back because its shard is too large; the others do not.
+                        // One rank sends its large shard in rounds; the others do not.
                         NDArray d = manager.ones(new Shape(group.rank() == 2 ? 60_000 : 2, 3));
                         assertThrows(
                                 CollectiveMismatchException.class,
@@ -179,8 +181,10 @@ class FusedOpsErrorsTest {
                 });
     }
 
-    @Test
-    void missingRankIsNamed() {
+    /** With whole shards, and with shards that are sent in rounds. */
+    @ParameterizedTest
+    @ValueSource(ints = {2, 100_000})
+    void missingRankIsNamed(int rows) {
         LocalRanks.run(
                 3,
                 1 << 20,
@@ -191,10 +195,13 @@ class FusedOpsErrorsTest {
                             return;
                         }
                         NDArray a = manager.ones(new Shape(2, 2));
+                        NDArray shard = manager.ones(new Shape(rows, 2));
                         CollectiveTimeoutException e =
                                 assertThrows(
                                         CollectiveTimeoutException.class,
-                                        () -> FusedOps.allGatherMatmul(a, List.of(a), 0, group));
+                                        () ->
+                                                FusedOps.allGatherMatmul(
+                                                        shard, List.of(a), 0, group));
                         assertEquals(List.of(1), e.missingRanks());
                         String message = e.getMessage();
                         assertTrue(message.contains("allGatherMatmul"), message);

@@ -11,6 +11,7 @@ import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.index.NDIndex;
+import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import java.time.Duration;
 import java.util.ArrayList;
@@ -53,6 +54,7 @@ import org.junit.jupiter.api.function.Executable;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
 import org.junit.jupiter.params.provider.EnumSource;
+import org.junit.jupiter.params.provider.ValueSource;
 
 /** The fused operators on all GPUs of the machine, with ranks as threads. */
 @Tag("gpu")
@@ -439,7 +441,7 @@ class FusedOpsGpuTest {
                 });
     }
 
-    /** As above, but the call of one rank does not fit into the buffers, so that it uses NCCL. */
+    /** As above, but the call of one rank is sent in rounds, or uses NCCL. */
     @Test
     void callsOfWhichOneDoesNotFitLeaveAVerifiedGroupUsable() {
         P2pRanks.requireNccl();
@@ -458,12 +460,12 @@ class FusedOpsGpuTest {
                             refused(
                                     () -> FusedOps.allGatherMatmul(a, List.of(b), 0, group),
                                     "(float32, (2, 3))",
-                                    "allGatherIntoTensor(float32, (3000000, 3))");
+                                    "(float32, (3000000, 3))");
                             refused(
                                     () ->
                                             FusedOps.matmulReduceScatter(
                                                     c, b, ReduceOp.SUM, 0, group),
-                                    "reduceScatterTensor(");
+                                    "educeScatter");
                             grid.get(i).checkAllGatherMatmul(group, 2);
                         }
                     }
@@ -527,21 +529,22 @@ class FusedOpsGpuTest {
     /** On the path that the model chooses, and on each path that can be recorded. */
     @ParameterizedTest
     @CsvSource({
-        "FLOAT32,",
-        "FLOAT32, PIPELINED",
-        "FLOAT32, GATHERED",
-        "BFLOAT16, PIPELINED",
-        "BFLOAT16, GATHERED",
-        "BFLOAT16, FUSED"
+        "FLOAT32,, 67108864",
+        "FLOAT32, PIPELINED, 67108864",
+        "FLOAT32, PIPELINED, 65536", // in rounds
+        "FLOAT32, GATHERED, 67108864",
+        "BFLOAT16, PIPELINED, 67108864",
+        "BFLOAT16, GATHERED, 67108864",
+        "BFLOAT16, FUSED, 67108864"
     })
-    void graphs(ScalarType type, Path path) {
+    void graphs(ScalarType type, Path path, long bufferSize) {
         if (path == null) {
-            run(64 << 20, group -> replay(group, type));
+            run(bufferSize, group -> replay(group, type));
             return;
         }
         requireKernel(path);
         try (UsageCounter usage = FusedOps.countUsage()) {
-            forced(path, () -> run(64 << 20, group -> replay(group, type)));
+            forced(path, () -> run(bufferSize, group -> replay(group, type)));
             usage.choices().keySet().forEach(choice -> assertEquals(path, choice.path()));
         }
     }
@@ -676,6 +679,48 @@ class FusedOpsGpuTest {
                 });
     }
 
+    /** Parts that do not fit into a buffer of 1 MiB, along each dimension. */
+    @Test
+    void anySizeIsPipelined() {
+        List<FusedCase> gathers = FusedOpsTest.largeGathers();
+        List<FusedCase> scatters = FusedOpsTest.largeScatters(worldSize);
+        try (UsageCounter usage = FusedOps.countUsage()) {
+            forced(
+                    Path.PIPELINED,
+                    () ->
+                            run(
+                                    1 << 20,
+                                    group -> {
+                                        gathers.forEach(c -> c.checkAllGatherMatmul(group, 3));
+                                        scatters.forEach(
+                                                c ->
+                                                        c.checkMatmulReduceScatter(
+                                                                group, ReduceOp.SUM, 3));
+                                    }));
+            assertEquals(3L * (gathers.size() + scatters.size()) * worldSize, usage.pipelined());
+        }
+    }
+
+    /** A gather along the last dimension adds the products of the shards in rank order. */
+    @Test
+    void allGatherMatmulAlongLastDimension() {
+        List<FusedCase> grid = FusedOpsTest.lastGatherGrid();
+        expect(8 << 20, 2L * grid.size(), 0, g -> grid.forEach(c -> c.checkAllGatherMatmul(g, 2)));
+        expect(8 << 10, 2L * grid.size(), 0, g -> grid.forEach(c -> c.checkAllGatherMatmul(g, 2)));
+    }
+
+    /** Whole parts in slots, and parts in rounds. */
+    @ParameterizedTest
+    @ValueSource(longs = {8 << 20, 1 << 10})
+    void pipelinesWithAComputationOfTheCaller(long bufferSize) {
+        run(
+                bufferSize,
+                group -> {
+                    CallerPipelineTest.check(group, new Shape(13, 7), DataType.FLOAT32);
+                    CallerPipelineTest.check(group, new Shape(300, 64), DataType.INT32);
+                });
+    }
+
     @Test
     void fallbacks() {
         P2pRanks.requireNccl();
@@ -692,7 +737,7 @@ class FusedOpsGpuTest {
                         true,
                         1);
         expect(
-                8 << 10,
+                1023,
                 0,
                 6,
                 group -> {
@@ -836,7 +881,6 @@ class FusedOpsGpuTest {
 
     @Test
     void randomCases() {
-        P2pRanks.requireNccl(); // Some gather along the last dimension.
         List<Consumer<ProcessGroup>> checks = new ArrayList<>();
         Random random = new Random(7);
         for (int i = 0; i < 60; i++) {

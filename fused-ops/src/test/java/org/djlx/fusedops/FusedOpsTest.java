@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.fusedops;
 
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertNotNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.util.ArrayList;
 import java.util.List;
@@ -15,6 +18,7 @@ import java.util.function.Consumer;
 import java.util.stream.IntStream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.TestArrays;
 import org.djlx.fusedops.cost.Choice;
 import org.djlx.fusedops.cost.Path;
 import org.djlx.nativeops.torch.ScalarType;
@@ -113,6 +117,19 @@ class FusedOpsTest {
         }
     }
 
+    static List<FusedCase> lastGatherGrid() {
+        List<FusedCase> cases = new ArrayList<>();
+        for (ScalarType type : TYPES) {
+            cases.add(new FusedCase(type, new Shape(5, 3), List.of(4), 1, false, 1));
+            cases.add(new FusedCase(type, new Shape(2, 3, 4), List.of(4, 1), -1, true, 2));
+            cases.add(new FusedCase(type, new Shape(0, 3), List.of(2), 1, false, 3));
+            cases.add(new FusedCase(type, new Shape(4, 0), List.of(2), 1, false, 4));
+            cases.add(new FusedCase(type, new Shape(33, 65), List.of(31, 7), 1, true, 5));
+            cases.add(new FusedCase(type, new Shape(16, 32), List.of(8), -1, false, 6));
+        }
+        return cases;
+    }
+
     @ParameterizedTest
     @ValueSource(ints = {1, 2, 3, 4})
     void matmulAllReduce(int worldSize) {
@@ -132,26 +149,15 @@ class FusedOpsTest {
     }
 
     @ParameterizedTest
-    @ValueSource(ints = {1, 2, 3, 8})
+    @ValueSource(ints = {1, 2, 3, 4, 8})
     void allGatherMatmulAlongLastDimension(int worldSize) {
-        List<FusedCase> grid =
-                List.of(
-                        new FusedCase(ScalarType.FLOAT32, new Shape(5, 3), List.of(4), 1, false, 1),
-                        new FusedCase(
-                                ScalarType.BFLOAT16,
-                                new Shape(2, 3, 4),
-                                List.of(4, 1),
-                                -1,
-                                true,
-                                2),
-                        new FusedCase(
-                                ScalarType.FLOAT64, new Shape(0, 3), List.of(2), 1, false, 3));
+        List<FusedCase> grid = lastGatherGrid();
         expect(
                 worldSize,
                 1 << 20,
-                0,
-                FallbackReason.GATHER_ALONG_LAST_DIMENSION,
                 2L * grid.size(),
+                null,
+                0,
                 group -> grid.forEach(c -> c.checkAllGatherMatmul(group, 2)));
     }
 
@@ -261,7 +267,7 @@ class FusedOpsTest {
     }
 
     @Test
-    void smallOrNoBuffersFallBack() {
+    void tinyOrNoBuffersFallBack() {
         FusedCase large =
                 new FusedCase(ScalarType.FLOAT32, new Shape(64, 64), List.of(64), 0, false, 1);
         FusedCase small =
@@ -275,9 +281,87 @@ class FusedOpsTest {
                     wide.checkMatmulReduceScatter(group, ReduceOp.SUM, 1);
                 };
         expect(2, 64 << 10, 2, null, 0, both);
-        expect(2, (64 << 10) - 1, 0, FallbackReason.BUFFER_TOO_SMALL, 2, both);
+        expect(2, (64 << 10) - 1, 2, null, 0, both); // in rounds
+        expect(2, 1 << 10, 2, null, 0, both); // two windows of 256 bytes in each half
+        expect(2, (1 << 10) - 1, 0, FallbackReason.BUFFER_TOO_SMALL, 2, both);
         expect(2, 0, 0, FallbackReason.NO_P2P_BUFFERS, 2, both);
         expect(2, 8 << 10, 1, null, 0, group -> small.checkAllGatherMatmul(group, 1));
+    }
+
+    /**
+     * Parts that do not fit into a buffer of 1 MiB: 3 MiB and odd sizes that no window divides. In
+     * two cases a row alone is larger than a window.
+     */
+    static List<FusedCase> largeGathers() {
+        ScalarType wide = ScalarType.FLOAT32;
+        ScalarType half = ScalarType.BFLOAT16;
+        return List.of(
+                new FusedCase(wide, new Shape(12, 65_537), List.of(3, 2), 0, false, 1),
+                new FusedCase(half, new Shape(3, 2, 131_075), List.of(2), 1, true, 2),
+                new FusedCase(wide, new Shape(257, 4_001), List.of(3), 1, false, 3));
+    }
+
+    static List<FusedCase> largeScatters(int w) {
+        ScalarType wide = ScalarType.FLOAT32;
+        ScalarType half = ScalarType.BFLOAT16;
+        return List.of(
+                new FusedCase(wide, new Shape(12 * w, 3), List.of(65_537), 0, false, 4),
+                new FusedCase(half, new Shape(3, 2 * w, 2), List.of(131_075), 1, true, 5),
+                new FusedCase(wide, new Shape(257, 3), List.of(4_001 * w), 1, false, 6));
+    }
+
+    @ParameterizedTest
+    @ValueSource(ints = {2, 3, 4})
+    void anySizeIsPipelined(int worldSize) {
+        List<FusedCase> gathers = largeGathers();
+        List<FusedCase> scatters = largeScatters(worldSize);
+        expect(
+                worldSize,
+                1 << 20,
+                gathers.size() * 2L + scatters.size() * 2L,
+                null,
+                0,
+                group -> {
+                    gathers.forEach(c -> c.checkAllGatherMatmul(group, 2));
+                    scatters.forEach(c -> c.checkMatmulReduceScatter(group, ReduceOp.SUM, 1));
+                    scatters.forEach(c -> c.checkMatmulReduceScatter(group, ReduceOp.AVG, 1));
+                });
+    }
+
+    /** Rounds change how parts are sent, not how they are computed. */
+    @Test
+    void roundsGiveTheSameBits() {
+        List<double[]> results = new ArrayList<>();
+        for (long bufferSize : List.of(16L << 20, 16L << 10)) {
+            LocalRanks.run(
+                    3,
+                    bufferSize,
+                    group -> {
+                        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+                            NDArray a =
+                                    TestArrays.random(
+                                            manager,
+                                            ScalarType.BFLOAT16,
+                                            new Shape(96, 301),
+                                            group.rank());
+                            NDArray b =
+                                    TestArrays.random(
+                                            manager, ScalarType.BFLOAT16, new Shape(301, 77), 9);
+                            NDArray up =
+                                    FusedOps.allGatherMatmul(a, List.of(b), 0, group)
+                                            .outputs()
+                                            .get(0);
+                            NDArray down =
+                                    FusedOps.matmulReduceScatter(a, b, ReduceOp.SUM, 0, group);
+                            if (group.rank() == 1) {
+                                results.add(TestArrays.values(up));
+                                results.add(TestArrays.values(down));
+                            }
+                        }
+                    });
+        }
+        assertArrayEquals(results.get(0), results.get(2));
+        assertArrayEquals(results.get(1), results.get(3));
     }
 
     /** Random sizes, dimensions, types, layouts and ranks. */
@@ -310,7 +394,7 @@ class FusedOpsTest {
                 checks.add(group -> c.checkMatmulReduceScatter(group, op, 1));
             }
         }
-        // A small buffer, so that some calls are pipelined and others fall back, in turn.
+        // A small buffer: some calls send parts in rounds, others send whole parts.
         LocalRanks.run(worldSize, 2 << 10, group -> checks.forEach(check -> check.accept(group)));
     }
 }

@@ -204,7 +204,8 @@ class LowContentionTest {
                     allGather(group, large);
                     reduceScatter(group, large, ReduceOp.AVG);
                 };
-        expect(2, 4096, 0, 0, FallbackReason.BUFFER_TOO_SMALL, 2, both);
+        expect(2, 4096, 0, 2, null, 0, both); // in rounds
+        expect(2, 1023, 0, 0, FallbackReason.BUFFER_TOO_SMALL, 2, both);
         expect(2, 0, 0, 0, FallbackReason.NO_P2P_BUFFERS, 2, both);
         FusedOps.Scope forced = FusedOps.forceFallback();
         try {

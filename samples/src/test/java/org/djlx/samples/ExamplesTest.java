@@ -99,7 +99,7 @@ class ExamplesTest {
                                 find(Path.of("docs/overview.html"), OVERVIEW, 1),
                                 find(Path.of("docs/getting-started.md"), MARKDOWN, 2),
                                 find(Path.of("docs/process-groups.md"), MARKDOWN, 2),
-                                find(Path.of("docs/fused-operators.md"), MARKDOWN, 2),
+                                find(Path.of("docs/fused-operators.md"), MARKDOWN, 4),
                                 find(Path.of("docs/training.md"), MARKDOWN, 1),
                                 find(Path.of("docs/text-generation.md"), MARKDOWN, 1))
                         .flatMap(List::stream)
@@ -339,6 +339,39 @@ class ExamplesTest {
             NDArray hidden = Activation.gelu(up.outputs().get(0));
             NDArray y = FusedOps.matmulReduceScatter(hidden, w2, ReduceOp.SUM, 0, group);
             scope.backward(loss(y));
+        }
+    }
+
+    @Test
+    void pipelines() {
+        List<ProcessGroup> groups = ProcessGroups.local(3);
+        ProcessGroups.run(
+                groups,
+                group -> {
+                    try (NDManager manager = NDManager.newBaseManager(group.device())) {
+                        NDArray x = manager.full(new Shape(3, 4), group.rank() + 1f);
+                        pipelines(group, manager, x);
+                    }
+                    return null;
+                });
+        groups.forEach(ProcessGroup::destroy);
+    }
+
+    private static void pipelines(ProcessGroup group, NDManager manager, NDArray x) {
+        NDArray[] normed = new NDArray[group.worldSize()];
+        FusedOps.pipelinedAllGather(
+                x,
+                (shard, rank) -> {
+                    normed[rank] = shard.softmax(-1);
+                    normed[rank].attach(manager);
+                },
+                group);
+        NDArray received = manager.zeros(new Shape(group.worldSize() * 3, 4));
+        FusedOps.pipelinedProduceAndAllToAll(
+                (chunk, rank) -> Torch.copy(chunk, x.mul(rank)), received, group);
+        for (int rank = 0; rank < group.worldSize(); rank++) {
+            assertEquals(manager.full(new Shape(3, 4), 0.25f), normed[rank]);
+            assertEquals((rank + 1f) * group.rank(), received.getFloat(3 * rank, 0));
         }
     }
 

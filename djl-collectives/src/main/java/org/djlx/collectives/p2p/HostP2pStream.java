@@ -105,6 +105,11 @@ final class HostP2pStream implements P2pStream {
     }
 
     @Override
+    public void barrier() {
+        enqueue(() -> buffers.intraNodeBarrier(operation));
+    }
+
+    @Override
     public boolean isRecorded() {
         return false;
     }

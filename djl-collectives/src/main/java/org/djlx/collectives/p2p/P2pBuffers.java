@@ -276,9 +276,10 @@ public abstract class P2pBuffers {
      * Returns the value for an operation's signals.
      *
      * <p>An operation that calls this must signal every rank with that value, before or after it
-     * writes data there, and must wait for the signals of all ranks. This frees its half of the
-     * buffer for a later operation: on GPUs for the next operation, because an operation first
-     * waits for all ranks; on the CPU for the operation after the next.
+     * writes data there, and must wait for the signals of all ranks; or it must call a {@linkplain
+     * P2pStream#barrier barrier} after it writes data. This frees its half of the buffer for a
+     * later operation: on GPUs for the next operation, because an operation first waits for all
+     * ranks; on the CPU for the operation after the next.
      *
      * @param operation the running operation
      * @return the epoch: the same on all ranks, larger with each operation that calls this. On GPUs

@@ -74,6 +74,13 @@ public interface P2pStream extends AutoCloseable {
     void waitSignals(int channel, int epoch);
 
     /**
+     * Makes later work of this stream wait until all ranks have reached their barrier, and finished
+     * the work of their streams before it. All ranks call it in the same order within an operation,
+     * on one of their streams. Includes an {@link P2pBuffers#awaitAgreement}.
+     */
+    void barrier();
+
+    /**
      * {@return whether the enqueued work is recorded into a graph} In a replay, streams may not run
      * concurrently.
      */

@@ -48,8 +48,11 @@ public final class CostModel {
     private static final int PACK =
             16; // bytes that a thread of the exchange kernel stores at a time
 
+    private static final double ROUND_HOST = 12; // us of the host, for four launches
+
     private final Machine machine;
     private final Network network;
+    private final long bufferSize;
 
     /**
      * Creates a model.
@@ -65,6 +68,23 @@ public final class CostModel {
         }
         this.machine = machine;
         this.network = network;
+        this.bufferSize = Long.MAX_VALUE;
+    }
+
+    private CostModel(CostModel other, long bufferSize) {
+        this.machine = other.machine;
+        this.network = other.network;
+        this.bufferSize = bufferSize;
+    }
+
+    /**
+     * {@return a model of the same GPUs with P2P buffers of a given size} Without a size, the
+     * buffers are large enough for every operator.
+     *
+     * @param byteSize the size of each rank's buffer, at least 1 KiB for the path PIPELINED
+     */
+    public CostModel withBufferSize(long byteSize) {
+        return new CostModel(this, byteSize);
     }
 
     /**
@@ -151,7 +171,12 @@ public final class CostModel {
                             path,
                             new FusedMatmulModel(machine, work).fastest().micros(),
                             host.fused());
-            case PIPELINED -> new Prediction(path, pipelined(work), host.pipelined(work.ranks()));
+            case PIPELINED ->
+                    new Prediction(
+                            path,
+                            pipelined(work),
+                            host.pipelined(work.ranks())
+                                    + ROUND_HOST * (work.ranks() - 1) * rounds(work));
             case GATHERED -> new Prediction(path, matmul(work) + exchange(work), host.gathered());
             case NCCL -> new Prediction(path, matmul(work) + collective(work), host.nccl());
         };
@@ -162,6 +187,10 @@ public final class CostModel {
         double cut = 1 + copies.cut() * (work.ranks() - 1);
         double part = cut * matmul(work, work.rows());
         double copy = copies.micros(1, work.partBytes());
+        if (rounds(work) > 0) {
+            // A round is a put and a copy out of the window; its barrier is in their fixed times.
+            copy = 2 * (copy + copies.micros(rounds(work) - 1, 0));
+        }
         double computed = part;
         double sent = 0;
         for (int step = 1; step < work.ranks(); step++) {
@@ -170,6 +199,14 @@ public final class CostModel {
             computed = (work.isGather() ? Math.max(computed, sent) : computed) + part;
         }
         return copies.pipeline() + Math.max(computed, sent) + reduction(work);
+    }
+
+    /** Returns the rounds in which a part is sent; 0 if the buffers have a slot for each rank. */
+    private long rounds(Workload work) {
+        long window = bufferSize / 4 / ALIGNMENT * ALIGNMENT;
+        return work.ranks() == 1 || bufferSize >= bufferSize(work) || window == 0
+                ? 0
+                : (work.partBytes() + window - 1) / window;
     }
 
     private double exchange(Workload work) {
@@ -223,8 +260,8 @@ public final class CostModel {
     }
 
     /**
-     * {@return the size of P2P buffers that paths other than NCCL need, in bytes: two halves, each
-     * with a slot for every rank}
+     * {@return the size of P2P buffers with which the path PIPELINED needs no rounds and the path
+     * FUSED is possible, in bytes: two halves, each with a slot for every rank}
      *
      * @param work the operator
      */

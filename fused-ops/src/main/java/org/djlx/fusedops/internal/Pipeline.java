@@ -19,6 +19,9 @@ import org.djlx.collectives.spi.Operation;
  *   <li>A rank computes with its own data first.
  *   <li>It then exchanges data with the other ranks, starting with its neighbour. So no two ranks
  *       push to the same peer at the same time.
+ *   <li>If the parts of all ranks do not {@linkplain Slots#fit fit} into the buffers, the side
+ *       stream sends a part in rounds, with a barrier of all ranks in each round, and copies what
+ *       arrives to memory of this rank. The computation is the same, so are the bits.
  * </ul>
  *
  * <p>Memory is given by address and is contiguous. Call the methods within {@link
@@ -74,6 +77,8 @@ public final class Pipeline {
      *
      * @param shard the address of this rank's shard
      * @param byteSize its size, the same on all ranks
+     * @param gathered the address of memory for the shards of all ranks, contiguous in rank order;
+     *     used only if the slots {@linkplain Slots#hasRounds have rounds}
      * @param consumer called once for each rank, this rank first
      * @param used the arrays of the consumer, kept for graph replays
      */
@@ -82,8 +87,13 @@ public final class Pipeline {
             Slots slots,
             long shard,
             long byteSize,
+            long gathered,
             ShardConsumer consumer,
             NDArray... used) {
+        if (slots.hasRounds()) {
+            gatherInRounds(operation, slots, shard, byteSize, gathered, consumer, used);
+            return;
+        }
         int epoch = buffers.epoch(operation);
         try (P2pStream current = buffers.currentStream(operation);
                 P2pStream side = buffers.sideStream(operation)) {
@@ -102,6 +112,64 @@ public final class Pipeline {
                 consumer.consume(current, peer, slot(slots, epoch, peer));
             }
             finish(current, side, used);
+        }
+    }
+
+    private void gatherInRounds(
+            Operation operation,
+            Slots slots,
+            long shard,
+            long byteSize,
+            long gathered,
+            ShardConsumer consumer,
+            NDArray... used) {
+        int epoch = buffers.epoch(operation);
+        try (P2pStream current = buffers.currentStream(operation);
+                P2pStream side = buffers.sideStream(operation)) {
+            side.waitEvent(current.record());
+            int source = rank;
+            long part = shard;
+            for (int step = 1; step < worldSize; step++) {
+                int sender = (rank + step) % worldSize;
+                long place = gathered + sender * byteSize;
+                exchange(side, slots, epoch, step, -step, shard, place, byteSize);
+                P2pStream.Event arrived = side.record();
+                consumer.consume(current, source, part);
+                current.waitEvent(arrived);
+                source = sender;
+                part = place;
+            }
+            consumer.consume(current, source, part);
+            finish(current, side, used);
+        }
+    }
+
+    /**
+     * Sends a part to one rank in rounds, and receives a part from the rank at the same distance on
+     * the other side. Each round writes to the window that the round before last has used: its
+     * reader has arrived at the barrier of the last round after it has read it.
+     *
+     * @param step the number of the exchange within the operation, from 1
+     * @param distance from this rank to the receiver
+     */
+    private void exchange(
+            P2pStream side,
+            Slots slots,
+            int epoch,
+            int step,
+            int distance,
+            long source,
+            long destination,
+            long byteSize) {
+        int receiver = Math.floorMod(rank + distance, worldSize);
+        long rounds = (byteSize + slots.window() - 1) / slots.window();
+        for (long i = 0; i < rounds; i++) {
+            long done = i * slots.window();
+            long size = Math.min(slots.window(), byteSize - done);
+            long offset = slots.windowOffset(epoch, (step - 1) * rounds + i);
+            side.put(receiver, offset, source + done, size);
+            side.barrier();
+            side.copy(destination + done, buffers.address(rank, offset), size);
         }
     }
 
@@ -215,17 +283,17 @@ public final class Pipeline {
         }
     }
 
-    /** Reduces the parts in the slots. */
+    /** Reduces the parts that a rank has received. */
     @FunctionalInterface
-    public interface SlotReducer {
+    public interface PartReducer {
 
         /**
          * Enqueues work on the current stream.
          *
-         * @param first the address of rank 0's slot
-         * @param distance from one rank's slot to the next, in bytes
+         * @param first the address of rank 0's part
+         * @param distance from one rank's part to the next, in bytes
          */
-        void reduce(long first, long distance);
+        void reduce(P2pStream stream, long first, long distance);
     }
 
     /**
@@ -234,6 +302,8 @@ public final class Pipeline {
      *
      * @param parts the address of the parts, one for each rank, contiguous in rank order
      * @param byteSize the size of a part, the same on all ranks
+     * @param received the address of memory for the parts of all ranks, as {@link
+     *     #produceAndScatter} has it
      * @param reducer called after all parts for this rank have arrived
      * @param used the arrays of the operation, kept for graph replays
      */
@@ -242,28 +312,67 @@ public final class Pipeline {
             Slots slots,
             long parts,
             long byteSize,
-            SlotReducer reducer,
+            long received,
+            PartReducer reducer,
             NDArray... used) {
         int epoch = buffers.epoch(operation);
         try (P2pStream current = buffers.currentStream(operation);
                 P2pStream side = buffers.sideStream(operation)) {
             side.waitEvent(current.record());
             for (int step = 1; step < worldSize; step++) {
-                int peer = (rank + step) % worldSize;
-                side.put(peer, slots.offset(epoch, rank), parts + peer * byteSize, byteSize);
-                side.signal(peer, CHANNEL, epoch);
+                long part = parts + (rank + step) % worldSize * byteSize;
+                send(side, slots, epoch, step, part, byteSize, received);
             }
-            current.copy(slot(slots, epoch, rank), parts + rank * byteSize, byteSize);
-            agreeBeforeWaits(operation, current, side);
-            reduceSlots(current, slots, epoch, reducer);
+            long own = received(slots, epoch, received, rank);
+            current.copy(own, parts + rank * byteSize, byteSize);
+            reduce(operation, current, side, slots, epoch, received, reducer);
             finish(current, side, used);
         }
     }
 
+    /** Sends a part to the rank that is {@code step} ranks away. */
+    private void send(
+            P2pStream side,
+            Slots slots,
+            int epoch,
+            int step,
+            long part,
+            long byteSize,
+            long received) {
+        if (slots.hasRounds()) {
+            int sender = Math.floorMod(rank - step, worldSize);
+            long place = received(slots, epoch, received, sender);
+            exchange(side, slots, epoch, step, step, part, place, byteSize);
+            return;
+        }
+        int peer = (rank + step) % worldSize;
+        side.put(peer, slots.offset(epoch, rank), part, byteSize);
+        side.signal(peer, CHANNEL, epoch);
+    }
+
+    /** Returns the address of the part that this rank receives from a rank. */
+    private long received(Slots slots, int epoch, long received, int source) {
+        return slots.hasRounds()
+                ? received + source * slots.distance()
+                : slot(slots, epoch, source);
+    }
+
     /** Waits for the parts of all other ranks, and reduces all parts. */
-    private void reduceSlots(P2pStream current, Slots slots, int epoch, SlotReducer reducer) {
-        current.waitSignals(CHANNEL, epoch);
-        reducer.reduce(slot(slots, epoch, 0), slots.distance());
+    private void reduce(
+            Operation operation,
+            P2pStream current,
+            P2pStream side,
+            Slots slots,
+            int epoch,
+            long received,
+            PartReducer reducer) {
+        if (slots.hasRounds()) {
+            current.waitEvent(side.record());
+        } else {
+            agreeBeforeWaits(operation, current, side);
+            current.waitSignals(CHANNEL, epoch);
+        }
+        reducer.reduce(current, received(slots, epoch, received, 0), slots.distance());
     }
 
     /** Computes a part for one rank. */
@@ -286,6 +395,9 @@ public final class Pipeline {
      * @param staging the addresses of staging buffers for parts: one buffer for 2 ranks, otherwise
      *     two, so that one part is computed while the other is pushed
      * @param byteSize the size of a part, the same on all ranks
+     * @param received the address of memory for the parts of all ranks, {@link Slots#distance}
+     *     bytes apart in rank order; used only if the slots {@linkplain Slots#hasRounds have
+     *     rounds}
      * @param producer called once for each rank, this rank last
      * @param reducer called after all parts for this rank have arrived
      * @param used the arrays of the operation, kept for graph replays
@@ -295,8 +407,9 @@ public final class Pipeline {
             Slots slots,
             long[] staging,
             long byteSize,
+            long received,
             PartProducer producer,
-            SlotReducer reducer,
+            PartReducer reducer,
             NDArray... used) {
         int epoch = buffers.epoch(operation);
         try (P2pStream current = buffers.currentStream(operation);
@@ -310,15 +423,13 @@ public final class Pipeline {
                 }
                 producer.produce(peer, staging[buffer]);
                 side.waitEvent(current.record());
-                side.put(peer, slots.offset(epoch, rank), staging[buffer], byteSize);
-                side.signal(peer, CHANNEL, epoch);
+                send(side, slots, epoch, step, staging[buffer], byteSize, received);
                 if (step + 2 < worldSize) {
                     pushed[buffer] = side.record();
                 }
             }
-            producer.produce(rank, slot(slots, epoch, rank));
-            agreeBeforeWaits(operation, current, side);
-            reduceSlots(current, slots, epoch, reducer);
+            producer.produce(rank, received(slots, epoch, received, rank));
+            reduce(operation, current, side, slots, epoch, received, reducer);
             finish(current, side, used);
         }
     }

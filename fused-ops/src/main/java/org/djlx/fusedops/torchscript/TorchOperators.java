@@ -30,6 +30,9 @@ import org.djlx.nativeops.torch.TorchLibrary;
  *       operators are {@link FusedOps#allGatherMatmul} and {@link FusedOps#matmulReduceScatter}.
  *   <li>{@code reduce_op} has c10d's numbers: 0 SUM, 1 AVG, 2 PRODUCT, 3 MIN, 4 MAX, 5 BAND, 6 BOR,
  *       7 BXOR. {@code matmul_reduce_scatter} takes 0 and 1.
+ *   <li>{@code all_gather_matmul} takes one B, because libtorch's stable ABI passes no lists of
+ *       tensors. For several Bs, save the model with the Bs side by side ({@code torch.cat(bs, 1)})
+ *       and split the product by columns: A is then gathered once, as with a list.
  *   <li>The operators work with any backend, on the CPU too, despite the namespace.
  * </ul>
  *

@@ -358,6 +358,31 @@ class CostModelTest {
         assertEquals(columns, FusedMatmulModel.TILE_COLUMNS.get(tiling.tile()));
     }
 
+    /** With smaller buffers a pipeline takes longer, up to where NCCL is faster. */
+    @Test
+    void smallBuffersCostRounds() {
+        for (FusedOperator operator : FusedOperator.values()) {
+            Workload work = bfloat16(operator, 2, 4096, 8192, 8192);
+            double before = H200.predict(work, Path.PIPELINED).device();
+            long enough = CostModel.bufferSize(work);
+            CostModel slots = H200.withBufferSize(enough);
+            assertEquals(before, slots.predict(work, Path.PIPELINED).device());
+            for (long size = enough / 2; size >= 1 << 20; size /= 2) {
+                CostModel rounds = H200.withBufferSize(size);
+                double micros = rounds.predict(work, Path.PIPELINED).device();
+                assertTrue(micros > before - 1e-6, size + " bytes: " + micros + " < " + before);
+                before = micros;
+            }
+            assertTrue(before > 2 * slots.predict(work, Path.PIPELINED).device(), "" + before);
+            CostModel small = H200.withBufferSize(1 << 20);
+            Set<Path> both = Set.of(Path.PIPELINED, Path.NCCL);
+            assertEquals(Path.NCCL, small.choose(work, each -> both, false).path());
+            assertEquals(Path.PIPELINED, small.choose(work, each -> both, true).path());
+            Workload alone = bfloat16(operator, 1, 4096, 8192, 8192);
+            assertEquals(H200.predict(alone, Path.PIPELINED), small.predict(alone, Path.PIPELINED));
+        }
+    }
+
     @Test
     void otherGpusAreScaled() {
         assertEquals(Machine.H200, Machine.H200.withMultiprocessors(132));

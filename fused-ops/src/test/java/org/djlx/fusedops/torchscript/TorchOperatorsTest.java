@@ -176,6 +176,25 @@ class TorchOperatorsTest {
                 });
     }
 
+    /** Several Bs side by side: A is gathered once, and the product has the columns of each B. */
+    @ParameterizedTest
+    @ValueSource(ints = {1, 2, 4})
+    void severalBsSideBySide(int worldSize) throws Exception {
+        run(
+                worldSize,
+                (group, model, manager) -> {
+                    int inner = 5 * worldSize;
+                    NDArray a = manager.create(ScriptedMlp.random(15, 2), new Shape(3, 5));
+                    NDArray bs =
+                            manager.create(ScriptedMlp.random(inner * 9, 3), new Shape(inner, 9));
+                    NDArray both = model.call("gather_columns", a, bs).head();
+                    NDArray left = model.call("gather_columns", a, bs.get(":, :4")).head();
+                    NDArray right = model.call("gather_columns", a, bs.get(":, 4:")).head();
+                    ScriptedMlp.check(
+                            ScriptedMlp.doubles(left.concat(right, 1).toFloatArray()), both);
+                });
+    }
+
     /** Every rank refuses the arguments, nothing is sent, and later calls work. */
     @Test
     void aRefusalNamesTheOperatorAndTheShapes() throws Exception {

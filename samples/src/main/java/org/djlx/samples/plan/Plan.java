@@ -161,8 +161,9 @@ final class Plan {
             text.append(
                     String.format(
                             Locale.ROOT,
-                            "Needs P2P buffers of %.0f MiB: set optBufferSize. With the default of"
-                                    + " %.0f MiB the operator takes the path NCCL.%n",
+                            "Predicted for P2P buffers of %.0f MiB: set optBufferSize. With the"
+                                    + " default of %.0f MiB FUSED is not possible, and PIPELINED"
+                                    + " sends parts in rounds.%n",
                             buffer / MIB,
                             CudaP2pOptions.DEFAULT_BUFFER_SIZE / MIB));
         }

@@ -72,6 +72,11 @@ abstract class TracedStream implements P2pStream {
     }
 
     @Override
+    public void barrier() {
+        step("barrier", () -> buffers.intraNodeBarrier(operation));
+    }
+
+    @Override
     public boolean isRecorded() {
         return false;
     }

@@ -66,8 +66,8 @@ class PlanCommandTest extends CommandTest {
     void furtherHostsHaveReplicas() {
         String text = run("plan --ranks 8 --shape 16384,28672,8192 --op ag --hosts 4");
         assertTrue(text.contains("4 replicas on 4 hosts, 32 GPUs: 56 MiB of gradients"), text);
-        assertTrue(text.contains("Needs P2P buffers of 512 MiB"), text);
-        assertTrue(text.contains("256 MiB the operator takes the path NCCL."), text);
+        assertTrue(text.contains("Predicted for P2P buffers of 512 MiB"), text);
+        assertTrue(text.contains("256 MiB FUSED is not possible"), text);
         String faster =
                 run("plan --ranks 8 --shape 16384,28672,8192 --op ag --hosts 4 --network-rate 100");
         assertTrue(faster.contains("across 100 GB/s"), faster);

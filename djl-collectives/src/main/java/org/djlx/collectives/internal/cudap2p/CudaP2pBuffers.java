@@ -340,10 +340,20 @@ final class CudaP2pBuffers extends P2pBuffers {
     public void intraNodeBarrier(Operation operation) {
         requireUsable();
         Required.argument("intraNodeBarrier: operation", operation);
+        barrier(stream(), operation);
+    }
+
+    /** Lets a stream wait until all ranks have come to this point of the operation. */
+    void barrier(CudaStream stream, Operation operation) {
+        requireUsable();
         // awaitEntered() would not do: a peer may have worked since it entered.
         enter();
-        signals.meet(stream(), operation.timeout());
-        reached = true;
+        signals.meet(stream, operation.timeout());
+        if (stream == side) {
+            sideReached = true;
+        } else {
+            reached = true;
+        }
     }
 
     /** Frees all but the region. */

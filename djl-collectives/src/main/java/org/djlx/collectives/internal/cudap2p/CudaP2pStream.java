@@ -102,6 +102,12 @@ final class CudaP2pStream implements P2pStream {
     }
 
     @Override
+    public void barrier() {
+        order();
+        buffers.barrier(stream, operation);
+    }
+
+    @Override
     public boolean isRecorded() {
         return buffers.isCapturing();
     }
