@@ -106,7 +106,10 @@ public final class FusedOps {
                             MatmulReduceScatter.TYPE,
                             AllReduceRmsNormPlan.TYPE,
                             LowContention.ALL_GATHER,
-                            LowContention.REDUCE_SCATTER)
+                            LowContention.REDUCE_SCATTER,
+                            VariableAllToAll.VDEV,
+                            VariableAllToAll.VDEV_2D,
+                            VariableAllToAll.VDEV_2D_OFFSET)
                     .map(OpType::toString)
                     .toList();
 

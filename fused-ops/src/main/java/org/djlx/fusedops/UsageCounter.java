@@ -62,7 +62,7 @@ public final class UsageCounter implements AutoCloseable {
 
     /**
      * {@return the paths of matmuls fused with a collective, and why each was chosen} {@link
-     * LowContention} and {@link FusedOps#allReduceRmsNorm} are not included, because the cost model
+     * LowContention}, {@link VariableAllToAll} and {@link FusedOps#allReduceRmsNorm} are not included, because the cost model
      * does not choose their paths.
      */
     public Map<Choice, Long> choices() {
@@ -95,8 +95,9 @@ public final class UsageCounter implements AutoCloseable {
      * Returns the number of calls of one operator that took a path.
      *
      * @param operator the name in traces and errors: {@code allGatherMatmul}, {@code
-     *     matmulReduceScatter}, {@code allReduceRmsNorm}, {@code lowContentionAllGather} or {@code
-     *     lowContentionReduceScatter}
+     *     matmulReduceScatter}, {@code allReduceRmsNorm}, {@code lowContentionAllGather}, {@code
+     *     lowContentionReduceScatter}, {@code allToAllVdev}, {@code allToAllVdev2d} or {@code
+     *     allToAllVdev2dOffset}
      * @param path the path
      * @return the number
      * @throws IllegalArgumentException if an argument is null

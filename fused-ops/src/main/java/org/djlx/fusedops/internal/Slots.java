@@ -35,11 +35,12 @@ public final class Slots {
         slot = align(byteSize);
     }
 
-    private static long halfSize(long byteSize) {
+    /** Returns the size of each half of a buffer, and the offset of the second. */
+    static long halfSize(long byteSize) {
         return byteSize / 2 / ALIGNMENT * ALIGNMENT;
     }
 
-    private static long align(long byteSize) {
+    static long align(long byteSize) {
         return Math.addExact(byteSize, ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     }
 
