@@ -62,8 +62,8 @@ public final class UsageCounter implements AutoCloseable {
 
     /**
      * {@return the paths of matmuls fused with a collective, and why each was chosen} {@link
-     * LowContention}, {@link VariableAllToAll} and {@link FusedOps#allReduceRmsNorm} are not included, because the cost model
-     * does not choose their paths.
+     * LowContention}, {@link VariableAllToAll} and {@link FusedOps#allReduceRmsNorm} are not
+     * included, because the cost model does not choose their paths.
      */
     public Map<Choice, Long> choices() {
         return kinds.entrySet().stream()

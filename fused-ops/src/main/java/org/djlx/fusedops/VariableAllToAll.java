@@ -57,16 +57,16 @@ import org.djlx.nativeops.torch.Torch;
  *   <li>There is no gradient: with gradients on, an input that requires a gradient is refused.
  * </ul>
  *
- * <p>On {@code cuda_p2p} with P2P buffers one kernel does all. The host does not read the splits, so
- * a CUDA graph can replay a call with other splits. If a split or offset is wrong, or the output too
- * small, nothing is written out of bounds, the work fails with a {@link
+ * <p>On {@code cuda_p2p} with P2P buffers one kernel does all. The host does not read the splits,
+ * so a CUDA graph can replay a call with other splits. If a split or offset is wrong, or the output
+ * too small, nothing is written out of bounds, the work fails with a {@link
  * org.djlx.collectives.CollectiveException} that names the rank and the value, and the group is
  * broken.
  *
- * <p>Otherwise, as on {@code shm} and {@code nccl}, the host reads the splits: the call blocks until
- * all ranks have called it and cannot be recorded into a graph. Wrong splits or an output that is
- * too small on any rank make the call throw {@link IllegalArgumentException} on all ranks. No row
- * has been sent then, and the group stays usable.
+ * <p>Otherwise, as on {@code shm} and {@code nccl}, the host reads the splits: the call blocks
+ * until all ranks have called it and cannot be recorded into a graph. Wrong splits or an output
+ * that is too small on any rank make the call throw {@link IllegalArgumentException} on all ranks.
+ * No row has been sent then, and the group stays usable.
  */
 public final class VariableAllToAll {
 
@@ -319,8 +319,7 @@ public final class VariableAllToAll {
                         experts,
                         combine,
                         majorAlign);
-        Agreed agreed =
-                new Agreed(in.type(), new long[] {rowBytes(), experts}, null, majorAlign);
+        Agreed agreed = new Agreed(in.type(), new long[] {rowBytes(), experts}, null, majorAlign);
         return group.execute(
                 type,
                 agreed,
@@ -364,8 +363,7 @@ public final class VariableAllToAll {
         Torch.copy(
                 Torch.narrow(own, 0, header.length, splits.count()).reshape(inSplits.getShape()),
                 inSplits);
-        NDArray all =
-                Torch.empty(manager, new Shape(group.worldSize(), words), ScalarType.INT64);
+        NDArray all = Torch.empty(manager, new Shape(group.worldSize(), words), ScalarType.INT64);
         group.allGatherIntoTensor(all, own).await();
         long[] flat = all.toLongArray();
         long[][] rows = new long[group.worldSize()][];

@@ -16,9 +16,9 @@ import org.djlx.nativeops.host.AtomicBuffer;
 import org.djlx.nativeops.host.NativeMemory;
 
 /**
- * Words of pinned memory that the host shares with the kernels of one rank: {@code struct Status} of
- * {@code signal.cuh}. With one, the host ends all waits; with the others, kernels report a missing
- * rank or refused splits. Thread-safe.
+ * Words of pinned memory that the host shares with the kernels of one rank: {@code struct Status}
+ * of {@code signal.cuh}. With one, the host ends all waits; with the others, kernels report a
+ * missing rank or refused splits. Thread-safe.
  */
 final class WaitStatus implements AutoCloseable {
 
