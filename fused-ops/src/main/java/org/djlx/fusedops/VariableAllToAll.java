@@ -39,9 +39,11 @@ import org.djlx.nativeops.torch.Torch;
  * <p>A dispatch, the experts, and the way back:
  *
  * <pre>{@code
- * VariableAllToAll.allToAllVdev2d(group, forExperts, tokens, splits, expertSplits, 8).await();
- * NDArray results = experts(forExperts, expertSplits); // in the same rows
- * VariableAllToAll.allToAllVdev2dOffset(group, back, results, expertSplits, backSplits).await();
+ * VariableAllToAll.allToAllVdev2d(group, forExperts, tokens, splits, routed, 8).await();
+ * NDArray results = experts(forExperts, routed); // row i of the results is of row i of forExperts
+ * NDArray back = manager.zeros(tokens.getShape());
+ * NDArray returned = manager.zeros(new Shape(2, experts), DataType.INT64);
+ * VariableAllToAll.allToAllVdev2dOffset(group, back, results, routed, returned).await();
  * }</pre>
  *
  * <p>Rules:
