@@ -215,7 +215,8 @@ class Group {
   // An all-to-all; the arrays, sizes and form are given.
   void enqueue_vdev(u64 rank, VdevLaunch launch, u64 timeout) {
     u64 ranks_of_group = size();
-    u64 workers = std::max(1, max_blocks / 2);
+    launch.own_blocks = std::max<u64>(1, max_blocks / (4 * size()));
+    u64 workers = std::max<u64>(1, (max_blocks - launch.own_blocks) / 2);
     u64 groups = std::clamp<u64>(ranks_of_group - 1, 1, workers);
     launch.rank = rank;
     launch.ranks = ranks_of_group;
@@ -239,7 +240,7 @@ class Group {
                                          : (const void*)kernels::all_to_all_vdev_1;
     void* arguments[] = {&launch};
     use(ranks[rank].gpu);
-    dim3 blocks(2 * launch.lanes * groups), threads(kernels::VDEV_THREADS);
+    dim3 blocks(launch.own_blocks + 2 * launch.lanes * groups), threads(kernels::VDEV_THREADS);
     check(cudaLaunchKernel(kernel, blocks, threads, arguments, 0, ranks[rank].stream), "all_to_all_vdev");
   }
 

@@ -14,7 +14,6 @@ import org.djlx.collectives.spi.OpType;
 import org.djlx.collectives.spi.Operation.Agreed;
 import org.djlx.fusedops.HostSplits.Chunk;
 import org.djlx.fusedops.cost.Path;
-import org.djlx.fusedops.internal.Compute;
 import org.djlx.fusedops.internal.VdevKernels;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.ScalarType;
@@ -333,8 +332,7 @@ public final class VariableAllToAll {
     }
 
     private Work runOnHost() {
-        Compute compute = GroupPlans.of(group).compute();
-        if (compute.isRecorded()) {
+        if (group.device().isGpu() && GroupPlans.of(group).compute().isRecorded()) {
             throw new IllegalStateException(
                     type
                             + " cannot be recorded into a CUDA graph here: the host reads the"

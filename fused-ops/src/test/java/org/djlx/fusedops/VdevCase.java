@@ -21,7 +21,7 @@ import org.djlx.nativeops.torch.ScalarType;
  * @param type the element type
  * @param row the shape of a row
  * @param experts the number of experts of each rank; 0 for the 1-D form
- * @param align the alignment of each expert's rows
+ * @param align the alignment of each expert's rows; 0 in the 1-D form
  * @param most the largest split; a third of the splits are 0
  * @param seed makes the splits
  */

@@ -10,8 +10,8 @@
 // pieces of a lane through its stages in turn. So a stream of any length passes through a slot of any size.
 //
 // Synchronisation: block 0 clears the words, enters the operation, waits until all peers have entered, sends the splits and signals.
-// All blocks wait for the splits of all peers. Then half of the blocks send and half receive, a lane each: a sender waits for a free
-// stage (word `read`), a receiver for a piece (word `sent`).
+// All blocks wait for the splits of all peers. Then the first blocks copy what the rank sends itself. Of the others half send and
+// half receive, a lane each: a sender waits for a free stage (word `read`), a receiver for a piece (word `sent`).
 //
 // Invariants
 // - The device counts operations (KernelSignals), so a graph can replay the kernel.
@@ -26,10 +26,11 @@
 typedef long long i64;
 
 const int VDEV_THREADS = 512;
-const int VDEV_STAGES = 2;   // of a lane
+const int VDEV_STAGES = 2;  // of a lane
+const int AT_ONCE = 8;      // loads of a thread in flight
 const int MAX_SPLITS = 1024;
-const u64 MIN_PIECE = 4096;  // bytes: a smaller one costs more to signal than to move
-const u64 PIECE_UNIT = 1024;
+const u64 MIN_PIECE = 16384;  // bytes: smaller ones take as long
+const u64 PACK_BYTES = 16;
 const u64 MAX_ROWS = 1ull << 50;  // of a received chunk: sums of any words that a peer sends do not wrap around
 
 // Why splits are refused. Java: SplitError.
@@ -54,6 +55,7 @@ struct VdevLaunch {
   u64 rank;
   u64 ranks;
   u64 lanes;
+  u64 own_blocks;   // that copy what the rank sends itself
   u64 words_begin;  // in a half
   u64 slots_begin;
   u64 stage_bytes;  // a multiple of 16
@@ -100,7 +102,6 @@ __device__ __forceinline__ unsigned char load_l2(const unsigned char* from) {
 // Copies bytes, a multiple of the unit, by all threads of the block. Loads pass L1, which may hold what a stage held before.
 template <typename Unit>
 __device__ __forceinline__ void copy_units(char* to, const char* from, u64 bytes) {
-  const int AT_ONCE = 4;
   u64 count = bytes / sizeof(Unit);
   for (u64 begin = threadIdx.x; begin < count; begin += AT_ONCE * VDEV_THREADS) {
     Unit values[AT_ONCE];
@@ -230,17 +231,21 @@ __device__ void read_splits(const VdevLaunch& launch, VdevShared& shared) {
   __syncthreads();
 }
 
-// Enters the operation and sends each peer its splits. Block 0. Returns false on timeout or stop.
+// Clears this rank's words and signals to the peers that it has entered the operation. Block 0.
+__device__ void enter_operation(const VdevLaunch& launch, u32 epoch) {
+  u32 words = launch.ranks * launch.lanes * 2, peer = threadIdx.x;
+  for (u32 i = threadIdx.x; i < words; i += VDEV_THREADS) *lane_word(launch, launch.rank, 0, i / 2, (Word)(i % 2)) = 0;
+  __syncthreads();
+  if (peer < launch.ranks && peer != launch.rank) {
+    __threadfence_system();
+    signal(entered_word(launch, peer, launch.rank), epoch);
+  }
+}
+
+// Sends each peer its splits when it has entered. Block 0. Returns false on timeout or stop.
 __device__ bool send_splits(const VdevLaunch& launch, const VdevShared& shared) {
   u32 ranks = launch.ranks, rank = launch.rank, peer = threadIdx.x;
   bool is_peer = peer < ranks && peer != rank;
-  u32 words = ranks * launch.lanes * 2;
-  for (u32 i = threadIdx.x; i < words; i += VDEV_THREADS) *lane_word(launch, rank, 0, i / 2, (Word)(i % 2)) = 0;
-  __syncthreads();
-  if (is_peer) {
-    __threadfence_system();
-    signal(entered_word(launch, peer, rank), shared.epoch);
-  }
   bool good = !is_peer || wait_signal(entered_word(launch, rank, peer), shared.epoch, launch.status, launch.timeout, peer);
   if (!__syncthreads_and(good)) return false;
   for (u32 i = threadIdx.x; i < ranks * launch.experts; i += VDEV_THREADS) {
@@ -324,8 +329,8 @@ struct Pieces {
 __device__ Pieces pieces(const VdevLaunch& launch, u64 rows) {
   Pieces result;
   result.bytes = rows * launch.row_bytes;
-  // Small streams are cut as well: the receiver works while the sender does.
-  u64 even = (result.bytes / (2 * VDEV_STAGES * launch.lanes) + PIECE_UNIT) / PIECE_UNIT * PIECE_UNIT;
+  // If the stream fits, a piece for each stage: no sender waits, and the receiver works while the sender does.
+  u64 even = (result.bytes / (VDEV_STAGES * launch.lanes) / PACK_BYTES + 1) * PACK_BYTES;
   u64 wanted = even < MIN_PIECE ? MIN_PIECE : even;
   result.piece = wanted < launch.stage_bytes ? wanted : launch.stage_bytes;
   result.count = (result.bytes + result.piece - 1) / result.piece;
@@ -401,13 +406,13 @@ __device__ bool receive(const VdevLaunch& launch, VdevShared& shared, u32 from, 
   return true;
 }
 
-// Copies a share of what this rank sends itself.
+// Copies this block's share of what the rank sends itself.
 template <typename Unit>
-__device__ void copy_own(const VdevLaunch& launch, VdevShared& shared, u32 share, u32 shares) {
+__device__ void copy_own(const VdevLaunch& launch, VdevShared& shared) {
   plan_sent(launch, shared, launch.rank);
   Pieces all = pieces(launch, shared.wire[launch.experts]);
   u32 expert = 0;
-  for (u64 i = share; i < all.count; i += shares) {
+  for (u64 i = blockIdx.x; i < all.count; i += launch.own_blocks) {
     u64 begin = i * all.piece;
     u64 end = begin + all.piece < all.bytes ? begin + all.piece : all.bytes;
     each_part(launch, shared, begin, end, expert, [&](u32 j, u64 from, u64 until) {
@@ -418,28 +423,39 @@ __device__ void copy_own(const VdevLaunch& launch, VdevShared& shared, u32 share
   }
 }
 
+// Sends to or receives from one peer after the other, by one lane.
+template <typename Unit>
+__device__ void move_streams(const VdevLaunch& launch, VdevShared& shared, u32 worker, u32 workers, bool sends, bool keep) {
+  u32 ranks = launch.ranks, rank = launch.rank;
+  u32 lane = worker % launch.lanes;
+  bool good = true;
+  for (u32 step = 1 + worker / launch.lanes; step < ranks && good; step += workers / launch.lanes) {
+    good = sends ? send<Unit>(launch, shared, (rank + step) % ranks, lane)
+                 : receive<Unit>(launch, shared, (rank + ranks - step) % ranks, lane, keep);
+  }
+}
+
 template <typename Unit>
 __device__ __forceinline__ void exchange(const VdevLaunch& launch) {
   __shared__ VdevShared shared;
   u32 ranks = launch.ranks, rank = launch.rank;
   if (threadIdx.x == 0) shared.epoch = next_epoch(entered_word(launch, rank, rank));
+  __syncthreads();
+  if (blockIdx.x == 0) enter_operation(launch, shared.epoch);
   read_splits(launch, shared);
   bool good = blockIdx.x != 0 || send_splits(launch, shared);
   u32 peer = threadIdx.x;
   if (good && peer < ranks && peer != rank) {
     good = wait_signal(splits_word(launch, rank, peer), shared.epoch, launch.status, launch.timeout, peer);
   }
-  good = __syncthreads_and(good);
-  if (good) {
+  if (__syncthreads_and(good)) {
     bool fits = plan_output(launch, shared);
-    u32 workers = gridDim.x / 2;
-    u32 worker = blockIdx.x / 2;
-    u32 lane = worker % launch.lanes;
-    for (u32 step = 1 + worker / launch.lanes; step < ranks && good; step += workers / launch.lanes) {
-      good = blockIdx.x % 2 == 0 ? send<Unit>(launch, shared, (rank + step) % ranks, lane)
-                                 : receive<Unit>(launch, shared, (rank + ranks - step) % ranks, lane, fits);
+    if (blockIdx.x < launch.own_blocks) {
+      if (fits) copy_own<Unit>(launch, shared);
+    } else {
+      u32 index = blockIdx.x - launch.own_blocks;
+      move_streams<Unit>(launch, shared, index / 2, (gridDim.x - launch.own_blocks) / 2, index % 2 == 0, fits);
     }
-    if (blockIdx.x % 2 == 0 && fits && good) copy_own<Unit>(launch, shared, worker, workers);
   }
   // The last block counts the operation; all blocks have read the count before.
   __syncthreads();
