@@ -59,10 +59,10 @@ import org.djlx.nativeops.torch.Torch;
  * </ul>
  *
  * <p>On {@code cuda_p2p} with P2P buffers one kernel does all. The host does not read the splits,
- * so a CUDA graph can replay a call with other splits. If a split or offset is wrong, or the output
- * too small, nothing is written out of bounds, the work fails with a {@link
- * org.djlx.collectives.CollectiveException} that names the rank and the value, and the group is
- * broken.
+ * so a CUDA graph can replay a call with other splits. Call once before you record: the first call
+ * loads the kernels. If a split or offset is wrong, or the output too small, nothing is written out
+ * of bounds, the work fails with a {@link org.djlx.collectives.CollectiveException} that names the
+ * rank and the value, and the group is broken.
  *
  * <p>Otherwise, as on {@code shm} and {@code nccl}, the host reads the splits: the call blocks
  * until all ranks have called it and cannot be recorded into a graph. Wrong splits or an output

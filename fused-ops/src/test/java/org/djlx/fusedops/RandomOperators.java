@@ -15,9 +15,8 @@ import org.djlx.fusedops.LowContentionCase.Place;
 import org.djlx.nativeops.torch.ScalarType;
 
 /**
- * Random calls of the fused operators, low-contention collectives and all-to-alls, compared with DJL
- * in float64.
- * Ranks with the same seed make the same calls. For one thread.
+ * Random calls of the fused operators, low-contention collectives and all-to-alls, compared with
+ * DJL in float64. Ranks with the same seed make the same calls. For one thread.
  */
 final class RandomOperators {
 
