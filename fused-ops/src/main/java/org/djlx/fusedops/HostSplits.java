@@ -15,8 +15,7 @@ final class HostSplits {
     private final long[][] rows; // by rank: header, splits, and offsets if there are any
     private final int rank;
     private final int experts;
-    private final boolean combine;
-    private final boolean placed; // the rows have offsets
+    private final boolean combine; // the rows have offsets
     private final long majorAlign;
     private final OperandChecks checks;
 
@@ -29,19 +28,12 @@ final class HostSplits {
     record Chunk(int rank, long begin, long rows) {}
 
     /** Checks the rows of all ranks. */
-    HostSplits(
-            OperandChecks checks,
-            long[][] rows,
-            int rank,
-            int experts,
-            boolean combine,
-            boolean placed) {
+    HostSplits(OperandChecks checks, long[][] rows, int rank, int experts, boolean combine) {
         this.checks = checks;
         this.rows = rows;
         this.rank = rank;
         this.experts = experts;
         this.combine = combine;
-        this.placed = placed;
         this.majorAlign = rows[0][2];
         for (int each = 0; each < rows.length; each++) {
             checkInput(each);
@@ -68,12 +60,12 @@ final class HostSplits {
                 throw refused(of, SplitError.SPLIT, i, split, most);
             }
             sum += split;
-            long offset = placed ? offset(of, i) : 0;
+            long offset = combine ? offset(of, i) : 0;
             if (split > 0 && (offset < 0 || offset > most - split)) {
                 throw refused(of, SplitError.OFFSET, i, offset, most - split);
             }
         }
-        if (!placed && sum > most) {
+        if (!combine && sum > most) {
             throw refused(of, SplitError.SUM, 0, sum, most);
         }
     }
@@ -110,7 +102,7 @@ final class HostSplits {
         for (int i = 0; i < chunks.length; i++) {
             int to = i / experts;
             int index = sent(to, i % experts);
-            long begin = placed ? offset(rank, index) : begins[index];
+            long begin = combine ? offset(rank, index) : begins[index];
             chunks[i] = new Chunk(to, begin, split(rank, index));
         }
         return chunks;

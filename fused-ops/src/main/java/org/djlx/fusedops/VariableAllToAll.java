@@ -82,8 +82,7 @@ public final class VariableAllToAll {
     private final NDArray input;
     private final NDArray inSplits;
     private final NDArray outSplitsOffsets;
-    private final boolean combine;
-    private final boolean placed; // the input has offsets
+    private final boolean combine; // the input has offsets
     private final int majorAlign;
     private final TensorInfo in;
     private final TensorInfo out;
@@ -108,12 +107,11 @@ public final class VariableAllToAll {
         this.outSplitsOffsets = outSplitsOffsets;
         this.majorAlign = majorAlign;
         combine = type == VDEV_2D_OFFSET;
-        placed = combine;
         checks = new OperandChecks(type.toString());
         checks.checkNotNull("the group", group);
         out = array("output", output);
         in = array("input", input);
-        String role = placed ? "inSplitsOffsets" : "inSplits";
+        String role = combine ? "inSplitsOffsets" : "inSplits";
         splits = array(role, inSplits);
         outSplits = array("outSplitsOffsets", outSplitsOffsets);
         checkRows();
@@ -178,7 +176,7 @@ public final class VariableAllToAll {
                     type == VDEV ? ranks : "a multiple of " + ranks,
                     VdevKernels.MAX_SPLITS);
         }
-        long[] wanted = placed ? sizes : new long[] {count};
+        long[] wanted = combine ? sizes : new long[] {count};
         if (!Arrays.equals(wanted, splits.sizes())) {
             throw checks.wrong(
                     "%s has shape %s, but must have %s, as outSplitsOffsets has %s",
@@ -312,7 +310,7 @@ public final class VariableAllToAll {
                         in.address(),
                         out.address(),
                         splits.address(),
-                        placed ? splits.address() + (long) count() * Long.BYTES : 0,
+                        combine ? splits.address() + (long) count() * Long.BYTES : 0,
                         outSplits.address(),
                         rowCount(in),
                         rowCount(out),
@@ -341,8 +339,7 @@ public final class VariableAllToAll {
         }
         try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {
             HostSplits all =
-                    new HostSplits(
-                            checks, exchange(manager), group.rank(), experts, combine, placed);
+                    new HostSplits(checks, exchange(manager), group.rank(), experts, combine);
             Chunk[] received = all.received();
             long[] result = new long[2 * received.length];
             for (int i = 0; i < received.length; i++) {
