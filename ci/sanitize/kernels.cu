@@ -1,6 +1,6 @@
-// Runs the kernels of all_reduce.cu, all_reduce_rms_norm.cu, gathered.cu, signals.cu and reduce.cu as the Java code
-// does (AllReduceKernels, SignalKernels, and RmsNormKernels, Exchange and RankOrderReducer of fused-ops), without a JVM, so
-// that compute-sanitizer can watch them. ci/sanitize.sh builds and runs it, for groups of RANKS ranks.
+// Runs the kernels of all_reduce.cu, all_reduce_rms_norm.cu, gathered.cu, all_to_all_vdev.cu, signals.cu and reduce.cu as the
+// Java code does (AllReduceKernels, SignalKernels, and RmsNormKernels, GatheredExchange, VdevKernels and RankOrderReducer of
+// fused-ops), without a JVM, so that compute-sanitizer can watch them. ci/sanitize.sh builds and runs it, for groups of RANKS ranks.
 //
 //   kernels [GPUS [SEED]]    on the first GPUS GPUs, 2 unless told; 1 will do, but then nothing goes from GPU to GPU
 //
@@ -23,11 +23,13 @@ namespace kernels {
 #include "all_reduce_rms_norm/all_reduce_rms_norm.cu"
 #include "reduce/reduce.cu"
 #include "gathered/gathered.cu"
+#include "all_to_all_vdev/all_to_all_vdev.cu"
 #include "signals/signals.cu"
 }  // namespace kernels
 
 using kernels::Control;
 using kernels::Launch;
+using kernels::VdevLaunch;
 typedef kernels::Rows<kernels::Float32> Rows;  // of any type, as they are all alike
 
 enum Algorithm { ONE_SHOT, TWO_SHOT, DIRECT, MESH };
@@ -45,6 +47,8 @@ const u64 EXCHANGE_BYTES = 64 << 10;  // of a launch, as slots can be smaller th
 const u64 PACK = 16;
 const u64 LINE = 64;           // from a rank's signal to the next one's
 const u64 SENT_BYTES = 8 << 10;  // the most that goes into a slot of the buffer
+const u64 VDEV_BYTES = 128 << 10;  // of the part of the buffer that all-to-alls use
+const u64 VDEV_LANES = 2;          // at most
 
 // What the Java host takes for granted.
 static_assert((sizeof(Control) + 4095) / 4096 * 4096 == 8192, "CONTROL of RegionLayout");
@@ -98,7 +102,9 @@ struct Layout {
   u64 halves[4];  // their size
   u64 entered;    // where ranks tell which operation they have entered
   u64 signals;
+  u64 counters;
   u64 buffer;     // a slot for each rank
+  u64 vdev;
   u64 size;
 
   explicit Layout(u64 ranks) {
@@ -111,8 +117,10 @@ struct Layout {
     begins[ONE_SHOT] = begins[TWO_SHOT] = begins[DIRECT] = begins[MESH] + 2 * halves[MESH];
     entered = begins[ONE_SHOT] + 2 * halves[ONE_SHOT];
     signals = entered + kernels::MAX_RANKS * LINE;
-    buffer = signals + kernels::MAX_RANKS * LINE;
-    size = buffer + ranks * SENT_BYTES;
+    counters = signals + kernels::MAX_RANKS * LINE;
+    buffer = counters + LINE;
+    vdev = align(buffer + ranks * SENT_BYTES, 256);
+    size = vdev + VDEV_BYTES;
   }
 };
 
@@ -202,6 +210,38 @@ class Group {
       enqueue_exchange(rank, type.scatter, part / PACK, arguments);
       done += EXCHANGE_BYTES;
     } while (done < bytes);
+  }
+
+  // An all-to-all; the arrays, sizes and form are given.
+  void enqueue_vdev(u64 rank, VdevLaunch launch, u64 timeout) {
+    u64 ranks_of_group = size();
+    launch.own_blocks = std::max<u64>(1, max_blocks / (4 * size()));
+    u64 workers = std::max<u64>(1, (max_blocks - launch.own_blocks) / 2);
+    u64 groups = std::clamp<u64>(ranks_of_group - 1, 1, workers);
+    launch.rank = rank;
+    launch.ranks = ranks_of_group;
+    launch.lanes = std::min(workers / groups, VDEV_LANES);
+    launch.words_begin = align(launch.ranks * launch.experts * sizeof(u64), 256);
+    launch.slots_begin = align(launch.words_begin + launch.ranks * launch.lanes * 2 * sizeof(u32), 256);
+    launch.stage_bytes =
+        (VDEV_BYTES - launch.slots_begin) / (launch.ranks * launch.lanes * kernels::VDEV_STAGES) / PACK * PACK;
+    launch.timeout = timeout;
+    launch.status = ranks[rank].status;
+    launch.counters = (u32*)(ranks[rank].region + layout.counters);
+    launch.distance = LINE;
+    for (u64 peer = 0; peer < ranks_of_group; peer++) {
+      launch.entered[peer] = ranks[peer].region + layout.entered;
+      launch.signals[peer] = ranks[peer].region + layout.signals;
+      launch.half[peer] = ranks[peer].region + layout.vdev;
+    }
+    u64 unit = (u64)launch.input | (u64)launch.output | launch.row_bytes;
+    const void* kernel = unit % 16 == 0 ? (const void*)kernels::all_to_all_vdev_16
+                         : unit % 4 == 0 ? (const void*)kernels::all_to_all_vdev_4
+                                         : (const void*)kernels::all_to_all_vdev_1;
+    void* arguments[] = {&launch};
+    use(ranks[rank].gpu);
+    dim3 blocks(launch.own_blocks + 2 * launch.lanes * groups), threads(kernels::VDEV_THREADS);
+    check(cudaLaunchKernel(kernel, blocks, threads, arguments, 0, ranks[rank].stream), "all_to_all_vdev");
   }
 
   // Enters the next operation, and waits until all have.
@@ -394,6 +434,102 @@ struct Scatter : Job {
   }
 };
 
+// Rows to experts of all ranks, and back. Splits lie in memory as two words each.
+struct RowExchange : Job {
+  const Type& type;
+  u64 columns;
+  u64 experts;  // of each rank
+  u64 align_to;
+  std::vector<std::vector<u64>> splits;                                            // of each rank
+  std::vector<std::unique_ptr<Tensor>> in, out, back, in_splits, out_splits, back_splits;  // of each rank
+  std::vector<Elements> inputs, outputs, out_words;
+  std::vector<u64> rows, received;
+
+  RowExchange(const Group& group, const ReducedType& type, u64 columns, u64 experts, u64 align_to, u64 most, u64 begin)
+      : type(type), columns(columns), experts(experts), align_to(align_to) {
+    u64 ranks = group.size(), n = ranks * experts;
+    for (u64 rank = 0; rank < ranks; rank++) {
+      splits.emplace_back(n);
+      u64 sum = 0;
+      for (u64& split : splits[rank]) sum += split = generator() % 3 == 0 ? 0 : generator() % (most + 1);
+      rows.push_back(sum);
+      inputs.push_back(random_elements(type, sum * columns));
+    }
+    for (u64 rank = 0; rank < ranks; rank++) {
+      int gpu = group.gpu(rank);
+      expect(rank);
+      in.emplace_back(new Tensor(gpu, type, begin, inputs[rank]));
+      out.emplace_back(new Tensor(gpu, type, begin, Elements(outputs[rank].size())));
+      back.emplace_back(new Tensor(gpu, type, begin, Elements(inputs[rank].size())));
+      Elements words;
+      for (u64 split : splits[rank]) words.insert(words.end(), {(u32)split, 0});
+      in_splits.emplace_back(new Tensor(gpu, TYPES[0], 0, words));
+      out_splits.emplace_back(new Tensor(gpu, TYPES[0], 0, Elements(4 * n)));
+      back_splits.emplace_back(new Tensor(gpu, TYPES[0], 0, Elements(4 * n)));
+    }
+  }
+
+  // Computes what a rank receives.
+  void expect(u64 rank) {
+    u64 ranks = splits.size();
+    Elements output, sizes, offsets;
+    u64 end = 0;
+    for (u64 j = 0; j < experts; j++) {
+      u64 begin = end;
+      for (u64 from = 0; from < ranks; from++) {
+        u64 index = rank * experts + j, first = 0;
+        for (u64 i = 0; i < index; i++) first += splits[from][i];
+        u64 split = splits[from][index];
+        sizes.insert(sizes.end(), {(u32)split, 0});
+        offsets.insert(offsets.end(), {(u32)end, 0});
+        output.insert(output.end(), inputs[from].begin() + first * columns, inputs[from].begin() + (first + split) * columns);
+        end += split;
+      }
+      if (align_to > 0) end = begin + std::max(align(end - begin, align_to), align_to);
+      output.resize(end * columns);
+    }
+    sizes.insert(sizes.end(), offsets.begin(), offsets.end());
+    outputs.push_back(output);
+    out_words.push_back(sizes);
+    received.push_back(end);
+  }
+
+  void enqueue(Group& group, u64 rank) override {
+    VdevLaunch launch = {};
+    launch.row_bytes = columns * type.size;
+    launch.experts = experts;
+    launch.major_align = align_to;
+    launch.input = in[rank]->address();
+    launch.output = out[rank]->address();
+    launch.in_splits = (const u64*)in_splits[rank]->address();
+    launch.out_splits = (u64*)out_splits[rank]->address();
+    launch.input_rows = rows[rank];
+    launch.output_rows = received[rank];
+    group.enqueue_vdev(rank, launch, PATIENCE);
+    launch.combine = 1;
+    launch.major_align = 0;
+    launch.input = launch.output;
+    launch.output = back[rank]->address();
+    launch.in_splits = launch.out_splits;
+    launch.in_offsets = launch.out_splits + splits.size() * experts;
+    launch.out_splits = (u64*)back_splits[rank]->address();
+    launch.input_rows = received[rank];
+    launch.output_rows = rows[rank];
+    group.enqueue_vdev(rank, launch, PATIENCE);
+  }
+
+  bool is_right() const override {
+    bool right = true;
+    for (size_t rank = 0; rank < in.size(); rank++) {
+      std::string name = "all_to_all_vdev, rank " + std::to_string(rank);
+      right &= out_splits[rank]->has(out_words[rank], name + ": splits and offsets");
+      right &= out[rank]->has(outputs[rank], name);
+      right &= back[rank]->has(inputs[rank], name + ", back");
+    }
+    return right;
+  }
+};
+
 // What goes into a norm and comes out, exact in all types: sums are multiples of an eighth, new residuals 2 or -2.
 struct NormValues {
   std::vector<Elements> partials;  // of each rank
@@ -494,6 +630,10 @@ bool row_is_right(const std::vector<int>& gpus, const ReducedType& type) {
     jobs.push_back(new Scatter(group, type, packs, jobs.size() % 4 < 2));
   }
   for (u64 packs : {u64(1), u64(33), SENT_BYTES / PACK}) jobs.push_back(new Gather(group, type, packs, true));
+  for (u64 begin : begins) {
+    jobs.push_back(new RowExchange(group, type, 64, 1, 0, 90, begin));
+    jobs.push_back(new RowExchange(group, type, 33, 3, 4, 20, begin));
+  }
   // One algorithm after the other would not show what they leave behind for each other.
   std::shuffle(jobs.begin(), jobs.end(), generator);
   group.enqueue_all(jobs);
@@ -527,7 +667,8 @@ void load_kernels(int gpus) {
       // Some wait for others, or raise something, whatever there is to do; this loads a kernel, too.
       cudaFuncAttributes unused;
       for (const void* kernel : {type.all_reduce[DIRECT], (const void*)kernels::enter, (const void*)kernels::signal_peer,
-                                 (const void*)kernels::wait_signals}) {
+                                 (const void*)kernels::wait_signals, (const void*)kernels::all_to_all_vdev_16,
+                                 (const void*)kernels::all_to_all_vdev_4, (const void*)kernels::all_to_all_vdev_1}) {
         check(cudaFuncGetAttributes(&unused, kernel), "cudaFuncGetAttributes");
       }
       alone.enqueue(0, NormCall{type, {nullptr, nullptr, nullptr, nullptr, nullptr, 0, 1}}, PATIENCE);

@@ -8,7 +8,8 @@ package org.djlx.fusedops;
 public enum FallbackReason {
     /**
      * The group has no P2P buffers that all ranks can use: its backend has none, or some GPUs have
-     * no peer access to each other, for example in a hybrid cube mesh.
+     * no peer access to each other, for example in a hybrid cube mesh. For {@link
+     * VariableAllToAll}: there is no P2P buffer that a kernel can use, as on the CPU.
      */
     NO_P2P_BUFFERS,
     /**

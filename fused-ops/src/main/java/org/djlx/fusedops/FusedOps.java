@@ -113,7 +113,10 @@ public final class FusedOps {
                             LowContention.ALL_GATHER,
                             LowContention.REDUCE_SCATTER,
                             CallerPipeline.ALL_GATHER,
-                            CallerPipeline.ALL_TO_ALL)
+                            CallerPipeline.ALL_TO_ALL,
+                            VariableAllToAll.VDEV,
+                            VariableAllToAll.VDEV_2D,
+                            VariableAllToAll.VDEV_2D_OFFSET)
                     .map(OpType::toString)
                     .toList();
 

@@ -62,8 +62,9 @@ public final class UsageCounter implements AutoCloseable {
 
     /**
      * {@return the paths of matmuls fused with a collective, and why each was chosen} {@link
-     * LowContention}, {@link FusedOps#matmulAllReduce} and {@link FusedOps#allReduceRmsNorm} are
-     * not included, because the cost model does not choose their paths.
+     * LowContention}, {@link VariableAllToAll}, {@link FusedOps#matmulAllReduce} and {@link
+     * FusedOps#allReduceRmsNorm} are not included, because the cost model does not choose their
+     * paths.
      */
     public Map<Choice, Long> choices() {
         return kinds.entrySet().stream()
@@ -96,8 +97,9 @@ public final class UsageCounter implements AutoCloseable {
      *
      * @param operator the name in traces and errors: {@code allGatherMatmul}, {@code
      *     matmulReduceScatter}, {@code matmulAllReduce}, {@code allReduceRmsNorm}, {@code
-     *     lowContentionAllGather}, {@code lowContentionReduceScatter}, {@code pipelinedAllGather}
-     *     or {@code pipelinedProduceAndAllToAll}
+     *     lowContentionAllGather}, {@code lowContentionReduceScatter}, {@code pipelinedAllGather},
+     *     {@code pipelinedProduceAndAllToAll}, {@code allToAllVdev}, {@code allToAllVdev2d} or
+     *     {@code allToAllVdev2dOffset}
      * @param path the path
      * @return the number
      * @throws IllegalArgumentException if an argument is null

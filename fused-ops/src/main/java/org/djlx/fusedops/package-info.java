@@ -10,6 +10,7 @@
  * GatheredPath          path GATHERED: one matmul, all communication before or after it
  * GraphAwarePath        a path for eager calls and another for calls recorded into a CUDA graph
  * GroupPlans            the state of a group: its plans, and what they share
+ * HostSplits            splits of all ranks, checked on the host, and the chunks of this rank
  * MatmulAllReduce       checked sizes of a matmul + all-reduce; runs it in pieces of rows
  * MatmulPath            one path of a matmul fused with a collective
  * MatmulPlan            plan of a matmul fused with a collective: chooses and holds its path
@@ -38,6 +39,7 @@
  *   <li>{@link org.djlx.fusedops.NormedResidual} - result of all-reduce + RMSNorm
  *   <li>{@link org.djlx.fusedops.ShardConsumer} - a computation after a pipelined all-gather
  *   <li>{@link org.djlx.fusedops.UsageCounter} - counts calls by path
+ *   <li>{@link org.djlx.fusedops.VariableAllToAll} - all-to-all with splits on the device
  * </ul>
  */
 package org.djlx.fusedops;

@@ -15,8 +15,8 @@ import org.djlx.fusedops.LowContentionCase.Place;
 import org.djlx.nativeops.torch.ScalarType;
 
 /**
- * Random calls of the fused operators and low-contention collectives, compared with DJL in float64.
- * Ranks with the same seed make the same calls. For one thread.
+ * Random calls of the fused operators, low-contention collectives and all-to-alls, compared with
+ * DJL in float64. Ranks with the same seed make the same calls. For one thread.
  */
 final class RandomOperators {
 
@@ -49,6 +49,7 @@ final class RandomOperators {
         all.kinds.put("allReduceRmsNorm", all::allReduceRmsNorm);
         all.kinds.put("lowContentionAllGather", () -> all.lowContention(true));
         all.kinds.put("lowContentionReduceScatter", () -> all.lowContention(false));
+        all.kinds.put("allToAllVdev", all::allToAllVdev);
         return all;
     }
 
@@ -163,6 +164,18 @@ final class RandomOperators {
                         Math.scalb(1f, -random.nextInt(30)),
                         random.nextInt(1 << 30))
                 .check(group, 1 + random.nextInt(3));
+    }
+
+    private void allToAllVdev() {
+        int experts = random.nextInt(6);
+        new VdevCase(
+                        type(),
+                        shape(random.nextInt(3)),
+                        experts,
+                        experts == 0 ? 0 : random.nextInt(10),
+                        size(),
+                        random.nextInt(1 << 20))
+                .check(group);
     }
 
     private FusedCase call(Shape shape, List<Integer> columns, int dim) {

@@ -11,6 +11,7 @@ import ai.djl.Model;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.Activation;
 import ai.djl.nn.Block;
@@ -56,6 +57,7 @@ import org.djlx.collectives.train.GradientReduction;
 import org.djlx.collectives.train.GradientSynchronizer;
 import org.djlx.fusedops.FusedOps;
 import org.djlx.fusedops.GatheredMatmul;
+import org.djlx.fusedops.VariableAllToAll;
 import org.djlx.fusedops.llm.GeneratedPiece;
 import org.djlx.fusedops.llm.Generation;
 import org.djlx.fusedops.llm.GenerationRequest;
@@ -94,12 +96,13 @@ class ExamplesTest {
                                 find(source("GradientSynchronizer"), JAVADOC, 1),
                                 find(source("CheckpointManager"), JAVADOC, 1),
                                 find(source("FusedOps"), JAVADOC, 1),
+                                find(source("VariableAllToAll"), JAVADOC, 1),
                                 find(source("TextGenerator"), JAVADOC, 1),
                                 find(source("LlamaGenerator"), JAVADOC, 1),
                                 find(Path.of("docs/overview.html"), OVERVIEW, 1),
                                 find(Path.of("docs/getting-started.md"), MARKDOWN, 2),
                                 find(Path.of("docs/process-groups.md"), MARKDOWN, 2),
-                                find(Path.of("docs/fused-operators.md"), MARKDOWN, 4),
+                                find(Path.of("docs/fused-operators.md"), MARKDOWN, 5),
                                 find(Path.of("docs/training.md"), MARKDOWN, 1),
                                 find(Path.of("docs/text-generation.md"), MARKDOWN, 1))
                         .flatMap(List::stream)
@@ -255,6 +258,43 @@ class ExamplesTest {
         public NDArray evaluate(NDList labels, NDList predictions) {
             return predictions.head().sub(labels.head()).square().mean();
         }
+    }
+
+    @Test
+    void mixtureOfExperts() {
+        List<ProcessGroup> groups = ProcessGroups.local(2);
+        ProcessGroups.run(
+                groups,
+                group -> {
+                    try (NDManager manager = NDManager.newBaseManager(group.device())) {
+                        NDArray tokens = manager.arange(20f).reshape(5, 4);
+                        NDArray splits = manager.create(new long[] {1, 0, 3, 1});
+                        NDArray back = mixture(group, manager, tokens, splits);
+                        assertEquals(tokens.mul(2), back);
+                    }
+                    return null;
+                });
+        groups.forEach(ProcessGroup::destroy);
+    }
+
+    private static NDArray mixture(
+            ProcessGroup group, NDManager manager, NDArray tokens, NDArray splits) {
+        long experts = splits.size();
+        long capacity = 24;
+        long hidden = tokens.getShape().get(1);
+        NDArray forExperts = manager.zeros(new Shape(capacity, hidden));
+        NDArray routed = manager.zeros(new Shape(2, experts), DataType.INT64);
+        VariableAllToAll.allToAllVdev2d(group, forExperts, tokens, splits, routed, 8).await();
+        NDArray results = experts(forExperts, routed);
+        NDArray back = manager.zeros(tokens.getShape());
+        NDArray returned = manager.zeros(new Shape(2, experts), DataType.INT64);
+        VariableAllToAll.allToAllVdev2dOffset(group, back, results, routed, returned).await();
+        return back;
+    }
+
+    private static NDArray experts(NDArray rows, NDArray routed) {
+        assertEquals(0, routed.getLong(1, 0));
+        return rows.mul(2);
     }
 
     @Test

@@ -32,8 +32,9 @@ package org.djlx.collectives.p2p;
  * @param blocks the maximum number of thread blocks that a rank may launch, if each block takes an
  *     SM. With this limit the blocks of all ranks are resident at the same time. The same on all
  *     ranks
- * @param status the address of two words in host memory. A wait ends when the first is not 0. A
- *     kernel whose wait for rank r times out writes 1 + r to the second
+ * @param status the address of {@code struct Status} of {@code signal.cuh} in host memory. A wait
+ *     ends when its first word is not 0. A kernel whose wait for rank r times out writes 1 + r to
+ *     the second. A kernel that refuses splits writes a {@link SplitError} to the others
  * @param entered by rank, as addressed by this GPU: the words with the ranks' entered epochs
  * @param words by rank, as addressed by this GPU: the signal words of channel 0
  * @param rankDistance the distance between the words of successive source ranks, in bytes

@@ -15,6 +15,7 @@
  *       wait themselves
  *   <li>{@link org.djlx.collectives.p2p.OneShotSlots} - memory for GPU kernels that exchange data
  *       like a one-shot all-reduce
+ *   <li>{@link org.djlx.collectives.p2p.SplitError} - why an all-to-all refuses its splits
  * </ul>
  */
 package org.djlx.collectives.p2p;

@@ -50,6 +50,7 @@ public final class Compute implements AutoCloseable {
         private RankOrderReducer reducer; // null before the first use
         private RmsNormKernels rmsNorm; // null before the first use
         private GatheredExchange exchange; // null before the first use
+        private VdevKernels vdev; // null before the first use
         private CudaStream stream; // the current stream of the running operation
 
         Gpu(Device device) {
@@ -78,6 +79,9 @@ public final class Compute implements AutoCloseable {
             }
             if (exchange != null) {
                 exchange.close();
+            }
+            if (vdev != null) {
+                vdev.close();
             }
             if (reducer != null) {
                 reducer.close();
@@ -128,6 +132,15 @@ public final class Compute implements AutoCloseable {
             gpu.exchange = new GatheredExchange(gpu.cuda, gpu.streams, compiler, worldSize);
         }
         return gpu.exchange;
+    }
+
+    /** Returns the kernels of all-to-alls with splits on the device. Only on a GPU. */
+    public synchronized VdevKernels vdev() {
+        if (gpu.vdev == null) {
+            KernelCompiler compiler = new KernelCompiler(KernelCache.user());
+            gpu.vdev = new VdevKernels(gpu.cuda, gpu.streams, compiler);
+        }
+        return gpu.vdev;
     }
 
     /**

@@ -29,6 +29,7 @@
  *   <li>{@link org.djlx.fusedops.internal.RmsNormKernels} - all-reduce, residual and RMSNorm in one
  *       kernel
  *   <li>{@link org.djlx.fusedops.internal.Slots} - layout of the P2P buffers of an operation
+ *   <li>{@link org.djlx.fusedops.internal.VdevKernels} - all-to-all with splits in GPU memory
  * </ul>
  */
 package org.djlx.fusedops.internal;

@@ -57,7 +57,8 @@ class KernelLayoutTest {
                         GatheredExchange.class,
                         LlamaKernels.class,
                         RankOrderReducer.class,
-                        RmsNormKernels.class)) {
+                        RmsNormKernels.class,
+                        VdevKernels.class)) {
             Class.forName(launcher.getName());
         }
     }

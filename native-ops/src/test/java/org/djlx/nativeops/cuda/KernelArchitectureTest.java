@@ -110,6 +110,9 @@ class KernelArchitectureTest {
         sources.put(
                 "all_reduce_rms_norm/all_reduce_rms_norm.cu",
                 names(List.of("all_reduce_rms_norm", "add_rms_norm"), types));
+        sources.put(
+                "all_to_all_vdev/all_to_all_vdev.cu",
+                Set.of("all_to_all_vdev_1", "all_to_all_vdev_4", "all_to_all_vdev_16"));
         sources.put("optimizer/optimizer.cu", Set.of("sgd", "momentum", "adam"));
         Set<String> block =
                 names(

@@ -36,6 +36,7 @@ class KernelSourceTest {
         Map.of(
                         "reduce", element,
                         "signals", both,
+                        "all_to_all_vdev", both,
                         "all_reduce", oneShot,
                         "all_reduce_rms_norm", norm)
                 .forEach(

@@ -14,7 +14,7 @@
  * CudaP2pBuffers - the group's P2P buffers
  * CudaP2pStream - a stream with put, signal and wait
  * SignalKernels - launches the kernels that signal and wait
- * WaitStatus - words by which the host ends waits of kernels, and kernels report missing ranks
+ * WaitStatus - words by which the host ends waits of kernels, and kernels report missing ranks and refused splits
  * AllReduceKernels - launches the kernels of all-reduce
  */
 /**
