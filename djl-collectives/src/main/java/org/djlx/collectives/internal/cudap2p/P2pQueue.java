@@ -290,10 +290,7 @@ final class P2pQueue implements GroupExtension {
     /** Returns an error of the kernels, including those that graphs replay. */
     @Override
     public Optional<String> error() {
-        List<Integer> missing = waits.missing();
-        return missing.isEmpty()
-                ? Optional.empty()
-                : Optional.of(GroupErrors.ranks(missing) + " did not arrive");
+        return waits.problem();
     }
 
     @Override

@@ -18,7 +18,7 @@ import org.djlx.nativeops.cuda.KernelSource;
  *   signals      rows of words, one word for each source rank, 64 bytes apart:
  *                  a row for each channel
  *                  row ENTERED: the epochs that the peers have entered; this rank's own count
- *                  row MET: the same for barriers within operations
+ *                  row MET: a struct Meeting of signals.cu for each peer, for barriers
  *   probe        a word for each rank, written when the group is created
  *   counters     zeros; kernels that use them reset them
  *   flags        words for each source rank

@@ -2,7 +2,10 @@
 package org.djlx.collectives.internal.cudap2p;
 
 import java.util.List;
+import java.util.Optional;
+import java.util.stream.IntStream;
 import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.nativeops.NativeLibrary;
@@ -16,13 +19,14 @@ import org.djlx.nativeops.host.NativeMemory;
 /**
  * Two words of pinned memory that the host shares with the kernels of one rank: {@code struct
  * Status} of {@code signal.cuh}. With one, the host ends all waits; with the other, kernels report
- * a missing rank. Thread-safe.
+ * a rank that did not arrive, or that named other ranks for a barrier. Thread-safe.
  */
 final class WaitStatus implements AutoCloseable {
 
-    private static final KernelConstants.Layout STATUS =
-            new KernelConstants(KernelSource.ofResource(NativeLibrary.class, "signals/signals.cu"))
-                    .struct("Status");
+    private static final KernelConstants CONSTANTS =
+            new KernelConstants(KernelSource.ofResource(NativeLibrary.class, "signals/signals.cu"));
+    private static final int MISMATCH_SHIFT = CONSTANTS.value("MISMATCH_SHIFT");
+    private static final KernelConstants.Layout STATUS = CONSTANTS.struct("Status");
     private static final int STOP = STATUS.offset("stop");
     private static final int MISSING = STATUS.offset("missing");
     private static final int BYTES = 64;
@@ -53,23 +57,49 @@ final class WaitStatus implements AutoCloseable {
         }
     }
 
-    /** Returns the rank that did not arrive within a kernel's timeout, or an empty list. */
-    List<Integer> missing() {
-        int missing = words.getIntVolatile(MISSING);
-        return missing == 0 ? List.of() : List.of(missing - 1);
+    /** Returns why a wait of a kernel has failed; empty if none has. */
+    Optional<String> problem() {
+        return problem(words.getIntVolatile(MISSING));
+    }
+
+    /** Decodes the word that kernels write. */
+    static Optional<String> problem(int word) {
+        if (word == 0) {
+            return Optional.empty();
+        }
+        String peer = "rank " + peer(word);
+        int named = word >>> MISMATCH_SHIFT;
+        return Optional.of(
+                named == 0
+                        ? peer + " did not arrive"
+                        : GroupErrors.otherRanks(
+                                peer,
+                                IntStream.range(0, RegionLayout.MAX_RANKS)
+                                        .filter(rank -> (named >>> rank & 1) != 0)
+                                        .boxed()
+                                        .toList(),
+                                "this rank"));
+    }
+
+    private static int peer(int word) {
+        return (word & (1 << MISMATCH_SHIFT) - 1) - 1;
     }
 
     /** Returns whether a wait of a kernel has failed; also after {@link #close}. */
     synchronized boolean hasFailed() {
-        return closed ? failed : !missing().isEmpty();
+        return closed ? failed : words.getIntVolatile(MISSING) != 0;
     }
 
     /** Returns the failure of an operation whose kernels have ended, or null. */
     CollectiveException failure(Operation operation) {
-        List<Integer> missing = missing();
-        return missing.isEmpty()
-                ? null
-                : GroupErrors.timedOut(operation, rank, missing, "did not arrive");
+        int word = words.getIntVolatile(MISSING);
+        if (word == 0) {
+            return null;
+        }
+        return word >>> MISMATCH_SHIFT == 0
+                ? GroupErrors.timedOut(operation, rank, List.of(peer(word)), "did not arrive")
+                : new CollectiveMismatchException(
+                        operation + " failed on rank " + rank + ": " + problem(word).get(), true);
     }
 
     @Override
