@@ -84,7 +84,7 @@ final class RegionLayout {
         slot = align(Math.min(wanted, Math.min(MAX_SLOT, MAX_HALF / others)));
         // Sums are float32, elements may be half as large. A slot for each rank, and one for the
         // sum.
-        meshSlot = 2 * align(oneShotBytes);
+        meshSlot = 2 * align(options.meshBytes());
         meshHalf = mesh ? (worldSize + 1) * meshSlot : 0;
         oneShot = CONTROL + 2 * meshHalf;
         oneShotHalf = mesh ? 0 : (worldSize - 1) * slot;

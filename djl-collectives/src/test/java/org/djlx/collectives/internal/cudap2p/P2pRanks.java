@@ -79,7 +79,6 @@ public final class P2pRanks {
     static CudaP2pOptions.Builder unlinkedOptions() {
         NcclOptions.Builder nccl = NcclOptions.builder().optTimeout(Duration.ofSeconds(30));
         return CudaP2pOptions.builder()
-                .optOneShotBytes(ONE_SHOT_BYTES)
                 .optNcclOptions(nccl.build())
                 .optSharedGpus(CudaDevice.count() < RegionLayout.MAX_RANKS);
     }
