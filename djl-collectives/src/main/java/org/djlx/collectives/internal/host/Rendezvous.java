@@ -25,7 +25,7 @@ import org.djlx.collectives.spi.Operation;
  *   <li>Between the steps of an operation ({@link #synchronize}), if hosts read each other's
  *       memory: a host reads after all hosts have written, and overwrites after all hosts have
  *       read.
- *   <li>At a signal from one rank to another.
+ *   <li>At a signal from one rank to another, and at a barrier of some ranks ({@link #meet}).
  *   <li>When one rank has published so many more calls than another that the {@link CallLog} is
  *       full, because calls must be compared before they are overwritten. Its {@value
  *       CallLog#SLOTS} slots are an estimate of how many operations a GPU queues before the driver
@@ -85,8 +85,9 @@ import org.djlx.collectives.spi.Operation;
  *
  * <h2>Threads</h2>
  *
- * <p>{@link #begin}, {@link #arrive} and the waits for arrivals are called by one thread at a time,
- * which runs the group's current operation. Any thread may send and await signals.
+ * <p>{@link #begin}, {@link #arrive}, {@link #meet} and the waits for arrivals are called by one
+ * thread at a time, which runs the group's current operation. Any thread may send and await
+ * signals.
  */
 public final class Rendezvous {
 
