@@ -96,8 +96,8 @@ struct Layout {
   u64 slots[4];   // the size of a slot for each algorithm
   u64 begins[4];  // where its halves begin
   u64 halves[4];  // their size
-  u64 entered;    // where ranks tell which operation they have entered
   u64 met;        // where pairs of ranks count their barriers
+  u64 entered;    // where ranks tell which operation they have entered
   u64 signals;
   u64 buffer;     // a slot for each rank
   u64 size;
@@ -110,9 +110,9 @@ struct Layout {
     halves[ONE_SHOT] = halves[TWO_SHOT] = halves[DIRECT] = (ranks - 1) * slots[ONE_SHOT];
     begins[MESH] = align(sizeof(Control), 4096);
     begins[ONE_SHOT] = begins[TWO_SHOT] = begins[DIRECT] = begins[MESH] + 2 * halves[MESH];
-    entered = begins[ONE_SHOT] + 2 * halves[ONE_SHOT];
-    met = entered + kernels::MAX_RANKS * LINE;
-    signals = met + kernels::MAX_RANKS * LINE;
+    met = begins[ONE_SHOT] + 2 * halves[ONE_SHOT];
+    entered = met + kernels::MAX_RANKS * LINE;
+    signals = entered + kernels::MAX_RANKS * LINE;
     buffer = signals + kernels::MAX_RANKS * LINE;
     size = buffer + ranks * SENT_BYTES;
   }
@@ -206,8 +206,9 @@ class Group {
     } while (done < bytes);
   }
 
-  // Enters the next operation, and waits until all have; then barriers of each half of the ranks, and of all ranks.
+  // Enters the next operation, and waits until all have.
   void enter(u64 rank, u64 timeout) {
+    // Barriers of each half of the ranks, and of all ranks, belong to it.
     kernels::Entered entered = row(rank, layout.entered);
     void* arguments[] = {&entered};
     enqueue_signals(rank, (const void*)kernels::enter, kernels::MAX_RANKS, arguments);

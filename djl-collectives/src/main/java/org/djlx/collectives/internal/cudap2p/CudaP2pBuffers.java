@@ -330,6 +330,14 @@ final class CudaP2pBuffers extends P2pBuffers {
         waitSignal(stream(), operation, peer, channel, value);
     }
 
+    /** Does not enter the operation: all ranks count entries, and other ranks may not enter. */
+    @Override
+    protected void barrier(Operation operation, int[] ranks) {
+        requireUsable();
+        int mask = IntStream.of(ranks).map(member -> 1 << member).reduce(0, (a, b) -> a | b);
+        signals.meet(stream(), mask, operation.timeout());
+    }
+
     /** No-op: {@link P2pQueue} has published the call, and compares it afterwards. */
     @Override
     public void awaitAgreement(Operation operation) {
@@ -342,16 +350,8 @@ final class CudaP2pBuffers extends P2pBuffers {
         Required.argument("intraNodeBarrier: operation", operation);
         // awaitEntered() would not do: a peer may have worked since it entered.
         enter();
-        signals.meet(stream(), (1 << region.ranks()) - 1, operation.timeout());
+        signals.meet(stream(), operation.timeout());
         reached = true;
-    }
-
-    /** Does not enter the operation: all ranks count entries, and other ranks may not enter. */
-    @Override
-    protected void barrier(Operation operation, int[] ranks) {
-        requireUsable();
-        int mask = IntStream.of(ranks).map(member -> 1 << member).reduce(0, (a, b) -> a | b);
-        signals.meet(stream(), mask, operation.timeout());
     }
 
     /** Frees all but the region. */

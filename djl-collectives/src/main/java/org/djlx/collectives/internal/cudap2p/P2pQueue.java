@@ -290,7 +290,7 @@ final class P2pQueue implements GroupExtension {
     /** Returns an error of the kernels, including those that graphs replay. */
     @Override
     public Optional<String> error() {
-        return waits.problem();
+        return waits.error();
     }
 
     @Override

@@ -95,8 +95,13 @@ final class SignalKernels implements AutoCloseable {
         await(stream, RegionLayout.ENTERED, peers, count(RegionLayout.ENTERED), timeout);
     }
 
+    /** Enqueues a barrier of all ranks within an operation, without using its channels. */
+    void meet(CudaStream stream, Duration timeout) {
+        meet(stream, peers | 1 << rank, timeout);
+    }
+
     /**
-     * Enqueues a barrier, without using the operation's channels.
+     * Enqueues a barrier of some ranks, without using the operation's channels.
      *
      * @param ranks bit mask of the ranks that take part; the same on each of them
      */

@@ -58,12 +58,12 @@ final class WaitStatus implements AutoCloseable {
     }
 
     /** Returns why a wait of a kernel has failed; empty if none has. */
-    Optional<String> problem() {
-        return problem(words.getIntVolatile(MISSING));
+    Optional<String> error() {
+        return error(words.getIntVolatile(MISSING));
     }
 
     /** Decodes the word that kernels write. */
-    static Optional<String> problem(int word) {
+    static Optional<String> error(int word) {
         if (word == 0) {
             return Optional.empty();
         }
@@ -99,7 +99,7 @@ final class WaitStatus implements AutoCloseable {
         return word >>> MISMATCH_SHIFT == 0
                 ? GroupErrors.timedOut(operation, rank, List.of(peer(word)), "did not arrive")
                 : new CollectiveMismatchException(
-                        operation + " failed on rank " + rank + ": " + problem(word).get(), true);
+                        operation + " failed on rank " + rank + ": " + error(word).get(), true);
     }
 
     @Override

@@ -74,12 +74,12 @@ class CudaP2pBarrierTest {
     /** The word in which a kernel reports why its wait failed. */
     @Test
     void reports() {
-        assertEquals(Optional.empty(), WaitStatus.problem(0));
-        assertEquals(Optional.of("rank 2 did not arrive"), WaitStatus.problem(3));
+        assertEquals(Optional.empty(), WaitStatus.error(0));
+        assertEquals(Optional.of("rank 2 did not arrive"), WaitStatus.error(3));
         assertEquals(
                 Optional.of(
                         "rank 1 called the barrier of ranks [0, 1, 7], this rank one of other"
                                 + " ranks; name the same ranks on each of them"),
-                WaitStatus.problem(2 | 0b10000011 << 8));
+                WaitStatus.error(2 | 0b10000011 << 8));
     }
 }
