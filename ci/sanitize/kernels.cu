@@ -208,12 +208,12 @@ class Group {
 
   // Enters the next operation, and waits until all have.
   void enter(u64 rank, u64 timeout) {
-    // Barriers of each half of the ranks, and of all ranks, belong to it.
     kernels::Entered entered = row(rank, layout.entered);
     void* arguments[] = {&entered};
     enqueue_signals(rank, (const void*)kernels::enter, kernels::MAX_RANKS, arguments);
     u32 all = (1u << size()) - 1, lower = (1u << size() / 2) - 1;
     wait_signals(rank, layout.entered, all & ~(1u << rank), timeout);
+    // Barriers of each half of the ranks, then of all ranks.
     meet(rank, rank < size() / 2 ? lower : all & ~lower, timeout);
     meet(rank, all, timeout);
   }

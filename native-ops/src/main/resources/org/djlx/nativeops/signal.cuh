@@ -19,10 +19,10 @@ const int MAX_RANKS = 8;
 // graph add to that. A larger difference is a word from before a wrap-around.
 const int MAX_AHEAD = 65536;
 
-// Pinned host memory, accessed by both sides while kernels run. A barrier reports ranks in `missing`, too: meet() of signals.cu.
+// Pinned host memory, accessed by both sides while kernels run.
 struct Status {
   volatile u32 stop;     // set by the host to end all waits
-  volatile u32 missing;  // 1 + a rank that did not arrive; 0: none.
+  volatile u32 missing;  // 1 + a rank that did not arrive; 0: none
 };
 
 // In ns; the same clock on all SMs.

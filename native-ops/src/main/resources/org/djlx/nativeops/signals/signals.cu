@@ -64,7 +64,7 @@ struct Meeting {
 };
 
 // Barrier of the ranks in a bit mask: signals them, and waits for their signals. One thread per rank. All these ranks name the same
-// ranks. If a peer has named others, reports 1 + the peer and, from bit MISMATCH_SHIFT on, the ranks that it named.
+// ranks. If a peer has named others, sets `missing` to 1 + the peer and, from bit MISMATCH_SHIFT on, the ranks that it named.
 const int MISMATCH_SHIFT = 8;
 
 extern "C" __global__ void meet(const __grid_constant__ Entered met, u32 ranks, Status* status, u64 timeout) {
