@@ -1,4 +1,4 @@
-// Path PIPELINED: signals of a stream between its copies and matmuls; and barriers. Kernels of the other paths signal for themselves.
+// Barriers, and the signals of path PIPELINED between copies and matmuls. Kernels of the other paths signal for themselves.
 //
 // Memory: on each rank, rows of words (RegionLayout); word r of a row is signalled by rank r, words are `distance` bytes apart.
 // Word `rank` of row ENTERED is the rank's own count of operations: the epoch that it signals.

@@ -173,14 +173,18 @@ final class CudaP2pBuffers extends P2pBuffers {
 
     /** Enters the running operation on the current stream, unless that has happened. */
     private void enter() {
+        requireOperation();
+        if (!entered) {
+            entered = true;
+            signals.enter(running);
+        }
+    }
+
+    private void requireOperation() {
         if (underWay == null) {
             throw new IllegalStateException(
                     "signals, waits and P2P streams belong to an operation: use them in"
                             + " ProcessGroup.execute");
-        }
-        if (!entered) {
-            entered = true;
-            signals.enter(running);
         }
     }
 
@@ -334,6 +338,7 @@ final class CudaP2pBuffers extends P2pBuffers {
     @Override
     protected void barrier(Operation operation, int[] ranks) {
         requireUsable();
+        requireOperation();
         int mask = IntStream.of(ranks).map(member -> 1 << member).reduce(0, (a, b) -> a | b);
         signals.meet(stream(), mask, operation.timeout());
     }
