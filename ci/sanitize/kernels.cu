@@ -100,6 +100,7 @@ struct Layout {
   u64 slots[4];   // the size of a slot for each algorithm
   u64 begins[4];  // where its halves begin
   u64 halves[4];  // their size
+  u64 met;        // where pairs of ranks count their barriers
   u64 entered;    // where ranks tell which operation they have entered
   u64 signals;
   u64 counters;
@@ -115,7 +116,8 @@ struct Layout {
     halves[ONE_SHOT] = halves[TWO_SHOT] = halves[DIRECT] = (ranks - 1) * slots[ONE_SHOT];
     begins[MESH] = align(sizeof(Control), 4096);
     begins[ONE_SHOT] = begins[TWO_SHOT] = begins[DIRECT] = begins[MESH] + 2 * halves[MESH];
-    entered = begins[ONE_SHOT] + 2 * halves[ONE_SHOT];
+    met = begins[ONE_SHOT] + 2 * halves[ONE_SHOT];
+    entered = met + kernels::MAX_RANKS * LINE;
     signals = entered + kernels::MAX_RANKS * LINE;
     counters = signals + kernels::MAX_RANKS * LINE;
     buffer = counters + LINE;
@@ -246,14 +248,20 @@ class Group {
 
   // Enters the next operation, and waits until all have.
   void enter(u64 rank, u64 timeout) {
-    kernels::Entered entered = {};
-    for (u64 peer = 0; peer < size(); peer++) entered.words[peer] = ranks[peer].region + layout.entered;
-    entered.distance = LINE;
-    entered.rank = rank;
-    entered.ranks = size();
+    kernels::Entered entered = row(rank, layout.entered);
     void* arguments[] = {&entered};
     enqueue_signals(rank, (const void*)kernels::enter, kernels::MAX_RANKS, arguments);
-    wait_signals(rank, layout.entered, ((1u << size()) - 1) & ~(1u << rank), timeout);
+    u32 all = (1u << size()) - 1, lower = (1u << size() / 2) - 1;
+    wait_signals(rank, layout.entered, all & ~(1u << rank), timeout);
+    // Barriers of each half of the ranks, then of all ranks.
+    meet(rank, rank < size() / 2 ? lower : all & ~lower, timeout);
+    meet(rank, all, timeout);
+  }
+
+  void meet(u64 rank, u32 members, u64 timeout) {
+    kernels::Entered met = row(rank, layout.met);
+    void* arguments[] = {&met, &members, &ranks[rank].status, &timeout};
+    enqueue_signals(rank, (const void*)kernels::meet, kernels::MAX_RANKS, arguments);
   }
 
   // Copies a tensor into this rank's slot on all, itself included, and what has arrived from all to another; as a schedule does.
@@ -275,6 +283,15 @@ class Group {
   }
 
  private:
+  kernels::Entered row(u64 rank, u64 begin) {
+    kernels::Entered words = {};
+    for (u64 peer = 0; peer < size(); peer++) words.words[peer] = ranks[peer].region + begin;
+    words.distance = LINE;
+    words.rank = rank;
+    words.ranks = size();
+    return words;
+  }
+
   // Of ranks that a bit each is for, to this one's epoch.
   void wait_signals(u64 rank, u64 row, u32 others, u64 timeout) {
     char *own = ranks[rank].region, *words = own + row;

@@ -68,7 +68,7 @@ import org.djlx.nativeops.cuda.GpuTopology;
  * <ul>
  *   <li>P2P is used if every pair of GPUs has peer access.
  *   <li>In a hybrid cube mesh (DGX-1), P2P is used over NVLink only. Eight ranks then run
- *       all-reduces up to {@link #oneShotBytes(int)} over these links. They have no P2P buffers, so
+ *       all-reduces up to {@link #meshBytes()} over these links. They have no P2P buffers, so
  *       operators use their fallback.
  *   <li>Otherwise, and before sm_70, NCCL runs everything.
  *   <li>GPUs may have different architectures. If one rank's GPU has no kernel for an operation
@@ -132,6 +132,9 @@ public final class CudaP2pOptions extends BackendOptions {
     private static final long ONE_SHOT_BYTES = 64 << 20;
     private static final long ONE_SHOT_BYTES_TO_ALL = 768 << 10;
 
+    // Each link carries the tensor once, plus its sum in float32 on one of four; PyTorch's limit.
+    private static final long MESH_BYTES = 256 << 10;
+
     // Measured on H200: on 2 and 4 GPUs two-shot beats NCCL up to 64 MiB. On 8 GPUs it takes 0.95×
     // NCCL's time at 16 MiB and 1.17× at 64 MiB; the crossover, by interpolation, is at about 20
     // MiB. 5 to 7 GPUs were not measured and use the limit for 8. Direct was measured on 2 GPUs
@@ -181,8 +184,15 @@ public final class CudaP2pOptions extends BackendOptions {
     }
 
     /**
-     * {@return the largest size for the one-shot all-reduce, or for the mesh algorithm in a hybrid
-     * cube mesh, in bytes}
+     * {@return the largest size for the all-reduce in a hybrid cube mesh, in bytes: 256 KiB unless
+     * {@link Builder#optOneShotBytes} sets it}
+     */
+    public long meshBytes() {
+        return oneShotBytes != null ? oneShotBytes : MESH_BYTES;
+    }
+
+    /**
+     * {@return the largest size for the one-shot all-reduce in bytes}
      *
      * @param worldSize the number of ranks, at least 1
      */
@@ -323,8 +333,8 @@ public final class CudaP2pOptions extends BackendOptions {
          * smaller limits here and in {@link #optTwoShotBytes}. Larger tensors then use algorithms
          * with few SMs; see {@link #optDirect}.
          *
-         * @param bytes the size in bytes; unless set, 64 MiB for two ranks, and 768 KiB divided by
-         *     the number of other ranks for more
+         * @param bytes the size in bytes; unless set, 64 MiB for two ranks, 768 KiB divided by the
+         *     number of other ranks for more, and 256 KiB in a hybrid cube mesh
          * @return this builder
          */
         public Builder optOneShotBytes(long bytes) {

@@ -17,6 +17,7 @@ import java.util.Optional;
 import java.util.Random;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.Work;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
@@ -29,17 +30,70 @@ import org.djlx.nativeops.torch.Torch;
  */
 final class ExactCase {
 
-    /** The operations. */
-    enum Kind {
-        ALL_GATHER_MATMUL,
-        ALL_GATHER_GATED,
-        MATMUL_REDUCE_SCATTER,
-        ALL_REDUCE,
-        ALL_REDUCE_RMS_NORM;
+    /** What ranks have, and so the shapes of their arrays. */
+    private enum Operands {
+        /** A (rows, inner), and Bs (inner, columns) that are the same on all ranks. */
+        SHARDS,
+        /** As SHARDS, with one B of 16-column units. */
+        GATED_SHARDS,
+        /** A (ranks × rows, inner), and each rank's own B (inner, columns). */
+        PRODUCTS,
+        /** A (rows, columns). */
+        TENSOR,
+        /** A (ranks × rows, columns). */
+        TENSORS,
+        /** A (rows, hidden), a residual, and a weight (hidden). */
+        NORMED;
 
-        /** Whether it multiplies matrices. */
-        boolean isMatmul() {
-            return this != ALL_REDUCE && this != ALL_REDUCE_RMS_NORM;
+        boolean hasBs() {
+            return ordinal() <= PRODUCTS.ordinal();
+        }
+    }
+
+    /** Runs an operation on this rank. */
+    private interface Run {
+        NDList run(ExactCase one, ProcessGroup group, NDList inputs);
+    }
+
+    /** Compares results in float64: a boolean on the GPU for each of them. */
+    private interface Compare {
+        NDList compare(ExactCase one, ProcessGroup group, NDArray pool, NDList results);
+    }
+
+    /** The table of operations: operands, call, expected results. */
+    enum Kind {
+        ALL_GATHER_MATMUL(
+                Operands.SHARDS, ExactCase::allGatherMatmul, ExactCase::compareGatheredProducts),
+        ALL_GATHER_GATED(Operands.GATED_SHARDS, ExactCase::allGatherGated, ExactCase::compareGated),
+        MATMUL_REDUCE_SCATTER(
+                Operands.PRODUCTS,
+                (one, group, in) ->
+                        new NDList(
+                                FusedOps.matmulReduceScatter(
+                                        in.get(0), in.get(1), ReduceOp.SUM, 0, group)),
+                ExactCase::comparePartOfProducts),
+        ALL_REDUCE(
+                Operands.TENSOR,
+                (one, group, in) -> one.allReduce(group, in),
+                (one, group, pool, out) -> one.same(out, one.sum(group, pool))),
+        ALL_REDUCE_RMS_NORM(Operands.NORMED, ExactCase::allReduceRmsNorm, ExactCase::compareNorm),
+        LOW_CONTENTION_ALL_GATHER(
+                Operands.TENSOR,
+                (one, group, in) -> one.lowContention(group, in, group.worldSize()),
+                (one, group, pool, out) -> one.same(out, NDArrays.concat(one.as(group, pool), 0))),
+        LOW_CONTENTION_REDUCE_SCATTER(
+                Operands.TENSORS,
+                (one, group, in) -> one.lowContention(group, in, 1),
+                (one, group, pool, out) -> one.same(out, one.part(group, one.sum(group, pool))));
+
+        private final Operands operands;
+        private final Run run;
+        private final Compare compare;
+
+        Kind(Operands operands, Run run, Compare compare) {
+            this.operands = operands;
+            this.run = run;
+            this.compare = compare;
         }
     }
 
@@ -81,14 +135,15 @@ final class ExactCase {
                         ScalarType.FLOAT32,
                         ScalarType.FLOAT64);
         Kind kind = Kind.values()[random.nextInt(Kind.values().length)];
-        ScalarType type = types.get(random.nextInt(types.size() - (kind.isMatmul() ? 0 : 1)));
+        ScalarType type = types.get(random.nextInt(types.size() - (kind.operands.hasBs() ? 0 : 1)));
         int unit = random.nextInt(5) == 0 ? 1 : 8;
         int rows = 1 + random.nextInt(random.nextBoolean() ? MOST_ROWS : 40);
         List<Integer> columns = new ArrayList<>();
-        int count = kind == Kind.ALL_GATHER_MATMUL ? 1 + random.nextInt(3) : 1;
+        int count = kind.operands == Operands.SHARDS ? 1 + random.nextInt(3) : 1;
         for (int i = 0; i < count; i++) {
             int width = 1 + random.nextInt(MOST_COLUMNS / unit);
-            columns.add(kind == Kind.ALL_GATHER_GATED ? 16 * (1 + width / 2) : unit * width);
+            columns.add(
+                    kind.operands == Operands.GATED_SHARDS ? 16 * (1 + width / 2) : unit * width);
         }
         int inner = unit * (1 + random.nextInt(MOST_INNER / unit));
         return new ExactCase(kind, type, rows, inner, columns, random.nextLong());
@@ -120,14 +175,14 @@ final class ExactCase {
      */
     NDList inputs(ProcessGroup group, NDArray pool) {
         NDList inputs = new NDList(array(pool, type, aShape(group), group.rank()));
-        if (kind == Kind.ALL_REDUCE_RMS_NORM) {
+        if (kind.operands == Operands.NORMED) {
             inputs.add(array(pool, type, aShape(group), RESIDUAL));
             inputs.add(array(pool, type, new Shape(hidden()), WEIGHT));
         }
-        for (int i = 0; kind.isMatmul() && i < columns.size(); i++) {
+        for (int i = 0; kind.operands.hasBs() && i < columns.size(); i++) {
             NDArray b = array(pool, type, bShape(i), bSalt(group.rank(), i));
             // The fused kernel gates Bs that are given by columns alone.
-            inputs.add(kind == Kind.ALL_GATHER_GATED ? byColumns(b) : b);
+            inputs.add(kind.operands == Operands.GATED_SHARDS ? byColumns(b) : b);
         }
         return inputs;
     }
@@ -141,17 +196,18 @@ final class ExactCase {
         }
     }
 
-    /** The Bs of a reduce-scatter are each rank's own. */
     private int bSalt(int rank, int i) {
-        return kind == Kind.MATMUL_REDUCE_SCATTER ? 100 + rank : 200 + i;
+        return kind.operands == Operands.PRODUCTS ? 100 + rank : 200 + i;
     }
 
     private Shape aShape(ProcessGroup group) {
-        return switch (kind) {
-            case ALL_REDUCE -> new Shape(rows, columns.get(0));
-            case ALL_REDUCE_RMS_NORM -> new Shape(rows, hidden());
-            case MATMUL_REDUCE_SCATTER -> new Shape((long) rows * group.worldSize(), inner);
-            default -> new Shape(rows, inner);
+        long all = (long) rows * group.worldSize();
+        return switch (kind.operands) {
+            case TENSOR -> new Shape(rows, columns.get(0));
+            case TENSORS -> new Shape(all, columns.get(0));
+            case NORMED -> new Shape(rows, hidden());
+            case PRODUCTS -> new Shape(all, inner);
+            case SHARDS, GATED_SHARDS -> new Shape(rows, inner);
         };
     }
 
@@ -176,33 +232,48 @@ final class ExactCase {
 
     /** Runs the operation on this rank; a GPU may not have ended it when this returns. */
     NDList run(ProcessGroup group, NDList inputs) {
-        NDArray a = inputs.get(0);
-        switch (kind) {
-            case ALL_REDUCE:
-                NDArray sum = Torch.cast(a, type); // the input stays as it is
-                group.allReduce(sum, ReduceOp.SUM).await();
-                return new NDList(sum);
-            case ALL_REDUCE_RMS_NORM:
-                NormedResidual normed =
-                        FusedOps.allReduceRmsNorm(a, inputs.get(1), inputs.get(2), EPSILON, group);
-                return new NDList(normed.residual(), normed.norm());
-            case MATMUL_REDUCE_SCATTER:
-                return new NDList(
-                        FusedOps.matmulReduceScatter(a, inputs.get(1), ReduceOp.SUM, 0, group));
-            case ALL_GATHER_GATED:
-                Optional<NDArray> gated = FusedOps.allGatherGated(a, inputs.get(1), group);
-                if (gated.isPresent()) {
-                    return new NDList(gated.get());
-                }
-                break;
-            default:
-        }
+        return kind.run.run(this, group, inputs);
+    }
+
+    private NDList allReduce(ProcessGroup group, NDList inputs) {
+        NDArray sum = Torch.cast(inputs.get(0), type); // the input stays as it is
+        group.allReduce(sum, ReduceOp.SUM).await();
+        return new NDList(sum);
+    }
+
+    private NDList allReduceRmsNorm(ProcessGroup group, NDList inputs) {
+        NormedResidual normed =
+                FusedOps.allReduceRmsNorm(
+                        inputs.get(0), inputs.get(1), inputs.get(2), EPSILON, group);
+        return new NDList(normed.residual(), normed.norm());
+    }
+
+    /** An all-gather if the output has the rows of all ranks; otherwise a reduce-scatter. */
+    private NDList lowContention(ProcessGroup group, NDList inputs, int parts) {
+        NDArray input = inputs.get(0);
+        Shape shape = new Shape((long) parts * rows, columns.get(0));
+        NDArray output = Torch.empty(input.getManager(), shape, type);
+        Work work =
+                parts > 1
+                        ? LowContention.allGather(group, output, input)
+                        : LowContention.reduceScatter(group, output, input, ReduceOp.SUM);
+        work.await();
+        return new NDList(output);
+    }
+
+    private NDList allGatherMatmul(ProcessGroup group, NDList inputs) {
         GatheredMatmul result =
                 FusedOps.allGatherMatmul(
-                        a, new ArrayList<>(inputs.subList(1, inputs.size())), 0, group);
+                        inputs.get(0), new ArrayList<>(inputs.subList(1, inputs.size())), 0, group);
         NDList all = new NDList(result.gathered().orElseThrow());
         all.addAll(result.outputs());
         return all;
+    }
+
+    /** The gated product; gathered rows and product where the operator is not possible. */
+    private NDList allGatherGated(ProcessGroup group, NDList inputs) {
+        Optional<NDArray> gated = FusedOps.allGatherGated(inputs.get(0), inputs.get(1), group);
+        return gated.isPresent() ? new NDList(gated.get()) : allGatherMatmul(group, inputs);
     }
 
     /**
@@ -212,66 +283,84 @@ final class ExactCase {
      * @return a boolean on the GPU for each array that came out
      */
     NDList compare(ProcessGroup group, NDArray pool, NDList results) {
-        int ranks = group.worldSize();
-        NDList as = new NDList();
-        for (int rank = 0; rank < ranks; rank++) {
-            as.add(array(pool, ScalarType.FLOAT64, aShape(group), rank));
-        }
-        if (!kind.isMatmul()) {
-            NDArray sum = as.get(0);
-            for (int rank = 1; rank < ranks; rank++) {
-                sum = sum.add(as.get(rank));
-            }
-            return kind == Kind.ALL_REDUCE
-                    ? new NDList(same(sum, results.get(0)))
-                    : compareNorm(pool, sum, results);
-        }
-        if (kind == Kind.MATMUL_REDUCE_SCATTER) {
-            NDArray sum = null;
-            for (int rank = 0; rank < ranks; rank++) {
-                NDArray a = Torch.narrow(as.get(rank), 0, (long) rows * group.rank(), rows);
-                NDArray b = array(pool, ScalarType.FLOAT64, bShape(0), bSalt(rank, 0));
-                NDArray product = a.matMul(b);
-                sum = sum == null ? product : sum.add(product);
-            }
-            return new NDList(same(sum, results.get(0)));
-        }
-        NDArray gathered = NDArrays.concat(as, 0);
-        NDList right = new NDList();
-        if (results.size() == 1) {
-            NDArray both = gathered.matMul(b(pool, 0));
-            int half = columns.get(0) / 2;
-            NDArray gates = Torch.narrow(both, 1, 0, half);
-            NDArray values = Torch.narrow(both, 1, half, half);
-            NDArray expected = gates.mul(Activation.sigmoid(gates)).mul(values);
-            right.add(close(expected, results.get(0)));
-            return right;
-        }
-        right.add(same(gathered, results.get(0)));
-        for (int i = 0; i < columns.size(); i++) {
-            right.add(same(gathered.matMul(b(pool, i)), results.get(1 + i)));
-        }
-        return right;
+        return kind.compare.compare(this, group, pool, results);
     }
 
-    private NDList compareNorm(NDArray pool, NDArray sum, NDList results) {
+    /** The As of all ranks. */
+    private NDList as(ProcessGroup group, NDArray pool) {
+        NDList as = new NDList();
+        for (int rank = 0; rank < group.worldSize(); rank++) {
+            as.add(array(pool, ScalarType.FLOAT64, aShape(group), rank));
+        }
+        return as;
+    }
+
+    private NDArray sum(ProcessGroup group, NDArray pool) {
+        return as(group, pool).stream().reduce(NDArray::add).orElseThrow();
+    }
+
+    /** This rank's rows of an array with the rows of all. */
+    private NDArray part(ProcessGroup group, NDArray all) {
+        return Torch.narrow(all, 0, (long) rows * group.rank(), rows);
+    }
+
+    private NDList comparePartOfProducts(ProcessGroup group, NDArray pool, NDList results) {
+        NDList as = as(group, pool);
+        NDArray sum = null;
+        for (int rank = 0; rank < group.worldSize(); rank++) {
+            NDArray b = array(pool, ScalarType.FLOAT64, bShape(0), bSalt(rank, 0));
+            NDArray product = part(group, as.get(rank)).matMul(b);
+            sum = sum == null ? product : sum.add(product);
+        }
+        return same(results, sum);
+    }
+
+    private NDList compareGatheredProducts(ProcessGroup group, NDArray pool, NDList results) {
+        NDArray gathered = NDArrays.concat(as(group, pool), 0);
+        NDList expected = new NDList(gathered);
+        for (int i = 0; i < columns.size(); i++) {
+            expected.add(gathered.matMul(b(pool, i)));
+        }
+        return same(results, expected.toArray(new NDArray[0]));
+    }
+
+    private NDList compareGated(ProcessGroup group, NDArray pool, NDList results) {
+        if (results.size() > 1) {
+            return compareGatheredProducts(group, pool, results);
+        }
+        NDArray both = NDArrays.concat(as(group, pool), 0).matMul(b(pool, 0));
+        int half = columns.get(0) / 2;
+        NDArray gates = Torch.narrow(both, 1, 0, half);
+        NDArray values = Torch.narrow(both, 1, half, half);
+        NDArray expected = gates.mul(Activation.sigmoid(gates)).mul(values);
+        return new NDList(close(expected, results.get(0)));
+    }
+
+    private NDList compareNorm(ProcessGroup group, NDArray pool, NDList results) {
         Shape shape = results.get(0).getShape();
-        NDArray residual = sum.add(array(pool, ScalarType.FLOAT64, shape, RESIDUAL));
+        NDArray residual = sum(group, pool).add(array(pool, ScalarType.FLOAT64, shape, RESIDUAL));
         NDArray weight = array(pool, ScalarType.FLOAT64, new Shape(hidden()), WEIGHT);
         NDArray squares = residual.mul(residual).mean(new int[] {1}, true);
         NDArray norm = residual.div(squares.add(EPSILON).sqrt()).mul(weight);
-        return new NDList(same(residual, results.get(0)), close(norm, results.get(1)));
+        NDList right = same(new NDList(results.get(0)), residual);
+        right.add(close(norm, results.get(1)));
+        return right;
     }
 
     private NDArray b(NDArray pool, int i) {
         return array(pool, ScalarType.FLOAT64, bShape(i), bSalt(0, i));
     }
 
-    private NDArray same(NDArray expected, NDArray actual) {
-        assertEquals(expected.getShape(), actual.getShape(), toString());
-        try (NDArray wide = Torch.cast(actual, ScalarType.FLOAT64)) {
-            return expected.eq(wide).all();
+    private NDList same(NDList actual, NDArray... expected) {
+        assertEquals(expected.length, actual.size(), toString());
+        NDList right = new NDList();
+        for (int i = 0; i < expected.length; i++) {
+            assertEquals(expected[i].getShape(), actual.get(i).getShape(), toString());
+            try (NDArray wide = Torch.cast(actual.get(i), ScalarType.FLOAT64)) {
+                right.add(expected[i].eq(wide).all());
+            }
         }
+        return right;
     }
 
     /** What is no sum of products is computed in float32, and rounded once. */

@@ -15,6 +15,7 @@ import java.util.Map;
 import java.util.concurrent.BrokenBarrierException;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.CyclicBarrier;
+import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.internal.cudap2p.P2pRanks;
@@ -82,27 +83,35 @@ final class ExactRanks implements AutoCloseable {
      *
      * @param path the path that is forced where it is possible; null if the model chooses
      */
-    @SuppressWarnings("try") // neither scope nor guard are named in the body
+    @SuppressWarnings("try") // the scope is not named in the body
     void run(List<ProcessGroup> groups, Path path, List<ExactCase> cases, int times) {
-        CyclicBarrier step = new CyclicBarrier(groups.size());
         try (FusedOps.Scope scope = path == null ? () -> {} : FusedOps.force(path)) {
-            ProcessGroups.run(
-                    groups,
-                    group -> {
-                        Rank rank = ranks.computeIfAbsent(group.rank(), r -> new Rank(group));
-                        await(step);
-                        try (CudaStreamGuard guard = rank.enter()) {
-                            run(group, rank, cases, times, step);
-                        } catch (AssertionError e) {
-                            throw new AssertionError(
-                                    String.format(
-                                            "rank %d of %d, path %s: %s",
-                                            group.rank(), groups.size(), path, e.getMessage()),
-                                    e);
-                        }
-                        return null;
-                    });
+            run(groups, cases, times);
+        } catch (CollectiveException e) {
+            throw new AssertionError("path " + path + ": " + e.getMessage(), e);
         }
+    }
+
+    /** Runs cases in order on all ranks, by the path that is forced, if any. */
+    @SuppressWarnings("try") // the guard is not named in the body
+    void run(List<ProcessGroup> groups, List<ExactCase> cases, int times) {
+        CyclicBarrier step = new CyclicBarrier(groups.size());
+        ProcessGroups.run(
+                groups,
+                group -> {
+                    Rank rank = ranks.computeIfAbsent(group.rank(), r -> new Rank(group));
+                    await(step);
+                    try (CudaStreamGuard guard = rank.enter()) {
+                        run(group, rank, cases, times, step);
+                    } catch (AssertionError e) {
+                        throw new AssertionError(
+                                String.format(
+                                        "rank %d of %d: %s",
+                                        group.rank(), groups.size(), e.getMessage()),
+                                e);
+                    }
+                    return null;
+                });
     }
 
     private static void run(

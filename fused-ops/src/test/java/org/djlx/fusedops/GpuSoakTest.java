@@ -12,6 +12,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.Random;
 import java.util.Set;
+import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.function.Consumer;
 import java.util.stream.Stream;
@@ -48,6 +49,11 @@ class GpuSoakTest {
     private static final int TIMES_FORCED = 3; // of each operator, by each path
     private static final int TIMES_LAUNCHES = 100; // of each operator on FUSED
     private static final List<Path> FORCED = List.of(Path.PIPELINED, Path.GATHERED, Path.FUSED);
+
+    // Kernels of two groups that each take the whole GPU can wait for each other.
+    private static final boolean FUSED_OF_TWO = false;
+    private static final int MOST_RANKS_OF_TWO = 4; // of each of two groups
+    private static final int CALLS_OF_TWO = 5; // of a case in a row
 
     private int worldSize;
 
@@ -245,14 +251,93 @@ class GpuSoakTest {
         Collections.shuffle(forced, random);
         for (Path path : forced) {
             for (int batch = 0; batch < BATCHES; batch++) {
-                List<ExactCase> cases =
-                        Stream.generate(() -> ExactCase.random(random)).limit(CASES).toList();
-                exact.run(groups, path, cases, CALLS);
-                cases.forEach(one -> soak.add(one.kind().toString(), 1));
+                exact.run(groups, path, cases(soak, random), CALLS);
                 soak.progress(
                         String.format("%d ranks, path %s, %d cases", groups.size(), path, CASES));
             }
         }
+    }
+
+    /**
+     * Two groups of two to four ranks each on the same GPUs, which mix all operators at the same
+     * time, in orders of their own.
+     */
+    @Test
+    void twoGroups() throws InterruptedException {
+        Soak.run(
+                "two groups on the same GPUs",
+                soak -> {
+                    try (ExactRanks one = new ExactRanks();
+                            ExactRanks other = new ExactRanks()) {
+                        while (soak.nextRound()) {
+                            Random random = new Random(soak.roundSeed());
+                            int most = Math.min(MOST_RANKS_OF_TWO, mostThreads());
+                            List<ProcessGroup> first = ExactRanks.groups(ranks(soak, random, most));
+                            try {
+                                List<ProcessGroup> second =
+                                        ExactRanks.groups(ranks(soak, random, most));
+                                try {
+                                    twoGroups(soak, random, one, first, other, second);
+                                } finally {
+                                    second.forEach(ProcessGroup::destroy);
+                                }
+                            } finally {
+                                first.forEach(ProcessGroup::destroy);
+                            }
+                        }
+                    }
+                    soak.requireAll(List.of(ExactCase.Kind.values()));
+                });
+    }
+
+    @SuppressWarnings("try") // the scope is not named in the body
+    private static void twoGroups(
+            Soak soak,
+            Random random,
+            ExactRanks one,
+            List<ProcessGroup> first,
+            ExactRanks other,
+            List<ProcessGroup> second) {
+        // What GATHERED cannot do is left to PIPELINED, not to the model.
+        try (FusedOps.Scope scope = FUSED_OF_TWO ? () -> {} : FusedOps.force(Path.PIPELINED)) {
+            for (Path path : FUSED_OF_TWO ? FORCED : List.of(Path.PIPELINED, Path.GATHERED)) {
+                List<ExactCase> ofFirst = cases(soak, random);
+                List<ExactCase> ofSecond = cases(soak, random);
+                forced(
+                        path,
+                        () -> {
+                            // The first call of a size loads kernels of cuBLAS, which must not
+                            // happen while kernels on the same GPU wait; see optSharedGpus.
+                            one.run(first, ofFirst, 1);
+                            other.run(second, ofSecond, 1);
+                            together(
+                                    () -> one.run(first, ofFirst, CALLS_OF_TWO),
+                                    () -> other.run(second, ofSecond, CALLS_OF_TWO));
+                        });
+                soak.progress(
+                        String.format(
+                                "%d and %d ranks, path %s", first.size(), second.size(), path));
+            }
+        }
+    }
+
+    private static void together(Runnable first, Runnable second) {
+        CompletableFuture<Void> behind =
+                CompletableFuture.runAsync(
+                        second, task -> new Thread(task, "second group").start());
+        try {
+            first.run();
+        } finally {
+            behind.handle((nothing, failure) -> null).join();
+        }
+        behind.join();
+    }
+
+    private static List<ExactCase> cases(Soak soak, Random random) {
+        List<ExactCase> cases =
+                Stream.generate(() -> ExactCase.random(random)).limit(CASES).toList();
+        cases.forEach(one -> soak.add(one.kind().toString(), 1));
+        return cases;
     }
 
     private static void fusedCalls(Soak soak, ProcessGroup group, long seed) {

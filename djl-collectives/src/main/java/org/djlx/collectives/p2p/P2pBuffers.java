@@ -4,6 +4,7 @@ package org.djlx.collectives.p2p;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
+import java.util.Arrays;
 import java.util.Optional;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ProcessGroup;
@@ -70,7 +71,8 @@ import org.djlx.nativeops.torch.Torch;
  *   <li>Use the buffers only within {@link ProcessGroup#execute}, because all libraries on the
  *       group share them. The group's operations run in sequence.
  *   <li>An operation uses epochs, signals, puts or barriers on all ranks or on none, because every
- *       rank counts them.
+ *       rank counts them. Exception: {@linkplain #intraNodeBarrier(Operation, int...) barriers of
+ *       some ranks}, which each pair of ranks counts.
  *   <li>An operation signals with its {@linkplain #epoch epoch} as the value, and writes only to
  *       one half of the buffer: the first if the epoch is even, the second if it is odd. So an
  *       operation can start while a slower rank still reads the data of the previous operation.
@@ -357,4 +359,56 @@ public abstract class P2pBuffers {
      * @throws CollectiveException as {@link #awaitAgreement}
      */
     public abstract void intraNodeBarrier(Operation operation);
+
+    /**
+     * Barrier of some ranks: waits until these ranks have called it and finished all work before
+     * it. On GPUs the current stream waits. Other ranks need not call anything. After it, a rank
+     * may write to the memory of the named ranks, by views or own kernels.
+     *
+     * <ul>
+     *   <li>Each named rank names the same ranks. Otherwise the group is broken: the barrier fails,
+     *       or times out where a rank waits for a rank that did not name it.
+     *   <li>Two ranks call their common barriers in the same order.
+     *   <li>It does not compare the calls of the ranks; see {@link #awaitAgreement}.
+     * </ul>
+     *
+     * @param operation the running operation; its timeout bounds the wait
+     * @param ranks the ranks, in any order; includes this rank
+     * @throws IllegalArgumentException if this rank is not among the ranks, or a rank is out of
+     *     range or named twice
+     * @throws CollectiveException if a rank has left or died, names other ranks, or does not call
+     *     in time; on GPUs the operation's work fails instead
+     * @throws UnsupportedOperationException if the backend has no such barrier
+     */
+    public final void intraNodeBarrier(Operation operation, int... ranks) {
+        Required.argument("intraNodeBarrier: operation", operation);
+        int[] sorted = Required.argument("intraNodeBarrier: ranks", ranks).clone();
+        Arrays.sort(sorted);
+        for (int i = 0; i < sorted.length; i++) {
+            checkRank(sorted[i]);
+            if (i > 0 && sorted[i] == sorted[i - 1]) {
+                throw new IllegalArgumentException(
+                        "intraNodeBarrier: rank " + sorted[i] + " is named twice");
+            }
+        }
+        if (Arrays.binarySearch(sorted, rank) < 0) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "intraNodeBarrier: rank %d is not among the ranks %s; call it on the"
+                                    + " named ranks only",
+                            rank, Arrays.toString(ranks)));
+        }
+        barrier(operation, sorted);
+    }
+
+    /**
+     * Implements {@link #intraNodeBarrier(Operation, int...)}; the arguments have been checked.
+     *
+     * @param operation the running operation
+     * @param ranks the ranks, ascending
+     */
+    protected void barrier(Operation operation, int[] ranks) {
+        throw new UnsupportedOperationException(
+                "intraNodeBarrier: the backend has no barrier of some ranks");
+    }
 }

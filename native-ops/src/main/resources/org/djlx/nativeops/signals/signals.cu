@@ -1,7 +1,8 @@
-// Path PIPELINED: signals of a stream between its copies and matmuls. Kernels of the other paths signal for themselves.
+// Barriers, and the signals of path PIPELINED between copies and matmuls. Kernels of the other paths signal for themselves.
 //
 // Memory: on each rank, rows of words (RegionLayout); word r of a row is signalled by rank r, words are `distance` bytes apart.
 // Word `rank` of row ENTERED is the rank's own count of operations: the epoch that it signals.
+// Row MET has a Meeting for each peer.
 // Synchronisation: launches of one block, ordered by their stream.
 //
 // Why not cuStreamWaitValue32 and cuStreamWriteValue32
@@ -38,16 +39,50 @@ extern "C" __global__ void signal_peer(u32* word, const u32* count) {
 
 const u64 HOLD = 10000000000ull;  // ns
 
+// After a failed wait, later work on the stream would use incomplete data and might overwrite data that a peer still reads. So this
+// blocks the stream until the host has announced the broken group to all ranks and sets `stop`, at most for HOLD.
+__device__ void hold(Status* status) {
+  u64 begin = global_time();
+  while (status->stop == 0 && global_time() - begin < HOLD) __nanosleep(1000);
+}
+
 // Waits for the signals of some peers. One thread per rank.
 // words:   of this rank, `distance` bytes apart
 // ranks:   bit mask of the ranks to wait for
-// After a timeout, later work on the stream would use incomplete data and might overwrite data that a peer still reads. So the
-// kernel blocks the stream until the host has announced the broken group to all ranks and sets `stop`, at most for HOLD.
 extern "C" __global__ void wait_signals(const char* words, u64 distance, u32 ranks, const u32* count, Status* status,
                                         u64 timeout) {
   u32 peer = threadIdx.x;
   if (!(ranks >> peer & 1)) return;
-  if (wait_signal((const u32*)(words + peer * distance), *count, status, timeout, peer)) return;
-  u64 begin = global_time();
-  while (status->stop == 0 && global_time() - begin < HOLD) __nanosleep(1000);
+  if (!wait_signal((const u32*)(words + peer * distance), *count, status, timeout, peer)) hold(status);
+}
+
+// Barriers between this rank and a peer. The pair counts them by itself: barriers of one rank with other peers do not disturb it.
+struct Meeting {
+  u32 epoch;     // the last barrier that the peer has reached
+  u32 ranks[2];  // the ranks that the peer named, as bit masks, by the epoch's parity: the peer may be one barrier ahead
+  u32 count;     // this rank's own count
+};
+
+// Barrier of the ranks in a bit mask: signals them, and waits for their signals. One thread per rank. All these ranks name the same
+// ranks. If a peer has named others, sets `missing` to 1 + the peer and, from bit MISMATCH_SHIFT on, the ranks that it named.
+const int MISMATCH_SHIFT = 8;
+
+extern "C" __global__ void meet(const __grid_constant__ Entered met, u32 ranks, Status* status, u64 timeout) {
+  u32 peer = threadIdx.x;
+  if (peer == met.rank || !(ranks >> peer & 1)) return;
+  Meeting* own = (Meeting*)(met.words[met.rank] + peer * met.distance);
+  Meeting* there = (Meeting*)(met.words[peer] + met.rank * met.distance);
+  u32 epoch = own->count + 1;
+  if (epoch == 0) epoch = 2;  // 0 means never signalled; parities alternate
+  own->count = epoch;
+  __threadfence_system();
+  there->ranks[epoch % 2] = ranks;
+  signal(&there->epoch, epoch);
+  bool arrived = wait_signal(&own->epoch, epoch, status, timeout, peer);
+  u32 named = *(const volatile u32*)&own->ranks[epoch % 2];
+  if (arrived && named != ranks) {
+    status->missing = 1 + peer | named << MISMATCH_SHIFT;
+    __threadfence_system();
+  }
+  if (!arrived || named != ranks) hold(status);
 }

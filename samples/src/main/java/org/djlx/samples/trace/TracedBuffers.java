@@ -126,6 +126,11 @@ final class TracedBuffers extends P2pBuffers implements AutoCloseable {
     }
 
     @Override
+    protected void barrier(Operation operation, int[] ranks) {
+        inner.intraNodeBarrier(operation, ranks);
+    }
+
+    @Override
     public void close() {
         if (side != null) {
             side.close();

@@ -31,6 +31,8 @@ final class CudaP2pBackend extends Backend {
     static final String NAME = "cuda_p2p";
 
     private final String name;
+    private final CudaP2pOptions options;
+    private final Function<List<String>, GpuTopology> topology;
     private final CudaDevice device;
     private final NcclBackend nccl;
     private final Optional<P2p> p2p;
@@ -42,6 +44,8 @@ final class CudaP2pBackend extends Backend {
             Function<List<String>, GpuTopology> topology,
             NcclBackend nccl) {
         this.name = context.name();
+        this.options = options;
+        this.topology = topology;
         this.nccl = nccl;
         this.device = CudaDevice.open(nccl.device());
         boolean done = false;
@@ -60,13 +64,29 @@ final class CudaP2pBackend extends Backend {
             GroupContext context,
             CudaP2pOptions options,
             Function<List<String>, GpuTopology> topology) {
-        NcclBackend nccl = NcclBackend.create(context, options.ncclOptions());
+        // NCCL refuses ranks that share a GPU: only operations that need it may fail.
+        NcclBackend nccl =
+                NcclBackend.create(context, options.ncclOptions(), !options.isSharedGpus());
+        return create(context, options, topology, nccl);
+    }
+
+    private static CudaP2pBackend create(
+            GroupContext context,
+            CudaP2pOptions options,
+            Function<List<String>, GpuTopology> topology,
+            NcclBackend nccl) {
         try {
             return new CudaP2pBackend(context, options, topology, nccl);
         } catch (RuntimeException | LinkageError e) {
             nccl.close();
             throw e;
         }
+    }
+
+    @Override
+    public Optional<Backend> split(GroupContext child, int color, List<Integer> members) {
+        return nccl.split(child, color, members)
+                .map(part -> create(child, options, topology, (NcclBackend) part));
     }
 
     @Override

@@ -173,14 +173,18 @@ final class CudaP2pBuffers extends P2pBuffers {
 
     /** Enters the running operation on the current stream, unless that has happened. */
     private void enter() {
+        requireOperation();
+        if (!entered) {
+            entered = true;
+            signals.enter(running);
+        }
+    }
+
+    private void requireOperation() {
         if (underWay == null) {
             throw new IllegalStateException(
                     "signals, waits and P2P streams belong to an operation: use them in"
                             + " ProcessGroup.execute");
-        }
-        if (!entered) {
-            entered = true;
-            signals.enter(running);
         }
     }
 
@@ -328,6 +332,15 @@ final class CudaP2pBuffers extends P2pBuffers {
         requireUsable();
         Required.argument("waitSignal: operation", operation);
         waitSignal(stream(), operation, peer, channel, value);
+    }
+
+    /** Does not enter the operation: all ranks count entries, and other ranks may not enter. */
+    @Override
+    protected void barrier(Operation operation, int[] ranks) {
+        requireUsable();
+        requireOperation();
+        int mask = IntStream.of(ranks).map(member -> 1 << member).reduce(0, (a, b) -> a | b);
+        signals.meet(stream(), mask, operation.timeout());
     }
 
     /** No-op: {@link P2pQueue} has published the call, and compares it afterwards. */

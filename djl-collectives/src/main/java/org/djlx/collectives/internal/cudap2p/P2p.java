@@ -311,10 +311,9 @@ final class P2p {
     static Algorithm algorithm(
             CudaP2pOptions options, P2pLinks links, long byteSize, BooleanSupplier capturing) {
         int ranks = links.ranks();
-        boolean oneShot = byteSize <= options.oneShotBytes(ranks);
         switch (links.kind()) {
             case FULLY_CONNECTED_NVLINK:
-                if (oneShot) {
+                if (byteSize <= options.oneShotBytes(ranks)) {
                     return Algorithm.ONE_SHOT;
                 }
                 if (byteSize <= options.twoShotBytes(ranks, false)) {
@@ -326,7 +325,7 @@ final class P2p {
                 }
                 return options.isDirect(ranks, graph) ? Algorithm.DIRECT : null;
             case HYBRID_CUBE_MESH:
-                return oneShot ? Algorithm.MESH : null;
+                return byteSize <= options.meshBytes() ? Algorithm.MESH : null;
             default:
                 return null;
         }

@@ -18,7 +18,7 @@ import org.djlx.nativeops.cuda.KernelSource;
  *   signals      rows of words, one word for each source rank, 64 bytes apart:
  *                  a row for each channel
  *                  row ENTERED: the epochs that the peers have entered; this rank's own count
- *                  row MET: the same for barriers within operations
+ *                  row MET: a struct Meeting of signals.cu for each peer, for barriers
  *   probe        a word for each rank, written when the group is created
  *   counters     zeros; kernels that use them reset them
  *   flags        words for each source rank
@@ -84,7 +84,7 @@ final class RegionLayout {
         slot = align(Math.min(wanted, Math.min(MAX_SLOT, MAX_HALF / others)));
         // Sums are float32, elements may be half as large. A slot for each rank, and one for the
         // sum.
-        meshSlot = 2 * align(oneShotBytes);
+        meshSlot = 2 * align(options.meshBytes());
         meshHalf = mesh ? (worldSize + 1) * meshSlot : 0;
         oneShot = CONTROL + 2 * meshHalf;
         oneShotHalf = mesh ? 0 : (worldSize - 1) * slot;

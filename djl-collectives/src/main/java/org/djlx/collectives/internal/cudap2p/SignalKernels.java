@@ -34,6 +34,7 @@ final class SignalKernels implements AutoCloseable {
     private final CudaKernel enter;
     private final CudaKernel signal;
     private final CudaKernel await;
+    private final CudaKernel meet;
     private final KernelArguments arguments = new KernelArguments();
     private final KernelStruct entered;
     private final KernelStruct met;
@@ -49,6 +50,7 @@ final class SignalKernels implements AutoCloseable {
         enter = module.kernel("enter");
         signal = module.kernel("signal_peer");
         await = module.kernel("wait_signals");
+        meet = module.kernel("meet");
         entered = words(RegionLayout.ENTERED);
         met = words(RegionLayout.MET);
         peers = (1 << region.ranks()) - 1 & ~(1 << rank);
@@ -95,8 +97,17 @@ final class SignalKernels implements AutoCloseable {
 
     /** Enqueues a barrier of all ranks within an operation, without using its channels. */
     void meet(CudaStream stream, Duration timeout) {
-        enter.launch(stream, THREAD_PER_RANK, arguments.clear().add(met));
-        await(stream, RegionLayout.MET, peers, count(RegionLayout.MET), timeout);
+        meet(stream, peers | 1 << rank, timeout);
+    }
+
+    /**
+     * Enqueues a barrier of some ranks, without using the operation's channels.
+     *
+     * @param ranks bit mask of the ranks that take part; the same on each of them
+     */
+    void meet(CudaStream stream, int ranks, Duration timeout) {
+        arguments.clear().add(met).add(ranks).add(status.address()).add(timeout.toNanos());
+        meet.launch(stream, THREAD_PER_RANK, arguments);
     }
 
     /** Signals a peer from a stream. */

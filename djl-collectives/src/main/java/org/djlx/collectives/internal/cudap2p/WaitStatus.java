@@ -3,7 +3,9 @@ package org.djlx.collectives.internal.cudap2p;
 
 import java.util.List;
 import java.util.Optional;
+import java.util.stream.IntStream;
 import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.p2p.SplitError;
 import org.djlx.collectives.spi.Operation;
@@ -17,14 +19,15 @@ import org.djlx.nativeops.host.NativeMemory;
 
 /**
  * Words of pinned memory that the host shares with the kernels of one rank: {@code struct Status}
- * of {@code signal.cuh}. With one, the host ends all waits; with the others, kernels report a
- * missing rank or refused splits. Thread-safe.
+ * of {@code signal.cuh}. With one, the host ends all waits; with the others, kernels report a rank
+ * that did not arrive or named other ranks for a barrier, or refused splits. Thread-safe.
  */
 final class WaitStatus implements AutoCloseable {
 
-    private static final KernelConstants.Layout STATUS =
-            new KernelConstants(KernelSource.ofResource(NativeLibrary.class, "signals/signals.cu"))
-                    .struct("Status");
+    private static final KernelConstants CONSTANTS =
+            new KernelConstants(KernelSource.ofResource(NativeLibrary.class, "signals/signals.cu"));
+    private static final int MISMATCH_SHIFT = CONSTANTS.value("MISMATCH_SHIFT");
+    private static final KernelConstants.Layout STATUS = CONSTANTS.struct("Status");
     private static final int STOP = STATUS.offset("stop");
     private static final int MISSING = STATUS.offset("missing");
     private static final int REFUSED = STATUS.offset("refused");
@@ -60,10 +63,35 @@ final class WaitStatus implements AutoCloseable {
         }
     }
 
-    /** Returns the rank that did not arrive within a kernel's timeout, or an empty list. */
-    List<Integer> missing() {
-        int missing = words.getIntVolatile(MISSING);
-        return missing == 0 ? List.of() : List.of(missing - 1);
+    /** Returns why a kernel has failed; empty if none has. */
+    Optional<String> error() {
+        Optional<String> wait = error(words.getIntVolatile(MISSING));
+        return wait.isPresent()
+                ? wait
+                : Optional.ofNullable(refusal()).map(text -> "rank " + rank + ": " + text);
+    }
+
+    /** Decodes the word that kernels write. */
+    static Optional<String> error(int word) {
+        if (word == 0) {
+            return Optional.empty();
+        }
+        String peer = "rank " + peer(word);
+        int named = word >>> MISMATCH_SHIFT;
+        return Optional.of(
+                named == 0
+                        ? peer + " did not arrive"
+                        : GroupErrors.otherRanks(
+                                peer,
+                                IntStream.range(0, RegionLayout.MAX_RANKS)
+                                        .filter(rank -> (named >>> rank & 1) != 0)
+                                        .boxed()
+                                        .toList(),
+                                "this rank"));
+    }
+
+    private static int peer(int word) {
+        return (word & (1 << MISMATCH_SHIFT) - 1) - 1;
     }
 
     /** Returns why a kernel of this rank refused splits, or null. */
@@ -75,29 +103,25 @@ final class WaitStatus implements AutoCloseable {
                         words.getIntVolatile(INDEX), words.getLong(VALUE), words.getLong(LIMIT));
     }
 
-    /** Returns an error of the kernels, if there is one. */
-    Optional<String> error() {
-        List<Integer> missing = missing();
-        return missing.isEmpty()
-                ? Optional.ofNullable(refusal()).map(text -> "rank " + rank + ": " + text)
-                : Optional.of(GroupErrors.ranks(missing) + " did not arrive");
-    }
-
     /** Returns whether a wait of a kernel has failed; also after {@link #close}. */
     synchronized boolean hasFailed() {
-        return closed ? failed : !missing().isEmpty();
+        return closed ? failed : words.getIntVolatile(MISSING) != 0;
     }
 
     /** Returns the failure of an operation whose kernels have ended, or null. */
     CollectiveException failure(Operation operation) {
-        List<Integer> missing = missing();
-        if (!missing.isEmpty()) {
-            return GroupErrors.timedOut(operation, rank, missing, "did not arrive");
+        int word = words.getIntVolatile(MISSING);
+        if (word == 0) {
+            String refusal = refusal();
+            return refusal == null
+                    ? null
+                    : new CollectiveException(
+                            operation + " failed on rank " + rank + ": " + refusal);
         }
-        String refusal = refusal();
-        return refusal == null
-                ? null
-                : new CollectiveException(operation + " failed on rank " + rank + ": " + refusal);
+        return word >>> MISMATCH_SHIFT == 0
+                ? GroupErrors.timedOut(operation, rank, List.of(peer(word)), "did not arrive")
+                : new CollectiveMismatchException(
+                        operation + " failed on rank " + rank + ": " + error(word).get(), true);
     }
 
     @Override

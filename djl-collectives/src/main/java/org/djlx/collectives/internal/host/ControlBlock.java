@@ -23,7 +23,9 @@ import org.djlx.nativeops.host.NativeMemory;
  *     136   long   process id
  *     144   long   start time of the process, see {@link Liveness}
  *     192   longs  the current and the previous call, see {@link CallWords}, by parity
- *   signal words (64 bytes each): [destination rank][channel][source rank]
+ *   signal words (64 bytes each): [destination rank][channel][source rank]; in one more channel
+ *     0     int    the last barrier of the two ranks that the source rank has reached
+ *     4     ints   the ranks it named, as a hash, by parity: it may be one barrier ahead
  *   failure reasons (4096 bytes each): UTF-8
  * </pre>
  */
@@ -43,6 +45,9 @@ public final class ControlBlock {
 
     /** The number of signal channels from each rank to each rank. */
     public static final int CHANNELS = 4;
+
+    private static final int BARRIERS = CHANNELS; // the channel after these
+    private static final int ROWS = BARRIERS + 1;
 
     private static final int RECORD = 512;
     private static final int LINE = 64;
@@ -112,12 +117,36 @@ public final class ControlBlock {
         words.putIntVolatile(signalOffset(rank, channel, source), epoch);
     }
 
+    /** Returns the number of the last barrier of two ranks that the source rank has reached. */
+    int barrier(int rank, int source) {
+        return words.getIntVolatile(signalOffset(rank, BARRIERS, source));
+    }
+
+    /** Returns the hash of the ranks that the source rank named for a barrier of the two ranks. */
+    int barrierRanks(int rank, int source, int number) {
+        return words.getIntVolatile(barrierRanksOffset(rank, source, number));
+    }
+
+    /**
+     * Announces that the source rank has reached a barrier. Release, as {@link #setSignal}.
+     *
+     * @param ranks the hash of the ranks that it names
+     */
+    void setBarrier(int rank, int source, int number, int ranks) {
+        words.putIntVolatile(barrierRanksOffset(rank, source, number), ranks);
+        words.putIntVolatile(signalOffset(rank, BARRIERS, source), number);
+    }
+
+    private int barrierRanksOffset(int rank, int source, int number) {
+        return signalOffset(rank, BARRIERS, source) + Integer.BYTES * (1 + (number & 1));
+    }
+
     private int signalOffset(int rank, int channel, int source) {
-        return worldSize * RECORD + ((rank * CHANNELS + channel) * worldSize + source) * LINE;
+        return worldSize * RECORD + ((rank * ROWS + channel) * worldSize + source) * LINE;
     }
 
     private static int reasonOffset(int rank, int worldSize) {
-        return worldSize * RECORD + worldSize * CHANNELS * worldSize * LINE + rank * MAX_REASON;
+        return worldSize * RECORD + worldSize * ROWS * worldSize * LINE + rank * MAX_REASON;
     }
 
     /** Wakes a rank if it sleeps. Call this after each change that the rank may wait for. */

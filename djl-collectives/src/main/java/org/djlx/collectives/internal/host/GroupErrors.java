@@ -304,4 +304,20 @@ public final class GroupErrors {
         return (ranks.size() == 1 ? "rank " : "ranks ")
                 + ranks.toString().replaceAll("[\\[\\]]", "");
     }
+
+    /**
+     * Describes that two ranks called barriers of different ranks.
+     *
+     * @param one the description of a rank, such as {@code rank 1}
+     * @param named the ranks that it named
+     * @param other the description of the other rank
+     */
+    public static String otherRanks(String one, List<Integer> named, String other) {
+        return one
+                + " called the barrier of ranks "
+                + named
+                + ", "
+                + other
+                + " one of other ranks; name the same ranks on each of them";
+    }
 }

@@ -3,10 +3,13 @@ package org.djlx.collectives.internal.host;
 
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.BitSet;
 import java.util.List;
 import java.util.function.IntPredicate;
 import java.util.stream.IntStream;
 import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.internal.host.ControlBlock.State;
 import org.djlx.collectives.spi.Operation;
 
@@ -22,7 +25,7 @@ import org.djlx.collectives.spi.Operation;
  *   <li>Between the steps of an operation ({@link #synchronize}), if hosts read each other's
  *       memory: a host reads after all hosts have written, and overwrites after all hosts have
  *       read.
- *   <li>At a signal from one rank to another.
+ *   <li>At a signal from one rank to another, and at a barrier of some ranks ({@link #meet}).
  *   <li>When one rank has published so many more calls than another that the {@link CallLog} is
  *       full, because calls must be compared before they are overwritten. Its {@value
  *       CallLog#SLOTS} slots are an estimate of how many operations a GPU queues before the driver
@@ -82,8 +85,9 @@ import org.djlx.collectives.spi.Operation;
  *
  * <h2>Threads</h2>
  *
- * <p>{@link #begin}, {@link #arrive} and the waits for arrivals are called by one thread at a time,
- * which runs the group's current operation. Any thread may send and await signals.
+ * <p>{@link #begin}, {@link #arrive}, {@link #meet} and the waits for arrivals are called by one
+ * thread at a time, which runs the group's current operation. Any thread may send and await
+ * signals.
  */
 public final class Rendezvous {
 
@@ -107,6 +111,7 @@ public final class Rendezvous {
     private final IntPredicate hasArrived = this::hasArrived; // allocated once
     private final IntPredicate isWaiting = this::isWaiting;
     private final long[] call = new long[CallWords.COUNT]; // of the last operation begun
+    private final int[] barriers; // by peer: barriers of some ranks that include it
     private int epoch;
     private long begun; // number of operations begun; the same on all ranks
     private boolean left; // whether the memory may be unmapped; guarded by this
@@ -120,6 +125,7 @@ public final class Rendezvous {
         this.group = group;
         this.rank = rank;
         this.worldSize = worldSize;
+        this.barriers = new int[worldSize];
         this.spins = ranksPerCore(worldSize) == 1 ? SPINS : 0;
         this.yieldNanos = YIELD_NANOS * ranksPerCore(worldSize);
     }
@@ -254,6 +260,42 @@ public final class Rendezvous {
      */
     public boolean isSignalled(int peer, int channel, int value) {
         return control.signal(rank, channel, peer) - value >= 0;
+    }
+
+    /**
+     * Barrier of some ranks. Each pair of ranks counts its barriers, so barriers of other ranks do
+     * not disturb it.
+     *
+     * @param ranks the ranks, ascending; includes this rank
+     * @throws CollectiveException if one of them has left, failed or died, does not arrive in time,
+     *     or names other ranks
+     */
+    public void meet(Operation operation, int[] ranks) {
+        int hash = Arrays.hashCode(ranks);
+        BitSet peers = new BitSet();
+        for (int peer : ranks) {
+            if (peer != rank) {
+                peers.set(peer);
+                barriers[peer]++;
+                control.setBarrier(peer, rank, barriers[peer], hash);
+                control.ring(peer);
+            }
+        }
+        await(operation, p -> !peers.get(p) || control.barrier(rank, p) - barriers[p] >= 0);
+        for (int peer : ranks) {
+            if (peer != rank && control.barrierRanks(rank, peer, barriers[peer]) != hash) {
+                throw new CollectiveMismatchException(
+                        operation
+                                + " failed on rank "
+                                + rank
+                                + ": "
+                                + GroupErrors.otherRanks(
+                                        "this rank",
+                                        IntStream.of(ranks).boxed().toList(),
+                                        "rank " + peer),
+                        true);
+            }
+        }
     }
 
     /** Makes current and later waits of this rank fail, because it is destroying the group. */

@@ -5,6 +5,7 @@ import java.util.Arrays;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.function.BiConsumer;
 import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.NcclOptions;
@@ -29,6 +30,8 @@ import org.slf4j.LoggerFactory;
 final class MessageQueues {
 
     private static final Logger LOGGER = LoggerFactory.getLogger(MessageQueues.class);
+
+    private static final AtomicBoolean WARNED = new AtomicBoolean(); // of late connections
 
     private final GroupContext context;
     private final GpuGroup group;
@@ -67,17 +70,29 @@ final class MessageQueues {
     }
 
     private synchronized MessageQueue queue(int sender, int receiver) {
-        if (queues.isEmpty()) {
-            LOGGER.info(
-                    "group '{}': the first message between two ranks creates a communicator, which"
-                            + " takes some tenths of a second",
-                    context.name());
-        }
         return queues.computeIfAbsent(
                 sender + "-" + receiver, key -> create(key, sender, receiver));
     }
 
+    /**
+     * Warns that the first message starts NCCL, unless NCCL has started with the group.
+     *
+     * @param warned whether the warning has appeared; set to true with it
+     */
+    static void adviseEagerStart(GroupContext context, NcclOptions options, AtomicBoolean warned) {
+        if (DeviceChoice.given(context, options).isEmpty() && !warned.getAndSet(true)) {
+            LOGGER.warn(
+                    "group '{}': the first message between two ranks creates their NCCL"
+                            + " communicator, which takes some tenths of a second, and starts NCCL"
+                            + " if nothing has. Name the GPUs with NcclOptions.Builder.optDevices:"
+                            + " NCCL then starts when the group is created. This warning appears"
+                            + " once per process",
+                    context.name());
+        }
+    }
+
     private MessageQueue create(String key, int sender, int receiver) {
+        adviseEagerStart(context, options, WARNED);
         Verification verification = options.isVerify() ? new Verification(context) : null;
         long[] number = {0};
         NcclConnection connection =

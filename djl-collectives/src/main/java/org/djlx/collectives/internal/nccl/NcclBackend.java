@@ -160,9 +160,11 @@ public final class NcclBackend extends Backend {
     /**
      * Creates the backend.
      *
+     * @param eager whether to connect the ranks now, if the options or the parent group name the
+     *     GPU; otherwise the first operation connects them
      * @throws CollectiveException if NCCL cannot be used here, with the cause
      */
-    public static NcclBackend create(GroupContext context, NcclOptions options) {
+    public static NcclBackend create(GroupContext context, NcclOptions options, boolean eager) {
         requireNccl();
         // A background thread may still be freeing a communicator and waiting for a running kernel.
         // Meanwhile it can block the calls that would let this kernel end.
@@ -172,7 +174,7 @@ public final class NcclBackend extends Backend {
         Set<NcclBackend> sharing = ConcurrentHashMap.newKeySet();
         NcclBackend backend = new NcclBackend(context, options, device, sharing);
         sharing.add(backend);
-        return given.isPresent() ? backend.connected() : backend;
+        return eager && given.isPresent() ? backend.connected() : backend;
     }
 
     private static void requireNccl() {

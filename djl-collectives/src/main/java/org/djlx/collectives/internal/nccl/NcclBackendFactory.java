@@ -33,7 +33,7 @@ public final class NcclBackendFactory implements BackendFactory {
         // By name, because cuda_p2p builds on nccl.
         return options.isIntraNodeComm()
                 ? Backends.get(CUDA_P2P).create(context)
-                : NcclBackend.create(context, options);
+                : NcclBackend.create(context, options, true);
     }
 
     /** Converts the user's options to NCCL's options. */

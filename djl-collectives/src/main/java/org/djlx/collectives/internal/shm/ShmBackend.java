@@ -513,9 +513,10 @@ final class ShmBackend extends Backend {
         try {
             operation.started();
             body.run();
-        } catch (CollectiveMismatchException e) {
-            throw e; // All ranks throw it at the same point, so the group stays usable.
         } catch (RuntimeException | Error e) {
+            if (e instanceof CollectiveMismatchException calls && !calls.isGroupBroken()) {
+                throw calls; // All ranks throw it at the same point, so the group stays usable.
+            }
             CollectiveException reason = GroupErrors.failed(operation, e);
             rendezvous.fail(reason);
             throw reason;

@@ -87,6 +87,11 @@ final class ShmP2pBuffers extends P2pBuffers {
                 });
     }
 
+    @Override
+    protected void barrier(Operation operation, int[] ranks) {
+        use(() -> rendezvous.meet(operation, ranks));
+    }
+
     private void use(Runnable action) {
         use(
                 () -> {

@@ -10,6 +10,7 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.util.ArrayList;
 import java.util.List;
+import org.djlx.collectives.CudaP2pOptions;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.RankShared;
 import org.djlx.collectives.ReduceOp;
@@ -93,8 +94,9 @@ final class AllReduceCases {
         assertFalse(group.isP2pAvailable()); // A rank cannot write to the buffers of all others.
         List<Runnable> checks = new ArrayList<>();
         long salt = 0;
+        long meshBytes = CudaP2pOptions.builder().build().meshBytes();
         for (ScalarType type : TYPES) {
-            for (long count : new long[] {1, 1003, 32_000}) {
+            for (long count : new long[] {1, 1003, 32_000, meshBytes / type.itemSize()}) {
                 ReduceOp op = ++salt % 2 == 0 ? ReduceOp.SUM : ReduceOp.AVG;
                 NDArray sums = sumOf(manager, type, count, one, salt);
                 TorchInPlace.add(sums, sumOf(manager, type, count, other, salt));

@@ -2,6 +2,7 @@
 package org.djlx.collectives.internal.cudap2p;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
@@ -107,6 +108,10 @@ class CudaP2pOptionsTest {
                         links);
         assertEquals(0, none.half(Algorithm.ONE_SHOT));
         assertEquals((768 << 10) / 7, options.oneShotBytes(8));
+        assertEquals(256 << 10, options.meshBytes());
+        P2pLinks mesh = P2pLinks.of(GpuTopology.Kind.HYBRID_CUBE_MESH, 8);
+        assertEquals(9 * 512 << 10, new RegionLayout(options, mesh).half(Algorithm.MESH));
+        assertEquals(0, new RegionLayout(options, mesh).half(Algorithm.ONE_SHOT));
         P2pLinks four = P2pLinks.of(GpuTopology.Kind.FULLY_CONNECTED_NVLINK, 4);
         assertEquals(48 << 20, new RegionLayout(options, four).half(Algorithm.TWO_SHOT));
         P2pLinks eight = P2pLinks.of(GpuTopology.Kind.FULLY_CONNECTED_NVLINK, 8);
@@ -150,5 +155,16 @@ class CudaP2pOptionsTest {
                     allowed ? Algorithm.DIRECT : null,
                     P2p.algorithm(told, links, byteSize, () -> false));
         }
+    }
+
+    @ParameterizedTest
+    @CsvSource({"1, MESH", "262144, MESH", "262145, "})
+    void meshUpTo256KiB(long byteSize, Algorithm algorithm) {
+        P2pLinks links = P2pLinks.of(GpuTopology.Kind.HYBRID_CUBE_MESH, 8);
+        CudaP2pOptions usual = CudaP2pOptions.builder().build();
+        assertEquals(algorithm, P2p.algorithm(usual, links, byteSize, () -> false));
+        CudaP2pOptions set = CudaP2pOptions.builder().optOneShotBytes(byteSize).build();
+        assertEquals(Algorithm.MESH, P2p.algorithm(set, links, byteSize, () -> false));
+        assertNull(P2p.algorithm(set, links, byteSize + 1, () -> false));
     }
 }

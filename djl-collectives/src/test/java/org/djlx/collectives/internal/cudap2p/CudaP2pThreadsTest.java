@@ -8,6 +8,7 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 import static org.junit.jupiter.api.DynamicTest.dynamicTest;
 
+import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
@@ -22,6 +23,7 @@ import java.util.concurrent.CountDownLatch;
 import java.util.function.BiConsumer;
 import java.util.function.Consumer;
 import java.util.function.UnaryOperator;
+import java.util.stream.IntStream;
 import java.util.stream.Stream;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
@@ -101,6 +103,22 @@ class CudaP2pThreadsTest {
                                 }
                             });
                     return null;
+                });
+    }
+
+    /** Groups of ranks that share a GPU do not connect NCCL, even if the options name the GPU. */
+    @Test
+    void sumsOnNamedDevices() {
+        Device[] devices =
+                IntStream.range(0, P2pRanks.isShared() ? 1 : worldSize)
+                        .mapToObj(Device::gpu)
+                        .toArray(Device[]::new);
+        run(
+                P2pRanks.options(devices),
+                (group, manager) -> {
+                    NDArray tensor = manager.ones(new Shape(1000));
+                    group.allReduce(tensor, ReduceOp.SUM).await();
+                    assertEquals(worldSize, tensor.getFloat(999));
                 });
     }
 

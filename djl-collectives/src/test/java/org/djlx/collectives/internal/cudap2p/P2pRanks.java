@@ -57,7 +57,7 @@ public final class P2pRanks {
 
     /** Options with a short timeout. */
     public static CudaP2pOptions.Builder options() {
-        return options(NcclOptions.builder());
+        return options(new Device[0]);
     }
 
     /** As {@link #options()}, with direct all-reduces wherever possible. */
@@ -70,17 +70,15 @@ public final class P2pRanks {
         return options(NcclOptions.builder().optVerify(true));
     }
 
-    /** Options with a short timeout, for a rank on some GPU. */
-    static CudaP2pOptions.Builder options(Device device) {
-        NcclOptions.Builder nccl = NcclOptions.builder();
-        return options(isShared() ? nccl : nccl.optDevices(device));
+    /** Options with a short timeout, for a rank on some GPU, or for all ranks on these. */
+    static CudaP2pOptions.Builder options(Device... devices) {
+        return options(NcclOptions.builder().optDevices(devices));
     }
 
     /** Options for eight ranks with links of a test; ranks share GPUs if there are fewer. */
     static CudaP2pOptions.Builder unlinkedOptions() {
         NcclOptions.Builder nccl = NcclOptions.builder().optTimeout(Duration.ofSeconds(30));
         return CudaP2pOptions.builder()
-                .optOneShotBytes(ONE_SHOT_BYTES)
                 .optNcclOptions(nccl.build())
                 .optSharedGpus(CudaDevice.count() < RegionLayout.MAX_RANKS);
     }

@@ -28,6 +28,8 @@ import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.ValueSource;
 
 /** Features of {@code nccl} beyond the contract. */
 @Tag("gpu")
@@ -50,7 +52,11 @@ class NcclBackendTest {
     }
 
     private static List<ProcessGroup> groups(NcclOptions.Builder options) {
-        return ProcessGroups.local("nccl", CudaDevice.count(), options.build());
+        return groups("nccl", options);
+    }
+
+    private static List<ProcessGroup> groups(String backend, NcclOptions.Builder options) {
+        return ProcessGroups.local(backend, CudaDevice.count(), options.build());
     }
 
     private static void destroy(List<ProcessGroup> groups) {
@@ -203,16 +209,22 @@ class NcclBackendTest {
         }
     }
 
-    /** An abort ends the operations of all these groups; none of them may look successful. */
-    @Test
-    void groupsThatShareResourcesFailTogether() {
-        List<ProcessGroup> groups = groups(options().optDevices(devices()).optSplitShare(true));
+    /**
+     * An abort ends the operations of all these groups; none of them may look successful. So a
+     * sub-group's communicator is a split of its parent's.
+     */
+    @ParameterizedTest
+    @ValueSource(strings = {"nccl", "cuda_p2p"})
+    void groupsThatShareResourcesFailTogether(String backend) {
+        List<ProcessGroup> groups =
+                groups(backend, options().optDevices(devices()).optSplitShare(true));
         List<ProcessGroup> children = ProcessGroups.run(groups, group -> group.split(0, 0));
         assertWorks(children);
         ProcessGroup child = children.get(0);
         try (NDManager manager = NDManager.newBaseManager(child.device())) {
             NDArray tensor = manager.ones(new Shape(1));
-            Work work = child.withTimeout(Duration.ofMillis(400)).allReduce(tensor, ReduceOp.SUM);
+            ProcessGroup hasty = child.withTimeout(Duration.ofMillis(400));
+            Work work = hasty.reduce(tensor, 0, ReduceOp.SUM); // by NCCL; no peer calls it
             assertThrows(CollectiveTimeoutException.class, work::await);
             String message =
                     assertThrows(CollectiveException.class, groups.get(0)::barrier).getMessage();
