@@ -15,11 +15,11 @@ import org.djlx.nativeops.NativeCalls;
  *
  * <p>Functions return status 0, or 1 after printing the error to the standard error stream. Handles
  * passed in are borrowed. Returned handles are new; the caller deletes them. The exception is
- * {@link #aoti_torch_call_dispatcher}: see {@link TorchDispatcher}.
+ * {@link AotiTensor#aoti_torch_call_dispatcher}: see {@link TorchDispatcher}.
  */
 public final class AotiTorch {
 
-    private static final com.sun.jna.NativeLibrary LIBRARY =
+    static final com.sun.jna.NativeLibrary LIBRARY =
             com.sun.jna.NativeLibrary.getInstance(LoadedLibraries.find("libtorch_cpu.so"));
 
     static {
@@ -55,20 +55,6 @@ public final class AotiTorch {
         }
     }
 
-    static native int aoti_torch_get_data_ptr(long tensor, long resultAddress);
-
-    static native int aoti_torch_get_dim(long tensor, long resultAddress);
-
-    static native int aoti_torch_get_sizes(long tensor, long resultAddress);
-
-    static native int aoti_torch_get_strides(long tensor, long resultAddress);
-
-    static native int aoti_torch_get_dtype(long tensor, long resultAddress);
-
-    static native int aoti_torch_get_device_type(long tensor, long resultAddress);
-
-    static native int aoti_torch_get_device_index(long tensor, long resultAddress);
-
     static native int aoti_torch_create_tensor_from_blob(
             long data,
             long dimensions,
@@ -95,13 +81,7 @@ public final class AotiTorch {
 
     static native int aoti_torch_scalar_to_tensor_float64(double value, long resultAddress);
 
-    static native int aoti_torch_new_tensor_handle(long tensor, long resultAddress);
-
     static native int aoti_torch_new_uninitialized_tensor(long resultAddress);
-
-    static native int aoti_torch_delete_tensor_object(long tensor);
-
-    static native int aoti_torch_call_dispatcher(long operator, long overload, long stack);
 
     static native int aoti_torch_library_init_fragment(
             long namespace, long file, int line, long resultAddress);
