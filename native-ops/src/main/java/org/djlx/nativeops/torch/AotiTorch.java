@@ -6,6 +6,7 @@ import com.sun.jna.Native;
 import com.sun.jna.Pointer;
 import org.djlx.nativeops.LoadedLibraries;
 import org.djlx.nativeops.NativeCalls;
+import org.djlx.nativeops.host.Scratch;
 
 /**
  * Binds libtorch's stable C ABI ({@code torch/csrc/inductor/aoti_torch/c/shim.h}), as exported by
@@ -53,6 +54,20 @@ public final class AotiTorch {
                             + " failed in libtorch, which wrote the reason to the standard error"
                             + " stream");
         }
+    }
+
+    /**
+     * Returns the calling thread's current stream, a {@code cudaStream_t}.
+     *
+     * @param deviceIndex the GPU, which {@link TorchChecks#usableGpu} has accepted
+     * @return the stream; 0 is the default stream
+     */
+    public static long currentCudaStream(int deviceIndex) {
+        Scratch scratch = Scratch.get();
+        check(
+                AotiTorchCuda.aoti_torch_get_current_cuda_stream(deviceIndex, scratch.slot(0)),
+                "Torch.currentCudaStream");
+        return scratch.getLong(0);
     }
 
     static native int aoti_torch_create_tensor_from_blob(

@@ -682,12 +682,7 @@ public final class Torch {
      */
     public static long currentCudaStream(Device device) {
         TorchChecks.usableGpu(device);
-        Scratch scratch = Scratch.get();
-        AotiTorch.check(
-                AotiTorchCuda.aoti_torch_get_current_cuda_stream(
-                        device.getDeviceId(), scratch.slot(0)),
-                "Torch.currentCudaStream");
-        return scratch.getLong(0);
+        return AotiTorch.currentCudaStream(device.getDeviceId());
     }
 
     /**

@@ -11,7 +11,7 @@ import org.djlx.nativeops.LoadedLibraries;
  * Binds the CUDA part of libtorch's stable C ABI, through {@code java.lang.foreign}. The class of
  * the same name in {@code src/main/java} is for Java 17 to 21.
  */
-public final class AotiTorchCuda {
+final class AotiTorchCuda {
 
     private static final Downcalls LIBRARY =
             new Downcalls(
@@ -35,14 +35,7 @@ public final class AotiTorchCuda {
         return Downcalls.call(MM_OUT, out, a, b);
     }
 
-    /**
-     * Returns the calling thread's current stream.
-     *
-     * @param deviceIndex the GPU
-     * @param resultAddress the address to which the stream is written
-     * @return the status
-     */
-    public static int aoti_torch_get_current_cuda_stream(int deviceIndex, long resultAddress) {
+    static int aoti_torch_get_current_cuda_stream(int deviceIndex, long resultAddress) {
         try {
             return (int) GET_CURRENT_STREAM.invokeExact(deviceIndex, resultAddress);
         } catch (Throwable e) {
