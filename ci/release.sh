@@ -81,6 +81,8 @@ for module in native-ops djl-collectives fused-ops; do
   check_jar "$base-sources.jar" '\.java$'
   check_jar "$base-javadoc.jar" '^index.html$'
 done
+# They need a JDK of version 22 or newer beside the one of the build.
+check_jar "$bundle/org/djlx/native-ops/$version/native-ops-$version.jar" '^META-INF/versions/22/.*\.class$'
 check_pom "$parent_pom"
 extra=$(cd "$bundle/org/djlx" && printf '%s\n' * | grep -vxE 'djl-collectives-parent|native-ops|djl-collectives|fused-ops' || true)
 [[ -z $extra ]] || wrong "the bundle holds more than is published: $extra"

@@ -128,8 +128,14 @@ project_root() {
   (cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 }
 
-# maven ARG...: runs Maven in the project's root, without colours, progress bars and questions.
+# maven ARG...: runs Maven in the project's root, without colours, progress bars and questions. If JAVA_HOME is older than Java 22,
+# the newest JDK of this machine compiles native-ops/src/main/java22; without one the jar has no classes for Java 22.
 maven() {
+  local newest
+  newest=$(newest_java)
+  if (($(java_major "$JAVA_HOME") < 22 && $(java_major "$newest") >= 22)); then
+    set -- -Pjava22 "-Djava22.home=$newest" "$@"
+  fi
   # Without this property Maven's terminal library writes escape sequences even into a file.
   (cd "$(project_root)" && MAVEN_OPTS="${MAVEN_OPTS:-} -Djansi.noreset=true" mvn -B -Dstyle.color=never "$@")
 }
@@ -194,6 +200,8 @@ run_main() {
     exec {lock}<&-
   fi
   classes=$root/$module/target/classes:$(<"$class_path")${CLASSPATH:+:$CLASSPATH}
+  # The JVM looks for META-INF/versions in jars only, not in folders.
+  (($(java_major "$JAVA_HOME") < 22)) || classes=$root/native-ops/target/classes/META-INF/versions/22:$classes
   exec "$JAVA_HOME/bin/java" --enable-native-access=ALL-UNNAMED "-Ddjlx.home=$root" -cp "$classes" "$main" "$@"
 }
 

@@ -77,21 +77,24 @@ check_quickstart_project() (
   say "samples/quickstart-project builds with version $version of the artefacts, and runs"
 )
 
-# Runs some of the tests on the newest JDK of this machine, if it is newer than the one of the build: native calls, the contract suite
-# on shm, stores, fused operators and text generation. No native access may cause a warning.
+# Runs some of the tests on the newest JDK of this machine: native calls, the contract suite on shm, stores, fused operators and text
+# generation. native-ops is its jar, whose classes for Java 22 call libtorch through java.lang.foreign. No native access may cause a warning.
 check_newest_java() {
-  local newest module classes class_path=
+  local newest module classes class_path jar
   newest=$(newest_java)
-  if (($(java_major "$newest") <= $(java_major "$JAVA_HOME"))); then
-    say "Newer JDKs: none found"
+  if (($(java_major "$newest") < 22)); then
+    say "JDKs of version 22 and newer: none found"
     return 0
   fi
-  for module in native-ops djl-collectives fused-ops; do
+  jar=$(printf '%s\n' "$root"/native-ops/target/native-ops-*.jar | grep -vE -- '-(sources|javadoc|tests)\.jar$')
+  "$newest/bin/jar" --validate --file "$jar" || die "the classes for Java 22 in $jar have other public methods than those for Java 17"
+  class_path=$jar:$root/native-ops/target/test-classes:
+  for module in djl-collectives fused-ops; do
     class_path+=$root/$module/target/test-classes:$root/$module/target/classes:
   done
   class_path+=$(<"$root/ci/bench/target/test-class-path")
   while read -r module classes; do
-    (cd "$root/$module" && "$newest/bin/java" -Xmx2g --enable-native-access=ALL-UNNAMED -cp "$class_path" \
+    (cd "$root/$module" && "$newest/bin/java" -Xmx2g --enable-native-access=ALL-UNNAMED -Dtest.foreign=true -cp "$class_path" \
       org.junit.platform.console.ConsoleLauncher execute --disable-banner --disable-ansi-colors --details=summary --fail-if-no-tests \
       --select-package org.djlx --include-classname "$classes" --exclude-tag 'slow | gpu | soak') >"$out/newest.log" 2>&1 ||
       die "tests of $module fail on $newest:"$'\n'"$(sed -n '/^Failures/,$p' "$out/newest.log")"

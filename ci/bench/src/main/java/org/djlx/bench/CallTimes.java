@@ -11,6 +11,8 @@ package org.djlx.bench;
  *     where a call needs all ranks
  * @param firstHostMicros the median of the first calls on the host's thread
  * @param firstHostMicrosSum the sum of the first calls on the host's thread
+ * @param firstCallMicros the first call on the host's thread, which may compile kernels
+ * @param nextCallsMaxMicros the longest of the other first calls
  * @param driverCalls the CUDA driver calls of an operation
  * @param otherNativeCalls the calls of libtorch, NCCL and cuBLASLt of an operation
  */
@@ -20,5 +22,7 @@ record CallTimes(
         Double aloneHostMicros,
         Double firstHostMicros,
         Double firstHostMicrosSum,
+        Double firstCallMicros,
+        Double nextCallsMaxMicros,
         Double driverCalls,
         Double otherNativeCalls) {}

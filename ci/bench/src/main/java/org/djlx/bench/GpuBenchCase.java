@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.bench;
 
+import static org.djlx.bench.GpuBenchRow.BARE_LAUNCH;
 import static org.djlx.bench.GpuBenchRow.COMMUNICATION;
 import static org.djlx.bench.GpuBenchRow.MATMUL;
 import static org.djlx.bench.GpuBenchRow.NCCL;
@@ -96,6 +97,9 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
                     case matmulReduceScatter -> addScatter(rank, turns, contenders);
                     case allReduceRmsNorm -> addNorm(rank, turns, contenders);
                 };
+        if (rank.lane().bareLaunch() != null) {
+            contenders.put(BARE_LAUNCH, rank.lane().bareLaunch());
+        }
         // NCCL rounds at each rank, and a product is rounded once before the reduction.
         double allowed = HALF_ULP * (worldSize + 1);
         double[] error = {0};

@@ -23,7 +23,7 @@ final class GpuBenchResults {
 
     private static final String COLUMNS =
             "operation,size,matmul,comm.,nccl,windows,torch,ours,eager:,nccl,torch,ours,host,alone,"
-                    + "first 20,driver,native,error,";
+                    + "launch,launches,first 20,first,next 19,driver,native,error,";
 
     private final ReportCommand report;
     private final TorchPeer torch;
@@ -60,6 +60,7 @@ final class GpuBenchResults {
         TextTable table = new TextTable(COLUMNS.split(",", -1));
         for (GpuBenchRow row : rows) {
             CallTimes ours = row.columns().get(OURS);
+            CallTimes launch = row.columns().get(GpuBenchRow.BARE_LAUNCH);
             table.add(
                     row.operation(),
                     row.size(),
@@ -75,7 +76,11 @@ final class GpuBenchResults {
                     number(ours.gpuMicros()),
                     number(ours.hostMicros()),
                     number(ours.aloneHostMicros()),
+                    number(launch == null ? null : launch.hostMicros()),
+                    number(row.launches()),
                     number(ours.firstHostMicros()),
+                    number(ours.firstCallMicros()),
+                    number(ours.nextCallsMaxMicros()),
                     number(ours.driverCalls()),
                     number(ours.otherNativeCalls()),
                     ReportCommand.number("%.1e", row.error()),

@@ -46,6 +46,9 @@ record GpuBenchRow(
     /** Our operator, on the path that it chooses. */
     static final String OURS = "ours";
 
+    /** A launch of an empty kernel, the unit of host times. */
+    static final String BARE_LAUNCH = "bareLaunch";
+
     /** Our operator's fallback: the all-reduce, then the norm. */
     static final String OURS_APART = "oursApart";
 
@@ -75,6 +78,16 @@ record GpuBenchRow(
     /** Returns whether the error is allowed; NaN is not. */
     boolean correct() {
         return error <= allowedError;
+    }
+
+    /**
+     * Returns the host's time of our operator's call in bare launches of the same run; null if
+     * there were none.
+     */
+    Double launches() {
+        CallTimes ours = columns.get(OURS);
+        CallTimes launch = columns.get(BARE_LAUNCH);
+        return ours == null || launch == null ? null : ours.hostMicros() / launch.hostMicros();
     }
 
     /** Returns the size as text. */

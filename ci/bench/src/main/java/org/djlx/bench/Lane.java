@@ -35,6 +35,14 @@ interface Lane extends AutoCloseable {
      */
     Recording record(Runnable work);
 
+    /**
+     * Returns a contender that launches an empty kernel: the unit of host times, which differ
+     * between machines. Null if the lane has no kernels. Owned by the lane.
+     */
+    default Contender bareLaunch() {
+        return null;
+    }
+
     @Override
     void close();
 }

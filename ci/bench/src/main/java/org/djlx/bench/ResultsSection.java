@@ -230,7 +230,8 @@ final class ResultsSection {
         List<String[]> table = new ArrayList<>();
         table.add(
                 ("operation|M, N, K or bytes|ours|NCCL|PyTorch|over NCCL|over PyTorch|limit"
-                                + "|called: ours|called: NCCL|host")
+                                + "|called: ours|called: NCCL|host|bare launch|host, in bare"
+                                + " launches|longest of calls 2 to 20")
                         .split("\\|"));
         for (GpuBenchRow row : rows()) {
             Double matmul = row.replay().get(GpuBenchRow.MATMUL);
@@ -242,6 +243,7 @@ final class ResultsSection {
                             : null;
             CallTimes called = row.columns().get(GpuBenchRow.OURS);
             CallTimes nccl = row.columns().get(GpuBenchRow.NCCL);
+            CallTimes launch = row.columns().get(GpuBenchRow.BARE_LAUNCH);
             table.add(
                     new String[] {
                         operation(row),
@@ -254,7 +256,10 @@ final class ResultsSection {
                         micros(limit),
                         micros(called == null ? null : called.gpuMicros()),
                         micros(nccl == null ? null : nccl.gpuMicros()),
-                        micros(called == null ? null : called.hostMicros())
+                        micros(called == null ? null : called.hostMicros()),
+                        micros(launch == null ? null : launch.hostMicros()),
+                        row.launches() == null ? "" : format("%.1f", row.launches()),
+                        micros(called == null ? null : called.nextCallsMaxMicros())
                     });
         }
         String group =

@@ -91,6 +91,8 @@ record SideBySide(BenchRank rank, int turns, long turnBytes, Calls calls) {
                     alone,
                     hundredths(Stats.median(first)),
                     hundredths(Arrays.stream(first).sum()),
+                    hundredths(first[0]),
+                    hundredths(Arrays.stream(first).skip(1).max().orElse(first[0])),
                     hundredths(driverCalls),
                     hundredths(otherCalls));
         }

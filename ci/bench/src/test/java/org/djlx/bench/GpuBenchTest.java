@@ -3,6 +3,7 @@ package org.djlx.bench;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 import static org.junit.jupiter.api.Assumptions.assumeTrue;
@@ -10,6 +11,7 @@ import static org.junit.jupiter.api.Assumptions.assumeTrue;
 import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
+import com.google.gson.Gson;
 import com.google.gson.JsonElement;
 import com.google.gson.JsonObject;
 import com.google.gson.JsonParser;
@@ -327,17 +329,31 @@ class GpuBenchTest {
     }
 
     @Test
+    void hostTimesAreAlsoInBareLaunches() {
+        CallTimes ours = times(1, 9, 3, 4, 5, 6);
+        assertNull(row(0, ours).launches());
+        CallTimes launch = times(1, 4, 3, 4, 5, 6);
+        GpuBenchRow row = row(0, ours);
+        GpuBenchRow both =
+                row.plus(
+                        new Gson()
+                                .toJsonTree(Map.of("columns", Map.of("bareLaunch", launch)))
+                                .getAsJsonObject());
+        assertEquals(2.25, both.launches());
+    }
+
+    @Test
     void whatOneHasNotMeasuredTheOtherHas() {
         CallTimes measured = times(1, 2, 3, 4, 5, 6);
-        CallTimes torch = new CallTimes(9.0, 1.0, null, null, null, null, null);
+        CallTimes torch = new CallTimes(9.0, 1.0, null, null, null, null, null, null, null);
         assertEquals(
-                Map.of("ours", new CallTimes(9.0, 2.0, 1.0, 3.0, 4.0, 5.0, 6.0)),
+                Map.of("ours", new CallTimes(9.0, 2.0, 1.0, 3.0, 4.0, 3.0, 3.0, 5.0, 6.0)),
                 row(0, torch).slowest(row(0, measured)).columns());
     }
 
     private static CallTimes times(
             double gpu, double host, double first, double sum, double driver, double other) {
-        return new CallTimes(gpu, host, host / 2, first, sum, driver, other);
+        return new CallTimes(gpu, host, host / 2, first, sum, first, first, driver, other);
     }
 
     private static GpuBenchRow row(double error, CallTimes ours) {
@@ -375,6 +391,8 @@ class GpuBenchTest {
                         "aloneHostMicros",
                         "firstHostMicros",
                         "firstHostMicrosSum",
+                        "firstCallMicros",
+                        "nextCallsMaxMicros",
                         "driverCalls",
                         "otherNativeCalls"),
                 ours.keySet());
@@ -403,6 +421,9 @@ class GpuBenchTest {
         assertEquals(4, result.getAsJsonArray("rows").size());
         for (JsonElement row : result.getAsJsonArray("rows")) {
             assertTrue(row.getAsJsonObject().getAsJsonObject("replay").has("ours"), row::toString);
+            assertTrue(
+                    row.getAsJsonObject().getAsJsonObject("columns").has("bareLaunch"),
+                    row::toString);
         }
         assertTrue(result.getAsJsonObject("versions").has("nccl"), result::toString);
     }

@@ -29,7 +29,7 @@ class TorchPeerTest {
                     2,
                     0,
                     0.01,
-                    Map.of("ours", new CallTimes(1.0, 2.0, null, 3.0, 4.0, 5.0, 6.0)),
+                    Map.of("ours", new CallTimes(1.0, 2.0, null, 3.0, 4.0, 7.0, 8.0, 5.0, 6.0)),
                     Map.of("ours", 1.5),
                     Map.of());
 
@@ -57,7 +57,7 @@ class TorchPeerTest {
             assertEquals("2.11.0", peer.version());
             GpuBenchRow row = peer.measure(ROW, 3, 4);
             assertEquals(
-                    new CallTimes(9.0, 8.0, null, null, null, null, null),
+                    new CallTimes(9.0, 8.0, null, null, null, null, null, null, null),
                     row.columns().get("torch"));
             assertEquals(Map.of("ours", 1.5, "torch", 7.0), row.replay());
             assertEquals(Map.of("x", "y"), row.notes());

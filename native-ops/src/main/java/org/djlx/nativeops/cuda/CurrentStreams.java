@@ -3,9 +3,7 @@ package org.djlx.nativeops.cuda;
 
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
-import org.djlx.nativeops.host.Scratch;
 import org.djlx.nativeops.torch.AotiTorch;
-import org.djlx.nativeops.torch.AotiTorchCuda;
 import org.djlx.nativeops.torch.TorchChecks;
 
 /** Caches one wrapper for each of libtorch's current streams of one GPU. Thread-safe. */
@@ -30,11 +28,7 @@ public final class CurrentStreams implements AutoCloseable {
     /** {@return the calling thread's current stream; the caller must not close it} */
     public CudaStream get() {
         // As Torch.currentCudaStream, without checking the device again.
-        Scratch scratch = Scratch.get();
-        AotiTorch.check(
-                AotiTorchCuda.aoti_torch_get_current_cuda_stream(ordinal, scratch.slot(0)),
-                "CurrentStreams.get");
-        long handle = scratch.getLong(0);
+        long handle = AotiTorch.currentCudaStream(ordinal);
         CudaStream stream = last;
         if (stream == null || stream.handle() != handle) {
             stream = streams.computeIfAbsent(handle, h -> CudaStream.wrap(cuda, h));

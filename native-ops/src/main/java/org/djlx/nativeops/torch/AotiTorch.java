@@ -6,6 +6,7 @@ import com.sun.jna.Native;
 import com.sun.jna.Pointer;
 import org.djlx.nativeops.LoadedLibraries;
 import org.djlx.nativeops.NativeCalls;
+import org.djlx.nativeops.host.Scratch;
 
 /**
  * Binds libtorch's stable C ABI ({@code torch/csrc/inductor/aoti_torch/c/shim.h}), as exported by
@@ -15,11 +16,11 @@ import org.djlx.nativeops.NativeCalls;
  *
  * <p>Functions return status 0, or 1 after printing the error to the standard error stream. Handles
  * passed in are borrowed. Returned handles are new; the caller deletes them. The exception is
- * {@link #aoti_torch_call_dispatcher}: see {@link TorchDispatcher}.
+ * {@link AotiTensor#aoti_torch_call_dispatcher}: see {@link TorchDispatcher}.
  */
 public final class AotiTorch {
 
-    private static final com.sun.jna.NativeLibrary LIBRARY =
+    static final com.sun.jna.NativeLibrary LIBRARY =
             com.sun.jna.NativeLibrary.getInstance(LoadedLibraries.find("libtorch_cpu.so"));
 
     static {
@@ -55,19 +56,19 @@ public final class AotiTorch {
         }
     }
 
-    static native int aoti_torch_get_data_ptr(long tensor, long resultAddress);
-
-    static native int aoti_torch_get_dim(long tensor, long resultAddress);
-
-    static native int aoti_torch_get_sizes(long tensor, long resultAddress);
-
-    static native int aoti_torch_get_strides(long tensor, long resultAddress);
-
-    static native int aoti_torch_get_dtype(long tensor, long resultAddress);
-
-    static native int aoti_torch_get_device_type(long tensor, long resultAddress);
-
-    static native int aoti_torch_get_device_index(long tensor, long resultAddress);
+    /**
+     * Returns the calling thread's current stream, a {@code cudaStream_t}.
+     *
+     * @param deviceIndex the GPU, which {@link TorchChecks#usableGpu} has accepted
+     * @return the stream; 0 is the default stream
+     */
+    public static long currentCudaStream(int deviceIndex) {
+        Scratch scratch = Scratch.get();
+        check(
+                AotiTorchCuda.aoti_torch_get_current_cuda_stream(deviceIndex, scratch.slot(0)),
+                "Torch.currentCudaStream");
+        return scratch.getLong(0);
+    }
 
     static native int aoti_torch_create_tensor_from_blob(
             long data,
@@ -95,13 +96,7 @@ public final class AotiTorch {
 
     static native int aoti_torch_scalar_to_tensor_float64(double value, long resultAddress);
 
-    static native int aoti_torch_new_tensor_handle(long tensor, long resultAddress);
-
     static native int aoti_torch_new_uninitialized_tensor(long resultAddress);
-
-    static native int aoti_torch_delete_tensor_object(long tensor);
-
-    static native int aoti_torch_call_dispatcher(long operator, long overload, long stack);
 
     static native int aoti_torch_library_init_fragment(
             long namespace, long file, int line, long resultAddress);

@@ -6,9 +6,10 @@ import org.djlx.nativeops.LoadedLibraries;
 
 /**
  * Binds the CUDA part of libtorch's stable C ABI, in libtorch_cuda.so. Conventions are those of
- * {@link AotiTorch}; streams are {@code cudaStream_t}.
+ * {@link AotiTorch}; streams are {@code cudaStream_t}. This is the class for Java 17 to 21: see
+ * {@link AotiTensor}.
  */
-public final class AotiTorchCuda {
+final class AotiTorchCuda {
 
     static {
         Native.register(
@@ -23,15 +24,7 @@ public final class AotiTorchCuda {
 
     static native int aoti_torch_cuda_mm_out(long out, long a, long b);
 
-    /**
-     * Returns the calling thread's current stream.
-     *
-     * @param deviceIndex the GPU
-     * @param resultAddress the address to which the stream is written
-     * @return the status
-     */
-    public static native int aoti_torch_get_current_cuda_stream(
-            int deviceIndex, long resultAddress);
+    static native int aoti_torch_get_current_cuda_stream(int deviceIndex, long resultAddress);
 
     static native int aoti_torch_create_cuda_stream_guard(
             long stream, int deviceIndex, long resultAddress);

@@ -32,7 +32,7 @@ public final class TensorHold implements AutoCloseable {
         long tensor = TorchChecks.tensor(array, "the array");
         Scratch scratch = Scratch.get();
         AotiTorch.check(
-                AotiTorch.aoti_torch_new_tensor_handle(tensor, scratch.slot(0)), "TensorHold");
+                AotiTensor.aoti_torch_new_tensor_handle(tensor, scratch.slot(0)), "TensorHold");
         handle = scratch.getLong(0);
         PtNDArray original = (PtNDArray) array;
         memory = original instanceof MemoryView view ? view.retainMemory() : null;
@@ -63,7 +63,7 @@ public final class TensorHold implements AutoCloseable {
     @Override
     public synchronized void close() {
         if (handle != 0) {
-            AotiTorch.check(AotiTorch.aoti_torch_delete_tensor_object(handle), "TensorHold.close");
+            AotiTorch.check(AotiTensor.aoti_torch_delete_tensor_object(handle), "TensorHold.close");
             handle = 0;
             buffer = null;
             if (memory != null) {

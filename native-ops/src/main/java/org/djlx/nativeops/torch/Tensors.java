@@ -15,24 +15,24 @@ final class Tensors {
     static long[] sizes(long tensor) {
         Scratch scratch = Scratch.get();
         int dimensions = dimensions(tensor);
-        AotiTorch.check(AotiTorch.aoti_torch_get_sizes(tensor, scratch.slot(0)), "Torch.sizes");
+        AotiTorch.check(AotiTensor.aoti_torch_get_sizes(tensor, scratch.slot(0)), "Torch.sizes");
         return scratch.longsAt(scratch.getLong(0), dimensions);
     }
 
     private static int dimensions(long tensor) {
         Scratch scratch = Scratch.get();
-        AotiTorch.check(AotiTorch.aoti_torch_get_dim(tensor, scratch.slot(0)), "Torch.sizes");
+        AotiTorch.check(AotiTensor.aoti_torch_get_dim(tensor, scratch.slot(0)), "Torch.sizes");
         return (int) scratch.getLong(0);
     }
 
     /** Returns type, sizes, strides and address. */
     static TensorInfo info(long tensor) {
         Scratch scratch = Scratch.get();
-        AotiTorch.check(AotiTorch.aoti_torch_get_dim(tensor, scratch.slot(0)), "Torch.info");
-        AotiTorch.check(AotiTorch.aoti_torch_get_sizes(tensor, scratch.slot(1)), "Torch.info");
-        AotiTorch.check(AotiTorch.aoti_torch_get_strides(tensor, scratch.slot(2)), "Torch.info");
-        AotiTorch.check(AotiTorch.aoti_torch_get_data_ptr(tensor, scratch.slot(3)), "Torch.info");
-        AotiTorch.check(AotiTorch.aoti_torch_get_dtype(tensor, scratch.slot(4)), "Torch.info");
+        AotiTorch.check(AotiTensor.aoti_torch_get_dim(tensor, scratch.slot(0)), "Torch.info");
+        AotiTorch.check(AotiTensor.aoti_torch_get_sizes(tensor, scratch.slot(1)), "Torch.info");
+        AotiTorch.check(AotiTensor.aoti_torch_get_strides(tensor, scratch.slot(2)), "Torch.info");
+        AotiTorch.check(AotiTensor.aoti_torch_get_data_ptr(tensor, scratch.slot(3)), "Torch.info");
+        AotiTorch.check(AotiTensor.aoti_torch_get_dtype(tensor, scratch.slot(4)), "Torch.info");
         long[] results = scratch.slots();
         int dimensions = (int) results[0];
         return new TensorInfo(
@@ -46,7 +46,7 @@ final class Tensors {
     static ScalarType scalarType(long tensor) {
         Scratch scratch = Scratch.get();
         AotiTorch.check(
-                AotiTorch.aoti_torch_get_dtype(tensor, scratch.slot(0)), "Torch.scalarType");
+                AotiTensor.aoti_torch_get_dtype(tensor, scratch.slot(0)), "Torch.scalarType");
         return ScalarType.fromCode(scratch.getInt(0));
     }
 
@@ -60,9 +60,9 @@ final class Tensors {
     private static long deviceCode(long tensor) {
         Scratch scratch = Scratch.get();
         AotiTorch.check(
-                AotiTorch.aoti_torch_get_device_type(tensor, scratch.slot(0)), "Torch.device");
+                AotiTensor.aoti_torch_get_device_type(tensor, scratch.slot(0)), "Torch.device");
         AotiTorch.check(
-                AotiTorch.aoti_torch_get_device_index(tensor, scratch.slot(1)), "Torch.device");
+                AotiTensor.aoti_torch_get_device_index(tensor, scratch.slot(1)), "Torch.device");
         return (long) scratch.getInt(0) << 32 | scratch.getInt(1) & 0xffffffffL;
     }
 
@@ -165,8 +165,8 @@ final class Tensors {
         Scratch scratch = Scratch.get();
         int dimensions = dimensions(tensor1);
         boolean same = dimensions == dimensions(tensor2);
-        AotiTorch.check(AotiTorch.aoti_torch_get_sizes(tensor1, scratch.slot(0)), "Torch.sizes");
-        AotiTorch.check(AotiTorch.aoti_torch_get_sizes(tensor2, scratch.slot(1)), "Torch.sizes");
+        AotiTorch.check(AotiTensor.aoti_torch_get_sizes(tensor1, scratch.slot(0)), "Torch.sizes");
+        AotiTorch.check(AotiTensor.aoti_torch_get_sizes(tensor2, scratch.slot(1)), "Torch.sizes");
         if (!same || !scratch.sameLongs(scratch.getLong(0), scratch.getLong(1), dimensions)) {
             throw new IllegalArgumentException(
                     String.format(

@@ -53,7 +53,7 @@ public final class Torch {
         long tensor = TorchChecks.tensor(array, "the array");
         Scratch scratch = Scratch.get();
         AotiTorch.check(
-                AotiTorch.aoti_torch_get_data_ptr(tensor, scratch.slot(0)), "Torch.dataPointer");
+                AotiTensor.aoti_torch_get_data_ptr(tensor, scratch.slot(0)), "Torch.dataPointer");
         return scratch.getLong(0);
     }
 
@@ -339,7 +339,8 @@ public final class Torch {
         try {
             Scratch scratch = Scratch.get();
             AotiTorch.check(
-                    AotiTorch.aoti_torch_new_tensor_handle(tensor, scratch.slot(0)), "Torch.alias");
+                    AotiTensor.aoti_torch_new_tensor_handle(tensor, scratch.slot(0)),
+                    "Torch.alias");
             NDArray alias =
                     adopt(
                             scratch.getLong(0),
@@ -442,7 +443,7 @@ public final class Torch {
         try {
             return adopter.adopt(tensor);
         } catch (IllegalStateException e) {
-            AotiTorch.check(AotiTorch.aoti_torch_delete_tensor_object(tensor), "Torch.adopt");
+            AotiTorch.check(AotiTensor.aoti_torch_delete_tensor_object(tensor), "Torch.adopt");
             throw new IllegalArgumentException(
                     "the manager cannot own the array: " + e.getMessage(), e);
         }
@@ -681,12 +682,7 @@ public final class Torch {
      */
     public static long currentCudaStream(Device device) {
         TorchChecks.usableGpu(device);
-        Scratch scratch = Scratch.get();
-        AotiTorch.check(
-                AotiTorchCuda.aoti_torch_get_current_cuda_stream(
-                        device.getDeviceId(), scratch.slot(0)),
-                "Torch.currentCudaStream");
-        return scratch.getLong(0);
+        return AotiTorch.currentCudaStream(device.getDeviceId());
     }
 
     /**

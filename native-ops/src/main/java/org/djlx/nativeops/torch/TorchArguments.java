@@ -106,7 +106,7 @@ public final class TorchArguments implements AutoCloseable {
         for (int i = 0; i < values.length; i++) {
             if (schema.arguments().get(i) == TorchSchema.Type.TENSOR && arrays[i] == null) {
                 AotiTorch.check(
-                        AotiTorch.aoti_torch_delete_tensor_object(values[i]), "TorchArguments");
+                        AotiTensor.aoti_torch_delete_tensor_object(values[i]), "TorchArguments");
             }
         }
     }

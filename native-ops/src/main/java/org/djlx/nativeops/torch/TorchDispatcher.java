@@ -48,7 +48,7 @@ final class TorchDispatcher {
     /** Calls an in-place operator. */
     static void inPlace(Operator operator, String operation, long... tensors) {
         long result = call(operator, operation, tensors);
-        AotiTorch.check(AotiTorch.aoti_torch_delete_tensor_object(result), operation);
+        AotiTorch.check(AotiTensor.aoti_torch_delete_tensor_object(result), operation);
     }
 
     /**
@@ -97,7 +97,7 @@ final class TorchDispatcher {
         long output = call(Operator.FLASH_ATTENTION, operation, query, key, value);
         for (int i = 1; i < 5; i++) {
             AotiTorch.check(
-                    AotiTorch.aoti_torch_delete_tensor_object(scratch.getLong(i)), operation);
+                    AotiTensor.aoti_torch_delete_tensor_object(scratch.getLong(i)), operation);
         }
         return output;
     }
@@ -110,10 +110,11 @@ final class TorchDispatcher {
         Scratch scratch = Scratch.get();
         for (int i = 0; i < tensors.length; i++) {
             AotiTorch.check(
-                    AotiTorch.aoti_torch_new_tensor_handle(tensors[i], scratch.slot(i)), operation);
+                    AotiTensor.aoti_torch_new_tensor_handle(tensors[i], scratch.slot(i)),
+                    operation);
         }
         AotiTorch.check(
-                AotiTorch.aoti_torch_call_dispatcher(
+                AotiTensor.aoti_torch_call_dispatcher(
                         Pointer.nativeValue(operator.name),
                         Pointer.nativeValue(operator.overload),
                         scratch.slot(0)),

@@ -178,7 +178,7 @@ public final class TorchInPlace {
         try {
             TorchDispatcher.inPlace(operator, operation, self, scalar);
         } finally {
-            AotiTorch.check(AotiTorch.aoti_torch_delete_tensor_object(scalar), operation);
+            AotiTorch.check(AotiTensor.aoti_torch_delete_tensor_object(scalar), operation);
         }
     }
 }

@@ -177,7 +177,7 @@ public final class TorchLibrary {
         }
         Scratch scratch = Scratch.get();
         AotiTorch.check(
-                AotiTorch.aoti_torch_new_tensor_handle(tensor, scratch.slot(0)), "TorchLibrary");
+                AotiTensor.aoti_torch_new_tensor_handle(tensor, scratch.slot(0)), "TorchLibrary");
         return scratch.getLong(0);
     }
 

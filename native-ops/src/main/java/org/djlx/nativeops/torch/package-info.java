@@ -16,8 +16,10 @@
  * org.djlx.nativeops.torch.Torch}.
  *
  * <ul>
- *   <li>{@link org.djlx.nativeops.torch.AotiTorch} - binds the ABI's functions
- *   <li>{@link org.djlx.nativeops.torch.AotiTorchCuda} - binds the ABI's CUDA functions
+ *   <li>{@code AotiTensor} - binds the ABI's functions that every operation calls; {@code
+ *       src/main/java22} has the variant for Java 22 and newer
+ *   <li>{@link org.djlx.nativeops.torch.AotiTorch} - binds the ABI's other functions
+ *   <li>{@code AotiTorchCuda} - binds the ABI's CUDA functions
  *   <li>{@link org.djlx.nativeops.torch.CudaStreamGuard} - makes a stream libtorch's current one
  *   <li>{@link org.djlx.nativeops.torch.HalfBits} - rounds float32 to 16-bit types
  *   <li>{@link org.djlx.nativeops.torch.NoGradient} - runs code without recording gradients

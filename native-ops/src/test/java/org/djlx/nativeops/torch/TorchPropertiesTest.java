@@ -35,6 +35,15 @@ class TorchPropertiesTest {
         manager.close();
     }
 
+    /**
+     * ci/test.sh runs this package with the packaged jar on Java 22 or newer, and sets the
+     * property.
+     */
+    @Test
+    void packagedClassesForJava22UseForeignFunctions() {
+        assertEquals(Boolean.getBoolean("test.foreign"), AotiTensor.isForeign());
+    }
+
     @Test
     void contiguousArray() {
         NDArray array = manager.arange(24f).reshape(2, 3, 4);
