@@ -92,6 +92,27 @@ public final class LibraryProbes {
     }
 
     /**
+     * Opens the MPI that started this process. Where several are installed, the environment tells
+     * which: Open MPI's mpirun and MPICH's mpiexec set different variables.
+     *
+     * @return the library
+     * @throws UnsatisfiedLinkError if it is not found
+     */
+    public static com.sun.jna.NativeLibrary openMpi() {
+        boolean mpich =
+                System.getenv("PMI_RANK") != null && System.getenv("OMPI_COMM_WORLD_RANK") == null;
+        String[] names =
+                mpich
+                        ? new String[] {"libmpi.so.12", "libmpich.so.12", "libmpi.so.40"}
+                        : new String[] {"libmpi.so.40", "libmpi.so.12", "libmpich.so.12"};
+        return open(
+                "MPI",
+                "install Open MPI or MPICH (Debian's packages are openmpi-bin and mpich) or add the"
+                        + " folder that holds the cluster's MPI to LD_LIBRARY_PATH",
+                names);
+    }
+
+    /**
      * Opens the first of {@code fileNames} that the dynamic loader finds.
      *
      * @param what the name of the library in messages

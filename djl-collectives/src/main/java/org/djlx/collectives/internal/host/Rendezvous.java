@@ -85,7 +85,7 @@ import org.djlx.collectives.spi.Operation;
  * <p>{@link #begin}, {@link #arrive} and the waits for arrivals are called by one thread at a time,
  * which runs the group's current operation. Any thread may send and await signals.
  */
-public final class Rendezvous {
+public final class Rendezvous implements PeerStates {
 
     // About 2 microseconds.
     private static final int SPINS = 30;
@@ -278,6 +278,7 @@ public final class Rendezvous {
      * Breaks the group: announces that this rank has failed, and makes its current and later waits
      * fail. Only the first call has an effect. Any thread may call it.
      */
+    @Override
     public synchronized void fail(CollectiveException reason) {
         if (broken != null) {
             return;
@@ -308,6 +309,7 @@ public final class Rendezvous {
     }
 
     /** Returns how often to check a condition before sleeping; 0 if ranks share cores. */
+    @Override
     public int spins() {
         return spins;
     }
@@ -420,6 +422,7 @@ public final class Rendezvous {
      * Returns the exception with which a call must fail because the group is broken or being
      * destroyed; null if the call can run.
      */
+    @Override
     public CollectiveException obstacle(Object call) {
         // Check the failure first: close() may follow a failure, but the failure is the cause.
         CollectiveException reason = broken;
@@ -433,6 +436,7 @@ public final class Rendezvous {
      * Describes why a rank no longer participates, if it has announced that; null if it
      * participates or has not joined yet.
      */
+    @Override
     public String announcedEndOf(int peer) {
         switch (control.state(peer)) {
             case ABSENT:
@@ -451,6 +455,7 @@ public final class Rendezvous {
      * rank that notices a death may destroy the group before this rank has checked the processes.
      * Takes a system call per rank.
      */
+    @Override
     public String causeOf(String end) {
         for (int peer = 0; peer < worldSize; peer++) {
             String death = control.state(peer) == State.ACTIVE ? deathOf(peer) : null;
@@ -496,6 +501,7 @@ public final class Rendezvous {
      * Describes the end of a rank's process; null if it is alive or the rank has not joined yet.
      * Takes a system call.
      */
+    @Override
     public String deathOf(int peer) {
         if (control.state(peer) == State.ABSENT) {
             return null;
