@@ -2,7 +2,6 @@
 package org.djlx.nativeops.mpi;
 
 import com.sun.jna.Memory;
-import com.sun.jna.NativeLibrary;
 import com.sun.jna.Pointer;
 import org.djlx.nativeops.LibraryProbes;
 import org.djlx.nativeops.host.Scratch;
@@ -49,9 +48,6 @@ public final class MpiCommunicator implements AutoCloseable {
      */
     public static synchronized MpiCommunicator world() {
         if (world == null) {
-            // The JVM needs its own handlers of SIGSEGV.
-            setIfUnset("OMPI_MCA_opal_signal", "6");
-            setIfUnset("UCX_ERROR_SIGNALS", "");
             Scratch scratch = Scratch.get();
             int result = Mpi.MPI_Init_thread(0, 0, Mpi.THREAD_MULTIPLE, scratch.slot(0));
             Mpi.check("MPI_Init_thread", result);
@@ -67,13 +63,6 @@ public final class MpiCommunicator implements AutoCloseable {
             world = new MpiCommunicator(Mpi.COMM_WORLD);
         }
         return world;
-    }
-
-    /** Sets a variable of the process's environment, which System.getenv does not see. */
-    private static void setIfUnset(String name, String value) {
-        NativeLibrary.getInstance("c")
-                .getFunction("setenv")
-                .invokeInt(new Object[] {name, value, 0});
     }
 
     /**
@@ -95,9 +84,7 @@ public final class MpiCommunicator implements AutoCloseable {
         return text.getString(0).lines().findFirst().orElse("").strip();
     }
 
-    /**
-     * {@return whether the library is Open MPI, not MPICH or one of its relatives}
-     */
+    /** {@return whether the library is Open MPI, not MPICH or one of its relatives} */
     public static boolean isOpenMpi() {
         return Mpi.isOpenMpi(LibraryProbes.openMpi());
     }

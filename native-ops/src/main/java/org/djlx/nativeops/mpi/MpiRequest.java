@@ -5,9 +5,8 @@ import com.sun.jna.Native;
 import org.djlx.nativeops.host.Scratch;
 
 /**
- * A send or receive that was started and has not been freed. Reusable: {@link
- * MpiCommunicator#send} and {@link MpiCommunicator#receive} start it again once it is done. Used by
- * one thread at a time.
+ * A send or receive that was started and has not been freed. Reusable: {@link MpiCommunicator#send}
+ * and {@link MpiCommunicator#receive} start it again once it is done. Used by one thread at a time.
  */
 public final class MpiRequest {
 

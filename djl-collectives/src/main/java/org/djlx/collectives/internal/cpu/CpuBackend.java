@@ -12,9 +12,9 @@ import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
+import org.djlx.collectives.internal.cpu.HostCollectives.Extent;
 import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.internal.host.PeerStates;
-import org.djlx.collectives.internal.cpu.HostCollectives.Extent;
 import org.djlx.collectives.spi.Backend;
 import org.djlx.collectives.spi.OpType;
 import org.djlx.collectives.spi.Operation;
@@ -311,7 +311,8 @@ public abstract class CpuBackend extends Backend {
                     HostTensor out = tensors.output(output, Torch.info(output));
                     HostTensor in = tensors.input(input, Torch.info(input));
                     return () -> {
-                        collectives.allToAll(operation, parts(out, outputCounts), parts(in, inputCounts));
+                        collectives.allToAll(
+                                operation, parts(out, outputCounts), parts(in, inputCounts));
                         out.flush();
                     };
                 });
@@ -359,7 +360,8 @@ public abstract class CpuBackend extends Backend {
                     HostTensor out = tensors.output(output, operation.tensor());
                     List<HostTensor> in = tensors.inputs(inputs);
                     return () -> {
-                        collectives.reduceScatter(operation, out, addresses(in, out.byteSize()), op);
+                        collectives.reduceScatter(
+                                operation, out, addresses(in, out.byteSize()), op);
                         out.flush();
                     };
                 });

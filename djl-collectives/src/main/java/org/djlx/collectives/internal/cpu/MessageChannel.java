@@ -28,7 +28,9 @@ public interface MessageChannel {
      */
     boolean move(Consumer<Transfer> onMoved);
 
-    /** Returns the receive that awaits the data of a message, and stops it; null if there is none. */
+    /**
+     * Returns the receive that awaits the data of a message, and stops it; null if there is none.
+     */
     Transfer stopReceiving(long message);
 
     /**

@@ -10,7 +10,6 @@ import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.internal.host.LongWaits;
 import org.djlx.collectives.internal.host.PeerStates;
 import org.djlx.collectives.internal.host.Rendezvous;
-
 import org.djlx.collectives.spi.Operation;
 
 /**

@@ -4,7 +4,6 @@ package org.djlx.collectives.internal.cpu;
 import java.util.ArrayList;
 import java.util.List;
 
-
 /**
  * Matches message offers with receives, in order of arrival: by tag and source, or by tag only for
  * receives from any rank. Offers and receives without a match wait here. Guarded by the lock of the

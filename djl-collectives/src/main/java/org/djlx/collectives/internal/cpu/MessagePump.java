@@ -8,7 +8,6 @@ import java.util.Map;
 import java.util.function.BiConsumer;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.internal.cpu.Letter.Kind;
-
 import org.djlx.collectives.internal.cpu.MessageMatcher.Offer;
 
 /**

@@ -10,9 +10,9 @@ import java.util.concurrent.TimeoutException;
 import java.util.concurrent.locks.ReentrantLock;
 import java.util.function.IntFunction;
 import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.internal.cpu.MessageMatcher.Offer;
 import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.internal.host.PeerStates;
-import org.djlx.collectives.internal.cpu.MessageMatcher.Offer;
 
 /**
  * The running messages of one rank, to and from all peers. They run concurrently, independent of

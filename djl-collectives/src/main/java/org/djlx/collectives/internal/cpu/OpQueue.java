@@ -53,7 +53,8 @@ public final class OpQueue {
     }
 
     /** Adds an operation; {@code cleanup} runs after it, even if it does not run. */
-    public PendingWork submit(Operation operation, Runnable body, Runnable cleanup, List<NDArray> result) {
+    public PendingWork submit(
+            Operation operation, Runnable body, Runnable cleanup, List<NDArray> result) {
         OpWork work = new OpWork(this, operation, body, cleanup, result);
         boolean wake;
         synchronized (pending) {

@@ -5,7 +5,6 @@ import ai.djl.ndarray.NDArray;
 import java.util.List;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.internal.host.GroupErrors;
-
 import org.djlx.collectives.spi.Operation;
 
 /**

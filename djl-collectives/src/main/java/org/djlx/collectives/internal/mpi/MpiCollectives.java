@@ -90,7 +90,7 @@ final class MpiCollectives implements HostCollectives {
      * @throws org.djlx.collectives.CollectiveMismatchException on all ranks, if the calls differ
      */
     private void agree(Operation operation, long data, int size) {
-        group.call(letter -> letter.putCall(rank, operation.signature(), data, size));
+        group.sendToAll(letter -> letter.putCall(rank, operation.signature(), data, size));
         awaitCalls(operation);
     }
 
@@ -101,7 +101,8 @@ final class MpiCollectives implements HostCollectives {
             same &= peer == rank || group.callOf(peer).hasSignature(operation.signature());
         }
         if (!same) {
-            List<long[]> calls = IntStream.range(0, worldSize).mapToObj(peer -> words(operation, peer)).toList();
+            List<long[]> calls =
+                    IntStream.range(0, worldSize).mapToObj(peer -> words(operation, peer)).toList();
             group.endCall();
             throw GroupErrors.disagreement(operation, group.name(), calls);
         }
@@ -109,8 +110,7 @@ final class MpiCollectives implements HostCollectives {
 
     private long[] words(Operation operation, int peer) {
         long[] words = new long[CallWords.COUNT];
-        long[] signature =
-                peer == rank ? operation.signature() : group.callOf(peer).signature();
+        long[] signature = peer == rank ? operation.signature() : group.callOf(peer).signature();
         CallWords.put(words, signature, false);
         return words;
     }
@@ -430,9 +430,7 @@ final class MpiCollectives implements HostCollectives {
             long own = parts[rank].size();
             // Not in place: the tensors of other ranks than the root do not change.
             long result =
-                    rank == root
-                            ? inputs[rank]
-                            : scratch(own * worldSize) + own * (worldSize - 1);
+                    rank == root ? inputs[rank] : scratch(own * worldSize) + own * (worldSize - 1);
             reduceParts(operation, result, parts, inputs, tensor.type(), op);
             if (rank == root) {
                 exchange(operation, parts, null);
@@ -524,7 +522,7 @@ final class MpiCollectives implements HostCollectives {
             sizes[peer] = inputs[peer].size();
             sizes[worldSize + peer] = outputs[peer].size();
         }
-        group.call(letter -> letter.putCall(rank, operation.signature(), sizes));
+        group.sendToAll(letter -> letter.putCall(rank, operation.signature(), sizes));
         awaitCalls(operation);
         try {
             GroupErrors.requireSizes(

@@ -108,12 +108,8 @@ final class MpiGroup implements PeerStates, Doorbell {
                 posted.request(), posted.address(), capacity, MpiCommunicator.ANY_SOURCE, LETTERS);
     }
 
-    /** Sends this rank's call to all ranks; {@code put} writes it. */
-    void call(Consumer<LetterBuffer> put) {
-        sendToAll(put);
-    }
-
-    private void sendToAll(Consumer<LetterBuffer> put) {
+    /** Sends a letter to all ranks; {@code put} writes it. */
+    void sendToAll(Consumer<LetterBuffer> put) {
         lock.lock();
         try {
             if (silent || worldSize == 1) {
@@ -253,8 +249,8 @@ final class MpiGroup implements PeerStates, Doorbell {
                 calls.get(source).add(letter);
                 return; // Freed by endCall().
             }
-            case LetterBuffer.FAILED -> setEnd(
-                    source, "rank " + source + " failed: " + letter.text());
+            case LetterBuffer.FAILED ->
+                    setEnd(source, "rank " + source + " failed: " + letter.text());
             case LetterBuffer.LEFT -> {
                 leavers++;
                 setEnd(source, GroupErrors.left(source));
@@ -384,6 +380,9 @@ final class MpiGroup implements PeerStates, Doorbell {
     void leave() {
         lock.lock();
         try {
+            if (left) {
+                return;
+            }
             left = true;
             sendToAll(buffer -> buffer.putEnd(LetterBuffer.LEFT, rank, ""));
         } finally {
@@ -399,11 +398,8 @@ final class MpiGroup implements PeerStates, Doorbell {
             if (silent || leavers < worldSize - 1 || !sending.isEmpty()) {
                 return silent;
             }
+            endReceive();
             silent = true;
-            posted.cancel();
-            while (!posted.test()) {
-                Thread.onSpinWait(); // A receive that no rank sends to.
-            }
             comm.close();
             return true;
         } finally {
@@ -411,10 +407,23 @@ final class MpiGroup implements PeerStates, Doorbell {
         }
     }
 
+    private void endReceive() {
+        posted.cancel();
+        while (!posted.test()) {
+            Thread.onSpinWait(); // A letter that is arriving, at most.
+        }
+    }
+
     /** Makes no more calls of MPI. */
     void silence() {
         lock.lock();
-        silent = true;
-        lock.unlock();
+        try {
+            if (!silent) {
+                endReceive();
+                silent = true;
+            }
+        } finally {
+            lock.unlock();
+        }
     }
 }

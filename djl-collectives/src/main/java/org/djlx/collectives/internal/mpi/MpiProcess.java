@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.collectives.internal.mpi;
 
+import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Iterator;
 import java.util.List;
 import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.locks.LockSupport;
 import org.djlx.collectives.internal.host.Deadline;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.mpi.MpiCommunicator;
-import java.time.Duration;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
@@ -23,6 +24,7 @@ final class MpiProcess {
 
     // How long the end of the process waits for ranks that have not left a group.
     private static final Duration PATIENCE = Duration.ofSeconds(5);
+    private static final long POLL_NANOS = 100_000;
 
     private static final Set<MpiGroup> OPEN = ConcurrentHashMap.newKeySet();
     private static final List<MpiGroup> LEFT = new ArrayList<>(); // guarded by itself
@@ -36,7 +38,8 @@ final class MpiProcess {
         MpiCommunicator world = MpiCommunicator.world();
         if (!hooked) {
             hooked = true;
-            logger.debug("{}: rank {} of {}", MpiCommunicator.version(), world.rank(), world.size());
+            logger.debug(
+                    "{}: rank {} of {}", MpiCommunicator.version(), world.rank(), world.size());
             Runtime.getRuntime().addShutdownHook(new Thread(MpiProcess::end, "mpi-finalize"));
         }
         return world;
@@ -70,18 +73,22 @@ final class MpiProcess {
     }
 
     /**
-     * Finalizes MPI, which waits for the other processes. After a failure they may never come: then
-     * this one ends without, and mpirun ends the job.
+     * Leaves all groups, and finalizes MPI, which waits for the other processes. After a failure
+     * they may never come: then this one ends without, and mpirun ends the job.
      */
     private static void end() {
-        boolean failed = OPEN.stream().anyMatch(MpiGroup::isBroken);
+        for (MpiGroup group : OPEN) {
+            group.beginClose();
+            group.leave();
+            closed(group);
+        }
         Deadline deadline = Deadline.after(PATIENCE);
         while (!releaseLeft() && !deadline.isOver()) {
-            Thread.yield();
+            LockSupport.parkNanos(POLL_NANOS);
         }
-        failed |= !releaseLeft();
-        OPEN.forEach(MpiGroup::silence);
+        boolean failed;
         synchronized (LEFT) {
+            failed = LEFT.stream().anyMatch(MpiGroup::isBroken);
             LEFT.forEach(MpiGroup::silence);
         }
         Thread finalizer = new Thread(MpiCommunicator::finish, "mpi-finalizer");

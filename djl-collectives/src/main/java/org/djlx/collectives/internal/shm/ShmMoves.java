@@ -176,7 +176,8 @@ final class ShmMoves {
             steps.synchronize();
             if (offset == 0) {
                 longest = sizes.checkAll(operation);
-                copies.copyInPlace(outputs[rank].address(), inputs[rank].address(), inputs[rank].size());
+                copies.copyInPlace(
+                        outputs[rank].address(), inputs[rank].address(), inputs[rank].size());
             }
             for (int peer = 0; peer < worldSize; peer++) {
                 if (peer != rank) {

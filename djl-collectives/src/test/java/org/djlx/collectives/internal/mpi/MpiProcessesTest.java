@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.collectives.internal.mpi;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.io.IOException;
+import java.util.ArrayList;
+import java.util.List;
+import org.djlx.collectives.ContractCases;
+import org.djlx.collectives.store.TcpStore;
+import org.junit.jupiter.api.Tag;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.CsvSource;
+import org.junit.jupiter.params.provider.EnumSource;
+
+/** The contract on {@code mpi}, with the MPIs that are installed, and how jobs end. */
+@Timeout(300)
+@Tag("slow")
+class MpiProcessesTest {
+
+    @ParameterizedTest
+    @CsvSource({"OPEN_MPI, 2", "OPEN_MPI, 4", "MPICH, 2"})
+    void contract(MpiRun mpi, int worldSize) throws IOException, InterruptedException {
+        MpiRun.Result result = run(mpi, worldSize, MpiContractMain.class);
+        assertEquals(0, result.code(), result.output());
+        for (int rank = 0; rank < worldSize; rank++) {
+            for (String name : ContractCases.all().keySet()) {
+                String line = "rank " + rank + " passed " + name + "\n";
+                assertTrue(result.output().contains(line), line + result.output());
+            }
+        }
+    }
+
+    private static MpiRun.Result run(MpiRun mpi, int worldSize, Class<?> main, String... arguments)
+            throws IOException, InterruptedException {
+        try (TcpStore store =
+                TcpStore.builder().setHost("localhost").setPort(0).optServer(true).build()) {
+            List<String> all = new ArrayList<>(List.of("" + store.port()));
+            all.addAll(List.of(arguments));
+            return mpi.run(worldSize, main, all.toArray(String[]::new));
+        }
+    }
+
+    /**
+     * Rank 0 breaks a group in the middle of its job: by a timeout before the other rank calls, and
+     * while data moves. Both ranks report it, and both processes end by themselves.
+     */
+    @ParameterizedTest
+    @EnumSource(MpiRun.class)
+    void failuresEndTheJob(MpiRun mpi) throws IOException, InterruptedException {
+        MpiRun.Result result = run(mpi, 2, MpiFailureMain.class);
+        assertTrue(
+                result.output().contains("rank 0: CollectiveTimeoutException [1]\n"),
+                result.output());
+        assertTrue(result.output().contains("rank 1: CollectiveException\n"), result.output());
+        assertTrue(result.output().contains("rank 0: broken\n"), result.output());
+        assertTrue(result.output().contains("rank 1: broken\n"), result.output());
+        assertEquals(0, result.code(), result.output());
+    }
+}
