@@ -49,12 +49,17 @@ final class Backoff {
     }
 
     private static int ranksPerCore() {
+        return Rendezvous.ranksPerCore(Math.max(1, localRanks()));
+    }
+
+    /** Returns the number of ranks on this host, as the launcher tells; 0 if it does not. */
+    static int localRanks() {
         String local = System.getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
         local = local == null ? System.getenv("MPI_LOCALNRANKS") : local;
         try {
-            return Rendezvous.ranksPerCore(local == null ? 1 : Integer.parseInt(local));
+            return local == null ? 0 : Integer.parseInt(local);
         } catch (NumberFormatException e) {
-            return 1;
+            return 0;
         }
     }
 }

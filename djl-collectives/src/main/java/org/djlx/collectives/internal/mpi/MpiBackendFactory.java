@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.collectives.internal.mpi;
 
+import java.util.Map;
 import org.djlx.collectives.spi.Backend;
 import org.djlx.collectives.spi.BackendFactory;
 import org.djlx.collectives.spi.BackendOptions;
@@ -21,6 +22,11 @@ public final class MpiBackendFactory implements BackendFactory {
     @Override
     public Support support() {
         return MpiBackend.SUPPORT;
+    }
+
+    @Override
+    public Map<String, String> environment(Map<String, String> environment) {
+        return MpiEnvironment.complete(environment);
     }
 
     @Override

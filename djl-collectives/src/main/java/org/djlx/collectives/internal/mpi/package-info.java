@@ -2,6 +2,7 @@
 /* Package-private:
  * MpiBackend      the backend of one rank
  * MpiProcess      this process in MPI: its beginning and its end
+ * MpiEnvironment  rank, world size and the store's address, from MPI
  * MpiGroup        the communicator of a group: letters, and the ranks that have left or failed
  * LetterBuffer    layout of a letter
  * MpiCollectives  collectives

@@ -12,8 +12,6 @@ import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.spi.BackendOptions;
-import org.djlx.collectives.store.TcpStore;
-import org.djlx.nativeops.mpi.MpiCommunicator;
 
 /** One rank of {@link MpiProcessesTest}: breaks a group, and prints how its calls end. */
 public final class MpiFailureMain {
@@ -21,18 +19,9 @@ public final class MpiFailureMain {
     private MpiFailureMain() {}
 
     public static void main(String[] args) throws InterruptedException {
-        MpiCommunicator world = MpiProcess.world();
-        int rank = world.rank();
-        TcpStore store =
-                TcpStore.builder().setHost("localhost").setPort(Integer.parseInt(args[0])).build();
         ProcessGroup group =
-                ProcessGroups.init(
-                        "mpi",
-                        store,
-                        "default",
-                        rank,
-                        world.size(),
-                        new BackendOptions(Duration.ofSeconds(60)));
+                ProcessGroups.init("mpi", new BackendOptions(Duration.ofSeconds(60)));
+        int rank = group.rank();
         try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
             NDArray tensor = manager.ones(new Shape(1_000_000));
             group.allReduce(tensor, ReduceOp.SUM).await();
@@ -50,7 +39,7 @@ public final class MpiFailureMain {
                 System.out.println("rank " + rank + ": broken");
             }
         }
-        // Neither the group nor the store is closed.
+        // The group is not destroyed.
     }
 
     private static void report(int rank, Work work) {

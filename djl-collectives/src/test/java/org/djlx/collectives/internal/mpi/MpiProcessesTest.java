@@ -5,10 +5,7 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.io.IOException;
-import java.util.ArrayList;
-import java.util.List;
 import org.djlx.collectives.ContractCases;
-import org.djlx.collectives.store.TcpStore;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
@@ -23,23 +20,13 @@ class MpiProcessesTest {
     @ParameterizedTest
     @CsvSource({"OPEN_MPI, 2", "OPEN_MPI, 4", "MPICH, 2"})
     void contract(MpiRun mpi, int worldSize) throws IOException, InterruptedException {
-        MpiRun.Result result = run(mpi, worldSize, MpiContractMain.class);
+        MpiRun.Result result = mpi.run(worldSize, MpiContractMain.class);
         assertEquals(0, result.code(), result.output());
         for (int rank = 0; rank < worldSize; rank++) {
             for (String name : ContractCases.all().keySet()) {
                 String line = "rank " + rank + " passed " + name + "\n";
                 assertTrue(result.output().contains(line), line + result.output());
             }
-        }
-    }
-
-    private static MpiRun.Result run(MpiRun mpi, int worldSize, Class<?> main, String... arguments)
-            throws IOException, InterruptedException {
-        try (TcpStore store =
-                TcpStore.builder().setHost("localhost").setPort(0).optServer(true).build()) {
-            List<String> all = new ArrayList<>(List.of("" + store.port()));
-            all.addAll(List.of(arguments));
-            return mpi.run(worldSize, main, all.toArray(String[]::new));
         }
     }
 
@@ -50,7 +37,7 @@ class MpiProcessesTest {
     @ParameterizedTest
     @EnumSource(MpiRun.class)
     void failuresEndTheJob(MpiRun mpi) throws IOException, InterruptedException {
-        MpiRun.Result result = run(mpi, 2, MpiFailureMain.class);
+        MpiRun.Result result = mpi.run(2, MpiFailureMain.class);
         assertTrue(
                 result.output().contains("rank 0: CollectiveTimeoutException [1]\n"),
                 result.output());
