@@ -3,6 +3,7 @@ package org.djlx.collectives.internal.mpi;
 
 import com.sun.jna.Memory;
 import com.sun.jna.Pointer;
+import java.lang.ref.Reference;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
@@ -41,6 +42,14 @@ final class MpiCollectives implements HostCollectives {
     // A part of this size stays in the cache between its arrival and its reduction.
     private static final long BLOCK = 256 << 10;
 
+    // Up to this many bytes to receive, each rank reduces the whole tensor, in one step less than
+    // with
+    // parts.
+    private static final long MAX_WHOLE = 256 << 10;
+
+    // Calls carry data to be reduced up to this many bytes in all.
+    private static final long MAX_CALLS = 64 << 10;
+
     // Larger broadcasts scatter parts and gather them: the root then sends its data about once.
     private static final long SCATTERED_BROADCAST = 64 << 10;
 
@@ -52,9 +61,9 @@ final class MpiCollectives implements HostCollectives {
     private final int rank;
     private final int worldSize;
     private final Backoff backoff = new Backoff();
-    private final List<MpiRequest> requests = new ArrayList<>(); // reused
-    private int[] peerOf = new int[16]; // by request
-    private int started; // requests in use
+    private final Transfers transfers = new Transfers();
+    private final Transfers next = new Transfers();
+    private final Transfers results = new Transfers();
     private Memory scratch = new Memory(BLOCK);
     private boolean orphaned;
 
@@ -199,73 +208,98 @@ final class MpiCollectives implements HostCollectives {
         }
     }
 
-    // Data. Transfers between two ranks match in their order, which is the same on both.
+    /**
+     * Sends and receives that are waited for together. Those between two ranks match in the order
+     * in which they start, which is the same on both.
+     */
+    private final class Transfers {
 
-    private MpiRequest request(int peer) {
-        if (started == requests.size()) {
-            requests.add(new MpiRequest());
-        }
-        if (started == peerOf.length) {
-            peerOf = Arrays.copyOf(peerOf, 2 * started);
-        }
-        peerOf[started] = peer;
-        return requests.get(started++);
-    }
+        private List<MpiRequest> requests = new ArrayList<>(); // reused
+        private int[] peers = new int[16]; // by request
+        private int started;
 
-    private void receive(int peer, long address, long size) {
-        for (long offset = 0; offset < size; offset += MpiCommunicator.MAX_BYTES) {
-            int piece = (int) Math.min(MpiCommunicator.MAX_BYTES, size - offset);
-            group.receive(request(peer), address + offset, piece, peer, MpiGroup.DATA);
+        private MpiRequest request(int peer) {
+            if (started == requests.size()) {
+                requests.add(new MpiRequest());
+            }
+            if (started == peers.length) {
+                peers = Arrays.copyOf(peers, 2 * started);
+            }
+            peers[started] = peer;
+            return requests.get(started++);
         }
-    }
 
-    private void send(int peer, long address, long size) {
-        for (long offset = 0; offset < size; offset += MpiCommunicator.MAX_BYTES) {
-            int piece = (int) Math.min(MpiCommunicator.MAX_BYTES, size - offset);
-            group.send(request(peer), address + offset, piece, peer, MpiGroup.DATA);
+        void receive(int peer, long address, long size) {
+            for (long offset = 0; offset < size; offset += MpiCommunicator.MAX_BYTES) {
+                int piece = (int) Math.min(MpiCommunicator.MAX_BYTES, size - offset);
+                group.receive(request(peer), address + offset, piece, peer, MpiGroup.DATA);
+            }
         }
-    }
 
-    /** Waits until the transfers with all ranks have ended. */
-    private void complete(Operation operation) {
-        try {
+        void send(int peer, long address, long size) {
+            for (long offset = 0; offset < size; offset += MpiCommunicator.MAX_BYTES) {
+                int piece = (int) Math.min(MpiCommunicator.MAX_BYTES, size - offset);
+                group.send(request(peer), address + offset, piece, peer, MpiGroup.DATA);
+            }
+        }
+
+        void complete(Operation operation) {
             await(operation, this::hasMoved, "did not send or receive its data", false);
             started = 0;
+        }
+
+        private boolean hasMoved(int peer) {
+            for (int i = 0; i < started; i++) {
+                if (peers[i] == peer && !group.test(requests.get(i))) {
+                    return false;
+                }
+            }
+            return true;
+        }
+
+        /** Returns whether MPI accesses no memory any more. */
+        boolean cancel() {
+            boolean ended = group.cancel(requests.subList(0, started));
+            if (!ended) {
+                requests = new ArrayList<>();
+            }
+            started = 0;
+            return ended;
+        }
+    }
+
+    /** Runs what moves data. If it fails, stops the transfers. */
+    private void move(Runnable body) {
+        try {
+            body.run();
         } catch (RuntimeException | Error e) {
-            if (!group.cancel(requests.subList(0, started))) {
+            if (!(transfers.cancel() & next.cancel() & results.cancel())) {
                 orphaned = true;
-                requests.clear();
                 ORPHANS.add(scratch);
                 scratch = new Memory(BLOCK);
             }
-            started = 0;
             throw e;
         }
     }
 
-    private boolean hasMoved(int peer) {
-        for (int i = 0; i < started; i++) {
-            if (peerOf[i] == peer && !group.test(requests.get(i))) {
-                return false;
-            }
-        }
-        return true;
-    }
-
     /** Exchanges memory between all pairs of ranks; a null array has nothing to send or receive. */
     private void exchange(Operation operation, Extent[] outputs, Extent[] inputs) {
-        for (int i = 1; outputs != null && i < worldSize; i++) {
-            int peer = (rank + worldSize - i) % worldSize;
-            receive(peer, outputs[peer].address(), outputs[peer].size());
-        }
-        for (int i = 1; inputs != null && i < worldSize; i++) {
-            int peer = (rank + i) % worldSize;
-            send(peer, inputs[peer].address(), inputs[peer].size());
-        }
+        start(transfers, outputs, inputs);
         if (outputs != null && inputs != null) {
             copy(outputs[rank].address(), inputs[rank].address(), inputs[rank].size());
         }
-        complete(operation);
+        transfers.complete(operation);
+    }
+
+    private void start(Transfers to, Extent[] outputs, Extent[] inputs) {
+        for (int i = 1; outputs != null && i < worldSize; i++) {
+            int peer = (rank + worldSize - i) % worldSize;
+            to.receive(peer, outputs[peer].address(), outputs[peer].size());
+        }
+        for (int i = 1; inputs != null && i < worldSize; i++) {
+            int peer = (rank + i) % worldSize;
+            to.send(peer, inputs[peer].address(), inputs[peer].size());
+        }
     }
 
     private static void copy(long destination, long source, long size) {
@@ -299,6 +333,10 @@ final class MpiCollectives implements HostCollectives {
         return size <= group.maxPayload();
     }
 
+    private boolean fitsReduced(long size) {
+        return fits(size) && size * (worldSize - 1) <= MAX_CALLS;
+    }
+
     /** Returns the address of each rank's data in its call; for this rank, {@code own}. */
     private long[] payloads(long own) {
         long[] addresses = new long[worldSize];
@@ -318,23 +356,27 @@ final class MpiCollectives implements HostCollectives {
             return;
         }
         begin(operation);
-        if (worldSize > 2 && size > SCATTERED_BROADCAST) {
-            Extent[] parts = parts(tensor.address(), size, 1);
-            move(operation, root, parts[rank], parts);
-            exchange(operation, parts, same(parts[rank].address(), parts[rank].size()));
-        } else {
-            Extent whole = new Extent(tensor.address(), size);
-            move(operation, root, whole, same(whole.address(), size));
-        }
+        move(
+                () -> {
+                    if (worldSize > 2 && size > SCATTERED_BROADCAST) {
+                        Extent[] parts = parts(tensor.address(), size, 1);
+                        Extent own = parts[rank];
+                        fromRoot(operation, root, own, parts);
+                        exchange(operation, parts, same(own.address(), own.size()));
+                    } else {
+                        Extent whole = new Extent(tensor.address(), size);
+                        fromRoot(operation, root, whole, same(whole.address(), size));
+                    }
+                });
     }
 
     /** Sends from the root: {@code inputs} to each rank, which receives it at {@code output}. */
-    private void move(Operation operation, int root, Extent output, Extent[] inputs) {
+    private void fromRoot(Operation operation, int root, Extent output, Extent[] inputs) {
         if (rank == root) {
             exchange(operation, null, inputs);
         } else {
-            receive(root, output.address(), output.size());
-            complete(operation);
+            transfers.receive(root, output.address(), output.size());
+            transfers.complete(operation);
         }
     }
 
@@ -352,67 +394,114 @@ final class MpiCollectives implements HostCollectives {
 
     @Override
     public void allReduce(Operation operation, HostTensor tensor, ReduceOp op) {
-        if (fits(tensor.byteSize())) {
+        if (fitsReduced(tensor.byteSize())) {
             agree(operation, tensor.address(), (int) tensor.byteSize());
             long[] addresses = payloads(tensor.address());
             reducer.reduce(tensor.address(), addresses, tensor.count(), tensor.type(), op);
             group.endCall();
             return;
         }
-        begin(operation);
-        allReduceParts(operation, tensor.address(), tensor.byteSize(), tensor.type(), op);
+        allReduce(operation, List.of(tensor), op);
     }
 
     @Override
     public void allReduce(Operation operation, List<HostTensor> tensors, ReduceOp op) {
         begin(operation);
-        for (HostTensor tensor : tensors) {
-            allReduceParts(operation, tensor.address(), tensor.byteSize(), tensor.type(), op);
-        }
+        move(
+                () -> {
+                    for (HostTensor tensor : tensors) {
+                        allReduceParts(
+                                operation, tensor.address(), tensor.byteSize(), tensor.type(), op);
+                    }
+                });
     }
 
     private void allReduceParts(
             Operation operation, long address, long size, ScalarType type, ReduceOp op) {
-        long step = BLOCK * worldSize;
+        boolean parts = size * (worldSize - 1) > MAX_WHOLE;
+        List<Reduction> blocks = new ArrayList<>();
+        long step = parts ? BLOCK * worldSize : BLOCK;
         for (long offset = 0; offset < size; offset += step) {
-            long length = Math.min(step, size - offset);
-            Extent[] parts = parts(address + offset, length, type.itemSize());
-            long[] inputs = Arrays.stream(parts).mapToLong(Extent::address).toArray();
-            reduceParts(operation, parts[rank].address(), parts, inputs, type, op);
-            exchange(operation, parts, same(parts[rank].address(), parts[rank].size()));
+            Extent block = new Extent(address + offset, Math.min(step, size - offset));
+            Extent[] to =
+                    parts
+                            ? parts(block.address(), block.size(), type.itemSize())
+                            : same(block.address(), block.size());
+            blocks.add(new Reduction(to, addresses(to), to[rank].address()));
+        }
+        reduceAll(operation, blocks, type, op, parts);
+        results.complete(operation);
+    }
+
+    private static long[] addresses(Extent[] extents) {
+        return Arrays.stream(extents).mapToLong(Extent::address).toArray();
+    }
+
+    /**
+     * One block of a reduction: this rank reduces its part of what all ranks have.
+     *
+     * @param parts the parts of all ranks
+     * @param inputs {@code inputs[r]} is this rank's contribution to the part of rank r
+     * @param result the address for the reduced part
+     */
+    private record Reduction(Extent[] parts, long[] inputs, long result) {}
+
+    /** Reduces blocks: while one is reduced, the data of the next moves. */
+    private void reduceAll(
+            Operation operation,
+            List<Reduction> blocks,
+            ScalarType type,
+            ReduceOp op,
+            boolean gathers) {
+        Transfers current = transfers;
+        Transfers following = next;
+        long[] contributions = new long[worldSize];
+        long half = blocks.isEmpty() ? 0 : blocks.get(0).parts[rank].size() * (worldSize - 1);
+        long free = scratch(2 * half);
+        for (int i = 0; i <= blocks.size(); i++) {
+            if (i < blocks.size()) {
+                startReduction(following, blocks.get(i), free + i % 2 * half);
+            }
+            if (i > 0) {
+                Reduction block = blocks.get(i - 1);
+                current.complete(operation);
+                long own = block.parts[rank].size();
+                locate(contributions, block, free + (i - 1) % 2 * half);
+                reducer.reduce(block.result, contributions, own / type.itemSize(), type, op);
+                if (gathers) {
+                    start(results, block.parts, same(block.result, own));
+                }
+            }
+            Transfers swapped = current;
+            current = following;
+            following = swapped;
         }
     }
 
-    /** Reduces this rank's part of what all ranks have. {@code inputs[r]} is for rank r. */
-    private void reduceParts(
-            Operation operation,
-            long result,
-            Extent[] parts,
-            long[] inputs,
-            ScalarType type,
-            ReduceOp op) {
-        long own = parts[rank].size();
-        long[] contributions = new long[worldSize];
-        long free = scratch(own * (worldSize - 1));
+    private void startReduction(Transfers to, Reduction block, long free) {
+        long own = block.parts[rank].size();
         for (int i = 1; i < worldSize; i++) {
-            int peer = (rank + worldSize - i) % worldSize;
-            contributions[peer] = free;
-            receive(peer, free, own);
-            free += own;
+            to.receive((rank + worldSize - i) % worldSize, free + (i - 1) * own, own);
         }
-        contributions[rank] = inputs[rank];
         for (int i = 1; i < worldSize; i++) {
             int peer = (rank + i) % worldSize;
-            send(peer, inputs[peer], parts[peer].size());
+            to.send(peer, block.inputs[peer], block.parts[peer].size());
         }
-        complete(operation);
-        reducer.reduce(result, contributions, own / type.itemSize(), type, op);
+    }
+
+    /** Sets where the contributions of all ranks are. */
+    private void locate(long[] contributions, Reduction block, long free) {
+        contributions[rank] = block.inputs[rank];
+        for (int i = 1; i < worldSize; i++) {
+            int peer = (rank + worldSize - i) % worldSize;
+            contributions[peer] = free + (i - 1) * block.parts[rank].size();
+        }
     }
 
     @Override
     public void reduce(Operation operation, HostTensor tensor, int root, ReduceOp op) {
         long size = tensor.byteSize();
-        if (fits(size)) {
+        if (fitsReduced(size)) {
             agree(operation, tensor.address(), rank == root ? 0 : (int) size);
             if (rank == root) {
                 long[] addresses = payloads(tensor.address());
@@ -422,23 +511,40 @@ final class MpiCollectives implements HostCollectives {
             return;
         }
         begin(operation);
-        long step = BLOCK * worldSize;
-        for (long offset = 0; offset < size; offset += step) {
-            long length = Math.min(step, size - offset);
-            Extent[] parts = parts(tensor.address() + offset, length, tensor.type().itemSize());
-            long[] inputs = Arrays.stream(parts).mapToLong(Extent::address).toArray();
-            long own = parts[rank].size();
-            // Not in place: the tensors of other ranks than the root do not change.
-            long result =
-                    rank == root ? inputs[rank] : scratch(own * worldSize) + own * (worldSize - 1);
-            reduceParts(operation, result, parts, inputs, tensor.type(), op);
-            if (rank == root) {
-                exchange(operation, parts, null);
-            } else {
-                send(root, result, own);
-                complete(operation);
-            }
+        move(() -> reduceParts(operation, tensor, root, op));
+    }
+
+    private void reduceParts(Operation operation, HostTensor tensor, int root, ReduceOp op) {
+        Extent[] parts = parts(tensor.address(), tensor.byteSize(), tensor.type().itemSize());
+        long own = parts[rank].size();
+        // Not in place: the tensors of other ranks than the root do not change.
+        Memory reduced = rank == root || own == 0 ? null : new Memory(own);
+        long result = reduced == null ? parts[rank].address() : Pointer.nativeValue(reduced);
+        reduceAll(operation, blocks(parts, addresses(parts), result), tensor.type(), op, false);
+        if (rank == root) {
+            exchange(operation, parts, null);
+        } else {
+            transfers.send(root, result, own);
+            transfers.complete(operation);
         }
+        Reference.reachabilityFence(reduced);
+    }
+
+    /** Cuts parts into blocks; all ranks have as many. */
+    private List<Reduction> blocks(Extent[] parts, long[] inputs, long result) {
+        long most = Arrays.stream(parts).mapToLong(Extent::size).max().orElse(0);
+        List<Reduction> blocks = new ArrayList<>();
+        for (long offset = 0; offset < most; offset += BLOCK) {
+            long start = offset;
+            Extent[] block = new Extent[worldSize];
+            for (int peer = 0; peer < worldSize; peer++) {
+                block[peer] =
+                        new Extent(parts[peer].address() + start, parts[peer].within(start, BLOCK));
+            }
+            long[] from = Arrays.stream(inputs).map(address -> address + start).toArray();
+            blocks.add(new Reduction(block, from, result + start));
+        }
+        return blocks;
     }
 
     @Override
@@ -453,18 +559,20 @@ final class MpiCollectives implements HostCollectives {
             group.endCall();
             return;
         }
-        begin(operation);
-        exchange(operation, extents(outputs, size), same(input.address(), size));
+        allGather(operation, List.of(outputs), List.of(input));
     }
 
     @Override
     public void allGather(Operation operation, List<long[]> outputs, List<HostTensor> inputs) {
         begin(operation);
-        for (int i = 0; i < inputs.size(); i++) {
-            HostTensor input = inputs.get(i);
-            Extent[] parts = extents(outputs.get(i), input.byteSize());
-            exchange(operation, parts, same(input.address(), input.byteSize()));
-        }
+        move(
+                () -> {
+                    for (int i = 0; i < inputs.size(); i++) {
+                        HostTensor input = inputs.get(i);
+                        Extent[] parts = extents(outputs.get(i), input.byteSize());
+                        exchange(operation, parts, same(input.address(), input.byteSize()));
+                    }
+                });
     }
 
     @Override
@@ -472,10 +580,13 @@ final class MpiCollectives implements HostCollectives {
         begin(operation);
         if (rank == root) {
             copy(outputs[rank], input.address(), input.byteSize());
-            exchange(operation, extents(outputs, input.byteSize()), null);
+            move(() -> exchange(operation, extents(outputs, input.byteSize()), null));
         } else {
-            send(root, input.address(), input.byteSize());
-            complete(operation);
+            move(
+                    () -> {
+                        transfers.send(root, input.address(), input.byteSize());
+                        transfers.complete(operation);
+                    });
         }
     }
 
@@ -486,33 +597,32 @@ final class MpiCollectives implements HostCollectives {
         if (rank == root) {
             copy(out.address(), inputs[rank], out.size());
         }
-        move(operation, root, out, rank == root ? extents(inputs, out.size()) : null);
+        Extent[] all = rank == root ? extents(inputs, out.size()) : null;
+        move(() -> fromRoot(operation, root, out, all));
     }
 
     @Override
     public void reduceScatter(Operation operation, HostTensor output, long[] inputs, ReduceOp op) {
-        begin(operation);
-        reduceScatterParts(operation, output, inputs, op);
+        reduceScatter(operation, List.of(output), List.of(inputs), op);
     }
 
     @Override
     public void reduceScatter(
             Operation operation, List<HostTensor> outputs, List<long[]> inputs, ReduceOp op) {
         begin(operation);
-        for (int i = 0; i < outputs.size(); i++) {
-            reduceScatterParts(operation, outputs.get(i), inputs.get(i), op);
-        }
+        move(
+                () -> {
+                    for (int i = 0; i < outputs.size(); i++) {
+                        reduceScatterParts(operation, outputs.get(i), inputs.get(i), op);
+                    }
+                });
     }
 
     private void reduceScatterParts(
             Operation operation, HostTensor output, long[] inputs, ReduceOp op) {
-        long size = output.byteSize();
-        for (long offset = 0; offset < size; offset += BLOCK) {
-            long start = offset;
-            Extent[] parts = same(0, Math.min(BLOCK, size - offset));
-            long[] from = Arrays.stream(inputs).map(address -> address + start).toArray();
-            reduceParts(operation, output.address() + start, parts, from, output.type(), op);
-        }
+        Extent[] parts = same(0, output.byteSize());
+        List<Reduction> blocks = blocks(parts, inputs, output.address());
+        reduceAll(operation, blocks, output.type(), op, false);
     }
 
     @Override
@@ -533,7 +643,7 @@ final class MpiCollectives implements HostCollectives {
         } finally {
             group.endCall();
         }
-        exchange(operation, outputs, inputs);
+        move(() -> exchange(operation, outputs, inputs));
     }
 
     private long size(long[] own, int peer, int index) {

@@ -79,8 +79,8 @@ final class MpiEnvironment {
             boolean oneHost = Backoff.localRanks() == world.size();
             return (oneHost ? "localhost" : ownAddress()) + " " + socket.getLocalPort();
         } catch (IOException e) {
-            throw new UncheckedIOException("cannot choose the store's address: set MASTER_ADDR and"
-                    + " MASTER_PORT", e);
+            throw new UncheckedIOException(
+                    "cannot choose the store's address: set MASTER_ADDR and" + " MASTER_PORT", e);
         }
     }
 
@@ -96,8 +96,6 @@ final class MpiEnvironment {
                 .map(InetAddress::getHostAddress)
                 .findFirst()
                 .orElseThrow(
-                        () ->
-                                new IOException(
-                                        "this host has no IPv4 address that others reach"));
+                        () -> new IOException("this host has no IPv4 address that others reach"));
     }
 }

@@ -39,9 +39,11 @@ final class MpiGroup implements PeerStates, Doorbell {
     /** The first tag of the data of messages. */
     static final int MESSAGES = 2;
 
-    // Letters up to this size fit into the eager messages of all MPIs: a rank that sends one does
-    // not wait for the receiver.
-    private static final int MIN_CAPACITY = 4000;
+    // Letters carry data of up to 16 KB: above, a call and then the data take about as long.
+    private static final int MIN_CAPACITY = LetterBuffer.HEADER + (16 << 10);
+
+    // How many letters to send before checking which have been sent: a check is a call of MPI.
+    private static final int SENDING = 8;
 
     private final MpiCommunicator comm;
     private final String name;
@@ -215,18 +217,20 @@ final class MpiGroup implements PeerStates, Doorbell {
             return false; // Another thread polls.
         }
         try {
-            boolean arrived = false;
-            while (!silent && posted.test()) {
-                arrived = true;
-                LetterBuffer letter = posted;
-                posted = take();
-                expectLetter();
-                sort(letter);
+            if (silent) {
+                return false;
             }
-            if (!sending.isEmpty() && !silent) {
+            if (sending.size() >= SENDING || closing) {
                 freeSent();
             }
-            return arrived;
+            if (!posted.test()) {
+                return false;
+            }
+            LetterBuffer letter = posted;
+            posted = take();
+            expectLetter();
+            sort(letter);
+            return true;
         } finally {
             lock.unlock();
         }
@@ -394,7 +398,9 @@ final class MpiGroup implements PeerStates, Doorbell {
     boolean release() {
         lock.lock();
         try {
-            poll();
+            while (poll()) {
+                continue;
+            }
             if (silent || leavers < worldSize - 1 || !sending.isEmpty()) {
                 return silent;
             }

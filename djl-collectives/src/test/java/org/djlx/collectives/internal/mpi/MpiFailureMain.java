@@ -19,8 +19,7 @@ public final class MpiFailureMain {
     private MpiFailureMain() {}
 
     public static void main(String[] args) throws InterruptedException {
-        ProcessGroup group =
-                ProcessGroups.init("mpi", new BackendOptions(Duration.ofSeconds(60)));
+        ProcessGroup group = ProcessGroups.init("mpi", new BackendOptions(Duration.ofSeconds(60)));
         int rank = group.rank();
         try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
             NDArray tensor = manager.ones(new Shape(1_000_000));
