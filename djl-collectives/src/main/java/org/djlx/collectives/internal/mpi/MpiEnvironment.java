@@ -29,17 +29,21 @@ final class MpiEnvironment {
 
     private MpiEnvironment() {}
 
-    /** Adds the variables of torchrun that are not set. */
+    /** Adds the variables of torchrun that are not set, the same on all ranks. */
     static synchronized Map<String, String> complete(Map<String, String> environment) {
-        if (environment.containsKey("RANK")) {
+        boolean ranked = environment.containsKey("RANK");
+        boolean addressed = environment.containsKey("MASTER_ADDR");
+        if (ranked && addressed) {
             return environment;
         }
         if (found == null) {
             MpiCommunicator world = MpiProcess.world();
             found = new HashMap<>();
-            found.put("RANK", "" + world.rank());
-            found.put("WORLD_SIZE", "" + world.size());
-            if (!environment.containsKey("MASTER_ADDR")) {
+            if (!ranked) {
+                found.put("RANK", "" + world.rank());
+                found.put("WORLD_SIZE", "" + world.size());
+            }
+            if (!addressed) {
                 String[] store = exchangeAddress(world).split(" ");
                 found.put("MASTER_ADDR", store[0]);
                 found.put("MASTER_PORT", store[1]);

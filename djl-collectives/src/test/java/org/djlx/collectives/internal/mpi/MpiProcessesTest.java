@@ -6,7 +6,9 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.io.IOException;
 import org.djlx.collectives.ContractCases;
+import org.djlx.collectives.train.MpiTrainingMain;
 import org.junit.jupiter.api.Tag;
+import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
@@ -45,5 +47,12 @@ class MpiProcessesTest {
         assertTrue(result.output().contains("rank 0: broken\n"), result.output());
         assertTrue(result.output().contains("rank 1: broken\n"), result.output());
         assertEquals(0, result.code(), result.output());
+    }
+
+    @Test
+    void training() throws IOException, InterruptedException {
+        MpiRun.Result result = MpiRun.OPEN_MPI.run(2, MpiTrainingMain.class);
+        assertEquals(0, result.code(), result.output());
+        assertEquals(3, result.output().split("equal parameters", -1).length, result.output());
     }
 }
