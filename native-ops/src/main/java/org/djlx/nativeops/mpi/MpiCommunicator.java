@@ -81,7 +81,7 @@ public final class MpiCommunicator implements AutoCloseable {
         Mpi.check(
                 "MPI_Get_library_version",
                 Mpi.MPI_Get_library_version(Pointer.nativeValue(text), length));
-        return text.getString(0).lines().findFirst().orElse("").strip();
+        return text.getString(0).split("[,\\n]")[0].strip();
     }
 
     /** {@return whether the library is Open MPI, not MPICH or one of its relatives} */

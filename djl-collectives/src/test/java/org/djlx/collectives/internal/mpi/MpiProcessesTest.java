@@ -49,6 +49,15 @@ class MpiProcessesTest {
         assertEquals(0, result.code(), result.output());
     }
 
+    /** Ranks that are threads of one process, which MPI does not know. */
+    @Test
+    void ranksOfOneProcess() throws IOException, InterruptedException {
+        MpiRun.Result result = MpiRun.OPEN_MPI.run(1, MpiLocalMain.class);
+        assertEquals(0, result.code(), result.output());
+        String reason = "cannot use backend 'mpi': MPI knows of one process only; start";
+        assertTrue(result.output().contains(reason), result.output());
+    }
+
     @Test
     void training() throws IOException, InterruptedException {
         MpiRun.Result result = MpiRun.OPEN_MPI.run(2, MpiTrainingMain.class);
