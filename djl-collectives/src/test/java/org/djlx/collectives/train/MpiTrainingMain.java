@@ -9,7 +9,9 @@ import ai.djl.training.DefaultTrainingConfig;
 import ai.djl.training.TrainingConfig;
 import org.djlx.collectives.train.Training.Outcome;
 
-/** One rank under mpirun: trains on backend {@code mpi}, and compares with training on one device. */
+/**
+ * One rank under mpirun: trains on backend {@code mpi}, and compares with training on one device.
+ */
 public final class MpiTrainingMain {
 
     private MpiTrainingMain() {}
