@@ -22,7 +22,7 @@ final class Mpi {
     static final int MAX_TAG = 32767;
 
     private static final NativeLibrary LIBRARY = LibraryProbes.openMpi();
-    private static final boolean OPEN_MPI = isOpenMpi(LIBRARY);
+    private static final boolean OPEN_MPI = isOpenMpi();
 
     static final long COMM_WORLD = handle("ompi_mpi_comm_world", 0x44000000);
     static final long BYTE = handle("ompi_mpi_byte", 0x4c00010d);
@@ -36,9 +36,9 @@ final class Mpi {
 
     private Mpi() {}
 
-    static boolean isOpenMpi(NativeLibrary library) {
+    private static boolean isOpenMpi() {
         try {
-            return library.getGlobalVariableAddress("ompi_mpi_comm_world") != null;
+            return LIBRARY.getGlobalVariableAddress("ompi_mpi_comm_world") != null;
         } catch (UnsatisfiedLinkError e) {
             return false;
         }

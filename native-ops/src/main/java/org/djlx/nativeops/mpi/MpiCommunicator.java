@@ -3,7 +3,6 @@ package org.djlx.nativeops.mpi;
 
 import com.sun.jna.Memory;
 import com.sun.jna.Pointer;
-import org.djlx.nativeops.LibraryProbes;
 import org.djlx.nativeops.host.Scratch;
 
 /**
@@ -82,11 +81,6 @@ public final class MpiCommunicator implements AutoCloseable {
                 "MPI_Get_library_version",
                 Mpi.MPI_Get_library_version(Pointer.nativeValue(text), length));
         return text.getString(0).split("[,\\n]")[0].strip();
-    }
-
-    /** {@return whether the library is Open MPI, not MPICH or one of its relatives} */
-    public static boolean isOpenMpi() {
-        return Mpi.isOpenMpi(LibraryProbes.openMpi());
     }
 
     /** {@return this process's rank} */

@@ -3,7 +3,6 @@ package org.djlx.collectives.internal.mpi;
 
 import com.sun.jna.Memory;
 import com.sun.jna.Pointer;
-import java.lang.ref.Reference;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
@@ -42,9 +41,7 @@ final class MpiCollectives implements HostCollectives {
     // A part of this size stays in the cache between its arrival and its reduction.
     private static final long BLOCK = 256 << 10;
 
-    // Up to this many bytes to receive, each rank reduces the whole tensor, in one step less than
-    // with
-    // parts.
+    // Up to this many bytes to receive, each rank reduces the whole tensor: a step less than parts.
     private static final long MAX_WHOLE = 256 << 10;
 
     // Calls carry data to be reduced up to this many bytes in all.
@@ -64,7 +61,8 @@ final class MpiCollectives implements HostCollectives {
     private final Transfers transfers = new Transfers();
     private final Transfers next = new Transfers();
     private final Transfers results = new Transfers();
-    private Memory scratch = new Memory(BLOCK);
+    private Memory scratch = new Memory(BLOCK); // contributions of other ranks
+    private Memory reduced = new Memory(BLOCK); // results for the root
     private boolean orphaned;
 
     MpiCollectives(MpiGroup group, Reducer reducer) {
@@ -275,8 +273,9 @@ final class MpiCollectives implements HostCollectives {
         } catch (RuntimeException | Error e) {
             if (!(transfers.cancel() & next.cancel() & results.cancel())) {
                 orphaned = true;
-                ORPHANS.add(scratch);
+                ORPHANS.addAll(List.of(scratch, reduced));
                 scratch = new Memory(BLOCK);
+                reduced = new Memory(BLOCK);
             }
             throw e;
         }
@@ -518,8 +517,10 @@ final class MpiCollectives implements HostCollectives {
         Extent[] parts = parts(tensor.address(), tensor.byteSize(), tensor.type().itemSize());
         long own = parts[rank].size();
         // Not in place: the tensors of other ranks than the root do not change.
-        Memory reduced = rank == root || own == 0 ? null : new Memory(own);
-        long result = reduced == null ? parts[rank].address() : Pointer.nativeValue(reduced);
+        if (rank != root && reduced.size() < own) {
+            reduced = new Memory(own);
+        }
+        long result = rank == root ? parts[rank].address() : Pointer.nativeValue(reduced);
         reduceAll(operation, blocks(parts, addresses(parts), result), tensor.type(), op, false);
         if (rank == root) {
             exchange(operation, parts, null);
@@ -527,7 +528,6 @@ final class MpiCollectives implements HostCollectives {
             transfers.send(root, result, own);
             transfers.complete(operation);
         }
-        Reference.reachabilityFence(reduced);
     }
 
     /** Cuts parts into blocks; all ranks have as many. */
