@@ -13,12 +13,14 @@ import java.util.concurrent.TimeUnit;
 import java.util.stream.Stream;
 
 /** The MPIs of this machine, and JVMs that their launchers start. */
-enum MpiRun {
+public enum MpiRun {
+    /** Open MPI. */
     OPEN_MPI("openmpi-bin", List.of("mpirun.openmpi", "mpirun"), "--oversubscribe"),
+    /** MPICH. */
     MPICH("mpich", List.of("mpiexec.hydra"));
 
     /** What a job printed, and its exit code. */
-    record Result(int code, String output) {}
+    public record Result(int code, String output) {}
 
     private final String debianPackage;
     private final List<String> launchers;
@@ -57,7 +59,7 @@ enum MpiRun {
     }
 
     /** Runs a main class in some processes, and waits for their end. */
-    Result run(int worldSize, Class<?> main, String... arguments)
+    public Result run(int worldSize, Class<?> main, String... arguments)
             throws IOException, InterruptedException {
         List<String> command = new ArrayList<>();
         command.add(launcher());
