@@ -39,6 +39,8 @@ import org.djlx.collectives.spi.Operation;
  *       MessageDriver}), without epochs, because ranks send each other different numbers of
  *       messages. Its wait spins like this one ({@link #spins}) and sleeps on the same doorbell,
  *       but does not yield in between (yielding was not measured there).
+ *   <li>{@code mpi} waits for letters and data of its communicator ({@code MpiGroup}, {@code
+ *       Backoff}).
  *   <li>NCCL connects ranks in the first operation of a kind, root and size; the call returns when
  *       the other ranks have made the same call. A helper thread of {@code StreamQueue} makes such
  *       calls. Without it, two groups would deadlock if ranks issue the groups' first operations in

@@ -45,6 +45,9 @@ final class MpiGroup implements PeerStates, Doorbell {
     // How many letters to send before checking which have been sent: a check is a call of MPI.
     private static final int SENDING = 8;
 
+    // How often to test whether a cancelled transfer has ended: for some milliseconds.
+    private static final int MAX_TESTS = 10_000;
+
     private final MpiCommunicator comm;
     private final String name;
     private final int rank;
@@ -198,7 +201,7 @@ final class MpiGroup implements PeerStates, Doorbell {
             for (MpiRequest request : requests) {
                 request.cancel();
             }
-            for (int i = 0; i < 1000; i++) {
+            for (int i = 0; i < MAX_TESTS; i++) {
                 if (requests.stream().allMatch(MpiRequest::test)) {
                     return true;
                 }
@@ -415,8 +418,9 @@ final class MpiGroup implements PeerStates, Doorbell {
 
     private void endReceive() {
         posted.cancel();
-        while (!posted.test()) {
-            Thread.onSpinWait(); // A letter that is arriving, at most.
+        // A letter that is arriving cannot be cancelled, and its sender may hang.
+        for (int i = 0; i < MAX_TESTS && !posted.test(); i++) {
+            Thread.onSpinWait();
         }
     }
 
