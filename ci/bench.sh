@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Measures, and writes the results to ci/results/. Then `ci/bench/run.sh pages` writes them into README.md and docs/.
 #   ci/bench.sh cpu [arguments of `ci/bench/run.sh bench-compare`]
-#     all-reduce on this host's CPU, beside Gloo and, if mpicc and mpirun are installed, Open MPI; then coalesced
-#     operations beside separate ones, into ci/results/cpu-coalesced.json
+#     all-reduce on this host's CPU by shm, beside Gloo and, if mpicc and mpirun are installed, Open MPI and backend mpi on
+#     it; then coalesced operations beside separate ones, into ci/results/cpu-coalesced.json
 #   ci/bench.sh gpu [arguments of `ci/bench/run.sh bench-gpu`]
 #     all-reduce and the fused operators on this host's GPUs, beside NCCL and, if python3 has it, PyTorch. Runs three times:
 #     with an empty kernel cache, into FILE-first.json: how long the first group on a machine takes;
@@ -56,6 +56,11 @@ bench_cpu() {
     mpi=(mpirun --allow-run-as-root --oversubscribe --bind-to core -n 2 "$work/mpi_bench")
     args+=(--peer "openmpi=$(quoted "${mpi[@]}")")
     args+=(--version-of "openmpi=$(mpirun --version | sed -n '1s/.* //p')")
+    # The backend mpi, on the same MPI. `bench` takes its rank from torchrun's variables.
+    mpi=(mpirun --allow-run-as-root --oversubscribe --bind-to none -n 2 bash -c
+      'RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=$OMPI_COMM_WORLD_SIZE OMP_NUM_THREADS=1 exec "$@"' rank
+      "$root/ci/bench/run.sh" bench --backend mpi --bind)
+    args+=(--peer "mpi=$(quoted "${mpi[@]}")")
   else
     say "Open MPI is not measured: install openmpi-bin and libopenmpi-dev"
   fi

@@ -1,4 +1,4 @@
-# Finds, and where it is missing installs, what the build needs: a JDK and Maven. To be sourced; defines functions only.
+# Finds, and where it is missing installs, what the build needs: a JDK and Maven; for tests also MPI. To be sourced; defines functions only.
 # shellcheck shell=bash
 
 # The oldest Java that the project compiles and runs on; maven.compiler.release in pom.xml.
@@ -121,6 +121,21 @@ setup() {
   apt install -y --no-install-recommends "${packages[@]}"
   use_java || die "no JDK $MIN_JAVA or newer although ${packages[*]} was installed"
   say "Java: $JAVA_HOME; Maven: $(command -v mvn)"
+}
+
+# setup_mpi: as root on a machine with apt, installs Open MPI and MPICH, with which the tests of backend mpi run. Without them the
+# tests are skipped, so that a failure here is none.
+setup_mpi() {
+  if command -v mpirun.openmpi >/dev/null && command -v mpiexec.hydra >/dev/null; then
+    return 0
+  fi
+  if ((EUID != 0)) || ! command -v apt-get >/dev/null; then
+    say "Backend mpi: tested with the MPIs that are installed; Debian's packages are openmpi-bin and mpich"
+    return 0
+  fi
+  say "Installing openmpi-bin and mpich through apt"
+  { apt update && apt install -y --no-install-recommends openmpi-bin mpich; } >/dev/null 2>&1 ||
+    say "openmpi-bin and mpich cannot be installed; the tests of backend mpi are skipped"
 }
 
 # project_root: prints the project's root, whatever the directory.

@@ -67,8 +67,8 @@ public final class ProcessGroups {
      * Creates this process's handle on a group, from the environment variables of {@code torchrun},
      * with default options.
      *
-     * @param backend the backend: {@code shm}, {@code nccl}, {@code cuda_p2p} or a third-party
-     *     backend
+     * @param backend the backend: {@code shm}, {@code mpi}, {@code nccl}, {@code cuda_p2p} or a
+     *     third-party backend
      * @return the group
      * @see #init(String, BackendOptions)
      */
@@ -81,13 +81,17 @@ public final class ProcessGroups {
      * {@code RANK}, {@code WORLD_SIZE}, {@code MASTER_ADDR} and {@code MASTER_PORT}. Blocks until
      * all ranks have called it.
      *
+     * <p>Backend {@code mpi} needs no variables: under mpirun it asks MPI for rank and world size,
+     * and rank 0 chooses the store's address unless {@code MASTER_ADDR} and {@code MASTER_PORT} are
+     * set.
+     *
      * <p>Rank 0 serves the store at that address. If {@code TORCHELASTIC_USE_AGENT_STORE} is {@code
      * True}, the launcher serves it instead. On rank 0, {@code destroy} stops the server; it first
      * waits up to 5 s for the other ranks to destroy the group. Then all ranks may call this method
      * again.
      *
-     * @param backend the backend: {@code shm}, {@code nccl}, {@code cuda_p2p} or a third-party
-     *     backend
+     * @param backend the backend: {@code shm}, {@code mpi}, {@code nccl}, {@code cuda_p2p} or a
+     *     third-party backend
      * @param options the backend's options, such as {@link ShmOptions}
      * @return the group
      * @throws IllegalArgumentException if a variable is missing or invalid, or the backend is
@@ -95,7 +99,8 @@ public final class ProcessGroups {
      * @throws CollectiveException if not all ranks call it within the timeout
      */
     public static ProcessGroup init(String backend, BackendOptions options) {
-        return init(backend, options, System.getenv(), INITS.getAndIncrement());
+        Map<String, String> environment = Backends.get(backend).environment(System.getenv());
+        return init(backend, options, environment, INITS.getAndIncrement());
     }
 
     /**
@@ -164,8 +169,8 @@ public final class ProcessGroups {
      * Creates this rank's handle on a group whose ranks meet in a store. Blocks until all ranks
      * have called it.
      *
-     * @param backend the backend: {@code shm}, {@code nccl}, {@code cuda_p2p} or a third-party
-     *     backend
+     * @param backend the backend: {@code shm}, {@code mpi}, {@code nccl}, {@code cuda_p2p} or a
+     *     third-party backend
      * @param store the store; the caller owns it and must keep it open until the group is destroyed
      * @param name the group's name, the same on all ranks; usable once per store
      * @param rank this rank, from 0
@@ -235,8 +240,8 @@ public final class ProcessGroups {
     /**
      * Creates a group whose ranks are threads of this JVM.
      *
-     * @param backend the backend: {@code shm}, {@code nccl}, {@code cuda_p2p} or a third-party
-     *     backend
+     * @param backend the backend: {@code shm}, {@code mpi}, {@code nccl}, {@code cuda_p2p} or a
+     *     third-party backend
      * @param worldSize the number of ranks
      * @param options the backend's options, such as {@link ShmOptions}
      * @return one handle per rank, in rank order; use each on its own thread

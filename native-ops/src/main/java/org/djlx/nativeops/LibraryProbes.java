@@ -92,6 +92,39 @@ public final class LibraryProbes {
     }
 
     /**
+     * Opens the MPI that started this process. Where several are installed, the environment tells
+     * which: Open MPI's mpirun and MPICH's mpiexec set different variables.
+     *
+     * @return the library
+     * @throws UnsatisfiedLinkError if it is not found
+     */
+    public static com.sun.jna.NativeLibrary openMpi() {
+        // The JVM needs its own handler of SIGSEGV. UCX, which many MPIs use, reads its variable
+        // when
+        // it is loaded.
+        setIfUnset("OMPI_MCA_opal_signal", "6");
+        setIfUnset("UCX_ERROR_SIGNALS", "");
+        boolean mpich =
+                System.getenv("PMI_RANK") != null && System.getenv("OMPI_COMM_WORLD_RANK") == null;
+        String[] names =
+                mpich
+                        ? new String[] {"libmpi.so.12", "libmpich.so.12", "libmpi.so.40"}
+                        : new String[] {"libmpi.so.40", "libmpi.so.12", "libmpich.so.12"};
+        return open(
+                "MPI",
+                "install Open MPI or MPICH (Debian's packages are openmpi-bin and mpich) or add the"
+                        + " folder that holds the cluster's MPI to LD_LIBRARY_PATH",
+                names);
+    }
+
+    /** Sets a variable of the process's environment, which System.getenv does not see. */
+    private static void setIfUnset(String name, String value) {
+        com.sun.jna.NativeLibrary.getInstance("c")
+                .getFunction("setenv")
+                .invokeInt(new Object[] {name, value, 0});
+    }
+
+    /**
      * Opens the first of {@code fileNames} that the dynamic loader finds.
      *
      * @param what the name of the library in messages

@@ -22,7 +22,9 @@ public enum NativeLibrary {
     /** NVRTC, CUDA's run-time compiler, of CUDA 12 or 13. */
     NVRTC(LibraryProbes::nvrtc),
     /** NVML, which describes the GPUs of a host and how they are linked. */
-    NVML(LibraryProbes::nvml);
+    NVML(LibraryProbes::nvml),
+    /** The MPI that started this process: Open MPI 4 or 5, or MPICH 3.2 or later. */
+    MPI(LibraryProbes::openMpi);
 
     private final Runnable probe;
     private volatile boolean probed;

@@ -36,6 +36,12 @@ final class BenchCommand extends CliCommand {
     @Mixin
     private final RankOptions options = new RankOptions().ranks(2).processes().types("float32");
 
+    @Option(
+            names = "--backend",
+            defaultValue = "shm",
+            description = "shm, or mpi in a process that mpirun has started.")
+    private String backend;
+
     @Option(names = "--bind", description = "Binds each rank's thread to a core, as mpirun does.")
     private boolean bind;
 
@@ -62,7 +68,7 @@ final class BenchCommand extends CliCommand {
         }
         Ranks here = options.here();
         List<BenchCase> cases = cases(here.worldSize());
-        return here.run("shm", group -> run(group, cases)).get(0);
+        return here.run(backend, group -> run(group, cases)).get(0);
     }
 
     private List<BenchCase> cases(int worldSize) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.collectives.spi;
 
+import java.util.Map;
 import org.djlx.collectives.CollectiveException;
 
 /**
@@ -17,6 +18,18 @@ public interface BackendFactory {
      * every rank}
      */
     Support support();
+
+    /**
+     * Completes the environment from which {@link org.djlx.collectives.ProcessGroups#init(String)}
+     * reads this process's rank. A backend whose launcher does not set torchrun's variables, such
+     * as mpirun, adds them.
+     *
+     * @param environment the environment of this process
+     * @return the environment to use; the same unless the backend overrides it
+     */
+    default Map<String, String> environment(Map<String, String> environment) {
+        return environment;
+    }
 
     /**
      * Creates the backend of one rank. All ranks of the group call it; it returns when the group is

@@ -20,9 +20,9 @@ public class BackendOptions {
     private final Duration warnAfter;
 
     /**
-     * Creates options with {@link #DEFAULT_WARN_AFTER}. With {@code shm} a collective's timeout
-     * counts from its start, which is after the end of the operations before it; a message's
-     * timeout counts from the call.
+     * Creates options with {@link #DEFAULT_WARN_AFTER}. With {@code shm} and {@code mpi} a
+     * collective's timeout counts from its start, which is after the end of the operations before
+     * it; a message's timeout counts from the call.
      *
      * @param timeout how long an operation waits for the other ranks; positive, capped at 73 years
      */

@@ -35,7 +35,7 @@ public final class TrainingMain {
                         .optOptimizer(Training.optimizer(args[0]));
         Outcome outcome =
                 args.length > 2 && args[2].equals(LISTENER)
-                        ? fitWithListener(config)
+                        ? fitWithListener(config, "shm")
                         : fit(config, args);
         outcome.losses().forEach(loss -> System.out.println("loss " + loss));
         for (float[] parameter : outcome.parameters()) {
@@ -62,8 +62,8 @@ public final class TrainingMain {
                 trainer -> {});
     }
 
-    private static Outcome fitWithListener(TrainingConfig config) throws Exception {
-        try (ProcessGroup group = ProcessGroups.init("shm")) {
+    static Outcome fitWithListener(TrainingConfig config, String backend) throws Exception {
+        try (ProcessGroup group = ProcessGroups.init(backend)) {
             config.getTrainingListeners()
                     .add(new GradientSynchronizer(group, GradientReduction.MEAN));
             SequentialBlock block = Training.block();

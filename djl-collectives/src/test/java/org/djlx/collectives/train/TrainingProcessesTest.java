@@ -24,7 +24,7 @@ import org.junit.jupiter.params.provider.CsvSource;
 @Tag("slow")
 class TrainingProcessesTest {
 
-    private static final float TOLERANCE = 2e-5f;
+    static final float TOLERANCE = 2e-5f;
 
     @ParameterizedTest
     @CsvSource({"sgd, 2", "sgd, 4", "sgd, 8", "adam, 2", "adam, 4", "adam, 8"})

@@ -42,6 +42,8 @@ import org.djlx.collectives.spi.Operation;
  *       MessageDriver}), without epochs, because ranks send each other different numbers of
  *       messages. Its wait spins like this one ({@link #spins}) and sleeps on the same doorbell,
  *       but does not yield in between (yielding was not measured there).
+ *   <li>{@code mpi} waits for letters and data of its communicator ({@code MpiGroup}, {@code
+ *       Backoff}).
  *   <li>NCCL connects ranks in the first operation of a kind, root and size; the call returns when
  *       the other ranks have made the same call. A helper thread of {@code StreamQueue} makes such
  *       calls. Without it, two groups would deadlock if ranks issue the groups' first operations in
@@ -89,7 +91,7 @@ import org.djlx.collectives.spi.Operation;
  * thread at a time, which runs the group's current operation. Any thread may send and await
  * signals.
  */
-public final class Rendezvous {
+public final class Rendezvous implements PeerStates {
 
     // About 2 microseconds.
     private static final int SPINS = 30;
@@ -320,6 +322,7 @@ public final class Rendezvous {
      * Breaks the group: announces that this rank has failed, and makes its current and later waits
      * fail. Only the first call has an effect. Any thread may call it.
      */
+    @Override
     public synchronized void fail(CollectiveException reason) {
         if (broken != null) {
             return;
@@ -350,6 +353,7 @@ public final class Rendezvous {
     }
 
     /** Returns how often to check a condition before sleeping; 0 if ranks share cores. */
+    @Override
     public int spins() {
         return spins;
     }
@@ -462,6 +466,7 @@ public final class Rendezvous {
      * Returns the exception with which a call must fail because the group is broken or being
      * destroyed; null if the call can run.
      */
+    @Override
     public CollectiveException obstacle(Object call) {
         // Check the failure first: close() may follow a failure, but the failure is the cause.
         CollectiveException reason = broken;
@@ -475,6 +480,7 @@ public final class Rendezvous {
      * Describes why a rank no longer participates, if it has announced that; null if it
      * participates or has not joined yet.
      */
+    @Override
     public String announcedEndOf(int peer) {
         switch (control.state(peer)) {
             case ABSENT:
@@ -493,6 +499,7 @@ public final class Rendezvous {
      * rank that notices a death may destroy the group before this rank has checked the processes.
      * Takes a system call per rank.
      */
+    @Override
     public String causeOf(String end) {
         for (int peer = 0; peer < worldSize; peer++) {
             String death = control.state(peer) == State.ACTIVE ? deathOf(peer) : null;
@@ -538,6 +545,7 @@ public final class Rendezvous {
      * Describes the end of a rank's process; null if it is alive or the rank has not joined yet.
      * Takes a system call.
      */
+    @Override
     public String deathOf(int peer) {
         if (control.state(peer) == State.ABSENT) {
             return null;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.collectives.internal.shm;
 
+import org.djlx.collectives.internal.cpu.Letter;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.nativeops.host.AtomicBuffer;
 import org.djlx.nativeops.host.NativeMemory;
@@ -22,23 +23,6 @@ import org.djlx.nativeops.host.NativeMemory;
  * </pre>
  */
 final class Mailbox {
-
-    /** The kind of a letter. */
-    enum Kind {
-        /** From the sender: offers a message. */
-        OFFER,
-        /** From the receiver: requests the data of a message. */
-        ACCEPT,
-        /**
-         * From the receiver: rejects a message that does not match; has the receive's signature.
-         */
-        REJECT,
-        /** From the sender: withdraws a message. */
-        WITHDRAW
-    }
-
-    /** One letter. Sizes are in bytes; the element type is its code. */
-    record Letter(Kind kind, long message, int tag, int type, long size, long[] signature) {}
 
     static final long CHUNK = 64 << 10;
 
@@ -100,7 +84,7 @@ final class Mailbox {
         }
         Letter letter =
                 new Letter(
-                        Kind.values()[(int) words.getLong(at)],
+                        Letter.Kind.values()[(int) words.getLong(at)],
                         words.getLong(at + 8),
                         (int) words.getLong(at + 16),
                         (int) words.getLong(at + 24),

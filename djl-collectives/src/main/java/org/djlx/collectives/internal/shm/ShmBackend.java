@@ -1,94 +1,65 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.collectives.internal.shm;
 
-import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
-import ai.djl.ndarray.NDManager;
-import java.util.ArrayList;
-import java.util.EnumSet;
 import java.util.List;
 import java.util.Optional;
-import java.util.function.Function;
-import org.djlx.collectives.CollectiveException;
-import org.djlx.collectives.CollectiveMismatchException;
-import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.ShmOptions;
-import org.djlx.collectives.Work;
+import org.djlx.collectives.internal.cpu.CpuBackend;
+import org.djlx.collectives.internal.cpu.HostCollectives;
+import org.djlx.collectives.internal.cpu.MessageQueue;
+import org.djlx.collectives.internal.cpu.OpQueue;
+import org.djlx.collectives.internal.cpu.Reducer;
 import org.djlx.collectives.internal.host.ControlBlock;
-import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.internal.host.Rendezvous;
-import org.djlx.collectives.internal.shm.ShmMoves.Extent;
 import org.djlx.collectives.p2p.P2pBuffers;
-import org.djlx.collectives.spi.Backend;
 import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.collectives.spi.GroupContext;
-import org.djlx.collectives.spi.OpType;
 import org.djlx.collectives.spi.Operation;
-import org.djlx.collectives.spi.Support;
-import org.djlx.nativeops.torch.NoGradient;
-import org.djlx.nativeops.torch.ScalarType;
-import org.djlx.nativeops.torch.TensorInfo;
-import org.djlx.nativeops.torch.Torch;
 
 /** The {@code shm} backend of one rank. */
-final class ShmBackend extends Backend {
+final class ShmBackend extends CpuBackend {
 
     static final String NAME = "shm";
 
     private static final int MIN_CHUNK_PER_RANK = 128;
 
-    static final Support SUPPORT =
-            Support.builder()
-                    .addMoves(
-                            EnumSet.allOf(ScalarType.class),
-                            OpType.BROADCAST,
-                            OpType.ALL_GATHER,
-                            OpType.ALL_GATHER_INTO_TENSOR,
-                            OpType.GATHER,
-                            OpType.SCATTER,
-                            OpType.ALL_TO_ALL,
-                            OpType.ALL_TO_ALL_SINGLE,
-                            OpType.SEND,
-                            OpType.RECV,
-                            OpType.RECV_ANY_SOURCE)
-                    .addReductions(
-                            EnumSet.of(
-                                    ScalarType.FLOAT64,
-                                    ScalarType.FLOAT32,
-                                    ScalarType.FLOAT16,
-                                    ScalarType.BFLOAT16,
-                                    ScalarType.INT64,
-                                    ScalarType.INT32,
-                                    ScalarType.INT16,
-                                    ScalarType.INT8,
-                                    ScalarType.UINT8,
-                                    ScalarType.BOOL),
-                            EnumSet.allOf(ReduceOp.Kind.class),
-                            OpType.ALL_REDUCE,
-                            OpType.REDUCE,
-                            OpType.REDUCE_SCATTER,
-                            OpType.REDUCE_SCATTER_TENSOR)
-                    .addPlain(OpType.BARRIER)
-                    .build();
-
-    private final int rank;
-    private final int worldSize;
-    private final NDManager manager;
     private final ShmSegment segment;
     private final Rendezvous rendezvous;
     private final OpQueue queue;
     private final Copies copies = new Copies();
     private final Reducer reducer;
-    private final ShmReductions reductions;
-    private final ShmMoves moves;
     private final MessageQueue messages;
     private final ShmP2pBuffers buffers;
     private boolean closed;
 
-    ShmBackend(GroupContext context) {
-        rank = context.rank();
-        worldSize = context.worldSize();
+    private ShmBackend(GroupContext context, ShmSegment segment) {
+        super(NAME + "-" + context.name() + "-" + context.rank());
+        int rank = context.rank();
+        int worldSize = context.worldSize();
+        this.segment = segment;
+        ControlBlock control = segment.control();
+        rendezvous = new Rendezvous(control, context.name(), rank, worldSize);
+        reducer = new Reducer(manager);
+        Steps steps = new Steps(segment, rendezvous, rank, worldSize);
+        messages = messages(segment, control, rendezvous, context.name(), rank);
+        buffers = new ShmP2pBuffers(segment, rendezvous, rank);
+        queue =
+                new OpQueue(
+                        "shm-" + context.name() + "-rank-" + rank,
+                        rendezvous,
+                        Rendezvous.ranksPerCore(worldSize));
+        HostCollectives collectives =
+                new ShmCollectives(
+                        rendezvous,
+                        new ShmReductions(steps, reducer, copies, rank, worldSize),
+                        new ShmMoves(steps, copies, rank, worldSize));
+        start(rank, worldSize, rendezvous, collectives, queue, messages);
+    }
+
+    static ShmBackend create(GroupContext context) {
         ShmOptions options = options(context.options());
+        int worldSize = context.worldSize();
         if (options.chunkSize() < (long) worldSize * MIN_CHUNK_PER_RANK) {
             throw new IllegalArgumentException(
                     String.format(
@@ -96,44 +67,44 @@ final class ShmBackend extends Backend {
                                     + " least %d bytes; see optChunkSize",
                             options.chunkSize(), worldSize, (long) worldSize * MIN_CHUNK_PER_RANK));
         }
-        segment = ShmSegment.map(context, options);
+        ShmSegment segment = ShmSegment.map(context, options);
+        ShmBackend backend = null;
         try {
-            manager = NDManager.newBaseManager(Device.cpu(), "PyTorch");
-            manager.setName(NAME + "-" + context.name() + "-" + rank);
-            ControlBlock control = segment.control();
-            rendezvous = new Rendezvous(control, context.name(), rank, worldSize);
-            reducer = new Reducer(manager);
-            Steps steps = new Steps(segment, rendezvous, rank, worldSize);
-            reductions = new ShmReductions(steps, reducer, copies, rank, worldSize);
-            moves = new ShmMoves(steps, copies, rank, worldSize);
-            messages = new MessageQueue(segment, control, rendezvous, context.name(), rank);
-            buffers = new ShmP2pBuffers(segment, rendezvous, rank);
-            queue =
-                    new OpQueue(
-                            "shm-" + context.name() + "-rank-" + rank,
-                            rendezvous,
-                            Rendezvous.ranksPerCore(worldSize));
+            backend = new ShmBackend(context, segment);
             // The last synchronisation does not use the store: after it, no peer needs the store,
             // so this rank may close the store's server.
             Operation joining = context.joining();
-            rendezvous.begin(joining);
-            rendezvous.awaitAgreement(joining);
+            backend.rendezvous.begin(joining);
+            backend.rendezvous.awaitAgreement(joining);
+            return backend;
         } catch (RuntimeException | Error e) {
-            abandon();
+            if (backend == null) {
+                segment.close();
+            } else {
+                backend.close();
+            }
             throw e;
         }
     }
 
-    /** Frees what the constructor has created so far. */
-    private void abandon() {
-        if (queue != null) { // Created last.
-            close();
-            return;
-        }
-        if (manager != null) {
-            manager.close();
-        }
-        segment.close();
+    /** Creates the messages of one rank. */
+    static MessageQueue messages(
+            ShmSegment segment,
+            ControlBlock control,
+            Rendezvous rendezvous,
+            String group,
+            int rank) {
+        Copies copies = new Copies();
+        return new MessageQueue(
+                "shm-" + group + "-rank-" + rank + "-p2p",
+                rendezvous,
+                new ShmDoorbell(control, rank),
+                rank,
+                segment.worldSize(),
+                peer ->
+                        new ShmChannel(
+                                segment.mailbox(peer, rank, copies),
+                                segment.mailbox(rank, peer, copies)));
     }
 
     private static ShmOptions options(BackendOptions options) {
@@ -155,16 +126,6 @@ final class ShmBackend extends Backend {
         return NAME;
     }
 
-    @Override
-    public Support support() {
-        return SUPPORT;
-    }
-
-    @Override
-    public Device device() {
-        return Device.cpu();
-    }
-
     /**
      * Returns the number of bytes that collectives have copied between tensors and shared memory.
      */
@@ -183,344 +144,10 @@ final class ShmBackend extends Backend {
     }
 
     @Override
-    public Work allReduce(Operation operation, NDArray tensor, ReduceOp op) {
-        HostTensor host = HostTensor.input(manager, tensor, operation.tensor());
-        return submit(
-                operation,
-                () -> {
-                    host.load();
-                    reductions.allReduce(operation, host, op);
-                    host.flush();
-                },
-                host::close,
-                List.of(tensor));
-    }
-
-    @Override
-    public Work reduce(Operation operation, NDArray tensor, int root, ReduceOp op) {
-        HostTensor host = HostTensor.input(manager, tensor, operation.tensor());
-        return submit(
-                operation,
-                () -> {
-                    host.load();
-                    reductions.reduce(operation, host, root, op);
-                    if (rank == root) {
-                        host.flush();
-                    }
-                },
-                host::close,
-                List.of(tensor));
-    }
-
-    @Override
-    public Work broadcast(Operation operation, NDArray tensor, int root) {
-        HostTensor host =
-                rank == root
-                        ? HostTensor.input(manager, tensor, operation.tensor())
-                        : HostTensor.output(manager, tensor, operation.tensor());
-        return submit(
-                operation,
-                () -> {
-                    host.load();
-                    moves.broadcast(operation, host, root);
-                    if (rank != root) {
-                        host.flush();
-                    }
-                },
-                host::close,
-                List.of(tensor));
-    }
-
-    @Override
-    public Work allGather(Operation operation, List<NDArray> outputs, NDArray input) {
-        return submit(
-                operation,
-                outputs,
-                tensors -> {
-                    HostTensor in = tensors.input(input, operation.tensor());
-                    List<HostTensor> out = tensors.outputs(outputs);
-                    return () -> {
-                        moves.allGather(operation, addresses(out, in.byteSize()), in);
-                        out.forEach(HostTensor::flush);
-                    };
-                });
-    }
-
-    @Override
-    public Work gather(Operation operation, List<NDArray> outputs, NDArray input, int root) {
-        return submit(
-                operation,
-                outputs,
-                tensors -> {
-                    HostTensor in = tensors.input(input, operation.tensor());
-                    List<HostTensor> out = tensors.outputs(outputs);
-                    return () -> {
-                        long[] addresses = rank == root ? addresses(out, in.byteSize()) : null;
-                        moves.gather(operation, addresses, in, root);
-                        out.forEach(HostTensor::flush);
-                    };
-                });
-    }
-
-    @Override
-    public Work scatter(Operation operation, NDArray output, List<NDArray> inputs, int root) {
-        return submit(
-                operation,
-                List.of(output),
-                tensors -> {
-                    HostTensor out = tensors.output(output, operation.tensor());
-                    List<HostTensor> in = tensors.inputs(inputs);
-                    return () -> {
-                        long[] addresses = rank == root ? addresses(in, out.byteSize()) : null;
-                        moves.scatter(operation, out, addresses, root);
-                        out.flush();
-                    };
-                });
-    }
-
-    // Coalesced operations process their tensors in order, small ones together in one step. The
-    // first step compares the calls of all ranks, tensor count included.
-
-    @Override
-    public boolean batchesCollectives() {
-        return false;
-    }
-
-    @Override
-    public Work allReduceCoalesced(
-            Operation operation, List<NDArray> tensors, List<TensorInfo> infos, ReduceOp op) {
-        return submit(
-                operation,
-                tensors,
-                open -> {
-                    List<HostTensor> hosts = open.inputs(tensors, infos);
-                    return () -> {
-                        reductions.allReduce(operation, hosts, op);
-                        hosts.forEach(HostTensor::flush);
-                    };
-                });
-    }
-
-    @Override
-    public Work allGatherCoalesced(
-            Operation operation,
-            List<NDArray> outputs,
-            List<NDArray> inputs,
-            List<TensorInfo> infos) {
-        return submit(
-                operation,
-                outputs,
-                open -> {
-                    List<HostTensor> in = open.inputs(inputs, infos);
-                    List<HostTensor> out = open.outputs(outputs);
-                    return () -> {
-                        moves.allGather(operation, addresses(out, in), in);
-                        out.forEach(HostTensor::flush);
-                    };
-                });
-    }
-
-    @Override
-    public Work reduceScatterCoalesced(
-            Operation operation,
-            List<NDArray> outputs,
-            List<NDArray> inputs,
-            List<TensorInfo> infos,
-            ReduceOp op) {
-        return submit(
-                operation,
-                outputs,
-                open -> {
-                    List<HostTensor> in = open.inputs(inputs);
-                    List<HostTensor> out = open.outputs(outputs, infos);
-                    return () -> {
-                        reductions.reduceScatter(operation, out, addresses(in, out), op);
-                        out.forEach(HostTensor::flush);
-                    };
-                });
-    }
-
-    /**
-     * Returns, for each tensor, the address of each rank's part; {@code parts} has the part sizes.
-     */
-    private List<long[]> addresses(List<HostTensor> tensors, List<HostTensor> parts) {
-        List<long[]> addresses = new ArrayList<>(parts.size());
-        for (int i = 0; i < parts.size(); i++) {
-            addresses.add(addresses(tensors.subList(i, i + 1), parts.get(i).byteSize()));
-        }
-        return addresses;
-    }
-
-    @Override
-    public Work allToAll(Operation operation, List<NDArray> outputs, List<NDArray> inputs) {
-        return submit(
-                operation,
-                outputs,
-                tensors -> {
-                    List<HostTensor> out = tensors.outputs(outputs);
-                    List<HostTensor> in = tensors.inputs(inputs);
-                    return () -> {
-                        moves.allToAll(operation, extents(out), extents(in));
-                        out.forEach(HostTensor::flush);
-                    };
-                });
-    }
-
-    private static Extent[] extents(List<HostTensor> tensors) {
-        return tensors.stream()
-                .map(tensor -> new Extent(tensor.address(), tensor.byteSize()))
-                .toArray(Extent[]::new);
-    }
-
-    @Override
-    public Work allToAllSingle(
-            Operation operation,
-            NDArray output,
-            NDArray input,
-            long[] outputCounts,
-            long[] inputCounts) {
-        return submit(
-                operation,
-                List.of(output),
-                tensors -> {
-                    HostTensor out = tensors.output(output, Torch.info(output));
-                    HostTensor in = tensors.input(input, Torch.info(input));
-                    return () -> {
-                        moves.allToAll(operation, parts(out, outputCounts), parts(in, inputCounts));
-                        out.flush();
-                    };
-                });
-    }
-
-    private static Extent[] parts(HostTensor tensor, long[] counts) {
-        Extent[] parts = new Extent[counts.length];
-        long address = tensor.address();
-        for (int i = 0; i < parts.length; i++) {
-            parts[i] = new Extent(address, counts[i] * tensor.type().itemSize());
-            address += parts[i].size();
-        }
-        return parts;
-    }
-
-    @Override
-    public Work send(Operation operation, NDArray tensor, int destination, int tag) {
-        return submit(operation, tensor, true, destination, tag);
-    }
-
-    @Override
-    public Work recv(Operation operation, NDArray tensor, int source, int tag) {
-        return submit(operation, tensor, false, source, tag);
-    }
-
-    private Work submit(Operation operation, NDArray tensor, boolean sends, int peer, int tag) {
-        HostTensor host =
-                sends
-                        ? HostTensor.input(manager, tensor, operation.tensor())
-                        : HostTensor.output(manager, tensor, operation.tensor());
-        host.load(); // Loads now, because messages are not ordered after earlier operations.
-        Transfer transfer =
-                new Transfer(messages, operation, host, sends, peer, tag, List.of(tensor));
-        messages.submit(transfer);
-        return transfer;
-    }
-
-    @Override
-    public Work reduceScatter(
-            Operation operation, NDArray output, List<NDArray> inputs, ReduceOp op) {
-        return submit(
-                operation,
-                List.of(output),
-                tensors -> {
-                    HostTensor out = tensors.output(output, operation.tensor());
-                    List<HostTensor> in = tensors.inputs(inputs);
-                    return () -> {
-                        reductions.reduceScatter(operation, out, addresses(in, out.byteSize()), op);
-                        out.flush();
-                    };
-                });
-    }
-
-    /** Returns the addresses of the ranks' tensors: one tensor each, or parts of one tensor. */
-    private long[] addresses(List<HostTensor> tensors, long partSize) {
-        long[] addresses = new long[worldSize];
-        for (int peer = 0; peer < worldSize; peer++) {
-            addresses[peer] =
-                    tensors.size() == 1
-                            ? tensors.get(0).address() + peer * partSize
-                            : tensors.get(peer).address();
-        }
-        return addresses;
-    }
-
-    @Override
-    public Work barrier(Operation operation) {
-        return submit(operation, () -> moves.barrier(operation), () -> {}, List.of());
-    }
-
-    @Override
-    public Work execute(Operation operation, Runnable body) {
-        return submit(
-                operation,
-                () -> {
-                    rendezvous.begin(operation);
-                    NoGradient.run(body);
-                },
-                () -> {},
-                List.of());
-    }
-
-    @Override
     public Optional<P2pBuffers> p2pBuffers() {
         return segment.bufferSize() + segment.heapSize() == 0
                 ? Optional.empty()
                 : Optional.of(buffers);
-    }
-
-    /** Submits an operation on several tensors; the opener opens them and returns the body. */
-    private Work submit(
-            Operation operation, List<NDArray> result, Function<HostTensors, Runnable> opener) {
-        HostTensors tensors = new HostTensors(manager);
-        Runnable body = opened(tensors, opener);
-        return submit(
-                operation,
-                () -> {
-                    tensors.load();
-                    body.run();
-                },
-                tensors::close,
-                result);
-    }
-
-    private static Runnable opened(HostTensors tensors, Function<HostTensors, Runnable> opener) {
-        try {
-            return opener.apply(tensors);
-        } catch (RuntimeException | Error e) {
-            tensors.close();
-            throw e;
-        }
-    }
-
-    private Work submit(
-            Operation operation, Runnable body, Runnable cleanup, List<NDArray> result) {
-        return queue.submit(operation, () -> run(operation, body), cleanup, result);
-    }
-
-    private void run(Operation operation, Runnable body) {
-        CollectiveMismatchException mismatch = operation.mismatchBefore();
-        if (mismatch != null) {
-            throw mismatch;
-        }
-        try {
-            operation.started();
-            body.run();
-        } catch (RuntimeException | Error e) {
-            if (e instanceof CollectiveMismatchException calls && !calls.isGroupBroken()) {
-                throw calls; // All ranks throw it at the same point, so the group stays usable.
-            }
-            CollectiveException reason = GroupErrors.failed(operation, e);
-            rendezvous.fail(reason);
-            throw reason;
-        }
     }
 
     @Override

@@ -25,6 +25,6 @@ public final class ShmBackendFactory implements BackendFactory {
 
     @Override
     public Backend create(GroupContext context) {
-        return new ShmBackend(context);
+        return ShmBackend.create(context);
     }
 }

@@ -2,6 +2,8 @@
 package org.djlx.collectives.internal.shm;
 
 import java.util.List;
+import org.djlx.collectives.internal.cpu.HostCollectives.Extent;
+import org.djlx.collectives.internal.cpu.HostTensor;
 import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.nativeops.host.AtomicBuffer;
@@ -167,34 +169,26 @@ final class ShmMoves {
                 if (peer != rank) {
                     copies.copy(
                             base + peer * slot,
-                            inputs[peer].address + offset,
+                            inputs[peer].address() + offset,
                             inputs[peer].within(offset, slot));
                 }
             }
             steps.synchronize();
             if (offset == 0) {
                 longest = sizes.checkAll(operation);
-                copies.copyInPlace(outputs[rank].address, inputs[rank].address, inputs[rank].size);
+                copies.copyInPlace(
+                        outputs[rank].address(), inputs[rank].address(), inputs[rank].size());
             }
             for (int peer = 0; peer < worldSize; peer++) {
                 if (peer != rank) {
                     copies.copy(
-                            outputs[peer].address + offset,
+                            outputs[peer].address() + offset,
                             steps.of(peer) + Sizes.byteSize(worldSize) + rank * slot,
                             outputs[peer].within(offset, slot));
                 }
             }
             offset += slot;
         } while (offset < longest);
-    }
-
-    /** A range of memory. */
-    record Extent(long address, long size) {
-
-        /** Returns the number of bytes from an offset on, at most a limit. */
-        long within(long offset, long limit) {
-            return Math.max(0, Math.min(limit, size - offset));
-        }
     }
 
     /**
@@ -209,8 +203,8 @@ final class ShmMoves {
         void put(Extent[] inputs, Extent[] outputs) {
             AtomicBuffer header = steps.myHeader();
             for (int peer = 0; peer < worldSize; peer++) {
-                header.putLong(peer * Long.BYTES, inputs[peer].size);
-                header.putLong((worldSize + peer) * Long.BYTES, outputs[peer].size);
+                header.putLong(peer * Long.BYTES, inputs[peer].size());
+                header.putLong((worldSize + peer) * Long.BYTES, outputs[peer].size());
             }
         }
 

@@ -3,6 +3,8 @@ package org.djlx.collectives.internal.shm;
 
 import java.util.List;
 import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.internal.cpu.HostTensor;
+import org.djlx.collectives.internal.cpu.Reducer;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.nativeops.torch.ScalarType;
 

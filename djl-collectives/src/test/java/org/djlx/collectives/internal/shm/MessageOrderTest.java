@@ -12,6 +12,7 @@ import java.util.Random;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.Work;
+import org.djlx.collectives.internal.cpu.Transfer;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;

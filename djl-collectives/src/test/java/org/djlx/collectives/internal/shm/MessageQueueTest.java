@@ -13,6 +13,10 @@ import java.util.List;
 import java.util.concurrent.CompletableFuture;
 import org.djlx.collectives.ShmOptions;
 import org.djlx.collectives.TestOperations;
+import org.djlx.collectives.internal.cpu.HostTensor;
+import org.djlx.collectives.internal.cpu.MessageFailures;
+import org.djlx.collectives.internal.cpu.MessageQueue;
+import org.djlx.collectives.internal.cpu.Transfer;
 import org.djlx.collectives.internal.host.ControlBlock;
 import org.djlx.collectives.internal.host.Liveness;
 import org.djlx.collectives.internal.host.Rendezvous;
@@ -86,9 +90,9 @@ class MessageQueueTest {
             Rendezvous sending = new Rendezvous(control, "m", 0, 2);
             Rendezvous receiving = new Rendezvous(silent, "m", 1, 2);
             MessageQueue sender =
-                    new MessageQueue(segments.get(0).join(), control, sending, "m", 0);
+                    ShmBackend.messages(segments.get(0).join(), control, sending, "m", 0);
             MessageQueue receiver =
-                    new MessageQueue(segments.get(1).join(), control, receiving, "m", 1);
+                    ShmBackend.messages(segments.get(1).join(), control, receiving, "m", 1);
             NDArray received = manager.zeros(new Shape(1000));
             Transfer receive = transfer(contexts.get(1), receiver, manager, received);
             receiver.submit(receive);

@@ -19,6 +19,7 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
+import org.djlx.collectives.internal.cpu.HostTensor;
 import org.djlx.collectives.spi.Backend;
 import org.djlx.collectives.spi.BackendFactory;
 import org.djlx.collectives.spi.BackendOptions;
@@ -58,7 +59,7 @@ class ShmCostTest {
 
         @Override
         public Backend create(GroupContext context) {
-            ShmBackend backend = new ShmBackend(context);
+            ShmBackend backend = ShmBackend.create(context);
             backends.put(context.rank(), backend);
             return backend;
         }

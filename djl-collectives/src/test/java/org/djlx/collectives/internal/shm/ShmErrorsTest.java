@@ -19,6 +19,7 @@ import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.Work;
+import org.djlx.collectives.internal.cpu.OpQueue;
 import org.djlx.collectives.internal.host.ControlBlock;
 import org.djlx.collectives.internal.host.Rendezvous;
 import org.djlx.collectives.spi.BackendOptions;

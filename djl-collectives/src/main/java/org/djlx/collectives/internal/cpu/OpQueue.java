@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.collectives.internal.shm;
+package org.djlx.collectives.internal.cpu;
 
 import ai.djl.ndarray.NDArray;
 import java.util.ArrayDeque;
@@ -9,7 +9,7 @@ import java.util.concurrent.locks.LockSupport;
 import java.util.concurrent.locks.ReentrantLock;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.internal.host.GroupErrors;
-import org.djlx.collectives.internal.host.Rendezvous;
+import org.djlx.collectives.internal.host.PeerStates;
 import org.djlx.collectives.spi.Operation;
 
 /**
@@ -20,13 +20,13 @@ import org.djlx.collectives.spi.Operation;
  * thread. It checks the queue some time after an operation was issued, or after another thread has
  * stopped running operations. It sleeps while the queue is empty or another thread runs operations.
  */
-final class OpQueue {
+public final class OpQueue {
 
     // How long an operation waits for a caller to run it, per rank that shares a core. Checking the
     // queue takes the core from a working rank.
     private static final long TAKEOVER_NANOS = 500_000;
 
-    private final Rendezvous rendezvous;
+    private final PeerStates peers;
     private final Queue<OpWork> pending = new ArrayDeque<>();
     private final ReentrantLock runner = new ReentrantLock();
     private final Thread progress;
@@ -41,18 +41,20 @@ final class OpQueue {
     /**
      * Creates a queue, and its thread.
      *
-     * @param rendezvous returns the exception if operations can no longer run
+     * @param peers returns the exception if operations can no longer run
      * @param ranksPerCore the number of ranks that share a core
      */
-    OpQueue(String name, Rendezvous rendezvous, int ranksPerCore) {
-        this.rendezvous = rendezvous;
+    public OpQueue(String name, PeerStates peers, int ranksPerCore) {
+        this.peers = peers;
         takeoverNanos = TAKEOVER_NANOS * ranksPerCore;
         progress = new Thread(this::progress, name);
         progress.setDaemon(true);
         progress.start();
     }
 
-    OpWork submit(Operation operation, Runnable body, Runnable cleanup, List<NDArray> result) {
+    /** Adds an operation; {@code cleanup} runs after it, even if it does not run. */
+    public PendingWork submit(
+            Operation operation, Runnable body, Runnable cleanup, List<NDArray> result) {
         OpWork work = new OpWork(this, operation, body, cleanup, result);
         boolean wake;
         synchronized (pending) {
@@ -114,7 +116,7 @@ final class OpQueue {
             return false;
         }
         try {
-            CollectiveException obstacle = rendezvous.obstacle(next.operation());
+            CollectiveException obstacle = peers.obstacle(next.operation());
             if (obstacle != null) {
                 next.end(obstacle);
             } else {
@@ -124,7 +126,7 @@ final class OpQueue {
         } catch (RuntimeException | Error e) {
             // Ending the operation failed: complete it anyway, and break the group.
             CollectiveException reason = GroupErrors.failed(next.operation(), e);
-            rendezvous.fail(reason);
+            peers.fail(reason);
             next.complete(reason);
         } finally {
             running = null; // The operation may refer to the group.
@@ -138,7 +140,7 @@ final class OpQueue {
                 runOrSleep();
             } catch (RuntimeException | Error e) {
                 // Pending operations fail; this thread stays for later operations.
-                rendezvous.fail(GroupErrors.failed(progress.getName(), e));
+                peers.fail(GroupErrors.failed(progress.getName(), e));
             }
         }
     }
@@ -195,16 +197,16 @@ final class OpQueue {
     }
 
     /**
-     * Fails pending operations and waits for the running one. Called after the rendezvous is
+     * Fails pending operations and waits for the running one. Called after the peers' states are
      * closed, which ends the running operation.
      */
-    void close() {
+    public void close() {
         closed = true;
         LockSupport.unpark(progress);
         runner.lock();
         try {
             while (runNext()) {
-                // Each fails because the rendezvous is closed.
+                // Each fails because the group is being destroyed.
             }
         } finally {
             runner.unlock();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.collectives.internal.shm;
+package org.djlx.collectives.internal.cpu;
 
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
@@ -17,7 +17,7 @@ import org.djlx.nativeops.torch.Torch;
  * copies a non-contiguous tensor when the operation runs, not earlier, because a previous operation
  * may write the tensor.
  */
-final class HostTensor implements AutoCloseable {
+public final class HostTensor implements AutoCloseable {
 
     private static final LongAdder OPEN = new LongAdder();
 
@@ -28,6 +28,7 @@ final class HostTensor implements AutoCloseable {
     private final NDArray copy;
     private final long address;
     private final boolean input;
+    private boolean leaked;
 
     private HostTensor(NDManager manager, NDArray tensor, TensorInfo info, boolean input) {
         this.info = info;
@@ -46,12 +47,13 @@ final class HostTensor implements AutoCloseable {
         OPEN.increment();
     }
 
-    static HostTensor input(NDManager manager, NDArray tensor, TensorInfo info) {
+    /** Opens a tensor that the operation reads. */
+    public static HostTensor input(NDManager manager, NDArray tensor, TensorInfo info) {
         return new HostTensor(manager, tensor, info, true);
     }
 
     /** Opens a tensor that the operation overwrites completely. */
-    static HostTensor output(NDManager manager, NDArray tensor, TensorInfo info) {
+    public static HostTensor output(NDManager manager, NDArray tensor, TensorInfo info) {
         return new HostTensor(manager, tensor, info, false);
     }
 
@@ -60,44 +62,55 @@ final class HostTensor implements AutoCloseable {
     }
 
     /** Returns the number of open instances in this JVM. */
-    static long open() {
+    public static long open() {
         return OPEN.sum();
     }
 
-    long address() {
+    /** Returns the address of the elements. */
+    public long address() {
         return address;
     }
 
     /** Returns the number of elements. */
-    long count() {
+    public long count() {
         return info.count();
     }
 
-    ScalarType type() {
+    /** Returns the element type. */
+    public ScalarType type() {
         return info.type();
     }
 
-    long byteSize() {
+    /** Returns the size of the elements in bytes. */
+    public long byteSize() {
         return info.byteSize();
     }
 
     /** Loads the elements of an input to {@link #address}; called before they are read. */
-    void load() {
+    public void load() {
         if (input && copy != null) {
             copy(copy, strided);
         }
     }
 
     /** Writes the elements at {@link #address} back to the tensor, if it is not contiguous. */
-    void flush() {
+    public void flush() {
         if (copy != null) {
             copy(strided, copy);
         }
     }
 
+    /** Makes {@link #close} keep the memory, as a failed operation may still access it. */
+    public void leak() {
+        leaked = true;
+    }
+
     /** Releases the tensor; called once. */
     @Override
     public void close() {
+        if (leaked) {
+            return;
+        }
         OPEN.decrement();
         try (original;
                 strided;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.collectives.internal.shm;
+package org.djlx.collectives.internal.cpu;
 
 import java.util.ArrayList;
 import java.util.LinkedHashSet;
@@ -8,20 +8,20 @@ import java.util.Set;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 import java.util.concurrent.locks.ReentrantLock;
+import java.util.function.IntFunction;
 import org.djlx.collectives.CollectiveException;
-import org.djlx.collectives.internal.host.ControlBlock;
+import org.djlx.collectives.internal.cpu.MessageMatcher.Offer;
 import org.djlx.collectives.internal.host.GroupErrors;
-import org.djlx.collectives.internal.host.Rendezvous;
-import org.djlx.collectives.internal.shm.MessageMatcher.Offer;
+import org.djlx.collectives.internal.host.PeerStates;
 
 /**
  * The running messages of one rank, to and from all peers. They run concurrently, independent of
  * the operations in the {@link OpQueue}.
  */
-final class MessageQueue implements MessageDriver.Engine {
+public final class MessageQueue implements MessageDriver.Engine {
 
-    private final ControlBlock control;
-    private final Rendezvous rendezvous;
+    private final Doorbell doorbell;
+    private final PeerStates peers;
     private final int rank;
     private final int worldSize;
     private final String name;
@@ -39,37 +39,42 @@ final class MessageQueue implements MessageDriver.Engine {
     private volatile int pendingCount;
     private volatile int unpostedCount;
 
-    MessageQueue(
-            ShmSegment segment,
-            ControlBlock control,
-            Rendezvous rendezvous,
-            String group,
-            int rank) {
-        this.control = control;
-        this.rendezvous = rendezvous;
+    /**
+     * Creates the queue of one rank.
+     *
+     * @param name the name of its thread
+     * @param channels returns the channel to a peer; called once for each
+     */
+    public MessageQueue(
+            String name,
+            PeerStates peers,
+            Doorbell doorbell,
+            int rank,
+            int worldSize,
+            IntFunction<MessageChannel> channels) {
+        this.name = name;
+        this.peers = peers;
+        this.doorbell = doorbell;
         this.rank = rank;
-        this.worldSize = segment.worldSize();
-        failures = new MessageFailures(rendezvous, rank, worldSize);
+        this.worldSize = worldSize;
+        failures = new MessageFailures(peers, rank, worldSize);
         matcher = new MessageMatcher(worldSize);
-        Copies copies = new Copies();
         for (int peer = 0; peer < worldSize; peer++) {
-            Mailbox in = segment.mailbox(peer, rank, copies);
-            Mailbox out = segment.mailbox(rank, peer, copies);
             pumps.add(
                     peer == rank
                             ? null
-                            : new MessagePump(peer, in, out, matcher, failures, this::end));
+                            : new MessagePump(
+                                    peer, channels.apply(peer), matcher, failures, this::end));
         }
-        name = "shm-" + group + "-rank-" + rank + "-p2p";
-        driver = new MessageDriver(this, name, rendezvous.spins());
+        driver = new MessageDriver(this, name, peers.spins());
     }
 
     /** Starts a message. */
-    void submit(Transfer transfer) {
+    public void submit(Transfer transfer) {
         try {
             locked(
                     () -> {
-                        CollectiveException obstacle = rendezvous.obstacle(transfer.operation());
+                        CollectiveException obstacle = peers.obstacle(transfer.operation());
                         if (obstacle != null) {
                             end(transfer, obstacle);
                             return;
@@ -117,7 +122,7 @@ final class MessageQueue implements MessageDriver.Engine {
             }
             MessagePump pump = pumps.get(peer);
             if (pump.pass()) {
-                control.ring(peer);
+                doorbell.ring(peer);
                 moved = true;
             }
             letters += pump.unposted();
@@ -160,7 +165,7 @@ final class MessageQueue implements MessageDriver.Engine {
 
     @Override
     public void fail(Throwable cause) {
-        rendezvous.fail(GroupErrors.failed(name, cause));
+        peers.fail(GroupErrors.failed(name, cause));
         locked(
                 () -> {
                     // Before the tensors are freed: peers still send data of accepted messages.
@@ -181,7 +186,7 @@ final class MessageQueue implements MessageDriver.Engine {
     private void end(Transfer transfer) {
         CollectiveException reason;
         try {
-            reason = rendezvous.obstacle(transfer.operation());
+            reason = peers.obstacle(transfer.operation());
         } catch (RuntimeException | Error e) {
             reason = GroupErrors.failed(transfer.operation(), e);
         }
@@ -196,15 +201,15 @@ final class MessageQueue implements MessageDriver.Engine {
 
     @Override
     public void sleep() {
-        int doorbell = control.prepareSleep(rank);
+        int value = doorbell.prepareSleep();
         try {
             if (!pass() && !closed) {
-                control.sleep(rank, doorbell, nanosLeft());
+                doorbell.sleep(value, nanosLeft());
             }
         } finally {
             // A dependent action of a message that ended in the pass may have destroyed the group.
             if (!closed) {
-                control.endSleep(rank);
+                doorbell.endSleep();
             }
         }
     }
@@ -288,15 +293,20 @@ final class MessageQueue implements MessageDriver.Engine {
     }
 
     /**
-     * Fails all messages. Afterwards nothing accesses the shared memory. Called after the
-     * rendezvous is closed.
+     * Fails all messages. Afterwards nothing uses the channels. Called after the peers' states
+     * report that this rank is destroying the group.
      */
-    void close() {
-        driver.close(() -> control.ring(rank));
+    public void close() {
+        driver.close(() -> doorbell.ring(rank));
         locked(
                 () -> {
                     passAll(); // Posts letters of messages that have ended here.
                     closed = true;
+                    for (MessagePump pump : pumps) {
+                        if (pump != null) {
+                            pump.forgetAll();
+                        }
+                    }
                     while (!pending.isEmpty()) {
                         end(pending.iterator().next());
                     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.collectives.internal.shm;
+package org.djlx.collectives.internal.cpu;
 
 import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
@@ -21,7 +21,7 @@ import org.djlx.nativeops.torch.TorchInPlace;
  * part, two operands may be swapped: MIN and MAX may then return another zero (+0 or -0), and every
  * operator another NaN.
  */
-final class Reducer implements AutoCloseable {
+public final class Reducer implements AutoCloseable {
 
     private final NDManager manager;
     private final NDManager kept;
@@ -31,7 +31,8 @@ final class Reducer implements AutoCloseable {
     private final ViewCache others;
     private final JavaSums javaSums = new JavaSums();
 
-    Reducer(NDManager manager) {
+    /** Creates a reducer, whose temporary arrays the manager owns. */
+    public Reducer(NDManager manager) {
         this.manager = manager;
         kept = NDManager.newBaseManager(Device.cpu(), "PyTorch");
         results = new ViewCache(kept);
@@ -47,7 +48,7 @@ final class Reducer implements AutoCloseable {
      * @param parts the addresses of the contributions, in rank order
      * @param op the reduction
      */
-    void reduce(long result, long[] parts, long count, ScalarType type, ReduceOp op) {
+    public void reduce(long result, long[] parts, long count, ScalarType type, ReduceOp op) {
         if (count == 0) {
             return;
         }

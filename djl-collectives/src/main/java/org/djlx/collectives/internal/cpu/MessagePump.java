@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.collectives.internal.shm;
+package org.djlx.collectives.internal.cpu;
 
 import java.util.ArrayDeque;
 import java.util.Deque;
@@ -7,44 +7,39 @@ import java.util.HashMap;
 import java.util.Map;
 import java.util.function.BiConsumer;
 import org.djlx.collectives.CollectiveException;
-import org.djlx.collectives.internal.shm.Mailbox.Kind;
-import org.djlx.collectives.internal.shm.Mailbox.Letter;
-import org.djlx.collectives.internal.shm.MessageMatcher.Offer;
+import org.djlx.collectives.internal.cpu.Letter.Kind;
+import org.djlx.collectives.internal.cpu.MessageMatcher.Offer;
 
 /**
- * Moves messages between this rank and one peer, through the two mailboxes between them.
+ * Moves messages between this rank and one peer, through the channel between them.
  *
  * <pre>
  *   sender                       receiver
  *   OFFER          ------------&gt;  match with a receive
  *                  &lt;------------  ACCEPT, or REJECT if it does not match
- *   chunks of data ------------&gt;  copy to the tensor
+ *   data           ------------&gt;  copy to the tensor
  *   WITHDRAW       ------------&gt;  (if the send fails before its end)
  * </pre>
  *
  * <ul>
  *   <li>The sender keeps its data until the receiver accepts the offer. Both ends report a
  *       mismatch.
- *   <li>Mailboxes never block: a letter that does not fit is queued here, and all arrived data is
+ *   <li>Channels never block: a letter that does not fit is queued here, and all arrived data is
  *       read, of every message.
- *   <li>A failed message is removed: the sender withdraws it, and the receiver drops chunks of
- *       unknown messages.
+ *   <li>A failed message is removed: the sender withdraws it, and the receiver stops it.
  *   <li>Guarded by the lock of the {@link MessageQueue}.
  * </ul>
  */
 final class MessagePump {
 
     private final int peer;
-    private final Mailbox in;
-    private final Mailbox out;
+    private final MessageChannel channel;
     private final MessageMatcher matcher;
     private final MessageFailures failures;
     private final BiConsumer<Transfer, CollectiveException> onEnd;
 
     private final Deque<Letter> unposted = new ArrayDeque<>();
     private final Map<Long, Transfer> offered = new HashMap<>();
-    private final Deque<Transfer> sending = new ArrayDeque<>();
-    private final Map<Long, Transfer> receiving = new HashMap<>();
 
     /**
      * Creates a pump.
@@ -55,14 +50,12 @@ final class MessagePump {
      */
     MessagePump(
             int peer,
-            Mailbox in,
-            Mailbox out,
+            MessageChannel channel,
             MessageMatcher matcher,
             MessageFailures failures,
             BiConsumer<Transfer, CollectiveException> onEnd) {
         this.peer = peer;
-        this.in = in;
-        this.out = out;
+        this.channel = channel;
         this.matcher = matcher;
         this.failures = failures;
         this.onEnd = onEnd;
@@ -82,18 +75,18 @@ final class MessagePump {
             return;
         }
         receive.bind(peer, offer.message());
-        unposted.add(receive.letter(Kind.ACCEPT));
         if (receive.isMoved()) {
+            unposted.add(receive.letter(Kind.ACCEPT));
             onEnd.accept(receive, null);
         } else {
-            receiving.put(offer.message(), receive);
+            channel.receive(receive);
+            unposted.add(receive.letter(Kind.ACCEPT));
         }
     }
 
     /** Removes a failed message, and withdraws it if it is a send. */
     void abandon(Transfer transfer) {
-        receiving.remove(transfer.message(), transfer);
-        if (offered.remove(transfer.message(), transfer) | sending.remove(transfer)) {
+        if (offered.remove(transfer.message(), transfer) | channel.stop(transfer)) {
             unposted.add(transfer.letter(Kind.WITHDRAW));
         }
     }
@@ -101,8 +94,7 @@ final class MessagePump {
     /** Removes all messages. Their tensors are not accessed afterwards. */
     void forgetAll() {
         offered.clear();
-        sending.clear();
-        receiving.clear();
+        channel.stopAll();
         unposted.clear();
     }
 
@@ -119,14 +111,12 @@ final class MessagePump {
     /** Moves letters and data without blocking; returns whether anything moved. */
     boolean pass() {
         boolean moved = false;
-        for (Letter letter = in.take(); letter != null; letter = in.take()) {
+        for (Letter letter = channel.take(); letter != null; letter = channel.take()) {
             moved = true;
             handle(letter);
         }
         moved |= post();
-        moved |= write();
-        moved |= read();
-        return moved;
+        return moved | channel.move(transfer -> onEnd.accept(transfer, null));
     }
 
     private void handle(Letter letter) {
@@ -142,7 +132,7 @@ final class MessagePump {
                 if (send != null && send.isMoved()) {
                     onEnd.accept(send, null);
                 } else if (send != null) {
-                    sending.add(send);
+                    channel.send(send);
                 }
             }
             case REJECT -> {
@@ -153,7 +143,7 @@ final class MessagePump {
             }
             case WITHDRAW -> {
                 matcher.withdraw(peer, letter);
-                Transfer receive = receiving.remove(letter.message());
+                Transfer receive = channel.stopReceiving(letter.message());
                 if (receive != null) {
                     onEnd.accept(receive, failures.withdrawn(receive, peer));
                 }
@@ -163,48 +153,10 @@ final class MessagePump {
 
     private boolean post() {
         boolean posted = false;
-        while (!unposted.isEmpty() && out.post(unposted.peek())) {
+        while (!unposted.isEmpty() && channel.post(unposted.peek())) {
             unposted.remove();
             posted = true;
         }
         return posted;
-    }
-
-    private boolean write() {
-        boolean written = false;
-        while (!sending.isEmpty()) {
-            Transfer send = sending.peek();
-            long size = send.chunk();
-            if (!out.write(send.message(), send.address(), size)) {
-                break;
-            }
-            written = true;
-            send.advance(size);
-            if (send.isMoved()) {
-                sending.remove();
-                onEnd.accept(send, null);
-            }
-        }
-        return written;
-    }
-
-    private boolean read() {
-        boolean read = false;
-        for (long message = in.nextMessage(); message >= 0; message = in.nextMessage()) {
-            read = true;
-            Transfer receive = receiving.get(message);
-            if (receive == null) {
-                in.read(0, 0); // Drop a chunk of a failed receive.
-                continue;
-            }
-            long size = receive.chunk();
-            in.read(receive.address(), size);
-            receive.advance(size);
-            if (receive.isMoved()) {
-                receiving.remove(message);
-                onEnd.accept(receive, null);
-            }
-        }
-        return read;
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.collectives.internal.shm;
+package org.djlx.collectives.internal.cpu;
 
 import java.util.concurrent.locks.LockSupport;
 import java.util.concurrent.locks.ReentrantLock;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.collectives.internal.shm;
+package org.djlx.collectives.internal.cpu;
 
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
@@ -59,6 +59,11 @@ final class HostTensors implements AutoCloseable {
     /** See {@link HostTensor#load}. */
     void load() {
         open.forEach(HostTensor::load);
+    }
+
+    /** See {@link HostTensor#leak}. */
+    void leak() {
+        open.forEach(HostTensor::leak);
     }
 
     private HostTensor add(HostTensor tensor) {

@@ -1,22 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.collectives.internal.shm;
+package org.djlx.collectives.internal.cpu;
 
 import ai.djl.ndarray.NDArray;
 import java.util.List;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.internal.host.GroupErrors;
-import org.djlx.collectives.internal.shm.Mailbox.Kind;
-import org.djlx.collectives.internal.shm.Mailbox.Letter;
 import org.djlx.collectives.spi.Operation;
 
 /**
  * One end of a running message: its send or its receive. Mutable state is guarded by the {@link
  * MessageQueue}.
  */
-final class Transfer extends PendingWork {
+public final class Transfer extends PendingWork {
 
     /** The peer of a receive from any rank, until it is matched. */
-    static final int ANY = -1;
+    public static final int ANY = -1;
 
     private final MessageQueue queue;
     private final HostTensor tensor;
@@ -30,7 +28,8 @@ final class Transfer extends PendingWork {
     private boolean ended;
     private CollectiveException reason; // the failure after the end; null on success
 
-    Transfer(
+    /** Creates a message; {@code peer} is {@link #ANY} to receive from any rank. */
+    public Transfer(
             MessageQueue queue,
             Operation operation,
             HostTensor tensor,
@@ -46,11 +45,11 @@ final class Transfer extends PendingWork {
         this.tag = tag;
     }
 
-    boolean sends() {
+    public boolean sends() {
         return sends;
     }
 
-    int peer() {
+    public int peer() {
         return peer;
     }
 
@@ -58,7 +57,7 @@ final class Transfer extends PendingWork {
         return tag;
     }
 
-    long message() {
+    public long message() {
         return message;
     }
 
@@ -81,11 +80,11 @@ final class Transfer extends PendingWork {
         this.message = number;
     }
 
-    Letter letter(Kind kind) {
+    Letter letter(Letter.Kind kind) {
         return letter(kind, message);
     }
 
-    Letter letter(Kind kind, long number) {
+    Letter letter(Letter.Kind kind, long number) {
         return new Letter(
                 kind,
                 number,
@@ -99,26 +98,32 @@ final class Transfer extends PendingWork {
         return tensor.type().code() == other.type() && tensor.byteSize() == other.size();
     }
 
-    /** Returns the address of the next chunk. */
-    long address() {
+    /** Returns the address of the bytes that have not moved. */
+    public long address() {
         return tensor.address() + moved;
     }
 
-    /** Returns the size of the next chunk in bytes. */
-    long chunk() {
-        return Math.min(Mailbox.CHUNK, tensor.byteSize() - moved);
+    /** Returns how many bytes have not moved. */
+    public long remaining() {
+        return tensor.byteSize() - moved;
     }
 
-    void advance(long size) {
+    /** Keeps the tensor's memory for the life of the process, as it may still be accessed. */
+    public void leak() {
+        tensor.leak();
+    }
+
+    /** Counts bytes that have moved. */
+    public void advance(long size) {
         moved += size;
     }
 
-    boolean isMoved() {
+    public boolean isMoved() {
         return moved == tensor.byteSize();
     }
 
     /** Ends the message and frees its tensor; {@link #complete()} then completes the work. */
-    void end(CollectiveException failure) {
+    public void end(CollectiveException failure) {
         ended = true;
         reason = failure;
         try (tensor) {

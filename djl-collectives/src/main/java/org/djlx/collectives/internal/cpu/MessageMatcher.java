@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.collectives.internal.shm;
+package org.djlx.collectives.internal.cpu;
 
 import java.util.ArrayList;
 import java.util.List;
-import org.djlx.collectives.internal.shm.Mailbox.Letter;
 
 /**
  * Matches message offers with receives, in order of arrival: by tag and source, or by tag only for

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.collectives.internal.shm;
+package org.djlx.collectives.internal.cpu;
 
 import ai.djl.ndarray.NDArray;
 import java.time.Duration;
@@ -20,7 +20,7 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /** The base class of operations and messages: their completion. */
-abstract class PendingWork implements Work {
+public abstract class PendingWork implements Work {
 
     private static final long RETRY_NANOS = 1_000_000;
     private static final Logger logger = LoggerFactory.getLogger(PendingWork.class);
@@ -35,7 +35,7 @@ abstract class PendingWork implements Work {
         this.result = result;
     }
 
-    final Operation operation() {
+    public final Operation operation() {
         return operation;
     }
 

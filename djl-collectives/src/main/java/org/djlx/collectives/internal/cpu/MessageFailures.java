@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.collectives.internal.shm;
+package org.djlx.collectives.internal.cpu;
 
 import java.util.Collection;
 import java.util.List;
@@ -8,23 +8,23 @@ import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.internal.host.LongWaits;
+import org.djlx.collectives.internal.host.PeerStates;
 import org.djlx.collectives.internal.host.Rendezvous;
-import org.djlx.collectives.internal.shm.Mailbox.Letter;
 import org.djlx.collectives.spi.Operation;
 
 /**
  * Decides when a message fails: its peer has left or died, it times out, the two ends do not match,
  * or this rank's group is broken or being destroyed. A failed message does not break the group.
  */
-final class MessageFailures {
+public final class MessageFailures {
 
-    private final Rendezvous rendezvous;
+    private final PeerStates peers;
     private final int rank;
     private final int worldSize;
     private long lastCheck; // for dead processes; confined to the driving thread
 
-    MessageFailures(Rendezvous rendezvous, int rank, int worldSize) {
-        this.rendezvous = rendezvous;
+    public MessageFailures(PeerStates peers, int rank, int worldSize) {
+        this.peers = peers;
         this.rank = rank;
         this.worldSize = worldSize;
     }
@@ -40,9 +40,9 @@ final class MessageFailures {
         lastCheck = check ? now : lastCheck;
         String[] ends = new String[worldSize];
         for (int peer = 0; peer < worldSize; peer++) {
-            ends[peer] = rendezvous.announcedEndOf(peer);
+            ends[peer] = peers.announcedEndOf(peer);
             if (ends[peer] == null && check && involved[peer]) {
-                ends[peer] = rendezvous.deathOf(peer);
+                ends[peer] = peers.deathOf(peer);
             }
         }
         return ends;
@@ -58,7 +58,7 @@ final class MessageFailures {
     /** Returns the exception with which a message must fail now; null if it continues. */
     CollectiveException reasonToEnd(Transfer transfer, String[] ends) {
         Operation operation = transfer.operation();
-        CollectiveException obstacle = rendezvous.obstacle(operation);
+        CollectiveException obstacle = peers.obstacle(operation);
         if (obstacle != null) {
             return obstacle;
         }
@@ -66,7 +66,7 @@ final class MessageFailures {
         if (left.isEmpty()) {
             boolean any = transfer.peer() == Transfer.ANY;
             String end = any ? "all other ranks have left or died" : ends[transfer.peer()];
-            return GroupErrors.gone(operation, rank, rendezvous.causeOf(end));
+            return GroupErrors.gone(operation, rank, peers.causeOf(end));
         }
         if (transfer.nanosLeft() > 0) {
             long waited = operation.timeout().toNanos() - transfer.nanosLeft();
@@ -108,12 +108,12 @@ final class MessageFailures {
     }
 
     /** Returns the exception for a message that the sender has withdrawn while it was received. */
-    CollectiveException withdrawn(Transfer receive, int source) {
+    public CollectiveException withdrawn(Transfer receive, int source) {
         String end =
                 "rank "
                         + source
                         + " has withdrawn the message: its send timed out, or it has destroyed the"
                         + " group";
-        return GroupErrors.gone(receive.operation(), rank, rendezvous.causeOf(end));
+        return GroupErrors.gone(receive.operation(), rank, peers.causeOf(end));
     }
 }

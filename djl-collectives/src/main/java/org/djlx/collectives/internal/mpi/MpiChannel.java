@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.collectives.internal.mpi;
+
+import java.util.ArrayDeque;
+import java.util.ArrayList;
+import java.util.Deque;
+import java.util.Iterator;
+import java.util.List;
+import java.util.function.Consumer;
+import org.djlx.collectives.internal.cpu.Letter;
+import org.djlx.collectives.internal.cpu.MessageChannel;
+import org.djlx.collectives.internal.cpu.Transfer;
+import org.djlx.nativeops.mpi.MpiCommunicator;
+import org.djlx.nativeops.mpi.MpiRequest;
+
+/** Carries messages to and from one peer, from tensor to tensor. */
+final class MpiChannel implements MessageChannel {
+
+    /** A transfer whose data is moving. */
+    private record Flight(Transfer transfer, List<MpiRequest> requests) {}
+
+    private final MpiGroup group;
+    private final int peer;
+    private final boolean polls;
+    private final List<Flight> flights = new ArrayList<>();
+    private final Deque<MpiRequest> idle = new ArrayDeque<>();
+
+    /** Creates a channel; {@code polls} is true for one channel of the group. */
+    MpiChannel(MpiGroup group, int peer, boolean polls) {
+        this.group = group;
+        this.peer = peer;
+        this.polls = polls;
+    }
+
+    @Override
+    public boolean post(Letter letter) {
+        group.send(peer, letter);
+        return true;
+    }
+
+    @Override
+    public Letter take() {
+        Letter letter = group.takeLetter(peer);
+        if (letter == null && polls && group.poll()) {
+            letter = group.takeLetter(peer);
+        }
+        return letter;
+    }
+
+    @Override
+    public void send(Transfer send) {
+        start(send);
+    }
+
+    @Override
+    public void receive(Transfer receive) {
+        start(receive);
+    }
+
+    private void start(Transfer transfer) {
+        Flight flight = new Flight(transfer, new ArrayList<>());
+        flights.add(flight);
+        int tags = MpiCommunicator.MAX_TAG + 1 - MpiGroup.MESSAGES;
+        int tag = MpiGroup.MESSAGES + (int) (transfer.message() % tags);
+        for (long offset = 0; offset < transfer.remaining(); offset += MpiCommunicator.MAX_BYTES) {
+            int size = (int) Math.min(MpiCommunicator.MAX_BYTES, transfer.remaining() - offset);
+            MpiRequest request = idle.isEmpty() ? new MpiRequest() : idle.pop();
+            if (transfer.sends()) {
+                group.send(request, transfer.address() + offset, size, peer, tag);
+            } else {
+                group.receive(request, transfer.address() + offset, size, peer, tag);
+            }
+            flight.requests.add(request);
+        }
+    }
+
+    @Override
+    public boolean move(Consumer<Transfer> onMoved) {
+        boolean moved = false;
+        for (Iterator<Flight> iterator = flights.iterator(); iterator.hasNext(); ) {
+            Flight flight = iterator.next();
+            if (flight.requests.stream().allMatch(group::test)) {
+                iterator.remove();
+                idle.addAll(flight.requests);
+                flight.transfer.advance(flight.transfer.remaining());
+                onMoved.accept(flight.transfer);
+                moved = true;
+            }
+        }
+        return moved;
+    }
+
+    @Override
+    public Transfer stopReceiving(long message) {
+        for (Flight flight : flights) {
+            if (!flight.transfer.sends() && flight.transfer.message() == message) {
+                stop(flight.transfer);
+                return flight.transfer;
+            }
+        }
+        return null;
+    }
+
+    @Override
+    public boolean stop(Transfer transfer) {
+        for (Iterator<Flight> iterator = flights.iterator(); iterator.hasNext(); ) {
+            Flight flight = iterator.next();
+            if (flight.transfer == transfer) {
+                iterator.remove();
+                abandon(flight);
+                return transfer.sends();
+            }
+        }
+        return false;
+    }
+
+    @Override
+    public void stopAll() {
+        flights.forEach(this::abandon);
+        flights.clear();
+    }
+
+    private void abandon(Flight flight) {
+        boolean ended =
+                flight.transfer.sends()
+                        ? flight.requests.stream().allMatch(group::test)
+                        : group.cancel(flight.requests);
+        if (ended) {
+            idle.addAll(flight.requests);
+        } else {
+            flight.transfer.leak();
+        }
+    }
+}

@@ -1,0 +1,439 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.collectives.internal.mpi;
+
+import java.util.ArrayDeque;
+import java.util.ArrayList;
+import java.util.Deque;
+import java.util.Iterator;
+import java.util.List;
+import java.util.Queue;
+import java.util.concurrent.ConcurrentLinkedQueue;
+import java.util.concurrent.atomic.AtomicReferenceArray;
+import java.util.concurrent.locks.ReentrantLock;
+import java.util.function.Consumer;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.internal.cpu.Doorbell;
+import org.djlx.collectives.internal.cpu.Letter;
+import org.djlx.collectives.internal.host.GroupErrors;
+import org.djlx.collectives.internal.host.PeerStates;
+import org.djlx.nativeops.mpi.MpiCommunicator;
+import org.djlx.nativeops.mpi.MpiException;
+import org.djlx.nativeops.mpi.MpiRequest;
+
+/**
+ * The communicator of one group, as one rank uses it: sends letters, sorts those that arrive, and
+ * knows which ranks have left or failed. Any thread that waits for something calls {@link #poll}.
+ * Thread-safe; a lock orders the calls of MPI.
+ *
+ * <p>Each rank ends with a letter {@link LetterBuffer#LEFT}. After those of all ranks nothing
+ * arrives any more, and the communicator is freed.
+ */
+final class MpiGroup implements PeerStates, Doorbell {
+
+    /** The tag of letters. */
+    static final int LETTERS = 0;
+
+    /** The tag of the data of collectives. */
+    static final int DATA = 1;
+
+    /** The first tag of the data of messages. */
+    static final int MESSAGES = 2;
+
+    // Letters carry data of up to 16 KB: above, a call and then the data take about as long.
+    private static final int MIN_CAPACITY = LetterBuffer.HEADER + (16 << 10);
+
+    // How many letters to send before checking which have been sent: a check is a call of MPI.
+    private static final int SENDING = 8;
+
+    // How often to test whether a cancelled transfer has ended: for some milliseconds.
+    private static final int MAX_TESTS = 10_000;
+
+    private final MpiCommunicator comm;
+    private final String name;
+    private final int rank;
+    private final int worldSize;
+    private final int capacity;
+    private final List<Queue<Letter>> letters = new ArrayList<>(); // by source
+    private final AtomicReferenceArray<String> ends; // by rank; null while it takes part
+    private final Backoff doorbell = new Backoff(); // of the thread that drives messages
+
+    private final ReentrantLock lock = new ReentrantLock();
+    // Guarded by lock.
+    private final Deque<LetterBuffer> free = new ArrayDeque<>();
+    private final List<LetterBuffer> sending = new ArrayList<>();
+    private final List<Deque<LetterBuffer>> calls = new ArrayList<>(); // by source
+    private LetterBuffer posted;
+    private int leavers; // ranks that have sent their last letter
+    private boolean left;
+    private boolean silent; // whether MPI must not be called any more
+
+    private volatile CollectiveException broken;
+    private volatile boolean closing;
+
+    MpiGroup(MpiCommunicator comm, String name) {
+        GroupErrors.prepare();
+        this.comm = comm;
+        this.name = name;
+        rank = comm.rank();
+        worldSize = comm.size();
+        capacity = Math.max(MIN_CAPACITY, LetterBuffer.HEADER + 2 * worldSize * Long.BYTES);
+        ends = new AtomicReferenceArray<>(worldSize);
+        for (int peer = 0; peer < worldSize; peer++) {
+            letters.add(new ConcurrentLinkedQueue<>());
+            calls.add(new ArrayDeque<>());
+        }
+        posted = take();
+        expectLetter();
+    }
+
+    String name() {
+        return name;
+    }
+
+    int rank() {
+        return rank;
+    }
+
+    int worldSize() {
+        return worldSize;
+    }
+
+    /** Returns the most bytes of data that fit into a call. */
+    int maxPayload() {
+        return MIN_CAPACITY - LetterBuffer.HEADER;
+    }
+
+    private LetterBuffer take() {
+        LetterBuffer buffer = free.poll();
+        return buffer == null ? new LetterBuffer(capacity) : buffer;
+    }
+
+    private void expectLetter() {
+        comm.receive(
+                posted.request(), posted.address(), capacity, MpiCommunicator.ANY_SOURCE, LETTERS);
+    }
+
+    /** Sends a letter to all ranks; {@code put} writes it. */
+    void sendToAll(Consumer<LetterBuffer> put) {
+        lock.lock();
+        try {
+            if (silent || worldSize == 1) {
+                return;
+            }
+            LetterBuffer buffer = take();
+            put.accept(buffer);
+            sending.add(buffer);
+            for (int i = 1; i < worldSize; i++) {
+                send(buffer, (rank + i) % worldSize);
+            }
+        } finally {
+            lock.unlock();
+        }
+    }
+
+    void send(int peer, Letter letter) {
+        lock.lock();
+        try {
+            if (silent) {
+                return;
+            }
+            LetterBuffer buffer = take();
+            buffer.put(rank, letter);
+            sending.add(buffer);
+            send(buffer, peer);
+        } finally {
+            lock.unlock();
+        }
+    }
+
+    private void send(LetterBuffer buffer, int peer) {
+        comm.send(buffer.request(), buffer.address(), buffer.byteSize(), peer, LETTERS);
+    }
+
+    /** Starts to send data. */
+    void send(MpiRequest request, long address, int bytes, int peer, int tag) {
+        lock.lock();
+        try {
+            requireCalls();
+            comm.send(request, address, bytes, peer, tag);
+        } finally {
+            lock.unlock();
+        }
+    }
+
+    /** Starts to receive data. */
+    void receive(MpiRequest request, long address, int bytes, int peer, int tag) {
+        lock.lock();
+        try {
+            requireCalls();
+            comm.receive(request, address, bytes, peer, tag);
+        } finally {
+            lock.unlock();
+        }
+    }
+
+    private void requireCalls() {
+        if (silent) {
+            throw new MpiException(name, "this process is ending");
+        }
+    }
+
+    /** Returns whether a transfer has ended. */
+    boolean test(MpiRequest request) {
+        lock.lock();
+        try {
+            return !silent && request.test();
+        } finally {
+            lock.unlock();
+        }
+    }
+
+    /**
+     * Cancels transfers, and waits a moment for their end. Returns false if one goes on: MPI cannot
+     * cancel what it has begun to send.
+     */
+    boolean cancel(List<MpiRequest> requests) {
+        lock.lock();
+        try {
+            if (silent) {
+                return false;
+            }
+            for (MpiRequest request : requests) {
+                request.cancel();
+            }
+            for (int i = 0; i < MAX_TESTS; i++) {
+                if (requests.stream().allMatch(MpiRequest::test)) {
+                    return true;
+                }
+            }
+            return false;
+        } catch (MpiException e) {
+            return false;
+        } finally {
+            lock.unlock();
+        }
+    }
+
+    /** Lets MPI make progress, and sorts the letters that have arrived; returns whether any has. */
+    boolean poll() {
+        if (!lock.tryLock()) {
+            return false; // Another thread polls.
+        }
+        try {
+            if (silent) {
+                return false;
+            }
+            if (sending.size() >= SENDING || closing) {
+                freeSent();
+            }
+            if (!posted.test()) {
+                return false;
+            }
+            LetterBuffer letter = posted;
+            posted = take();
+            expectLetter();
+            sort(letter);
+            return true;
+        } finally {
+            lock.unlock();
+        }
+    }
+
+    private void freeSent() {
+        for (Iterator<LetterBuffer> buffers = sending.iterator(); buffers.hasNext(); ) {
+            LetterBuffer buffer = buffers.next();
+            if (buffer.test()) {
+                buffers.remove();
+                free.add(buffer);
+            }
+        }
+    }
+
+    private void sort(LetterBuffer letter) {
+        int source = letter.source();
+        switch (letter.kind()) {
+            case LetterBuffer.CALL -> {
+                calls.get(source).add(letter);
+                return; // Freed by endCall().
+            }
+            case LetterBuffer.FAILED ->
+                    setEnd(source, "rank " + source + " failed: " + letter.text());
+            case LetterBuffer.LEFT -> {
+                leavers++;
+                setEnd(source, GroupErrors.left(source));
+            }
+            default -> letters.get(source).add(letter.letter());
+        }
+        free.add(letter);
+    }
+
+    private void setEnd(int peer, String end) {
+        ends.compareAndSet(peer, null, end);
+    }
+
+    /** Takes the next letter about messages from a rank; null if there is none. */
+    Letter takeLetter(int peer) {
+        return letters.get(peer).poll();
+    }
+
+    /** Returns the current call of a rank; null if it has not arrived. */
+    LetterBuffer callOf(int peer) {
+        lock.lock();
+        try {
+            return calls.get(peer).peek();
+        } finally {
+            lock.unlock();
+        }
+    }
+
+    /** Frees the current calls of all ranks. */
+    void endCall() {
+        lock.lock();
+        try {
+            for (Deque<LetterBuffer> queue : calls) {
+                LetterBuffer call = queue.poll();
+                if (call != null) {
+                    free.add(call);
+                }
+            }
+        } finally {
+            lock.unlock();
+        }
+    }
+
+    @Override
+    public CollectiveException obstacle(Object call) {
+        CollectiveException reason = broken;
+        if (reason != null) {
+            return GroupErrors.broken(call, reason);
+        }
+        return closing ? GroupErrors.destroyed(call) : null;
+    }
+
+    @Override
+    public void fail(CollectiveException reason) {
+        lock.lock();
+        try {
+            if (broken != null) {
+                return;
+            }
+            broken = reason;
+            if (!left) {
+                sendToAll(
+                        buffer ->
+                                buffer.putEnd(
+                                        LetterBuffer.FAILED,
+                                        rank,
+                                        String.valueOf(reason.getMessage())));
+            }
+        } catch (MpiException e) {
+            reason.addSuppressed(e);
+        } finally {
+            lock.unlock();
+        }
+    }
+
+    boolean isBroken() {
+        return broken != null;
+    }
+
+    @Override
+    public String announcedEndOf(int peer) {
+        return ends.get(peer);
+    }
+
+    /** MPI does not tell; mpirun ends the other processes of a job when one dies. */
+    @Override
+    public String deathOf(int peer) {
+        return null;
+    }
+
+    @Override
+    public String causeOf(String end) {
+        return end;
+    }
+
+    @Override
+    public int spins() {
+        return 0; // sleep() spins and yields.
+    }
+
+    @Override
+    public void ring(int peer) {
+        if (peer != rank) {
+            doorbell.reset();
+        }
+    }
+
+    @Override
+    public int prepareSleep() {
+        return 0;
+    }
+
+    @Override
+    public void sleep(int value, long nanos) {
+        doorbell.pause(nanos);
+    }
+
+    @Override
+    public void endSleep() {}
+
+    /** Makes current and later waits of this rank fail, because it is destroying the group. */
+    void beginClose() {
+        closing = true;
+    }
+
+    /** Sends the last letter. */
+    void leave() {
+        lock.lock();
+        try {
+            if (left) {
+                return;
+            }
+            left = true;
+            sendToAll(buffer -> buffer.putEnd(LetterBuffer.LEFT, rank, ""));
+        } finally {
+            lock.unlock();
+        }
+    }
+
+    /** Frees the communicator if nothing can arrive any more; returns whether it is free. */
+    boolean release() {
+        lock.lock();
+        try {
+            while (poll()) {
+                continue;
+            }
+            if (silent || leavers < worldSize - 1 || !sending.isEmpty()) {
+                return silent;
+            }
+            endReceive();
+            silent = true;
+            comm.close();
+            return true;
+        } finally {
+            lock.unlock();
+        }
+    }
+
+    private void endReceive() {
+        posted.cancel();
+        // A letter that is arriving cannot be cancelled, and its sender may hang.
+        for (int i = 0; i < MAX_TESTS && !posted.test(); i++) {
+            Thread.onSpinWait();
+        }
+    }
+
+    /** Makes no more calls of MPI. */
+    void silence() {
+        lock.lock();
+        try {
+            if (!silent) {
+                endReceive();
+                silent = true;
+            }
+        } finally {
+            lock.unlock();
+        }
+    }
+}

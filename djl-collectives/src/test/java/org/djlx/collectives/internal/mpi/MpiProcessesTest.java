@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.collectives.internal.mpi;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.io.IOException;
+import org.djlx.collectives.ContractCases;
+import org.djlx.collectives.train.MpiTrainingMain;
+import org.junit.jupiter.api.Tag;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.CsvSource;
+import org.junit.jupiter.params.provider.EnumSource;
+
+/** The contract on {@code mpi}, with the MPIs that are installed, and how jobs end. */
+@Timeout(300)
+@Tag("slow")
+class MpiProcessesTest {
+
+    @ParameterizedTest
+    @CsvSource({"OPEN_MPI, 2", "OPEN_MPI, 4", "MPICH, 2"})
+    void contract(MpiRun mpi, int worldSize) throws IOException, InterruptedException {
+        MpiRun.Result result = mpi.run(worldSize, MpiContractMain.class);
+        assertEquals(0, result.code(), result.output());
+        for (int rank = 0; rank < worldSize; rank++) {
+            for (String name : ContractCases.all().keySet()) {
+                String line = "rank " + rank + " passed " + name + "\n";
+                assertTrue(result.output().contains(line), line + result.output());
+            }
+        }
+    }
+
+    /**
+     * Rank 0 breaks a group in the middle of its job: by a timeout before the other rank calls, and
+     * while data moves. Both ranks report it, and both processes end by themselves.
+     */
+    @ParameterizedTest
+    @EnumSource(MpiRun.class)
+    void failuresEndTheJob(MpiRun mpi) throws IOException, InterruptedException {
+        MpiRun.Result result = mpi.run(2, MpiFailureMain.class);
+        assertTrue(
+                result.output().contains("rank 0: CollectiveTimeoutException [1]\n"),
+                result.output());
+        assertTrue(result.output().contains("rank 1: CollectiveException\n"), result.output());
+        assertTrue(result.output().contains("rank 0: broken\n"), result.output());
+        assertTrue(result.output().contains("rank 1: broken\n"), result.output());
+        assertEquals(0, result.code(), result.output());
+    }
+
+    /** Ranks that are threads of one process, which MPI does not know. */
+    @Test
+    void ranksOfOneProcess() throws IOException, InterruptedException {
+        MpiRun.Result result = MpiRun.OPEN_MPI.run(1, MpiLocalMain.class);
+        assertEquals(0, result.code(), result.output());
+        String reason = "cannot use backend 'mpi': MPI knows of one process only; start";
+        assertTrue(result.output().contains(reason), result.output());
+    }
+
+    @Test
+    void training() throws IOException, InterruptedException {
+        MpiRun.Result result = MpiRun.OPEN_MPI.run(2, MpiTrainingMain.class);
+        assertEquals(0, result.code(), result.output());
+        assertEquals(3, result.output().split("equal parameters", -1).length, result.output());
+    }
+}

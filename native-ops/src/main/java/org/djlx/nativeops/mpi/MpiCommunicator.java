@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.nativeops.mpi;
+
+import com.sun.jna.Memory;
+import com.sun.jna.Pointer;
+import org.djlx.nativeops.host.Scratch;
+
+/**
+ * A communicator of MPI: ranks that exchange messages of bytes. Any thread may call it; one at a
+ * time uses a {@link MpiRequest}. Load only if {@link org.djlx.nativeops.NativeLibrary#MPI} is
+ * available.
+ */
+public final class MpiCommunicator implements AutoCloseable {
+
+    /** The largest tag. */
+    public static final int MAX_TAG = Mpi.MAX_TAG;
+
+    /** The source of a message from any rank. */
+    public static final int ANY_SOURCE = Mpi.ANY_SOURCE;
+
+    /** The most bytes of one message. */
+    public static final int MAX_BYTES = 1 << 30;
+
+    private static MpiCommunicator world; // guarded by the class
+
+    private final long comm;
+    private final int rank;
+    private final int size;
+
+    private MpiCommunicator(long comm) {
+        this.comm = comm;
+        Mpi.check("MPI_Comm_set_errhandler", Mpi.MPI_Comm_set_errhandler(comm, Mpi.ERRORS_RETURN));
+        Scratch scratch = Scratch.get();
+        Mpi.check("MPI_Comm_rank", Mpi.MPI_Comm_rank(comm, scratch.slot(0)));
+        rank = scratch.getInt(0);
+        Mpi.check("MPI_Comm_size", Mpi.MPI_Comm_size(comm, scratch.slot(0)));
+        size = scratch.getInt(0);
+    }
+
+    /**
+     * Returns the communicator of all processes that mpirun has started. The first call initialises
+     * MPI, which may be done once in a process.
+     *
+     * @return the communicator
+     * @throws MpiException if MPI cannot be initialised, or does not support calls of several
+     *     threads
+     */
+    public static synchronized MpiCommunicator world() {
+        if (world == null) {
+            Scratch scratch = Scratch.get();
+            int result = Mpi.MPI_Init_thread(0, 0, Mpi.THREAD_MULTIPLE, scratch.slot(0));
+            Mpi.check("MPI_Init_thread", result);
+            int provided = scratch.getInt(0);
+            if (provided < Mpi.THREAD_MULTIPLE) {
+                throw new MpiException(
+                        "MPI_Init_thread",
+                        "it provides thread level "
+                                + provided
+                                + ", and MPI_THREAD_MULTIPLE (3) is needed; use an MPI that is"
+                                + " built with it");
+            }
+            world = new MpiCommunicator(Mpi.COMM_WORLD);
+        }
+        return world;
+    }
+
+    /**
+     * Finalizes MPI. All processes must call it; it may wait for them.
+     *
+     * @throws MpiException if it fails
+     */
+    public static void finish() {
+        Mpi.check("MPI_Finalize", Mpi.MPI_Finalize());
+    }
+
+    /** {@return name and version of the MPI library} */
+    public static String version() {
+        Memory text = new Memory(16 << 10); // MPI_MAX_LIBRARY_VERSION_STRING is at most 8192.
+        long length = Scratch.get().slot(0);
+        Mpi.check(
+                "MPI_Get_library_version",
+                Mpi.MPI_Get_library_version(Pointer.nativeValue(text), length));
+        return text.getString(0).split("[,\\n]")[0].strip();
+    }
+
+    /** {@return this process's rank} */
+    public int rank() {
+        return rank;
+    }
+
+    /** {@return the number of ranks} */
+    public int size() {
+        return size;
+    }
+
+    /**
+     * Creates the communicator of some of the ranks. Each of them calls it, and waits for the
+     * others.
+     *
+     * @param members the ranks, in the order of their new ranks
+     * @param tag the same on all members; distinguishes calls at the same time
+     * @return the communicator
+     */
+    public MpiCommunicator create(int[] members, int tag) {
+        Memory ranks = new Memory((long) members.length * Integer.BYTES);
+        ranks.write(0, members, 0, members.length);
+        Scratch scratch = Scratch.get();
+        Mpi.check("MPI_Comm_group", Mpi.MPI_Comm_group(comm, scratch.slot(0)));
+        long all = Mpi.handleAt(scratch.slot(0));
+        scratch.putLong(1, 0);
+        Mpi.check(
+                "MPI_Group_incl",
+                Mpi.MPI_Group_incl(
+                        all, members.length, Pointer.nativeValue(ranks), scratch.slot(1)));
+        scratch.putLong(2, 0);
+        long group = Mpi.handleAt(scratch.slot(1));
+        Mpi.check(
+                "MPI_Comm_create_group",
+                Mpi.MPI_Comm_create_group(comm, group, tag, scratch.slot(2)));
+        long created = Mpi.handleAt(scratch.slot(2));
+        Mpi.check("MPI_Group_free", Mpi.MPI_Group_free(scratch.slot(0)));
+        Mpi.check("MPI_Group_free", Mpi.MPI_Group_free(scratch.slot(1)));
+        return new MpiCommunicator(created);
+    }
+
+    /**
+     * Starts to send bytes. The memory must not change until the request is done.
+     *
+     * @param request a request that is not in use
+     * @param address the address of the bytes
+     * @param bytes their number, at most {@link #MAX_BYTES}
+     * @param destination the receiving rank
+     * @param tag the tag
+     */
+    public void send(MpiRequest request, long address, int bytes, int destination, int tag) {
+        started(
+                request,
+                "MPI_Isend",
+                Mpi.MPI_Isend(address, bytes, Mpi.BYTE, destination, tag, comm, request.start()));
+    }
+
+    /**
+     * Starts to receive a message.
+     *
+     * @param request a request that is not in use
+     * @param address the address for the bytes
+     * @param bytes the most bytes of the message, at most {@link #MAX_BYTES}
+     * @param source the sending rank, or {@link #ANY_SOURCE}
+     * @param tag the tag
+     */
+    public void receive(MpiRequest request, long address, int bytes, int source, int tag) {
+        started(
+                request,
+                "MPI_Irecv",
+                Mpi.MPI_Irecv(address, bytes, Mpi.BYTE, source, tag, comm, request.start()));
+    }
+
+    private static void started(MpiRequest request, String call, int result) {
+        if (result != Mpi.SUCCESS) {
+            request.revoke();
+            Mpi.check(call, result);
+        }
+    }
+
+    /** Frees the communicator. No request may be in use, and no rank may send any more. */
+    @Override
+    public void close() {
+        Scratch scratch = Scratch.get();
+        scratch.putLong(0, comm);
+        Mpi.check("MPI_Comm_free", Mpi.MPI_Comm_free(scratch.slot(0)));
+    }
+}

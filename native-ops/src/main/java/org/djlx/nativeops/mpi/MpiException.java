@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.nativeops.mpi;
+
+import ai.djl.engine.EngineException;
+
+/** A failed call of MPI. */
+public class MpiException extends EngineException {
+
+    private static final long serialVersionUID = 1L;
+
+    /**
+     * Creates an exception.
+     *
+     * @param call the function
+     * @param reason MPI's message
+     */
+    public MpiException(String call, String reason) {
+        super(call + " failed: " + reason);
+    }
+}

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Package-private:
+ * Mpi  binds MPI's functions, with the handles of Open MPI or of MPICH
+ */
+/**
+ * MPI: communicators and messages of bytes. Start with {@link
+ * org.djlx.nativeops.mpi.MpiCommunicator#world}.
+ *
+ * <ul>
+ *   <li>{@link org.djlx.nativeops.mpi.MpiCommunicator} - ranks that exchange messages
+ *   <li>{@link org.djlx.nativeops.mpi.MpiException} - a failed call
+ *   <li>{@link org.djlx.nativeops.mpi.MpiRequest} - a send or receive that was started
+ * </ul>
+ */
+package org.djlx.nativeops.mpi;
