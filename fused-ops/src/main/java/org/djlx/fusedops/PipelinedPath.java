@@ -80,7 +80,8 @@ final class PipelinedPath {
             product = inPlace.product(operator, compute, rows, columns);
             reduction =
                     compute.reduction(
-                            operator.type(), rows * columns, operator.worldSize(), operator.op());
+                            operator.typeOfProduct(),
+                            rows * columns, operator.worldSize(), operator.op());
             long elements =
                     operator.isByRows()
                             ? rows * inPlace.left().rowStride()
@@ -93,7 +94,7 @@ final class PipelinedPath {
         NDArray[] staging(OperationScope scope, NDManager manager) {
             NDArray[] arrays = new NDArray[Math.min(MAX_STAGING, operator.worldSize() - 1)];
             for (int i = 0; i < arrays.length; i++) {
-                arrays[i] = scope.add(Torch.empty(manager, stagingShape, operator.type()));
+                arrays[i] = scope.add(Torch.empty(manager, stagingShape, operator.typeOfProduct()));
             }
             return arrays;
         }
@@ -102,7 +103,7 @@ final class PipelinedPath {
         void enqueue(Operation operation, Call call) {
             compute.begin();
             if (operator.worldSize() == 1) {
-                product.run(call.result(), call.a(), call.b());
+                product.run(call.result(), call.a(), call.b(), call.scales());
                 try (P2pStream current = slots.buffers().currentStream(operation)) {
                     current.keepAlive(call.used());
                 }
@@ -118,7 +119,9 @@ final class PipelinedPath {
                         product.run(
                                 out,
                                 operator.isByRows() ? call.a() + offset : call.a(),
-                                operator.isByRows() ? call.b() : call.b() + offset);
+                                operator.isByRows() ? call.b() : call.b() + offset,
+                                Product.Scales.fromRow(
+                                        call.scales(), rank * operator.partRows()));
                     },
                     (first, distance) -> reduction.run(call.result(), first, distance),
                     call.used());
