@@ -208,8 +208,16 @@ public final class FusedOps {
                         shard.getManager(),
                         Axes.stacked(group.worldSize(), shard.getShape()),
                         ScalarType.FLOAT32);
-        complete(group, group.allGatherIntoTensor(all, shard), () -> {});
-        return all;
+        boolean done = false;
+        try {
+            complete(group, LowContention.allGather(group, all, shard));
+            done = true;
+            return all;
+        } finally {
+            if (!done) {
+                all.close();
+            }
+        }
     }
 
     /**
@@ -227,18 +235,20 @@ public final class FusedOps {
             Supplier<NDArray> rowScales,
             Consumer<R> closeResult) {
         GroupPlans plans = GroupPlans.of(group);
-        MatmulPath.Issued<R> issued;
+        MatmulPlan<R> plan;
         synchronized (plans) {
-            MatmulPlan<R> plan =
+            plan =
                     plans.findOrMake(
                             key,
                             MatmulPlan.class,
                             () -> new MatmulPlan<>(operator.get(), group, operands));
-            try (NDArray gathered = rowScales.get()) {
-                issued =
-                        plan.run(
-                                group,
-                                gathered == null ? operands : operands.withRowScales(gathered));
+        }
+        MatmulPath.Issued<R> issued;
+        // Not under the lock, which the group's thread takes for the all-gather of the scales.
+        try (NDArray scales = rowScales.get()) {
+            Operands all = scales == null ? operands : operands.withRowScales(scales);
+            synchronized (plans) {
+                issued = plan.run(group, all);
             }
         }
         if (issued.work().isPresent()) {
@@ -342,7 +352,7 @@ public final class FusedOps {
      *   <li>Per tensor: one value of shape () or (1) for A, and one for each B. All ranks pass the
      *       same {@code aScale}, which is not checked.
      *   <li>Per row of A, of shape (…, 1), and per column of B, of shape (1, N). The rows' scales
-     *       are gathered by an all-gather of their own.
+     *       are gathered first, by {@link LowContention#allGather}.
      * </ul>
      *
      * <p>Numerics: products are summed in float32, multiplied by the scales in float32, and rounded

@@ -54,7 +54,6 @@ class ScaledMatmulTest {
                         }
                     });
             long calls = (long) worldSize * grid().size() * 2;
-            assertEquals(2 * calls, usage.calls());
             if (forced != null) {
                 assertEquals(calls, usage.calls("allGatherScaledMatmul", forced));
                 assertEquals(calls, usage.calls("scaledMatmulReduceScatter", forced));
