@@ -39,7 +39,8 @@ import org.djlx.nativeops.torch.Torch;
  *
  * <ul>
  *   <li>PyTorch arrays of float32, float64, float16 or bfloat16, on the device of the group. They
- *       need not be contiguous.
+ *       need not be contiguous. {@link #allGatherScaledMatmul} and {@link
+ *       #scaledMatmulReduceScatter} take float8, and document their own rules.
  *   <li>The gathered A has the same shape on all ranks, and so has the scattered product.
  *   <li>Results belong to the manager of A.
  * </ul>
@@ -356,10 +357,10 @@ public final class FusedOps {
      * </ul>
      *
      * <p>Numerics: products are summed in float32, multiplied by the scales in float32, and rounded
-     * once to bfloat16. On the CPU the error of an element against float64 is at most 2<sup>-8</sup>
-     * of its value, plus (K + 1) 2<sup>-23</sup> of the sum of its products' absolute values. On GPUs
-     * Hopper's float8 instructions sum with fewer bits; libtorch's {@code _scaled_mm} is called
-     * without fast accumulation.
+     * once to bfloat16. On the CPU the error of an element against float64 is at most
+     * 2<sup>-8</sup> of its value, plus (K + 1) 2<sup>-23</sup> of the sum of its products'
+     * absolute values. On GPUs Hopper's float8 instructions sum with fewer bits; libtorch's {@code
+     * _scaled_mm} is called without fast accumulation.
      *
      * <p>Paths: all except FUSED. On GPUs of compute capability 9.0 or later {@code _scaled_mm}
      * multiplies if K and N are multiples of 16 and the arrays begin at multiples of 16 bytes.

@@ -140,7 +140,9 @@ final class GatheredPath {
 
         @Override
         final NDArray[] staging(OperationScope scope, NDManager manager) {
-            return new NDArray[] {scope.add(Torch.empty(manager, stagingShape, operator.typeOfProduct()))};
+            return new NDArray[] {
+                scope.add(Torch.empty(manager, stagingShape, operator.typeOfProduct()))
+            };
         }
 
         @Override
@@ -201,7 +203,8 @@ final class GatheredPath {
             pipeline = GroupPlans.of(group).pipeline(group);
             long count = operator.partRows() * operator.partColumns();
             reduction =
-                    compute.reduction(operator.typeOfProduct(), count, operator.worldSize(), operator.op());
+                    compute.reduction(
+                            operator.typeOfProduct(), count, operator.worldSize(), operator.op());
         }
 
         @Override

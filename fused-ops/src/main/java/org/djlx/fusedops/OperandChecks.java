@@ -167,8 +167,7 @@ final class OperandChecks {
     /** Checks that a scaled operator gathers or scatters along the first dimension. */
     void checkScaledDimension(String role, ScalarType type, int dimension) {
         if (SCALED.contains(type) && dimension != 0) {
-            throw wrong(
-                    "%s must be the first dimension, not %d: transpose A", role, dimension);
+            throw wrong("%s must be the first dimension, not %d: transpose A", role, dimension);
         }
     }
 
@@ -178,8 +177,7 @@ final class OperandChecks {
         boolean byRow = operands.isScaledByRow();
         for (int i = 0; i < infos.length; i++) {
             NDArray scale = operands.scales().get(i);
-            String role =
-                    i == 0 ? "aScale" : "the scale of " + roleOfB(i - 1, infos.length - 1);
+            String role = i == 0 ? "aScale" : "the scale of " + roleOfB(i - 1, infos.length - 1);
             TensorInfo info = operand(role, scale);
             if (info.type() != ScalarType.FLOAT32 || !info.isContiguous()) {
                 throw wrong(

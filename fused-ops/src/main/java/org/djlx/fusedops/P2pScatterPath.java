@@ -32,7 +32,14 @@ abstract class P2pScatterPath extends P2pPath<NDArray, P2pScatterPath.Call> {
      * @param scales the scales of A and B; null without scales
      * @param used all arrays, kept for graph replays
      */
-    record Call(long a, long b, long result, long[] staging, NDArray part, Scales scales, NDArray[] used) {}
+    record Call(
+            long a,
+            long b,
+            long result,
+            long[] staging,
+            NDArray part,
+            Scales scales,
+            NDArray[] used) {}
 
     /**
      * The operands that the path reads without a copy. Other operands are copied to row-major

@@ -81,7 +81,9 @@ final class PipelinedPath {
             reduction =
                     compute.reduction(
                             operator.typeOfProduct(),
-                            rows * columns, operator.worldSize(), operator.op());
+                            rows * columns,
+                            operator.worldSize(),
+                            operator.op());
             long elements =
                     operator.isByRows()
                             ? rows * inPlace.left().rowStride()
@@ -120,8 +122,7 @@ final class PipelinedPath {
                                 out,
                                 operator.isByRows() ? call.a() + offset : call.a(),
                                 operator.isByRows() ? call.b() : call.b() + offset,
-                                Product.Scales.fromRow(
-                                        call.scales(), rank * operator.partRows()));
+                                Product.Scales.fromRow(call.scales(), rank * operator.partRows()));
                     },
                     (first, distance) -> reduction.run(call.result(), first, distance),
                     call.used());

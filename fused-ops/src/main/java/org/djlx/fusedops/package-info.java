@@ -29,7 +29,7 @@
  * <ul>
  *   <li>{@link org.djlx.fusedops.FallbackReason} - why a call fell back to the group's collective
  *   <li>{@link org.djlx.fusedops.FusedOps} - all-gather + matmul (also gated), matmul +
- *       reduce-scatter, all-reduce + RMSNorm
+ *       reduce-scatter, both for float8, too, all-reduce + RMSNorm
  *   <li>{@link org.djlx.fusedops.GatheredMatmul} - result of all-gather + matmul
  *   <li>{@link org.djlx.fusedops.LowContention} - all-gather and reduce-scatter by copy engines
  *   <li>{@link org.djlx.fusedops.NormedResidual} - result of all-reduce + RMSNorm

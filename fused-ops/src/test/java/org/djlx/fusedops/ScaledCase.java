@@ -136,7 +136,13 @@ record ScaledCase(int rows, int inner, int columns, boolean byRow, double sumErr
             for (int peer = 0; peer < world; peer++) {
                 add(sums, 0, left(peer, rows * world), right(peer));
             }
-            check(result, sums, group.rank() * rows, rows, op == ReduceOp.AVG ? world : 1, world > 1);
+            check(
+                    result,
+                    sums,
+                    group.rank() * rows,
+                    rows,
+                    op == ReduceOp.AVG ? world : 1,
+                    world > 1);
         }
     }
 
@@ -147,8 +153,7 @@ record ScaledCase(int rows, int inner, int columns, boolean byRow, double sumErr
                 double sum = 0;
                 double absolute = 0;
                 for (int k = 0; k < inner; k++) {
-                    double term =
-                            (double) a.values[row * inner + k] * b.values[column * inner + k];
+                    double term = (double) a.values[row * inner + k] * b.values[column * inner + k];
                     sum += term;
                     absolute += Math.abs(term);
                 }

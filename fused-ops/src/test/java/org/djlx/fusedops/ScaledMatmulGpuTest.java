@@ -41,8 +41,7 @@ class ScaledMatmulGpuTest {
         try (FusedOps.Scope scope = FusedOps.force(path);
                 UsageCounter usage = FusedOps.countUsage()) {
             LocalRanks.run(
-                    ProcessGroups.local(
-                            "cuda_p2p", worldSize, FusedOpsGpuTest.options(8 << 20)),
+                    ProcessGroups.local("cuda_p2p", worldSize, FusedOpsGpuTest.options(8 << 20)),
                     group ->
                             P2pRanks.run(
                                     group,

@@ -96,8 +96,7 @@ class ScaledMatmulTest {
                 () -> gather(a, b, columns, columns, 0, group), "aScale", "(1, 4)", "(2, 1)");
         assertRejected(() -> gather(a, b, rows, rows, 0, group), "B", "(2, 1)", "(1, 4)");
         assertRejected(() -> gather(a, rowMajor, one, one, 0, group), "B", "column-major");
-        assertRejected(
-                () -> gather(a, rowMajor, rows, columns, 0, group), "B", "column-major");
+        assertRejected(() -> gather(a, rowMajor, rows, columns, 0, group), "B", "column-major");
         assertRejected(() -> gather(a, b, one, one, 1, group), "gatherDim", "first");
         assertRejected(() -> gather(wide, b, one, one, 0, group), "FLOAT32", "FLOAT8_E4M3FN");
         assertRejected(() -> gather(a, wide, one, one, 0, group), "FLOAT32", "FLOAT8_E4M3FN");
@@ -111,20 +110,17 @@ class ScaledMatmulTest {
         NDArray gradient = manager.ones(new Shape(1));
         gradient.setRequiresGradient(true);
         assertRejected(() -> gather(a, b, gradient, one, 0, group), "gradient");
-        assertRejected(
-                () -> FusedOps.allGatherMatmul(a, List.of(b), 0, group), "FLOAT8_E4M3FN");
+        assertRejected(() -> FusedOps.allGatherMatmul(a, List.of(b), 0, group), "FLOAT8_E4M3FN");
         assertRejected(() -> scatter(a, b, one, one, ReduceOp.MAX, 0, group), "SUM or AVG");
         assertRejected(() -> scatter(a, b, one, one, ReduceOp.SUM, 1, group), "scatterDim");
         NDArray odd = Torch.cast(manager.ones(new Shape(3, 3)), ScalarType.FLOAT8_E4M3FN);
-        assertRejected(
-                () -> scatter(odd, b, one, one, ReduceOp.SUM, 0, group), "not divisible");
+        assertRejected(() -> scatter(odd, b, one, one, ReduceOp.SUM, 0, group), "not divisible");
         assertRejected(() -> scatter(a, b, one, null, ReduceOp.SUM, 0, group), "scale of B");
     }
 
     private static void gather(
             NDArray a, NDArray b, NDArray aScale, NDArray bScale, int dim, ProcessGroup group) {
-        FusedOps.allGatherScaledMatmul(
-                a, List.of(b), aScale, List.of(bScale), dim, group, false);
+        FusedOps.allGatherScaledMatmul(a, List.of(b), aScale, List.of(bScale), dim, group, false);
     }
 
     private static void scatter(

@@ -178,6 +178,8 @@ public final class Compute implements AutoCloseable {
                         && gpu.cuda.attribute(CudaAttribute.COMPUTE_CAPABILITY_MAJOR) >= 9
                         && a.isRowMajor()
                         && b.transposed().isRowMajor()
+                        && a.rowStride() % SCALED_MULTIPLE == 0
+                        && b.columnStride() % SCALED_MULTIPLE == 0
                         && a.columns() % SCALED_MULTIPLE == 0
                         && out.columns() % SCALED_MULTIPLE == 0;
         return new Scaled(libtorch, out, a, b, kernel);

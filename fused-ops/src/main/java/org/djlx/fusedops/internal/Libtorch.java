@@ -104,7 +104,8 @@ final class Libtorch {
             MatrixLayout allColumns = new MatrixLayout(m, n, 0, step);
             try (NDArray product = Torch.empty(manager, new Shape(m, n), ScalarType.FLOAT32);
                     NDArray wideLeft = NoGradient.get(() -> Torch.cast(left, ScalarType.FLOAT32));
-                    NDArray wideRight = NoGradient.get(() -> Torch.cast(right, ScalarType.FLOAT32));
+                    NDArray wideRight =
+                            NoGradient.get(() -> Torch.cast(right, ScalarType.FLOAT32));
                     NDArray ofA = view(ScalarType.FLOAT32, scales.a(), allRows);
                     NDArray ofB = view(ScalarType.FLOAT32, scales.b(), allColumns)) {
                 NoGradient.run(

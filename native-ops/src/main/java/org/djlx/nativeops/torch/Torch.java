@@ -536,7 +536,8 @@ public final class Torch {
 
     /**
      * Multiplies two scaled matrices of float8 e4m3, as PyTorch's {@code _scaled_mm}: {@code out =
-     * (aScale a) (bScale b)}. Never recorded by autograd. libtorch checks shapes, strides and types.
+     * (aScale a) (bScale b)}. Never recorded by autograd. libtorch checks shapes, strides and
+     * types.
      *
      * @param out the product, of shape (m, n), in bfloat16; must not overlap an operand
      * @param a a row-major matrix of shape (m, k); k is a multiple of 16

@@ -108,8 +108,7 @@ final class TorchDispatcher {
      * bias, Tensor? scale_result, ScalarType? out_dtype, bool use_fast_accum, *, Tensor(a!) out)}
      * without optional arguments and without fast accumulation.
      */
-    static void scaledMm(
-            String operation, long out, long a, long b, long aScale, long bScale) {
+    static void scaledMm(String operation, long out, long a, long b, long aScale, long bScale) {
         Scratch scratch = Scratch.get();
         for (int i = 4; i < 8; i++) {
             scratch.putLong(i, 0);
