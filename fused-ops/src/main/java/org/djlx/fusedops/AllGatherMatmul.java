@@ -13,6 +13,7 @@ import org.djlx.fusedops.cost.Choice;
 import org.djlx.fusedops.cost.FusedOperator;
 import org.djlx.fusedops.cost.Path;
 import org.djlx.fusedops.cost.Workload;
+import org.djlx.fusedops.internal.Compute;
 import org.djlx.fusedops.internal.FusedMatmul;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.TensorInfo;
@@ -40,6 +41,7 @@ record AllGatherMatmul(
         implements MatmulPlan.Operator<GatheredMatmul> {
 
     static final OpType TYPE = new OpType("allGatherMatmul");
+    static final OpType SCALED = new OpType("allGatherScaledMatmul");
 
     /** What the operator returns. */
     enum Output {
@@ -72,6 +74,7 @@ record AllGatherMatmul(
         int last = shard.dimension() - 1;
         int dimension = checks.dimension("gatherDim", gatherDim, last + 1);
         int factor = dimension == last ? group.worldSize() : 1;
+        checks.checkScaledDimension("gatherDim", type, dimension);
         long inner = shard.get(last) * factor;
         if (group.worldSize() == 1) {
             dimension = 0; // One shard is the same along every dimension.
@@ -125,9 +128,18 @@ record AllGatherMatmul(
                 FusedOperator.ALL_GATHER_MATMUL, type, worldSize, rows(), columns, inner());
     }
 
+    private boolean isScaled() {
+        return type == ScalarType.FLOAT8_E4M3FN;
+    }
+
     @Override
     public OpType opType() {
-        return TYPE;
+        return isScaled() ? SCALED : TYPE;
+    }
+
+    @Override
+    public ScalarType typeOfProduct() {
+        return Compute.typeOfProduct(type);
     }
 
     @Override
@@ -137,7 +149,7 @@ record AllGatherMatmul(
 
     @Override
     public boolean isFusable(FusedMatmul kernels, P2pBuffers buffers, Workload work) {
-        return kernels.gathers(buffers, work);
+        return !isScaled() && kernels.gathers(buffers, work);
     }
 
     @Override

@@ -21,6 +21,7 @@ import org.djlx.fusedops.AllGatherMatmul.Output;
 import org.djlx.fusedops.cost.Path;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.TensorInfo;
+import org.djlx.nativeops.torch.Torch;
 
 /**
  * Tensor-parallel operators that fuse a matmul with the collective before or after it, like
@@ -39,7 +40,8 @@ import org.djlx.nativeops.torch.TensorInfo;
  *
  * <ul>
  *   <li>PyTorch arrays of float32, float64, float16 or bfloat16, on the device of the group. They
- *       need not be contiguous.
+ *       need not be contiguous. {@link #allGatherScaledMatmul} and {@link
+ *       #scaledMatmulReduceScatter} take float8, and document their own rules.
  *   <li>The gathered A has the same shape on all ranks, and so has the scattered product.
  *   <li>Results belong to the manager of A.
  * </ul>
@@ -104,11 +106,15 @@ public final class FusedOps {
     private static final int SCATTER_AVG = 2;
     private static final int GATHER = 3; // plus the ordinal of the Output
 
+    private static final int SCALED = 16; // added to the operators above for float8
+
     private static final List<String> OPERATORS =
             Stream.of(
                             AllGatherMatmul.TYPE,
+                            AllGatherMatmul.SCALED,
                             MatmulReduceScatter.TYPE,
                             MatmulAllReduce.TYPE,
+                            MatmulReduceScatter.SCALED,
                             AllReduceRmsNormPlan.TYPE,
                             LowContention.ALL_GATHER,
                             LowContention.REDUCE_SCATTER,
@@ -192,32 +198,69 @@ public final class FusedOps {
             int gatherDim,
             ProcessGroup group,
             Output output) {
-        PlanKey key = key(AllGatherMatmul.TYPE, GATHER + output.ordinal(), gatherDim, operands);
+        boolean scaled = !operands.scales().isEmpty();
+        OpType type = scaled ? AllGatherMatmul.SCALED : AllGatherMatmul.TYPE;
+        int operator = GATHER + output.ordinal() + (scaled ? SCALED : 0);
+        PlanKey key = key(type, operator, gatherDim, operands);
         return run(
                 group,
                 operands,
                 key,
                 () -> AllGatherMatmul.of(checks, group, operands, gatherDim, output),
+                operands.isScaledByRow() ? () -> rowScales(operands, group) : () -> null,
                 GatheredMatmul::close);
     }
 
-    /** Runs a call with its plan. The first call makes the plan. */
+    /** Gathers the scales of A's rows, in the order of the gathered A. */
+    private static NDArray rowScales(Operands operands, ProcessGroup group) {
+        NDArray shard = operands.scales().get(0);
+        NDArray all =
+                Torch.empty(
+                        shard.getManager(),
+                        Axes.stacked(group.worldSize(), shard.getShape()),
+                        ScalarType.FLOAT32);
+        boolean done = false;
+        try {
+            complete(group, LowContention.allGather(group, all, shard));
+            done = true;
+            return all;
+        } finally {
+            if (!done) {
+                all.close();
+            }
+        }
+    }
+
+    /**
+     * Runs a call with its plan. The first call makes the plan.
+     *
+     * @param rowScales gathers the scales of A's rows after the operands are checked; returns null
+     *     if there are none
+     */
     @SuppressWarnings("unchecked") // a key belongs to one operator
     private static <R> R run(
             ProcessGroup group,
             Operands operands,
             PlanKey key,
             Supplier<MatmulPlan.Operator<R>> operator,
+            Supplier<NDArray> rowScales,
             Consumer<R> closeResult) {
         GroupPlans plans = GroupPlans.of(group);
-        MatmulPath.Issued<R> issued;
+        MatmulPlan<R> plan;
         synchronized (plans) {
-            MatmulPlan<R> plan =
+            plan =
                     plans.findOrMake(
                             key,
                             MatmulPlan.class,
                             () -> new MatmulPlan<>(operator.get(), group, operands));
-            issued = plan.run(group, operands);
+        }
+        MatmulPath.Issued<R> issued;
+        // Not under the lock, which the group's thread takes for the all-gather of the scales.
+        try (NDArray scales = rowScales.get()) {
+            Operands all = scales == null ? operands : operands.withRowScales(scales);
+            synchronized (plans) {
+                issued = plan.run(group, all);
+            }
         }
         if (issued.work().isPresent()) {
             complete(group, issued.work().get(), () -> closeResult.accept(issued.result()));
@@ -285,18 +328,26 @@ public final class FusedOps {
             return FusedGradients.matmulReduceScatter(
                     checks.recording(), a, b, op, scatterDim, group);
         }
-        Operands operands = new Operands(List.of(a, b), infos);
-        PlanKey key =
-                key(
-                        MatmulReduceScatter.TYPE,
-                        op == ReduceOp.AVG ? SCATTER_AVG : SCATTER_SUM,
-                        scatterDim,
-                        operands);
+        return matmulReduceScatter(
+                checks, new Operands(List.of(a, b), infos), op, scatterDim, group);
+    }
+
+    private static NDArray matmulReduceScatter(
+            OperandChecks checks,
+            Operands operands,
+            ReduceOp op,
+            int scatterDim,
+            ProcessGroup group) {
+        boolean scaled = !operands.scales().isEmpty();
+        OpType type = scaled ? MatmulReduceScatter.SCALED : MatmulReduceScatter.TYPE;
+        int operator = (op == ReduceOp.AVG ? SCATTER_AVG : SCATTER_SUM) + (scaled ? SCALED : 0);
+        PlanKey key = key(type, operator, scatterDim, operands);
         return run(
                 group,
                 operands,
                 key,
                 () -> MatmulReduceScatter.of(checks, group, operands, op, scatterDim),
+                () -> null,
                 NDArray::close);
     }
 
@@ -390,6 +441,127 @@ public final class FusedOps {
     public static void pipelinedProduceAndAllToAll(
             ChunkProducer producer, NDArray output, ProcessGroup group) {
         CallerPipeline.allToAll(producer, output, group);
+    }
+
+    /**
+     * Gathers a float8 A along its first dimension and multiplies it with one or several float8
+     * matrices, like PyTorch's {@code fused_all_gather_scaled_matmul}: {@code (aScale A) (bScale
+     * B)}.
+     *
+     * <p>Scales are float32 and contiguous, in one of two forms for all operands of a call, the
+     * same on all ranks:
+     *
+     * <ul>
+     *   <li>Per tensor: one value of shape () or (1) for A, and one for each B. All ranks pass the
+     *       same {@code aScale}, which is not checked.
+     *   <li>Per row of A, of shape (…, 1), and per column of B, of shape (1, N). The rows' scales
+     *       are gathered first, by {@link LowContention#allGather}.
+     * </ul>
+     *
+     * <p>Numerics: products are summed in float32, multiplied by the scales in float32, and rounded
+     * once to bfloat16. On the CPU the error of an element against float64 is at most
+     * 2<sup>-8</sup> of its value, plus (K + 1) 2<sup>-23</sup> of the sum of its products'
+     * absolute values. On GPUs Hopper's float8 instructions sum with fewer bits; libtorch's {@code
+     * _scaled_mm} is called without fast accumulation.
+     *
+     * <p>Paths: all except FUSED. On GPUs of compute capability 9.0 or later {@code _scaled_mm}
+     * multiplies if K and N are multiples of 16 and the arrays begin at multiples of 16 bytes.
+     * Otherwise the operands are converted to float32 first.
+     *
+     * <p>There is no gradient: with gradients on, an input that requires a gradient is refused.
+     *
+     * @param aShard this rank's part of A, of shape (…, K) with 2 or more dimensions, in {@link
+     *     ScalarType#FLOAT8_E4M3FN}; the same shape on all ranks
+     * @param bs column-major matrices of shape (K, N) and the same type, such as the transpose of a
+     *     contiguous (N, K). N may differ between matrices and between ranks
+     * @param aScale the scale of {@code aShard}, or of each of its rows
+     * @param bScales the scale of each B, or of each of its columns
+     * @param gatherDim the first dimension of A: 0, or its negative index
+     * @param group the group
+     * @param returnGathered whether the result holds the gathered A; false saves a copy
+     * @return the products in bfloat16, of shape (…, N), and the gathered A if {@code
+     *     returnGathered} is true
+     * @throws IllegalArgumentException if an argument is invalid; nothing has been sent then
+     */
+    public static GatheredMatmul allGatherScaledMatmul(
+            NDArray aShard,
+            List<NDArray> bs,
+            NDArray aScale,
+            List<NDArray> bScales,
+            int gatherDim,
+            ProcessGroup group,
+            boolean returnGathered) {
+        OperandChecks checks = new OperandChecks(AllGatherMatmul.SCALED.toString(), true);
+        Operands operands = scaled(checks, "aShard", aShard, bs, aScale, bScales, group);
+        Output output = returnGathered ? Output.PRODUCTS_AND_A : Output.PRODUCTS;
+        return allGatherMatmul(checks, operands, gatherDim, group, output);
+    }
+
+    /**
+     * Multiplies float8 A and B, reduces the products over all ranks, and scatters the rows of the
+     * result, like PyTorch's {@code fused_scaled_matmul_reduce_scatter}. Each rank holds a part of
+     * the inner dimension K, and its own scales.
+     *
+     * <p>Scales, paths, gradients and the numerics of each rank's product are those of {@link
+     * #allGatherScaledMatmul}. The products in bfloat16 are reduced in rank order in float32 and
+     * rounded once. On the path NCCL on GPUs, NCCL chooses order and rounding.
+     *
+     * @param a of shape (…, K) with 2 or more dimensions, in {@link ScalarType#FLOAT8_E4M3FN}; the
+     *     same shape on all ranks, except for K
+     * @param b a column-major matrix of shape (K, N) and the same type; N is the same on all ranks
+     * @param aScale the scale of A, of shape () or (1), or of each row, of shape (…, 1)
+     * @param bScale the scale of B, of shape () or (1), or of each column, of shape (1, N)
+     * @param op {@link ReduceOp#SUM} or {@link ReduceOp#AVG}
+     * @param scatterDim the first dimension of the product: 0, or its negative index. Its size is a
+     *     multiple of the world size
+     * @param group the group
+     * @return this rank's part of the result, in bfloat16
+     * @throws IllegalArgumentException if an argument is invalid; nothing has been sent then
+     */
+    public static NDArray scaledMatmulReduceScatter(
+            NDArray a,
+            NDArray b,
+            NDArray aScale,
+            NDArray bScale,
+            ReduceOp op,
+            int scatterDim,
+            ProcessGroup group) {
+        OperandChecks checks = new OperandChecks(MatmulReduceScatter.SCALED.toString(), true);
+        checks.checkNotNull("B", b);
+        checks.checkNotNull("the scale of B", bScale);
+        Operands operands = scaled(checks, "A", a, List.of(b), aScale, List.of(bScale), group);
+        checks.checkSum(op);
+        return matmulReduceScatter(checks, operands, op, scatterDim, group);
+    }
+
+    /** Returns the operands of a scaled operator. Checks the scales, which no plan depends on. */
+    private static Operands scaled(
+            OperandChecks checks,
+            String roleOfA,
+            NDArray a,
+            List<NDArray> bs,
+            NDArray aScale,
+            List<NDArray> bScales,
+            ProcessGroup group) {
+        checks.checkNotNull("the group", group);
+        if (bs == null || bs.isEmpty() || bScales == null || bScales.size() != bs.size()) {
+            throw checks.wrong("pass 1 or more B, and as many scales of B");
+        }
+        List<NDArray> arrays = new ArrayList<>();
+        List<NDArray> scales = new ArrayList<>();
+        arrays.add(a);
+        arrays.addAll(bs);
+        scales.add(aScale);
+        scales.addAll(bScales);
+        TensorInfo[] infos = new TensorInfo[arrays.size()];
+        for (int i = 0; i < infos.length; i++) {
+            String role = i == 0 ? roleOfA : OperandChecks.roleOfB(i - 1, bs.size());
+            infos[i] = checks.operand(role, arrays.get(i));
+            checks.checkNotNull(i == 0 ? "aScale" : "the scale of " + role, scales.get(i));
+        }
+        Operands operands = new Operands(arrays, infos, scales);
+        checks.checkScales(operands);
+        return operands;
     }
 
     /**

@@ -140,13 +140,15 @@ final class GatheredPath {
 
         @Override
         final NDArray[] staging(OperationScope scope, NDManager manager) {
-            return new NDArray[] {scope.add(Torch.empty(manager, stagingShape, operator.type()))};
+            return new NDArray[] {
+                scope.add(Torch.empty(manager, stagingShape, operator.typeOfProduct()))
+            };
         }
 
         @Override
         final void enqueue(Operation operation, Call call) {
             compute.begin();
-            product.run(call.staging()[0], call.a(), call.b());
+            product.run(call.staging()[0], call.a(), call.b(), call.scales());
             scatter(operation, call);
         }
 
@@ -177,7 +179,7 @@ final class GatheredPath {
             exchange.scatter(
                     operation,
                     slots.buffers(),
-                    operator.type(),
+                    operator.typeOfProduct(),
                     call.staging()[0],
                     operator.partBytes(),
                     call.result(),
@@ -201,7 +203,8 @@ final class GatheredPath {
             pipeline = GroupPlans.of(group).pipeline(group);
             long count = operator.partRows() * operator.partColumns();
             reduction =
-                    compute.reduction(operator.type(), count, operator.worldSize(), operator.op());
+                    compute.reduction(
+                            operator.typeOfProduct(), count, operator.worldSize(), operator.op());
         }
 
         @Override

@@ -14,6 +14,7 @@ import org.djlx.fusedops.internal.Compute;
 import org.djlx.fusedops.internal.FusedMatmul;
 import org.djlx.fusedops.internal.Pipeline;
 import org.djlx.fusedops.internal.Slots;
+import org.djlx.nativeops.torch.ScalarType;
 
 /**
  * The plan of a matmul that is fused with a collective: the path that its calls take.
@@ -29,6 +30,9 @@ final class MatmulPlan<R> implements FusedPlan {
 
         /** Returns the kind of operator. */
         OpType opType();
+
+        /** Returns the element type of the products. */
+        ScalarType typeOfProduct();
 
         /** Returns the sizes for the cost model. */
         Workload workload();
@@ -114,7 +118,8 @@ final class MatmulPlan<R> implements FusedPlan {
             boolean fit = Slots.fit(buffers, work.partBytes());
             boolean gathered =
                     group.device().isGpu()
-                            ? compute.canExchange(buffers, work.type(), work.partBytes())
+                            ? compute.canExchange(
+                                    buffers, operator.typeOfProduct(), work.partBytes())
                             : fit && Pipeline.isWithoutGaps(work.partBytes());
             if (gathered) {
                 possible.add(Path.GATHERED);

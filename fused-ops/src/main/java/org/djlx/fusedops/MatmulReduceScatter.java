@@ -11,6 +11,7 @@ import org.djlx.collectives.spi.OpType;
 import org.djlx.fusedops.cost.Choice;
 import org.djlx.fusedops.cost.FusedOperator;
 import org.djlx.fusedops.cost.Workload;
+import org.djlx.fusedops.internal.Compute;
 import org.djlx.fusedops.internal.FusedMatmul;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.TensorInfo;
@@ -32,6 +33,7 @@ record MatmulReduceScatter(
         implements MatmulPlan.Operator<NDArray> {
 
     static final OpType TYPE = new OpType("matmulReduceScatter");
+    static final OpType SCALED = new OpType("scaledMatmulReduceScatter");
 
     /**
      * Checks the operands of a call.
@@ -51,6 +53,7 @@ record MatmulReduceScatter(
         int last = left.dimension() - 1;
         checks.checkB("B", operands.array(1), infos[1], a, type, left.get(last));
         int dimension = checks.dimension("scatterDim", scatterDim, last + 1);
+        checks.checkScaledDimension("scatterDim", type, dimension);
         Shape product = Axes.with(left, last, infos[1].sizes()[1]);
         if (product.get(dimension) % group.worldSize() != 0) {
             throw checks.wrong(
@@ -84,7 +87,7 @@ record MatmulReduceScatter(
     }
 
     long partBytes() {
-        return partRows() * partColumns() * type.itemSize();
+        return partRows() * partColumns() * typeOfProduct().itemSize();
     }
 
     /** The dimension of A that is moved to the front. */
@@ -101,16 +104,25 @@ record MatmulReduceScatter(
     public Workload workload() {
         return new Workload(
                 FusedOperator.MATMUL_REDUCE_SCATTER,
-                type,
+                typeOfProduct(), // of the bytes that are sent
                 worldSize,
                 partRows(),
                 List.of(partColumns()),
                 inner());
     }
 
+    private boolean isScaled() {
+        return type == ScalarType.FLOAT8_E4M3FN;
+    }
+
     @Override
     public OpType opType() {
-        return TYPE;
+        return isScaled() ? SCALED : TYPE;
+    }
+
+    @Override
+    public ScalarType typeOfProduct() {
+        return Compute.typeOfProduct(type);
     }
 
     @Override
@@ -120,7 +132,7 @@ record MatmulReduceScatter(
 
     @Override
     public boolean isFusable(FusedMatmul kernels, P2pBuffers buffers, Workload work) {
-        return kernels.scatters(buffers, work, op);
+        return !isScaled() && kernels.scatters(buffers, work, op);
     }
 
     @Override

@@ -11,7 +11,12 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.spi.OpType;
 import org.djlx.fusedops.AllGatherMatmul.Output;
 import org.djlx.fusedops.cost.Choice;
+import org.djlx.fusedops.internal.Compute;
+import org.djlx.fusedops.internal.Product;
+import org.djlx.fusedops.internal.Product.Scales;
+import org.djlx.nativeops.cuda.MatrixLayout;
 import org.djlx.nativeops.torch.NoGradient;
+import org.djlx.nativeops.torch.TensorInfo;
 import org.djlx.nativeops.torch.Torch;
 
 /**
@@ -34,17 +39,34 @@ abstract class NcclPath<R> implements MatmulPath<R> {
         this.reason = reason;
     }
 
-    abstract R run(OperationScope scope, ProcessGroup group, List<NDArray> operands);
+    abstract R run(OperationScope scope, ProcessGroup group, Operands operands);
 
     @Override
     public final Issued<R> run(ProcessGroup group, Operands operands) {
         UsageCounter.count(type, choice, reason);
         OperationScope scope = plans.scope();
         try {
-            R result = NoGradient.get(() -> run(scope, group, operands.arrays()));
+            R result = NoGradient.get(() -> run(scope, group, operands));
             return new Issued<>(result, Optional.empty());
         } finally {
             scope.close();
+        }
+    }
+
+    final void multiply(NDArray out, NDArray a, NDArray b, Scales scales) {
+        if (scales == null) {
+            Torch.mmOut(out, a, b);
+            return;
+        }
+        Compute compute = plans.compute();
+        compute.begin();
+        TensorInfo left = Torch.info(a);
+        TensorInfo right = Torch.info(b);
+        MatrixLayout product =
+                MatrixLayout.contiguous(out.getShape().get(0), out.getShape().get(1));
+        try (Product scaled =
+                compute.product(left.type(), product, Axes.layout(left), Axes.layout(right))) {
+            scaled.run(Torch.dataPointer(out), left.address(), right.address(), scales);
         }
     }
 
@@ -54,13 +76,13 @@ abstract class NcclPath<R> implements MatmulPath<R> {
         private final AllGatherMatmul operator;
 
         Gather(AllGatherMatmul operator, GroupPlans plans, Choice choice, FallbackReason reason) {
-            super(plans, AllGatherMatmul.TYPE, choice, reason);
+            super(plans, operator.opType(), choice, reason);
             this.operator = operator;
         }
 
         @Override
-        GatheredMatmul run(OperationScope scope, ProcessGroup group, List<NDArray> operands) {
-            NDArray shard = operands.get(0);
+        GatheredMatmul run(OperationScope scope, ProcessGroup group, Operands operands) {
+            NDArray shard = operands.array(0);
             NDManager manager = shard.getManager();
             Shape shape = operator.gathered();
             NDArray stacked =
@@ -71,11 +93,12 @@ abstract class NcclPath<R> implements MatmulPath<R> {
             NDArray gathered = scope.add(scope.contiguous(inOrder, operator.type()).reshape(shape));
             NDArray matrix = scope.add(Axes.matrix(gathered));
             List<NDArray> outputs = new ArrayList<>();
-            for (NDArray b : operands.subList(1, operands.size())) {
+            for (int i = 0; i < operands.arrays().size() - 1; i++) {
+                NDArray b = operands.array(1 + i);
                 long columns = b.getShape().get(1);
                 Shape rows = new Shape(matrix.getShape().get(0), columns);
-                NDArray out = Torch.empty(manager, rows, operator.type());
-                Torch.mmOut(out, matrix, b);
+                NDArray out = Torch.empty(manager, rows, operator.typeOfProduct());
+                multiply(out, matrix, b, operands.scales(i));
                 Shape full = Axes.with(shape, operator.lastDim(), columns);
                 outputs.add(Axes.detached(out, o -> o.reshape(full)));
             }
@@ -94,24 +117,24 @@ abstract class NcclPath<R> implements MatmulPath<R> {
                 GroupPlans plans,
                 Choice choice,
                 FallbackReason reason) {
-            super(plans, MatmulReduceScatter.TYPE, choice, reason);
+            super(plans, operator.opType(), choice, reason);
             this.operator = operator;
         }
 
         @Override
-        NDArray run(OperationScope scope, ProcessGroup group, List<NDArray> operands) {
-            NDArray a = operands.get(0);
+        NDArray run(OperationScope scope, ProcessGroup group, Operands operands) {
+            NDArray a = operands.array(0);
             int scatterDim = operator.scatterDim();
             NDArray rows = scope.contiguous(scope.alias(a), operator.type());
             NDArray matrix = scope.add(Axes.matrix(rows));
             long columns = operator.product().get(operator.lastDim());
             Shape shape = new Shape(matrix.getShape().get(0), columns);
-            NDArray product = scope.empty(shape, operator.type());
-            Torch.mmOut(product, matrix, operands.get(1));
+            NDArray product = scope.empty(shape, operator.typeOfProduct());
+            multiply(product, matrix, operands.array(1), operands.scales(0));
             NDArray reshaped = scope.add(product.reshape(operator.product()));
             NDArray front = scope.add(Axes.move(reshaped, scatterDim, 0));
             Shape part = Axes.move(operator.part(), scatterDim, 0);
-            NDArray result = Torch.empty(a.getManager(), part, operator.type());
+            NDArray result = Torch.empty(a.getManager(), part, operator.typeOfProduct());
             FusedOps.complete(group, group.reduceScatterTensor(result, front, operator.op()));
             return Axes.restore(result, scatterDim);
         }

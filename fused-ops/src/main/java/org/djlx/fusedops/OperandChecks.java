@@ -4,6 +4,7 @@ package org.djlx.fusedops;
 import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.types.Shape;
+import java.util.Arrays;
 import java.util.EnumSet;
 import java.util.Set;
 import org.djlx.collectives.ReduceOp;
@@ -25,11 +26,20 @@ final class OperandChecks {
     private static final Set<ScalarType> NORMED =
             EnumSet.of(ScalarType.FLOAT32, ScalarType.FLOAT16, ScalarType.BFLOAT16);
 
+    private static final Set<ScalarType> SCALED = EnumSet.of(ScalarType.FLOAT8_E4M3FN);
+
     private final String operator;
+    private final Set<ScalarType> types;
     private GradientScope recording;
 
     OperandChecks(String operator) {
+        this(operator, false);
+    }
+
+    /** Creates the checks of an operator, whose matrices are float8 if it is scaled. */
+    OperandChecks(String operator, boolean scaled) {
         this.operator = operator;
+        types = scaled ? SCALED : TYPES;
     }
 
     IllegalArgumentException wrong(String format, Object... values) {
@@ -102,6 +112,12 @@ final class OperandChecks {
                     "%s has shape %s, but its first size must be %d, the last size of A",
                     role, shape, inner);
         }
+        if (types == SCALED && !Axes.layout(info).transposed().isRowMajor()) {
+            throw wrong(
+                    "%s has strides %s, but must be column-major: pass the transpose of a"
+                            + " contiguous array of shape (N, K)",
+                    role, Arrays.toString(info.strides()));
+        }
     }
 
     /**
@@ -148,9 +164,58 @@ final class OperandChecks {
         }
     }
 
+    /** Checks that a scaled operator gathers or scatters along the first dimension. */
+    void checkScaledDimension(String role, ScalarType type, int dimension) {
+        if (SCALED.contains(type) && dimension != 0) {
+            throw wrong("%s must be the first dimension, not %d: transpose A", role, dimension);
+        }
+    }
+
+    /** Checks the scales of float8 operands, A's first: one each, or one for each row or column. */
+    void checkScales(Operands operands) {
+        TensorInfo[] infos = operands.infos();
+        boolean byRow = operands.isScaledByRow();
+        for (int i = 0; i < infos.length; i++) {
+            NDArray scale = operands.scales().get(i);
+            String role = i == 0 ? "aScale" : "the scale of " + roleOfB(i - 1, infos.length - 1);
+            TensorInfo info = operand(role, scale);
+            if (info.type() != ScalarType.FLOAT32 || !info.isContiguous()) {
+                throw wrong(
+                        "%s is %s with strides %s, but must be FLOAT32 and contiguous",
+                        role, info.type(), Arrays.toString(info.strides()));
+            }
+            if (!scale.getDevice().equals(operands.array(0).getDevice())) {
+                throw wrong(
+                        "%s is on %s, but A is on %s: copy one of them",
+                        role, scale.getDevice(), operands.array(0).getDevice());
+            }
+            Shape shape = scale.getShape();
+            long[] sizes = infos[i].sizes().clone();
+            if (sizes.length < 2) {
+                throw wrong("%s belongs to an array with %d dimensions", role, sizes.length);
+            }
+            sizes[i == 0 ? sizes.length - 1 : 0] = 1;
+            boolean fits =
+                    byRow
+                            ? shape.equals(new Shape(sizes))
+                            : shape.dimension() < 2 && shape.size() == 1;
+            if (!fits) {
+                throw wrong(
+                        "%s has shape %s, but must be %s, as aScale has shape %s",
+                        role,
+                        shape,
+                        byRow ? new Shape(sizes) : "one value of shape () or (1)",
+                        operands.scales().get(0).getShape());
+            }
+        }
+        if (recording != null) {
+            throw wrong("an input requires a gradient, but the operator has none");
+        }
+    }
+
     void checkFloating(String role, ScalarType type) {
-        if (!TYPES.contains(type)) {
-            throw wrong("%s is %s, but must be one of %s", role, type, TYPES);
+        if (!types.contains(type)) {
+            throw wrong("%s is %s, but must be one of %s", role, type, types);
         }
     }
 

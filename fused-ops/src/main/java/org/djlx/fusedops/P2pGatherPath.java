@@ -11,6 +11,7 @@ import org.djlx.fusedops.AllGatherMatmul.Output;
 import org.djlx.fusedops.cost.Choice;
 import org.djlx.fusedops.internal.Compute;
 import org.djlx.fusedops.internal.Product;
+import org.djlx.fusedops.internal.Product.Scales;
 import org.djlx.nativeops.cuda.MatrixLayout;
 import org.djlx.nativeops.torch.Torch;
 
@@ -29,6 +30,7 @@ abstract class P2pGatherPath extends P2pPath<GatheredMatmul, P2pGatherPath.Call>
      * @param outs the addresses of the products
      * @param gathered the address of the gathered A; 0 if A is not gathered into an array
      * @param gatheredA the gathered A; the shard if A is not gathered into an array
+     * @param scales the scales of A and of each B; null without scales
      * @param used all arrays, kept for graph replays
      */
     record Call(
@@ -38,6 +40,7 @@ abstract class P2pGatherPath extends P2pPath<GatheredMatmul, P2pGatherPath.Call>
             long gathered,
             List<NDArray> products,
             NDArray gatheredA,
+            Scales[] scales,
             NDArray[] used) {}
 
     /**
@@ -85,7 +88,7 @@ abstract class P2pGatherPath extends P2pPath<GatheredMatmul, P2pGatherPath.Call>
     P2pGatherPath(AllGatherMatmul operator, ProcessGroup group, Choice choice, InPlace inPlace) {
         super(
                 group,
-                AllGatherMatmul.TYPE,
+                operator.opType(),
                 new Agreed(
                         operator.type(), operator.shard().getShape(), null, operator.gatherDim()),
                 choice,
@@ -102,7 +105,8 @@ abstract class P2pGatherPath extends P2pPath<GatheredMatmul, P2pGatherPath.Call>
         NDArray shard = inPlace.shard ? a : scope.front(a, operator.frontDim(), operator.type());
         long shardAddress = inPlace.shard ? operands.address(0) : Torch.dataPointer(shard);
         int count = inPlace.bs.length;
-        NDArray[] used = new NDArray[2 + 2 * count];
+        NDArray[] used = new NDArray[2 + 2 * count + operands.scales().size()];
+        Scales[] scales = new Scales[count];
         long[] bs = new long[count];
         long[] outs = new long[count];
         List<NDArray> products = new ArrayList<>(count);
@@ -110,9 +114,10 @@ abstract class P2pGatherPath extends P2pPath<GatheredMatmul, P2pGatherPath.Call>
             NDArray given = operands.array(1 + i);
             NDArray b = inPlace.bs[i] ? given : scope.copy(given, operator.type());
             bs[i] = inPlace.bs[i] ? operands.address(1 + i) : Torch.dataPointer(b);
-            NDArray out = scope.result(manager, operator.productFront(i), operator.type());
+            NDArray out = scope.result(manager, operator.productFront(i), operator.typeOfProduct());
             outs[i] = Torch.dataPointer(out);
             products.add(out);
+            scales[i] = operands.scales(i);
             used[2 * i] = b;
             used[2 * i + 1] = out;
         }
@@ -121,10 +126,13 @@ abstract class P2pGatherPath extends P2pPath<GatheredMatmul, P2pGatherPath.Call>
                         ? scope.result(manager, operator.gatheredFront(), operator.type())
                         : workspace(scope, shard);
         long whole = gathered == shard ? 0 : Torch.dataPointer(gathered);
-        used[used.length - 2] = shard;
-        used[used.length - 1] = gathered;
+        used[2 * count] = shard;
+        used[2 * count + 1] = gathered;
+        for (int i = 0; i < operands.scales().size(); i++) {
+            used[2 * count + 2 + i] = operands.scales().get(i);
+        }
         scope.hold(used);
-        return new Call(shardAddress, bs, outs, whole, products, gathered, used);
+        return new Call(shardAddress, bs, outs, whole, products, gathered, scales, used);
     }
 
     final boolean returnsA() {
@@ -153,15 +161,17 @@ abstract class P2pGatherPath extends P2pPath<GatheredMatmul, P2pGatherPath.Call>
     static final class RowProducts {
 
         private final Product[] products;
+        private final long shardRows;
         private final long[] shardOutBytes; // of a shard's rows of each product
 
         /** Prepares products that compute a number of rows at a time. */
         RowProducts(AllGatherMatmul operator, Compute compute, InPlace inPlace, long rows) {
             products = new Product[inPlace.layouts.length];
+            shardRows = operator.rows();
             shardOutBytes = new long[products.length];
             for (int i = 0; i < products.length; i++) {
                 long columns = operator.columns().get(i);
-                shardOutBytes[i] = operator.rows() * columns * operator.type().itemSize();
+                shardOutBytes[i] = operator.rows() * columns * operator.typeOfProduct().itemSize();
                 products[i] =
                         compute.product(
                                 operator.type(),
@@ -179,7 +189,11 @@ abstract class P2pGatherPath extends P2pPath<GatheredMatmul, P2pGatherPath.Call>
         /** Multiplies the rows of a rank's shard. */
         void multiplyShard(Call call, long rows, int rank) {
             for (int i = 0; i < products.length; i++) {
-                products[i].run(call.outs[i] + rank * shardOutBytes[i], rows, call.bs[i]);
+                products[i].run(
+                        call.outs[i] + rank * shardOutBytes[i],
+                        rows,
+                        call.bs[i],
+                        Scales.fromRow(call.scales[i], rank * shardRows));
             }
         }
 

@@ -9,6 +9,7 @@ import org.djlx.collectives.spi.Operation.Agreed;
 import org.djlx.fusedops.cost.Choice;
 import org.djlx.fusedops.internal.Compute;
 import org.djlx.fusedops.internal.Product;
+import org.djlx.fusedops.internal.Product.Scales;
 import org.djlx.nativeops.cuda.MatrixLayout;
 import org.djlx.nativeops.torch.TensorInfo;
 import org.djlx.nativeops.torch.Torch;
@@ -28,9 +29,17 @@ abstract class P2pScatterPath extends P2pPath<NDArray, P2pScatterPath.Call> {
      * @param result the address of this rank's part of the sum
      * @param staging the addresses of the staging arrays, which hold products until they are sent
      * @param part this rank's part of the sum
+     * @param scales the scales of A and B; null without scales
      * @param used all arrays, kept for graph replays
      */
-    record Call(long a, long b, long result, long[] staging, NDArray part, NDArray[] used) {}
+    record Call(
+            long a,
+            long b,
+            long result,
+            long[] staging,
+            NDArray part,
+            Scales scales,
+            NDArray[] used) {}
 
     /**
      * The operands that the path reads without a copy. Other operands are copied to row-major
@@ -41,7 +50,7 @@ abstract class P2pScatterPath extends P2pPath<NDArray, P2pScatterPath.Call> {
         /** Returns the operands that library matmuls read without a copy. */
         static InPlace of(MatmulReduceScatter operator, Operands operands) {
             TensorInfo info = operands.infos()[0];
-            boolean isMatrix = operator.lastDim() == 1;
+            boolean isMatrix = operator.lastDim() == 1 && operands.scales().isEmpty();
             MatrixLayout rows = MatrixLayout.contiguous(operator.rows(), operator.inner());
             MatrixLayout left = isMatrix ? Axes.layout(info) : rows;
             boolean a =
@@ -71,7 +80,7 @@ abstract class P2pScatterPath extends P2pPath<NDArray, P2pScatterPath.Call> {
             MatmulReduceScatter operator, ProcessGroup group, Choice choice, InPlace inPlace) {
         super(
                 group,
-                MatmulReduceScatter.TYPE,
+                operator.opType(),
                 new Agreed(
                         operator.type(),
                         operator.product().getShape(),
@@ -99,9 +108,9 @@ abstract class P2pScatterPath extends P2pPath<NDArray, P2pScatterPath.Call> {
         NDArray left = inPlace.a ? a : copyOfA(scope, a);
         NDArray right =
                 inPlace.b ? operands.array(1) : scope.copy(operands.array(1), operator.type());
-        NDArray part = scope.result(manager, partFront, operator.type());
+        NDArray part = scope.result(manager, partFront, operator.typeOfProduct());
         NDArray[] staging = staging(scope, manager);
-        NDArray[] used = new NDArray[3 + staging.length];
+        NDArray[] used = new NDArray[3 + staging.length + operands.scales().size()];
         used[0] = left;
         used[1] = right;
         used[2] = part;
@@ -110,6 +119,10 @@ abstract class P2pScatterPath extends P2pPath<NDArray, P2pScatterPath.Call> {
             addresses[i] = Torch.dataPointer(staging[i]);
             used[3 + i] = staging[i];
         }
+        for (int i = 0; i < operands.scales().size(); i++) {
+            used[3 + staging.length + i] = operands.scales().get(i);
+            scope.hold(operands.scales().get(i));
+        }
         scope.hold(left, right, part);
         return new Call(
                 inPlace.a ? operands.address(0) : Torch.dataPointer(left),
@@ -117,6 +130,7 @@ abstract class P2pScatterPath extends P2pPath<NDArray, P2pScatterPath.Call> {
                 Torch.dataPointer(part),
                 addresses,
                 part,
+                operands.scales(0),
                 used);
     }
 

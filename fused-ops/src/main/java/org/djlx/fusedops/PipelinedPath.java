@@ -146,7 +146,7 @@ final class PipelinedPath {
                     (stream, rank, part) -> {
                         for (int i = 0; i < count; i++) {
                             long b = call.bs()[i] + rank * blockBytes[i];
-                            products[i].run(parts[i] + rank * productBytes[i], part, b);
+                            products[i].run(parts[i] + rank * productBytes[i], part, b, null);
                         }
                         long place = shards + rank * shardBytes;
                         if (returnsA() && place != part) {
@@ -204,7 +204,10 @@ final class PipelinedPath {
             product = inPlace.product(operator, compute, rows, columns);
             reduction =
                     compute.reduction(
-                            operator.type(), rows * columns, operator.worldSize(), operator.op());
+                            operator.typeOfProduct(),
+                            rows * columns,
+                            operator.worldSize(),
+                            operator.op());
             long elements =
                     operator.isByRows()
                             ? rows * inPlace.left().rowStride()
@@ -223,7 +226,7 @@ final class PipelinedPath {
             for (int i = 0; i < arrays.length; i++) {
                 arrays[i] =
                         i < count
-                                ? scope.empty(stagingShape, operator.type())
+                                ? scope.empty(stagingShape, operator.typeOfProduct())
                                 : scope.empty(slots.receivedShape(), ScalarType.UINT8);
             }
             return arrays;
@@ -233,7 +236,7 @@ final class PipelinedPath {
         void enqueue(Operation operation, Call call) {
             compute.begin();
             if (operator.worldSize() == 1) {
-                product.run(call.result(), call.a(), call.b());
+                product.run(call.result(), call.a(), call.b(), call.scales());
                 try (P2pStream current = slots.buffers().currentStream(operation)) {
                     current.keepAlive(call.used());
                 }
@@ -250,7 +253,8 @@ final class PipelinedPath {
                         product.run(
                                 out,
                                 operator.isByRows() ? call.a() + offset : call.a(),
-                                operator.isByRows() ? call.b() : call.b() + offset);
+                                operator.isByRows() ? call.b() : call.b() + offset,
+                                Product.Scales.fromRow(call.scales(), rank * operator.partRows()));
                     },
                     (stream, first, distance) -> reduction.run(call.result(), first, distance),
                     call.used());

@@ -33,7 +33,7 @@
  *   <li>{@link org.djlx.fusedops.ChunkProducer} - a computation before a pipelined all-to-all
  *   <li>{@link org.djlx.fusedops.FallbackReason} - why a call fell back to the group's collective
  *   <li>{@link org.djlx.fusedops.FusedOps} - all-gather + matmul (also gated), matmul +
- *       reduce-scatter, matmul + all-reduce, all-reduce + RMSNorm, pipelines
+ *       reduce-scatter, both for float8, too, matmul + all-reduce, all-reduce + RMSNorm, pipelines
  *   <li>{@link org.djlx.fusedops.GatheredMatmul} - result of all-gather + matmul
  *   <li>{@link org.djlx.fusedops.LowContention} - all-gather and reduce-scatter by copy engines
  *   <li>{@link org.djlx.fusedops.NormedResidual} - result of all-reduce + RMSNorm

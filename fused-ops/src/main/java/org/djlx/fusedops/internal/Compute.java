@@ -29,6 +29,8 @@ public final class Compute implements AutoCloseable {
 
     private static final Logger logger = LoggerFactory.getLogger(Compute.class);
 
+    private static final int SCALED_MULTIPLE = 16; // of sizes and addresses, for _scaled_mm
+
     private final Libtorch libtorch;
     private final Gpu gpu; // null on the CPU
     private final int worldSize;
@@ -159,7 +161,7 @@ public final class Compute implements AutoCloseable {
     }
 
     /**
-     * Prepares a product.
+     * Prepares a product. The product of float8 matrices is in bfloat16.
      *
      * @param out the layout of the product, row-major
      * @param a the layout of the left operand
@@ -168,10 +170,47 @@ public final class Compute implements AutoCloseable {
      */
     public Product product(ScalarType type, MatrixLayout out, MatrixLayout a, MatrixLayout b) {
         if (out.rows() == 0 || out.columns() == 0 || a.columns() == 0) {
-            return new Zeros(gpu, libtorch, out.rows() * out.columns() * type.itemSize());
+            long bytes = out.rows() * out.columns() * typeOfProduct(type).itemSize();
+            return new Zeros(gpu, libtorch, bytes);
+        }
+        if (type == ScalarType.FLOAT8_E4M3FN) {
+            return scaledProduct(out, a, b);
         }
         ByLibtorch product = new ByLibtorch(libtorch, type, out, a, b);
         return gpu == null || gpu.cublas == null ? product : new ByCublas(gpu, product);
+    }
+
+    /** Returns the element type of a product: bfloat16 for float8, otherwise the operands' type. */
+    public static ScalarType typeOfProduct(ScalarType type) {
+        return type == ScalarType.FLOAT8_E4M3FN ? ScalarType.BFLOAT16 : type;
+    }
+
+    private Product scaledProduct(MatrixLayout out, MatrixLayout a, MatrixLayout b) {
+        boolean kernel =
+                gpu != null
+                        && gpu.cuda.attribute(CudaAttribute.COMPUTE_CAPABILITY_MAJOR) >= 9
+                        && a.isRowMajor()
+                        && b.transposed().isRowMajor()
+                        && a.rowStride() % SCALED_MULTIPLE == 0
+                        && b.columnStride() % SCALED_MULTIPLE == 0
+                        && a.columns() % SCALED_MULTIPLE == 0
+                        && out.columns() % SCALED_MULTIPLE == 0;
+        return new Scaled(libtorch, out, a, b, kernel);
+    }
+
+    private record Scaled(
+            Libtorch libtorch, MatrixLayout out, MatrixLayout a, MatrixLayout b, boolean kernel)
+            implements Product {
+
+        @Override
+        public void run(long outAddress, long aAddress, long bAddress, Scales scales) {
+            boolean aligned = (outAddress | aAddress | bAddress) % SCALED_MULTIPLE == 0;
+            libtorch.multiplyScaled(
+                    outAddress, out, aAddress, a, bAddress, b, scales, kernel && aligned);
+        }
+
+        @Override
+        public void close() {}
     }
 
     /** Prepares the reduction of parts: SUM, or AVG to divide the sum by their number. */
@@ -206,7 +245,7 @@ public final class Compute implements AutoCloseable {
     private record Zeros(Gpu gpu, Libtorch libtorch, long byteSize) implements Product {
 
         @Override
-        public void run(long out, long a, long b) {
+        public void run(long out, long a, long b, Scales scales) {
             if (gpu != null) {
                 gpu.stream.memsetAsync(out, (byte) 0, byteSize);
             } else if (byteSize > 0) {
@@ -223,7 +262,7 @@ public final class Compute implements AutoCloseable {
             implements Product {
 
         @Override
-        public void run(long outAddress, long aAddress, long bAddress) {
+        public void run(long outAddress, long aAddress, long bAddress, Scales scales) {
             libtorch.multiply(type, outAddress, out, aAddress, a, bAddress, b);
         }
 
@@ -251,7 +290,7 @@ public final class Compute implements AutoCloseable {
         }
 
         @Override
-        public void run(long out, long a, long b) {
+        public void run(long out, long a, long b, Scales scales) {
             int power = Long.numberOfTrailingZeros(out | a | b | MAX_ALIGNMENT);
             if (plans[power] == null && !fallsBack) {
                 ScalarType type = fallback.type;
@@ -262,7 +301,7 @@ public final class Compute implements AutoCloseable {
                 fallsBack = plans[power] == null;
             }
             if (fallsBack) {
-                fallback.run(out, a, b);
+                fallback.run(out, a, b, null);
             } else {
                 plans[power].run(gpu.stream, out, a, b);
             }

@@ -15,6 +15,7 @@ import org.djlx.nativeops.host.NativeMemory;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
+import org.djlx.nativeops.torch.TorchInPlace;
 
 /** Runs libtorch's operators on memory given by address, on one device. */
 final class Libtorch {
@@ -65,6 +66,56 @@ final class Libtorch {
                 NDArray left = view(type, a, aLayout);
                 NDArray right = view(type, b, bLayout)) {
             NoGradient.run(() -> Torch.mmOut(result, left, right));
+        }
+    }
+
+    /**
+     * Multiplies non-empty float8 matrices and rounds the scaled product to bfloat16.
+     *
+     * @param kernel whether libtorch has a kernel for the layouts. Otherwise the operands are
+     *     converted to float32, which is exact.
+     */
+    void multiplyScaled(
+            long out,
+            MatrixLayout outLayout,
+            long a,
+            MatrixLayout aLayout,
+            long b,
+            MatrixLayout bLayout,
+            Product.Scales scales,
+            boolean kernel) {
+        long m = outLayout.rows();
+        long n = outLayout.columns();
+        long step = scales.byRow() ? 1 : 0;
+        MatrixLayout ofRows = new MatrixLayout(scales.byRow() ? m : 1, 1, 1, 1);
+        MatrixLayout ofColumns = new MatrixLayout(1, scales.byRow() ? n : 1, n, 1);
+        try (NDArray result = view(ScalarType.BFLOAT16, out, outLayout);
+                NDArray left = view(ScalarType.FLOAT8_E4M3FN, a, aLayout);
+                NDArray right = view(ScalarType.FLOAT8_E4M3FN, b, bLayout)) {
+            if (kernel) {
+                try (NDArray ofA = view(ScalarType.FLOAT32, scales.a(), ofRows);
+                        NDArray ofB = view(ScalarType.FLOAT32, scales.b(), ofColumns)) {
+                    NoGradient.run(() -> Torch.scaledMmOut(result, left, right, ofA, ofB));
+                }
+                return;
+            }
+            // A stride of 0 repeats a scale.
+            MatrixLayout allRows = new MatrixLayout(m, n, step, 0);
+            MatrixLayout allColumns = new MatrixLayout(m, n, 0, step);
+            try (NDArray product = Torch.empty(manager, new Shape(m, n), ScalarType.FLOAT32);
+                    NDArray wideLeft = NoGradient.get(() -> Torch.cast(left, ScalarType.FLOAT32));
+                    NDArray wideRight =
+                            NoGradient.get(() -> Torch.cast(right, ScalarType.FLOAT32));
+                    NDArray ofA = view(ScalarType.FLOAT32, scales.a(), allRows);
+                    NDArray ofB = view(ScalarType.FLOAT32, scales.b(), allColumns)) {
+                NoGradient.run(
+                        () -> {
+                            Torch.mmOut(product, wideLeft, wideRight);
+                            TorchInPlace.mul(product, ofA);
+                            TorchInPlace.mul(product, ofB);
+                            Torch.copy(result, product);
+                        });
+            }
         }
     }
 
