@@ -12,6 +12,7 @@ import org.djlx.collectives.Work;
 import org.djlx.collectives.internal.gpu.Batch;
 import org.djlx.collectives.internal.gpu.EventPool;
 import org.djlx.collectives.internal.gpu.GpuGroup;
+import org.djlx.collectives.internal.gpu.GpuTurns;
 import org.djlx.collectives.internal.gpu.GroupExtension;
 import org.djlx.collectives.internal.gpu.LongCalls;
 import org.djlx.collectives.internal.gpu.Watchdog;
@@ -59,6 +60,7 @@ final class P2pQueue implements GroupExtension {
     private final HostSync hosts;
     private final WaitStatus waits; // closed after this
     private final GpuGroup group; // has the group's stream, and watches over all operations
+    private final GpuTurns.Member turn;
     private final EventPool events;
     private final CurrentStreams currentStreams;
     private final CudaEvent before; // after the earlier work on the group's stream
@@ -80,6 +82,7 @@ final class P2pQueue implements GroupExtension {
      * @param currentStreams the callers' streams, closed with the queue
      * @param waits ends the waits of kernels
      * @param group has the group's stream and watchdog
+     * @param turn leaves when the queue is broken or ended
      */
     P2pQueue(
             GroupContext context,
@@ -88,13 +91,15 @@ final class P2pQueue implements GroupExtension {
             HostSync hosts,
             CurrentStreams currentStreams,
             WaitStatus waits,
-            GpuGroup group) {
+            GpuGroup group,
+            GpuTurns.Member turn) {
         this.context = context;
         this.device = device;
         this.verify = verify;
         this.hosts = hosts;
         this.waits = waits;
         this.group = group;
+        this.turn = turn;
         this.currentStreams = currentStreams;
         events = new EventPool(device);
         before = CudaEvent.create(device);
@@ -112,6 +117,9 @@ final class P2pQueue implements GroupExtension {
          * being captured into a graph.
          */
         void enqueue(CudaStream stream, boolean captured);
+
+        /** The operation is enqueued, and not captured; an event marks its end. */
+        default void enqueued(StreamWork work) {}
     }
 
     @Override
@@ -206,6 +214,7 @@ final class P2pQueue implements GroupExtension {
             follow(current);
             body.enqueue(current, false);
             work.recordEnd(current);
+            body.enqueued(work);
             last = work;
             joined = false;
             if (Batch.isAnyOpen()) {
@@ -309,6 +318,7 @@ final class P2pQueue implements GroupExtension {
             }
             broken = reason;
         }
+        turn.leave();
         hosts.fail(reason.getMessage());
         hosts.end();
         return true;
@@ -323,6 +333,7 @@ final class P2pQueue implements GroupExtension {
 
     /** Makes waits of this host for other ranks fail. Thread-safe. */
     void end() {
+        turn.leave();
         hosts.end();
     }
 
