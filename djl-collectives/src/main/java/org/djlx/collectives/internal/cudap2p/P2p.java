@@ -101,7 +101,7 @@ final class P2p {
                         currentStreams,
                         waits,
                         group,
-                        place.turn());
+                        place);
     }
 
     /**

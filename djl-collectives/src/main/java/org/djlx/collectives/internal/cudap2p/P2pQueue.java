@@ -12,7 +12,6 @@ import org.djlx.collectives.Work;
 import org.djlx.collectives.internal.gpu.Batch;
 import org.djlx.collectives.internal.gpu.EventPool;
 import org.djlx.collectives.internal.gpu.GpuGroup;
-import org.djlx.collectives.internal.gpu.GpuTurns;
 import org.djlx.collectives.internal.gpu.GroupExtension;
 import org.djlx.collectives.internal.gpu.LongCalls;
 import org.djlx.collectives.internal.gpu.Watchdog;
@@ -60,7 +59,7 @@ final class P2pQueue implements GroupExtension {
     private final HostSync hosts;
     private final WaitStatus waits; // closed after this
     private final GpuGroup group; // has the group's stream, and watches over all operations
-    private final GpuTurns.Member turn;
+    private final RegionHandshake.Place place;
     private final EventPool events;
     private final CurrentStreams currentStreams;
     private final CudaEvent before; // after the earlier work on the group's stream
@@ -82,7 +81,7 @@ final class P2pQueue implements GroupExtension {
      * @param currentStreams the callers' streams, closed with the queue
      * @param waits ends the waits of kernels
      * @param group has the group's stream and watchdog
-     * @param turn leaves when the queue is broken or ended
+     * @param place left when the queue is broken
      */
     P2pQueue(
             GroupContext context,
@@ -92,14 +91,14 @@ final class P2pQueue implements GroupExtension {
             CurrentStreams currentStreams,
             WaitStatus waits,
             GpuGroup group,
-            GpuTurns.Member turn) {
+            RegionHandshake.Place place) {
         this.context = context;
         this.device = device;
         this.verify = verify;
         this.hosts = hosts;
         this.waits = waits;
         this.group = group;
-        this.turn = turn;
+        this.place = place;
         this.currentStreams = currentStreams;
         events = new EventPool(device);
         before = CudaEvent.create(device);
@@ -318,7 +317,7 @@ final class P2pQueue implements GroupExtension {
             }
             broken = reason;
         }
-        turn.leave();
+        place.leave();
         hosts.fail(reason.getMessage());
         hosts.end();
         return true;
@@ -333,7 +332,7 @@ final class P2pQueue implements GroupExtension {
 
     /** Makes waits of this host for other ranks fail. Thread-safe. */
     void end() {
-        turn.leave();
+        place.turn().stop();
         hosts.end();
     }
 

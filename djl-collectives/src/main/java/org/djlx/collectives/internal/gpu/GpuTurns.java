@@ -43,7 +43,9 @@ import org.djlx.nativeops.cuda.CudaStream;
  *       calls that some, not all, members have passed enter the log first: {@code shared} is
  *       written before the numbers are read, and a member writes its number before it reads {@code
  *       shared}.
- *   <li>A member that leaves, because its group is broken or destroyed, blocks nobody.
+ *   <li>A member that {@linkplain Member#stop stops} makes no more calls, so no host waits for it;
+ *       streams still wait for its last launch. A member {@linkplain Member#leave leaves} once its
+ *       kernels have ended or do not wait for peers.
  *   <li>A call leaves the log once all members have passed it.
  * </ol>
  *
@@ -105,8 +107,9 @@ public final class GpuTurns {
             boolean before = group.shared;
             group.shared = groups.values().stream().anyMatch(group::meets);
             if (group.shared && !before) {
-                long first = group.members.stream().mapToLong(m -> m.passed).min().orElse(0);
                 long last = group.members.stream().mapToLong(m -> m.begun.get()).max().orElse(0);
+                long first =
+                        group.members.stream().mapToLong(Member::lastPassed).min().orElse(last);
                 for (long number = first + 1; number <= last; number++) {
                     log.add(
                             new Call(
@@ -140,7 +143,7 @@ public final class GpuTurns {
         private volatile Launched last; // the last launch; null before the first
         private volatile int ranksOnGpu;
         private volatile Thread launching; // has the turn; null if the member has not
-        private boolean left; // guarded by the turns
+        private volatile boolean stopped;
 
         private Member(Group group, int rank) {
             this.group = group;
@@ -170,7 +173,7 @@ public final class GpuTurns {
          * @param operation describes the call and names the group, in messages
          * @throws CollectiveTimeoutException if the turn does not come in time; names the group and
          *     the rank that has not made its call
-         * @throws CollectiveException if the member leaves
+         * @throws CollectiveException if the member stops
          * @throws IllegalStateException if this thread has another group's turn
          */
         public List<Launched> await(long number, Object operation, Duration timeout) {
@@ -179,10 +182,10 @@ public final class GpuTurns {
             }
             Deadline deadline = Deadline.after(timeout);
             synchronized (GpuTurns.this) {
-                if (group.shared && !left) {
+                if (group.shared && !stopped) {
                     append(new Call(group, number, operation));
                 }
-                while (!left) {
+                while (!stopped) {
                     Call earlier = earlierCall(number);
                     if (earlier == null) {
                         launching = Thread.currentThread();
@@ -258,7 +261,7 @@ public final class GpuTurns {
         /** Returns the member on this GPU that has not passed a call; null if there is none. */
         private Member missing(Call call) {
             for (Member member : call.group.members) {
-                if (member.passed < call.number && member.gpu.equals(gpu)) {
+                if (member.lastPassed() < call.number && member.gpu.equals(gpu)) {
                     return member;
                 }
             }
@@ -294,22 +297,42 @@ public final class GpuTurns {
                 return;
             }
             synchronized (GpuTurns.this) {
-                long all = group.members.stream().mapToLong(m -> m.passed).min().orElse(number);
-                log.removeIf(call -> call.group == group && call.number <= all);
-                GpuTurns.this.notifyAll();
+                prune();
             }
         }
 
-        /** Leaves: nobody waits for this member any more. A second call does nothing. */
+        private long lastPassed() {
+            return stopped ? Long.MAX_VALUE : passed;
+        }
+
+        /** Removes the group's calls that all members have passed, and wakes who waits for them. */
+        private void prune() {
+            long all =
+                    group.members.stream()
+                            .mapToLong(Member::lastPassed)
+                            .min()
+                            .orElse(Long.MAX_VALUE);
+            log.removeIf(call -> call.group == group && call.number <= all);
+            GpuTurns.this.notifyAll();
+        }
+
+        /** Ends this member's waits. Nobody waits for its calls any more. */
+        public void stop() {
+            synchronized (GpuTurns.this) {
+                stopped = true;
+                prune();
+            }
+        }
+
+        /** Stops, and lets no stream wait for this member. A second call does nothing. */
         public void leave() {
             synchronized (GpuTurns.this) {
-                if (!left) {
-                    left = true;
-                    group.members.remove(this);
+                stopped = true;
+                if (group.members.remove(this)) {
                     if (group.members.isEmpty()) {
                         groups.values().remove(group);
-                        log.removeIf(call -> call.group == group);
                     }
+                    prune();
                     update();
                 }
             }

@@ -127,6 +127,25 @@ class GpuTurnsTest {
         y.get(1).await(1, "again", SHORT);
     }
 
+    /** No host waits for a rank that has stopped, but streams wait for its last launch. */
+    @Test
+    void streamsWaitForWhoStops() {
+        List<GpuTurns.Member> x = join("X", "a", "b");
+        GpuTurns.Member y = join("Y", "a", "b").get(1);
+        GpuTurns.Launched end = stream -> {};
+        x.get(1).await(x.get(1).begin(), "X 1", SHORT);
+        x.get(1).launched(1, end);
+        x.get(0).await(x.get(0).begin(), "X 1", SHORT);
+        x.get(0).launched(1, stream -> {});
+        x.get(0).await(x.get(0).begin(), "X 2", SHORT);
+        x.get(1).stop();
+        assertEquals(List.of(end), y.await(y.begin(), "Y 1", SHORT));
+        assertThrows(CollectiveException.class, () -> x.get(1).await(x.get(1).begin(), "X", SHORT));
+        y.launched(1, stream -> {});
+        x.get(1).leave();
+        assertEquals(List.of(), y.await(y.begin(), "Y 2", SHORT));
+    }
+
     @Test
     void whoLeavesBlocksNobody() throws Exception {
         List<GpuTurns.Member> x = join("X", "a", "b");
