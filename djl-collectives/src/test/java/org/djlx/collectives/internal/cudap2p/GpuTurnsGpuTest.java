@@ -83,7 +83,7 @@ class GpuTurnsGpuTest {
         }
     }
 
-    /** The groups' ranks launch in opposite orders: without turns, no kernel meets its peer. */
+    /** The groups' ranks launch in opposite orders: without turns, kernels time out. */
     @ParameterizedTest
     @ValueSource(booleans = {false, true})
     void kernelsThatFillTheGpus(boolean turns) {
@@ -94,7 +94,7 @@ class GpuTurnsGpuTest {
                 CompletableFuture<Integer> first =
                         CompletableFuture.supplyAsync(() -> late(x, true, turns));
                 int late = late(y, false, turns) + first.join();
-                assertEquals(turns ? 0 : 2 * ROUNDS, Math.min(late, 2 * ROUNDS));
+                assertEquals(turns, late == 0, late + " rounds in which a kernel has timed out");
             } finally {
                 y.forEach(ProcessGroup::destroy);
             }

@@ -155,6 +155,7 @@ class LlamaGpuTest {
 
     private void twoModels(Duration time) throws Exception {
         P2pRanks.require(2);
+        P2pRanks.requireNccl();
         LlamaConfig small = LlamaFiles.decodable(ScalarType.BFLOAT16, false, 32);
         LlamaConfig config = resized(small, small.vocabularySize(), 256, 16_384, 2);
         try (AloneAndTogether x = new AloneAndTogether(config, directory.resolve("x"), 1);
@@ -172,8 +173,7 @@ class LlamaGpuTest {
     /** A model of two ranks, and what it answers to some requests while it is alone. */
     private static final class AloneAndTogether implements AutoCloseable {
 
-        // Longer prompts need NCCL, which cannot run where ranks share a GPU.
-        private static final int LENGTH = P2pRanks.isShared() ? 30 : 300;
+        private static final int LENGTH = 300;
         private static final int[] BEGINS = {0, 0, LENGTH / 3, LENGTH / 3 - 1, LENGTH - 1};
         private static final int[] ENDS = {LENGTH, LENGTH / 3, LENGTH, LENGTH / 3, LENGTH};
 
