@@ -94,10 +94,14 @@ import org.djlx.nativeops.cuda.GpuTopology;
  *       waits too, also of other groups. Ranks that share several groups must call operators in the
  *       same order, or use one stream per group. Otherwise the GPUs wait for each other until the
  *       timeout.
- *   <li>Ranks must call whole-GPU kernels of all groups in the same order, even on separate
- *       streams. These are single-kernel operators (fused operators on Hopper, exchanges before or
- *       after a matmul) and all-reduce kernels from about 256 KiB. While they wait for their peers
- *       they occupy all SMs (all-reduces leave 32 SMs free).
+ *   <li>Single-kernel operators (fused operators on Hopper) fill a GPU while they wait for their
+ *       peers. The groups of a process take turns: a call may block until the other ranks have made
+ *       earlier calls of other groups, at most for the group's timeout. A thread that calls several
+ *       groups must therefore call them in the same order on all ranks, as must processes.
+ *   <li>A group is refused, on all ranks, if a process of another job has a group on one of its
+ *       GPUs: kernels of two processes could block each other.
+ *   <li>Three or more groups that run all-reduces of many MiB at once must call them in the same
+ *       order: each leaves 32 SMs free while it waits for its peers.
  *   <li>CUDA maps the streams of a process to 8 hardware queues per GPU, and streams in one queue
  *       wait for each other. With more streams set {@code CUDA_DEVICE_MAX_CONNECTIONS=32} in the
  *       environment.
@@ -374,8 +378,8 @@ public final class CudaP2pOptions extends BackendOptions {
          *       kernel may wait for running kernels of the same GPU, and these wait for this rank.
          *   <li>Set {@code CUDA_DEVICE_MAX_CONNECTIONS=32}. Otherwise streams of several ranks may
          *       share a hardware queue. A stream that waits for a kernel then blocks the queue, and
-         *       with it this kernel. 32 is the maximum: with more streams in a process, ranks share
-         *       queues again.
+         *       with it this kernel. 32 is the maximum. A group is refused if the ranks on a GPU,
+         *       those of all groups of the process, need more queues: four each.
          *   <li>Neither setting helps if only one rank loads a kernel while kernels of other ranks
          *       wait for it. cuBLAS loads a kernel for a new matrix size: before such a call let
          *       all ranks synchronise their streams and pass a barrier. Kernels of this project are

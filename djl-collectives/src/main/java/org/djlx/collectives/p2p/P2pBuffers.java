@@ -317,6 +317,36 @@ public abstract class P2pBuffers {
     }
 
     /**
+     * {@return the most thread blocks that a kernel may have which waits for peers, and takes no
+     * {@linkplain #takeTurn turn}} A further limit, besides {@link KernelSignals#blocks} and {@link
+     * OneShotSlots#blocks}, while several groups of this process share a GPU. It may differ between
+     * ranks, and between calls. The default is {@link Integer#MAX_VALUE}, no limit.
+     */
+    public int waitingBlocks() {
+        return Integer.MAX_VALUE;
+    }
+
+    /**
+     * Waits for the turn of an operation whose kernel fills the GPU while it waits for peers. Call
+     * it before the launch. Groups of this process that share GPUs run such kernels one after the
+     * other, in the same order on all GPUs; otherwise a kernel could keep its GPU from another
+     * group's kernel, whose peer does the same on the peer's GPU. In a CUDA graph, each launch of
+     * the graph takes the turn. The default returns {@link Integer#MAX_VALUE}.
+     *
+     * @param operation the running operation; its timeout bounds the wait
+     * @return the most thread blocks that the kernel may have, besides {@link
+     *     KernelSignals#blocks}. A kernel with more must make progress while only as many blocks
+     *     are resident
+     * @throws CollectiveException if the turn does not come in time; names the group and the rank
+     *     that has to make its call first
+     * @throws IllegalStateException outside of an operation, and when a graph is launched that
+     *     holds such kernels of two groups on the same GPU
+     */
+    public int takeTurn(Operation operation) {
+        return Integer.MAX_VALUE;
+    }
+
+    /**
      * Signals a rank.
      *
      * @param rank the rank that waits for the signal

@@ -388,6 +388,7 @@ public final class FusedMatmul implements AutoCloseable {
         private final int half;
         private final CudaKernel kernel;
         private final LaunchSize size;
+        private final int leastBlocks; // each pushes a share of the shard
 
         private Launch(
                 Slots slots,
@@ -407,6 +408,7 @@ public final class FusedMatmul implements AutoCloseable {
             size =
                     LaunchSize.of((int) Math.min(sizes.blocks(), blocks), THREADS)
                             .withShared(variant.sharedBytes());
+            leastBlocks = (int) Math.max(1, pushers);
             KernelSignals signals = sizes.signals();
             long[] words = variant.kind() == Kind.SCATTER ? signals.flags() : signals.words();
             long flagsOfRank = (long) signals.flagCount() * Integer.BYTES;
@@ -488,8 +490,9 @@ public final class FusedMatmul implements AutoCloseable {
         final void launch(Operation operation, NDArray... used) {
             struct.put(TIMEOUT, operation.timeout().toNanos());
             CudaStream stream = streams.get();
+            int most = Math.max(leastBlocks, buffers.takeTurn(operation));
             try (P2pStream current = buffers.currentStream(operation)) {
-                kernel.launch(stream, size, arguments.clear().add(struct));
+                kernel.launch(stream, size.withBlocksUpTo(most), arguments.clear().add(struct));
                 current.keepAlive(used);
             }
         }

@@ -107,7 +107,7 @@ public final class GatheredExchange implements AutoCloseable {
                 long packs = Math.min(slots.slot(), byteSize - done) / PACK;
                 arguments.clear().add(shard + done).add(packs).add(struct);
                 arguments.add(gathered + done).add(byteSize / PACK);
-                gather.launch(streams.get(), size(slots, packs), arguments);
+                gather.launch(streams.get(), size(buffers, slots, packs), arguments);
             }
             current.keepAlive(used);
         }
@@ -139,7 +139,8 @@ public final class GatheredExchange implements AutoCloseable {
                 long part = Math.min(slots.slot(), byteSize - done);
                 arguments.clear().add(parts + done).add(part / type.itemSize()).add(struct);
                 arguments.add(sum + done).add(byteSize / type.itemSize()).add(divisor);
-                scatters.get(type).launch(streams.get(), size(slots, part / PACK), arguments);
+                scatters.get(type)
+                        .launch(streams.get(), size(buffers, slots, part / PACK), arguments);
             }
             current.keepAlive(used);
         }
@@ -149,8 +150,9 @@ public final class GatheredExchange implements AutoCloseable {
      * All thread blocks must be resident at the same time: they wait for the other ranks' blocks,
      * which may run on the same GPU.
      */
-    private LaunchSize size(OneShotSlots slots, long packs) {
-        int most = slots.blocks() < processors ? slots.blocks() : perProcessor * processors;
+    private LaunchSize size(P2pBuffers buffers, OneShotSlots slots, long packs) {
+        int alone = slots.blocks() < processors ? slots.blocks() : perProcessor * processors;
+        int most = Math.min(alone, buffers.waitingBlocks());
         return LaunchSize.of((int) Math.min(most, (packs + THREADS - 1) / THREADS), THREADS);
     }
 

@@ -126,7 +126,8 @@ public final class RmsNormKernels implements AutoCloseable {
     public void exchange(
             Operation operation, P2pBuffers buffers, Rows of, float epsilon, NDArray... used) {
         OneShotSlots slots = buffers.oneShotSlots().orElseThrow();
-        int blocks = (int) Math.min(slots.blocks(), of.rows());
+        int most = Math.min(slots.blocks(), buffers.waitingBlocks());
+        int blocks = (int) Math.min(most, of.rows());
         arguments.clear().addStruct(of.members()).add(epsilon);
         arguments.add(launch.of(slots, buffers.rank(), operation.timeout()));
         try (P2pStream current = buffers.currentStream(operation)) {

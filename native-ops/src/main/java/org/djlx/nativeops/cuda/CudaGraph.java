@@ -3,8 +3,11 @@ package org.djlx.nativeops.cuda;
 
 import ai.djl.ndarray.NDArray;
 import java.util.ArrayList;
+import java.util.LinkedHashMap;
 import java.util.List;
+import java.util.Map;
 import java.util.function.Consumer;
+import java.util.function.Supplier;
 import org.bytedeco.cuda.cudart.CUgraphExec_st;
 import org.bytedeco.cuda.cudart.CUgraph_st;
 import org.bytedeco.cuda.global.cudart;
@@ -18,17 +21,44 @@ import org.djlx.nativeops.torch.TensorHold;
  */
 public final class CudaGraph extends CudaResource {
 
-    private static final ThreadLocal<List<Runnable>> CAPTURE = new ThreadLocal<>();
+    private static final ThreadLocal<Capture> CAPTURE = new ThreadLocal<>();
 
     private final CUgraphExec_st graph = new CUgraphExec_st();
-    private final List<Runnable> held; // release arrays
+    private final List<Runnable> held; // release arrays, and close hooks
+    private final List<LaunchHook> hooks;
 
     /** Recorded after the last launch; null if no arrays are held. */
     private final CudaEvent launched;
 
-    private CudaGraph(CudaDevice device, CUgraph_st recorded, List<Runnable> held) {
+    /** Runs before and after each launch of a graph. */
+    public interface LaunchHook extends AutoCloseable {
+
+        /**
+         * Called before each launch. If it throws, the graph is not launched.
+         *
+         * @param stream the stream of the launch
+         */
+        void before(CudaStream stream);
+
+        /**
+         * Called after each launch, successful or not.
+         *
+         * @param stream the stream of the launch
+         */
+        void after(CudaStream stream);
+
+        /** Called after the last launch has ended, when the graph is closed. */
+        @Override
+        void close();
+    }
+
+    /** A capture under way: what its graph holds, and hooks by their owners. */
+    private record Capture(List<Runnable> held, Map<Object, LaunchHook> hooks) {}
+
+    private CudaGraph(CudaDevice device, CUgraph_st recorded, Capture capture) {
         super(device);
-        this.held = held;
+        this.held = capture.held;
+        this.hooks = List.copyOf(capture.hooks.values());
         create("cuGraphInstantiate", () -> cudart.cuGraphInstantiate(graph, recorded, 0));
         launched = held.isEmpty() ? null : CudaEvent.create(device);
     }
@@ -55,12 +85,12 @@ public final class CudaGraph extends CudaResource {
                 () ->
                         cudart.cuStreamBeginCapture(
                                 stream.stream(), cudart.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
-        List<Runnable> held = new ArrayList<>();
+        Capture capture = new Capture(new ArrayList<>(), new LinkedHashMap<>());
         CUgraph_st recorded = new CUgraph_st();
         CudaGraph result = null;
         try {
-            record(stream, work, recorded, held);
-            result = new CudaGraph(stream.device(), recorded, held);
+            record(stream, work, recorded, capture);
+            result = new CudaGraph(stream.device(), recorded, capture);
             result.upload(stream);
             return result;
         } finally {
@@ -68,14 +98,14 @@ public final class CudaGraph extends CudaResource {
                 stream.device().in(() -> cudart.cuGraphDestroy(recorded));
             }
             if (result == null) {
-                held.forEach(Runnable::run);
+                capture.held.forEach(Runnable::run);
             }
         }
     }
 
     private static void record(
-            CudaStream stream, Runnable work, CUgraph_st recorded, List<Runnable> held) {
-        CAPTURE.set(held);
+            CudaStream stream, Runnable work, CUgraph_st recorded, Capture capture) {
+        CAPTURE.set(capture);
         boolean complete = false;
         int result;
         try {
@@ -104,14 +134,37 @@ public final class CudaGraph extends CudaResource {
      * @throws IllegalStateException unless the calling thread is in {@link #capture}
      */
     public static void keepAlive(Consumer<Runnable> releaser, NDArray... arrays) {
-        List<Runnable> held = CAPTURE.get();
-        if (held == null) {
-            throw new IllegalStateException(
-                    "keepAlive during capture requires CudaGraph.capture on the same thread, which"
-                            + " keeps the arrays with the graph");
-        }
+        List<Runnable> held = capture().held;
         List<TensorHold> references = TensorHold.all(arrays);
         held.add(() -> releaser.accept(() -> references.forEach(TensorHold::close)));
+    }
+
+    private static Capture capture() {
+        Capture capture = CAPTURE.get();
+        if (capture == null) {
+            throw new IllegalStateException(
+                    "operations that keep arrays or hooks with a CUDA graph require"
+                            + " CudaGraph.capture on the thread that calls them");
+        }
+        return capture;
+    }
+
+    /**
+     * {@return the owner's hook around each launch of the graph that the calling thread captures}
+     *
+     * @param owner has one hook for each graph
+     * @param hook creates the hook at the owner's first call; closed with the graph
+     * @throws IllegalStateException unless the calling thread is in {@link #capture}
+     */
+    public static LaunchHook hook(Object owner, Supplier<? extends LaunchHook> hook) {
+        Capture capture = capture();
+        return capture.hooks.computeIfAbsent(
+                owner,
+                key -> {
+                    LaunchHook created = hook.get();
+                    capture.held.add(created::close);
+                    return created;
+                });
     }
 
     /** Uploads the graph. Otherwise the first launch would upload it, and could block. */
@@ -132,9 +185,18 @@ public final class CudaGraph extends CudaResource {
      */
     public void launch(CudaStream stream) {
         device().requireSame(stream.device(), "the stream");
-        call("cuGraphLaunch", () -> cudart.cuGraphLaunch(graph, stream.stream()));
-        if (launched != null) {
-            launched.record(stream);
+        int begun = 0;
+        try {
+            for (LaunchHook hook : hooks) {
+                hook.before(stream);
+                begun++;
+            }
+            call("cuGraphLaunch", () -> cudart.cuGraphLaunch(graph, stream.stream()));
+            if (launched != null) {
+                launched.record(stream);
+            }
+        } finally {
+            hooks.subList(0, begun).forEach(hook -> hook.after(stream));
         }
     }
 

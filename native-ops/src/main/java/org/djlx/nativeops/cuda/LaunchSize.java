@@ -64,6 +64,18 @@ public record LaunchSize(
     }
 
     /**
+     * {@return this size with at most so many blocks along x}
+     *
+     * @param most the most blocks, at least 1
+     */
+    public LaunchSize withBlocksUpTo(int most) {
+        return gridX <= most
+                ? this
+                : new LaunchSize(
+                        most, gridY, gridZ, blockX, blockY, blockZ, sharedBytes, dependent);
+    }
+
+    /**
      * {@return this size with other blocks along y and z}
      *
      * @param y the blocks along y

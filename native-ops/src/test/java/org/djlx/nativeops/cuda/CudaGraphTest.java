@@ -83,6 +83,47 @@ class CudaGraphTest extends StreamFixture {
         }
     }
 
+    /** A hook counts launches and closes. */
+    private static final class Counts implements CudaGraph.LaunchHook {
+        private int before;
+        private int after;
+        private int closed;
+
+        @Override
+        public void before(CudaStream stream) {
+            before++;
+        }
+
+        @Override
+        public void after(CudaStream stream) {
+            after++;
+        }
+
+        @Override
+        public void close() {
+            closed++;
+        }
+    }
+
+    @Test
+    void anOwnerHasOneHookForEachGraph() {
+        Counts counts = new Counts();
+        CudaGraph graph =
+                CudaGraph.capture(
+                        stream,
+                        () -> {
+                            assertSame(counts, CudaGraph.hook(this, () -> counts));
+                            assertSame(counts, CudaGraph.hook(this, Counts::new));
+                        });
+        graph.launch(stream);
+        graph.launch(stream);
+        assertEquals(2, counts.before);
+        assertEquals(2, counts.after);
+        graph.close();
+        assertEquals(1, counts.closed);
+        assertThrows(IllegalStateException.class, () -> CudaGraph.hook(this, Counts::new));
+    }
+
     @Test
     void failedCapturesLeaveTheStreamUsable() {
         IllegalArgumentException failure = new IllegalArgumentException("mine");

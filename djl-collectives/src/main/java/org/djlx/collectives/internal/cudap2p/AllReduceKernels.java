@@ -6,6 +6,7 @@ import java.util.EnumMap;
 import java.util.Map;
 import java.util.Set;
 import java.util.TreeSet;
+import java.util.function.IntSupplier;
 import java.util.stream.Collectors;
 import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.nativeops.NativeLibrary;
@@ -85,6 +86,7 @@ final class AllReduceKernels implements AutoCloseable {
     private final int quad; // of this rank in a mesh, as a bit mask
     private final int relay;
     private int maxBlocks; // guarded by this
+    private IntSupplier now = () -> Integer.MAX_VALUE; // most blocks as of now; guarded by this
     private int maxMeshBlocks = MESH_BLOCKS; // the same on all ranks; guarded by this
     private boolean ended; // guarded by this
 
@@ -104,7 +106,7 @@ final class AllReduceKernels implements AutoCloseable {
         }
         launch = launch(Algorithm.ONE_SHOT); // Two-shot uses the same slots, direct none.
         meshLaunch = launch(Algorithm.MESH);
-        maxBlocks = maxBlocks(device);
+        maxBlocks = maxBlocks(device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT));
         P2pLinks links = region.links();
         boolean mesh = links.kind() == GpuTopology.Kind.HYBRID_CUBE_MESH;
         quad = mesh ? links.quad(rank) : 0;
@@ -112,8 +114,8 @@ final class AllReduceKernels implements AutoCloseable {
     }
 
     /** Returns the most blocks that run at once: blocks wait for those of other ranks. */
-    private static int maxBlocks(CudaDevice device) {
-        return Math.max(1, device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT) - RESERVED_SMS);
+    static int maxBlocks(int processors) {
+        return Math.max(1, processors - RESERVED_SMS);
     }
 
     private KernelStruct launch(Algorithm algorithm) {
@@ -151,8 +153,12 @@ final class AllReduceKernels implements AutoCloseable {
     /**
      * Limits the blocks of a launch, to the same number on all ranks, because ranks share a GPU;
      * see {@link P2p#waitingBlocks}.
+     *
+     * @param now returns a lower limit while other groups use the GPU; may differ between ranks,
+     *     and holds for one-shot and two-shot, whose blocks wait for packs and not for blocks
      */
-    synchronized void shareGpu(int most) {
+    synchronized void shareGpu(int most, IntSupplier now) {
+        this.now = now;
         maxBlocks = Math.min(maxBlocks, most);
         maxMeshBlocks = Math.min(maxMeshBlocks, most);
     }
@@ -207,8 +213,9 @@ final class AllReduceKernels implements AutoCloseable {
         if (algorithm == Algorithm.DIRECT) {
             return LaunchSize.of(Math.min(maxBlocks, DIRECT_BLOCKS), maxThreads);
         }
-        int threads = ceilDiv(work, THREADS) <= maxBlocks ? THREADS : maxThreads;
-        return LaunchSize.of((int) Math.min(maxBlocks, ceilDiv(work, threads)), threads);
+        int most = Math.min(maxBlocks, now.getAsInt());
+        int threads = ceilDiv(work, THREADS) <= most ? THREADS : maxThreads;
+        return LaunchSize.of((int) Math.min(most, ceilDiv(work, threads)), threads);
     }
 
     private static long ceilDiv(long a, long b) {

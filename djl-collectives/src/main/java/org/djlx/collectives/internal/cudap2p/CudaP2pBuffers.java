@@ -5,8 +5,10 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.util.Optional;
+import java.util.function.IntSupplier;
 import java.util.stream.IntStream;
 import org.djlx.collectives.internal.cudap2p.AllReduceKernels.Algorithm;
+import org.djlx.collectives.internal.gpu.GpuTurns;
 import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.internal.host.Required;
 import org.djlx.collectives.p2p.KernelSignals;
@@ -16,6 +18,7 @@ import org.djlx.collectives.p2p.P2pStream;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.CudaEvent;
+import org.djlx.nativeops.cuda.CudaGraph;
 import org.djlx.nativeops.cuda.CudaStream;
 import org.djlx.nativeops.cuda.CurrentStreams;
 import org.djlx.nativeops.cuda.GpuRates;
@@ -53,9 +56,14 @@ final class CudaP2pBuffers extends P2pBuffers {
     private final KernelSignals kernelSignals; // null if kernels have none
     private final OneShotSlots oneShotSlots; // null if there are none
     private final GpuRates gpuRates; // null if unknown
+    private final GpuTurns.Member turn;
+    private final IntSupplier waitingBlocks;
+    private final IntSupplier turnBlocks;
     private Operation underWay; // being enqueued, or null
     private CudaStream running; // the current stream of that operation
     private boolean captured; // whether that operation is captured into a graph
+    private long number; // of that operation's turn
+    private boolean fillsGpu; // the operation has taken its turn
     private boolean entered;
     private boolean entryMarked; // the event is recorded after the entry
     private boolean sideUsed; // the operation has asked for the side stream
@@ -69,7 +77,10 @@ final class CudaP2pBuffers extends P2pBuffers {
             CurrentStreams currentStreams,
             SignalKernels signals,
             int kernelBlocks,
-            GpuRates gpuRates) {
+            GpuRates gpuRates,
+            GpuTurns.Member turn,
+            IntSupplier waitingBlocks,
+            IntSupplier turnBlocks) {
         super(
                 region.rank(),
                 region.ranks(),
@@ -82,6 +93,9 @@ final class CudaP2pBuffers extends P2pBuffers {
         this.side = CudaStream.create(device, device.highestStreamPriority());
         this.signals = signals;
         this.gpuRates = gpuRates;
+        this.turn = turn;
+        this.waitingBlocks = waitingBlocks;
+        this.turnBlocks = turnBlocks;
         kernelSignals = kernelBlocks == 0 ? null : kernelSignals(kernelBlocks);
         boolean linked = region.links().kind() == GpuTopology.Kind.FULLY_CONNECTED_NVLINK;
         oneShotSlots = kernelBlocks == 0 || !linked ? null : oneShotSlots(kernelBlocks);
@@ -133,6 +147,31 @@ final class CudaP2pBuffers extends P2pBuffers {
     }
 
     @Override
+    public int waitingBlocks() {
+        return waitingBlocks.getAsInt();
+    }
+
+    @Override
+    public int takeTurn(Operation operation) {
+        requireUsable();
+        Required.argument("takeTurn: operation", operation);
+        requireUnderWay();
+        if (captured) {
+            graphTurn().fill(running, operation.timeout());
+        } else if (!fillsGpu) {
+            fillsGpu = true;
+            for (GpuTurns.Launched earlier : turn.await(number, operation, operation.timeout())) {
+                earlier.order(running);
+            }
+        }
+        return turnBlocks.getAsInt();
+    }
+
+    private GraphTurn graphTurn() {
+        return (GraphTurn) CudaGraph.hook(this, () -> new GraphTurn(turn, underWay.group()));
+    }
+
+    @Override
     public Optional<KernelSignals> kernelSignals() {
         requireUsable();
         return Optional.ofNullable(kernelSignals);
@@ -173,17 +212,17 @@ final class CudaP2pBuffers extends P2pBuffers {
 
     /** Enters the running operation on the current stream, unless that has happened. */
     private void enter() {
-        requireOperation();
+        requireUnderWay();
         if (!entered) {
             entered = true;
             signals.enter(running);
         }
     }
 
-    private void requireOperation() {
+    private void requireUnderWay() {
         if (underWay == null) {
             throw new IllegalStateException(
-                    "signals, waits and P2P streams belong to an operation: use them in"
+                    "signals, waits, turns and P2P streams belong to an operation: use them in"
                             + " ProcessGroup.execute");
         }
     }
@@ -234,7 +273,13 @@ final class CudaP2pBuffers extends P2pBuffers {
         sideUsed = false;
         reached = false;
         sideReached = false;
+        fillsGpu = false;
         try {
+            if (captured) {
+                graphTurn(); // Counts each launch of the graph as a call.
+            } else {
+                number = turn.begin();
+            }
             body.run();
             // Signals and waits use the device's count of operations. The next operation must not
             // count before they have run.
@@ -243,6 +288,15 @@ final class CudaP2pBuffers extends P2pBuffers {
             underWay = null;
             running = null;
             this.captured = false;
+        }
+    }
+
+    /** Passes the operation's turn; the work is on the stream, with its end. */
+    void enqueued(StreamWork work) {
+        if (fillsGpu) {
+            turn.launched(number, work::order);
+        } else {
+            turn.passed(number);
         }
     }
 
@@ -338,7 +392,7 @@ final class CudaP2pBuffers extends P2pBuffers {
     @Override
     protected void barrier(Operation operation, int[] ranks) {
         requireUsable();
-        requireOperation();
+        requireUnderWay();
         int mask = IntStream.of(ranks).map(member -> 1 << member).reduce(0, (a, b) -> a | b);
         signals.meet(stream(), mask, operation.timeout());
     }

@@ -55,6 +55,7 @@ final class P2p {
     private final AllReduceKernels kernels;
     private final SignalKernels signals;
     private final HostSync hosts;
+    private final RegionHandshake.Place place;
     private final CudaP2pBuffers buffers;
     private final P2pQueue queue;
     private final CurrentStreams currentStreams;
@@ -77,6 +78,7 @@ final class P2p {
         this.kernels = parts.kernels;
         this.signals = parts.signals;
         this.hosts = parts.hosts;
+        this.place = parts.place;
         currentStreams = new CurrentStreams(device);
         capturing = () -> device.within(() -> currentStreams.get().isCapturing());
         buffers =
@@ -86,7 +88,10 @@ final class P2p {
                         currentStreams,
                         signals,
                         parts.kernelBlocks,
-                        parts.gpuRates);
+                        parts.gpuRates,
+                        place.turn(),
+                        () -> parts.waitingBlocks(AllReduceKernels.maxBlocks(parts.processors)),
+                        () -> parts.waitingBlocks(Integer.MAX_VALUE));
         queue =
                 new P2pQueue(
                         context,
@@ -95,7 +100,8 @@ final class P2p {
                         hosts,
                         currentStreams,
                         waits,
-                        group);
+                        group,
+                        place);
     }
 
     /**
@@ -112,7 +118,7 @@ final class P2p {
             Function<List<String>, GpuTopology> topology,
             GpuGroup group) {
         RegionHandshake.Outcome outcome = RegionHandshake.run(context, options, device, topology);
-        Parts parts = new Parts(outcome.region(), outcome.hosts());
+        Parts parts = new Parts(outcome);
         String problem = outcome.problem();
         P2p p2p = null;
         try {
@@ -199,12 +205,29 @@ final class P2p {
         private WaitStatus waits;
         private AllReduceKernels kernels;
         private SignalKernels signals;
+        private final RegionHandshake.Place place; // null if there is no region
         private int kernelBlocks; // most blocks of a waiting kernel; 0 if the GPUs differ
+        private int processors; // of this GPU
+        private int sharing; // ranks of this group on a GPU
         private GpuRates gpuRates; // null if unknown
 
-        Parts(P2pRegion region, HostSync hosts) {
-            this.region = region;
-            this.hosts = hosts;
+        Parts(RegionHandshake.Outcome outcome) {
+            region = outcome.region();
+            hosts = outcome.hosts();
+            place = outcome.place();
+        }
+
+        /**
+         * Returns the most blocks of a waiting kernel while several groups share the GPU.
+         *
+         * @param ofOwnGpu the most if each rank of this group has its own GPU
+         */
+        int waitingBlocks(int ofOwnGpu) {
+            int ranks = place.turn().ranksOnGpu();
+            if (ranks <= sharing) {
+                return Integer.MAX_VALUE;
+            }
+            return sharing == 1 ? ofOwnGpu : P2p.waitingBlocks(processors, ranks);
         }
 
         /** Loads all kernels before any runs because a load may wait for running kernels. */
@@ -234,10 +257,11 @@ final class P2p {
         /** Agrees on the most blocks of a kernel that waits for peers, and on the GPUs' rates. */
         void compareGpus(GroupContext context, CudaDevice device) {
             boolean buffers = region.layout().bufferSize() > 0;
+            processors = device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
             Gpu own =
                     new Gpu(
                             device.architecture(),
-                            device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT),
+                            processors,
                             device.pciBusId(),
                             buffers ? GpuRates.of(device).orElse(null) : null);
             List<Gpu> gpus =
@@ -248,24 +272,27 @@ final class P2p {
                             .map(json -> GSON.fromJson(json, Gpu.class))
                             .toList();
             List<String> buses = gpus.stream().map(Gpu::bus).toList();
-            int sharing =
+            sharing =
                     buses.stream()
                             .mapToInt(bus -> Collections.frequency(buses, bus))
                             .max()
                             .orElse(1);
             int blocks =
                     gpus.stream()
-                            .mapToInt(gpu -> waitingBlocks(gpu.processors, sharing))
+                            .mapToInt(gpu -> P2p.waitingBlocks(gpu.processors, sharing))
                             .min()
                             .orElseThrow();
             if (sharing > 1) {
-                kernels.shareGpu(blocks);
+                kernels.shareGpu(blocks, () -> waitingBlocks(Integer.MAX_VALUE));
             }
             kernelBlocks = Gpu.areAlike(gpus) && buffers ? blocks : 0;
             gpuRates = Gpu.slowest(gpus);
         }
 
         void close() {
+            if (place != null) {
+                place.leave();
+            }
             for (AutoCloseable part : new AutoCloseable[] {signals, kernels, waits}) {
                 closePart(part);
             }
@@ -432,8 +459,17 @@ final class P2p {
                         queue.run(
                                 operation,
                                 currentStreams.get(),
-                                (stream, captured) ->
-                                        buffers.enqueue(operation, stream, captured, body),
+                                new P2pQueue.Body() {
+                                    @Override
+                                    public void enqueue(CudaStream stream, boolean captured) {
+                                        buffers.enqueue(operation, stream, captured, body);
+                                    }
+
+                                    @Override
+                                    public void enqueued(StreamWork work) {
+                                        buffers.enqueued(work);
+                                    }
+                                },
                                 List.of()));
     }
 
@@ -449,6 +485,7 @@ final class P2p {
 
     /** Makes later calls throw, and ends waits of kernels; no operation may be running. */
     void stop() {
+        place.leave();
         buffers.end();
         kernels.end();
         waits.stop(); // Graphs may still run.

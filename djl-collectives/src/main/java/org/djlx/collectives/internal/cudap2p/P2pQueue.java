@@ -59,6 +59,7 @@ final class P2pQueue implements GroupExtension {
     private final HostSync hosts;
     private final WaitStatus waits; // closed after this
     private final GpuGroup group; // has the group's stream, and watches over all operations
+    private final RegionHandshake.Place place;
     private final EventPool events;
     private final CurrentStreams currentStreams;
     private final CudaEvent before; // after the earlier work on the group's stream
@@ -80,6 +81,7 @@ final class P2pQueue implements GroupExtension {
      * @param currentStreams the callers' streams, closed with the queue
      * @param waits ends the waits of kernels
      * @param group has the group's stream and watchdog
+     * @param place left when the queue is broken
      */
     P2pQueue(
             GroupContext context,
@@ -88,13 +90,15 @@ final class P2pQueue implements GroupExtension {
             HostSync hosts,
             CurrentStreams currentStreams,
             WaitStatus waits,
-            GpuGroup group) {
+            GpuGroup group,
+            RegionHandshake.Place place) {
         this.context = context;
         this.device = device;
         this.verify = verify;
         this.hosts = hosts;
         this.waits = waits;
         this.group = group;
+        this.place = place;
         this.currentStreams = currentStreams;
         events = new EventPool(device);
         before = CudaEvent.create(device);
@@ -112,6 +116,9 @@ final class P2pQueue implements GroupExtension {
          * being captured into a graph.
          */
         void enqueue(CudaStream stream, boolean captured);
+
+        /** The operation is enqueued, and not captured; an event marks its end. */
+        default void enqueued(StreamWork work) {}
     }
 
     @Override
@@ -206,6 +213,7 @@ final class P2pQueue implements GroupExtension {
             follow(current);
             body.enqueue(current, false);
             work.recordEnd(current);
+            body.enqueued(work);
             last = work;
             joined = false;
             if (Batch.isAnyOpen()) {
@@ -306,6 +314,7 @@ final class P2pQueue implements GroupExtension {
             }
             broken = reason;
         }
+        place.leave();
         hosts.fail(reason.getMessage());
         hosts.end();
         return true;
@@ -320,6 +329,7 @@ final class P2pQueue implements GroupExtension {
 
     /** Makes waits of this host for other ranks fail. Thread-safe. */
     void end() {
+        place.turn().stop();
         hosts.end();
     }
 

@@ -20,6 +20,8 @@ import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.CudaP2pOptions;
 import org.djlx.collectives.internal.cudap2p.AllReduceKernels.Algorithm;
 import org.djlx.collectives.internal.gpu.Disposal;
+import org.djlx.collectives.internal.gpu.GpuLease;
+import org.djlx.collectives.internal.gpu.GpuTurns;
 import org.djlx.collectives.internal.host.HostSync;
 import org.djlx.collectives.internal.host.Liveness;
 import org.djlx.collectives.spi.GroupContext;
@@ -51,6 +53,14 @@ final class RegionHandshake {
     private static final Duration FREE_PATIENCE = Duration.ofSeconds(5);
     private static final int TOKEN_BYTES = 16;
 
+    // A GPU's hardware queues for the streams of a process.
+    private static final String CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS";
+    private static final int DEFAULT_QUEUES = 8;
+    private static final int MAX_QUEUES = 32;
+
+    // The caller's stream, one that a graph runs on, the group's stream and the side stream.
+    private static final int STREAMS_PER_RANK = 4;
+
     private final GroupContext context;
     private final CudaP2pOptions options;
     private final CudaDevice device;
@@ -64,6 +74,7 @@ final class RegionHandshake {
     private RegionLayout layout;
     private DescriptorChannel channel; // null if it could not be opened
     private HostSync hosts;
+    private Place place; // null until it is taken
     private CudaVirtualMemory own;
     private boolean direct; // all-reduces can be direct, as far as this rank knows
 
@@ -88,6 +99,7 @@ final class RegionHandshake {
         int ordinal;
         String bus;
         String channel; // name of the channel for descriptors
+        String job; // of the process
         String token; // proves to the receiver that a descriptor is meant for it
     }
 
@@ -96,9 +108,25 @@ final class RegionHandshake {
      *
      * @param region the region, or null
      * @param hosts the hosts of the group, or null
+     * @param place this rank's place on its GPU; null if there is no region
      * @param problem the problem, or null
      */
-    record Outcome(P2pRegion region, HostSync hosts, String problem) {}
+    record Outcome(P2pRegion region, HostSync hosts, Place place, String problem) {}
+
+    /**
+     * A rank's place on its GPU, among the groups that share the GPU.
+     *
+     * @param turn orders the rank with other groups of this process
+     * @param lease reserves the GPU against other jobs
+     */
+    record Place(GpuTurns.Member turn, GpuLease lease) {
+
+        /** Leaves the GPU to others. A second call does nothing. */
+        void leave() {
+            turn.leave();
+            lease.close();
+        }
+    }
 
     /**
      * Maps the memory of all ranks and probes every pair that is linked.
@@ -121,7 +149,7 @@ final class RegionHandshake {
         try {
             String problem = handshake.firstProblem();
             if (problem != null) {
-                return new Outcome(null, null, problem);
+                return new Outcome(null, null, null, problem);
             }
             P2pRegion region =
                     new P2pRegion(
@@ -132,7 +160,7 @@ final class RegionHandshake {
                             handshake.own,
                             handshake.memory);
             done = true;
-            return new Outcome(region, handshake.hosts, null);
+            return new Outcome(region, handshake.hosts, handshake.place, null);
         } finally {
             handshake.close(done);
         }
@@ -148,6 +176,7 @@ final class RegionHandshake {
                         .toList();
         String problem = describe(infos, options.isSharedGpus());
         if (problem == null) {
+            takePlace();
             RuntimeException refused = join();
             problem =
                     agree(
@@ -178,6 +207,67 @@ final class RegionHandshake {
             problem = agree(context, "p2p-probed", this::writeProbes);
         }
         return problem == null ? agree(context, "p2p-checked", this::checkProbes) : problem;
+    }
+
+    /** Takes a place on the GPU. Throws on all ranks if a rank is refused. */
+    private void takePlace() {
+        String refusal =
+                agree(
+                        context,
+                        "p2p-place",
+                        () -> {
+                            Set<String> jobs = new TreeSet<>();
+                            infos.forEach(info -> jobs.add(info.job));
+                            GpuLease lease = GpuLease.acquire(device.pciBusId(), jobs);
+                            List<String> gpus = infos.stream().map(info -> info.bus).toList();
+                            place =
+                                    new Place(
+                                            GpuTurns.PROCESS.join(
+                                                    infos.get(0).token, context.name(), rank, gpus),
+                                            lease);
+                            String bus = infos.get(rank).bus;
+                            long elsewhere =
+                                    infos.stream()
+                                            .filter(info -> info.bus.equals(bus) && !isHere(info))
+                                            .count();
+                            checkStreams(
+                                    place.turn.ranksOnGpu() - (int) elsewhere,
+                                    System.getenv(CONNECTIONS));
+                        });
+        if (refusal != null) {
+            throw new EngineException("cannot create group '" + context.name() + "': " + refusal);
+        }
+    }
+
+    /**
+     * Refuses more ranks on a GPU than the GPU has queues for. Streams that share a queue run in
+     * the order of their calls: a kernel that waits for a peer would block the peer's kernel.
+     *
+     * @param ranks the ranks of this process on the GPU, of all groups
+     * @param queues the value of {@code CUDA_DEVICE_MAX_CONNECTIONS}; null if it is not set
+     */
+    static void checkStreams(int ranks, String queues) {
+        int most = DEFAULT_QUEUES;
+        try {
+            most = queues == null ? most : Math.min(MAX_QUEUES, Integer.parseInt(queues.strip()));
+        } catch (NumberFormatException e) {
+            logger.debug("{}={} is not a number", CONNECTIONS, queues);
+        }
+        if (ranks > 1 && ranks * STREAMS_PER_RANK > most) {
+            throw new EngineException(
+                    String.format(
+                            "%d ranks of this process share a GPU, counting those of all cuda_p2p"
+                                + " groups. They need %d queues of the GPU, %d each, and there are"
+                                + " %d: set %s=%d in the environment, use fewer ranks (at most %d)"
+                                + " or backend 'nccl'",
+                            ranks,
+                            ranks * STREAMS_PER_RANK,
+                            STREAMS_PER_RANK,
+                            most,
+                            CONNECTIONS,
+                            MAX_QUEUES,
+                            MAX_QUEUES / STREAMS_PER_RANK));
+        }
     }
 
     /** Joins the hosts, which tell when memory can be freed; returns the failure, or null. */
@@ -279,6 +369,7 @@ final class RegionHandshake {
         // NCCL_HOSTID declares ranks to be on different hosts, for NCCL and so for P2P.
         info.host = Liveness.HOST + " " + System.getenv("NCCL_HOSTID");
         info.pid = ProcessHandle.current().pid();
+        info.job = GpuLease.JOB;
         info.ordinal = device.device().getDeviceId();
         info.bus = device.pciBusId();
         try {
@@ -527,6 +618,9 @@ final class RegionHandshake {
             channel.close();
         }
         opened.forEach(CudaDevice::close);
+        if (!done && place != null) {
+            place.leave();
+        }
         if (!done) {
             retire(own, memory, rank, hosts);
         }

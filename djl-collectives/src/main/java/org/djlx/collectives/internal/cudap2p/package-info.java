@@ -5,6 +5,7 @@
  * P2pQueue - runs operations on the callers' streams, and publishes calls
  * StreamWork - an operation on a caller's stream
  * CapturedWork - an operation captured into a graph
+ * GraphTurn - a rank's turn around each launch of a graph
  * P2pLinks - the pairs of ranks that share memory
  * P2pRegion - the memory of all ranks, as this rank addresses it
  * RegionLayout - the parts of a region

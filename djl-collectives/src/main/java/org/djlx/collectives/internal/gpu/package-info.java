@@ -22,6 +22,10 @@
  *   <li>{@link org.djlx.collectives.internal.gpu.GpuResources} - the device, events and memory
  *       manager of a rank
  *   <li>{@link org.djlx.collectives.internal.gpu.EventPool} - reused events
+ *   <li>{@link org.djlx.collectives.internal.gpu.GpuTurns} - orders kernels of several groups that
+ *       fill a GPU
+ *   <li>{@link org.djlx.collectives.internal.gpu.GpuLease} - reserves a GPU for the P2P groups of
+ *       one job
  *   <li>{@link org.djlx.collectives.internal.gpu.LongCalls} - threads for calls that may wait for
  *       other ranks or GPUs
  *   <li>{@link org.djlx.collectives.internal.gpu.BoundedCall} - such a call with a timeout

@@ -92,8 +92,8 @@ class CudaP2pMeshTest {
 
     /**
      * Graphs do not access unlinked ranks, either. Ranks that share GPUs replay fewer times because
-     * they share the GPU's queues. Eight ranks on one GPU have more streams than the GPU has
-     * queues: see {@link CudaP2pOptions.Builder#optSharedGpus}.
+     * they share the GPU's queues. Eight ranks on one GPU take all 32 queues, and none is left for
+     * streams of other tests: see {@link CudaP2pOptions.Builder#optSharedGpus}.
      */
     @Test
     void graphs() {

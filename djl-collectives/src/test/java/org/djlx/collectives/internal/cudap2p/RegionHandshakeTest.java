@@ -3,8 +3,10 @@ package org.djlx.collectives.internal.cudap2p;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertNull;
+import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import ai.djl.engine.EngineException;
 import java.time.Duration;
 import java.util.Collections;
 import java.util.List;
@@ -24,6 +26,8 @@ import org.djlx.collectives.store.HashStore;
 import org.djlx.nativeops.cuda.GpuLink;
 import org.djlx.nativeops.cuda.GpuTopology;
 import org.junit.jupiter.api.Test;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.CsvSource;
 
 /** Reasons against P2P, found from the information of all ranks. */
 class RegionHandshakeTest {
@@ -198,5 +202,23 @@ class RegionHandshakeTest {
         assertOptionsDiffer(CudaP2pOptions.builder().optSharedGpus(true), "shared GPUs");
         assertOptionsDiffer(
                 CudaP2pOptions.builder().optTopology(GpuTopology.Kind.OTHER), "topology OTHER");
+    }
+
+    /** Four streams a rank: 8 queues unless set, and 32 at most. */
+    @ParameterizedTest
+    @CsvSource({"1,", "1, 1", "2,", "2, 8", "8, 32", "2, many", "3, 12"})
+    void ranksWithQueuesOfTheirOwn(int ranks, String queues) {
+        RegionHandshake.checkStreams(ranks, queues);
+    }
+
+    @ParameterizedTest
+    @CsvSource({"3,", "2, 7", "4, 8", "9, 32", "9, 64", "16, 32"})
+    void moreRanksThanQueuesAreRefused(int ranks, String queues) {
+        EngineException refused =
+                assertThrows(
+                        EngineException.class, () -> RegionHandshake.checkStreams(ranks, queues));
+        assertTrue(
+                refused.getMessage().contains("set CUDA_DEVICE_MAX_CONNECTIONS=32"),
+                refused::getMessage);
     }
 }

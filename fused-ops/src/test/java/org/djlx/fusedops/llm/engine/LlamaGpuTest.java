@@ -11,12 +11,14 @@ import ai.djl.engine.EngineException;
 import ai.djl.ndarray.NDManager;
 import ai.djl.pytorch.jni.JniUtils;
 import java.io.IOException;
+import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
 import java.util.Random;
+import java.util.concurrent.CompletableFuture;
 import java.util.function.UnaryOperator;
 import java.util.stream.IntStream;
 import java.util.stream.Stream;
@@ -25,9 +27,11 @@ import org.djlx.collectives.GpuTests;
 import org.djlx.collectives.NcclOptions;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.internal.cudap2p.P2pRanks;
 import org.djlx.collectives.pool.RankPool;
 import org.djlx.collectives.pool.RankWorker;
 import org.djlx.collectives.safetensors.Safetensors;
+import org.djlx.collectives.soak.Soak;
 import org.djlx.fusedops.llm.FinishReason;
 import org.djlx.fusedops.llm.GeneratedPiece;
 import org.djlx.fusedops.llm.Generation;
@@ -42,7 +46,11 @@ import org.djlx.fusedops.llm.model.TokenBatch;
 import org.djlx.fusedops.llm.sampling.Logits;
 import org.djlx.fusedops.llm.sampling.SamplingParameters;
 import org.djlx.nativeops.NativeLibrary;
+import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.nativeops.cuda.CudaStream;
+import org.djlx.nativeops.torch.CudaStreamGuard;
 import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
@@ -130,6 +138,123 @@ class LlamaGpuTest {
             }
             assertArrayEquals(decoded, whole, 30f / (1 << 8));
             assertArrayEquals(decoded, continued, 30f / (1 << 8));
+        }
+    }
+
+    /** Two models on the same GPUs get random requests, and answer each as they do alone. */
+    @Test
+    void twoModelsOnTheSameGpus() throws Exception {
+        twoModels(Duration.ofSeconds(10));
+    }
+
+    @Test
+    @Tag("soak")
+    void twoModelsForLong() throws Exception {
+        twoModels(Duration.ofSeconds(Soak.SECONDS));
+    }
+
+    private void twoModels(Duration time) throws Exception {
+        P2pRanks.require(2);
+        P2pRanks.requireNccl();
+        LlamaConfig small = LlamaFiles.decodable(ScalarType.BFLOAT16, false, 32);
+        LlamaConfig config = resized(small, small.vocabularySize(), 256, 16_384, 2);
+        try (AloneAndTogether x = new AloneAndTogether(config, directory.resolve("x"), 1);
+                AloneAndTogether y = new AloneAndTogether(config, directory.resolve("y"), 2)) {
+            x.answerAlone();
+            y.answerAlone();
+            long end = System.nanoTime() + time.toNanos();
+            CompletableFuture<Integer> other =
+                    CompletableFuture.supplyAsync(() -> x.answerUntil(end));
+            int answers = y.answerUntil(end);
+            System.out.printf("two models: %d and %d answers%n", other.get(), answers);
+        }
+    }
+
+    /** A model of two ranks, and what it answers to some requests while it is alone. */
+    private static final class AloneAndTogether implements AutoCloseable {
+
+        private static final int LENGTH = 300;
+        private static final int[] BEGINS = {0, 0, LENGTH / 3, LENGTH / 3 - 1, LENGTH - 1};
+        private static final int[] ENDS = {LENGTH, LENGTH / 3, LENGTH, LENGTH / 3, LENGTH};
+
+        private final Random random;
+        private final int[] tokens;
+        private final int[] slots;
+        private final List<float[]> answers = new ArrayList<>();
+        private final Safetensors files;
+        private final RankPool<TokenBatch, float[]> pool;
+
+        AloneAndTogether(LlamaConfig config, Path directory, int seed) throws IOException {
+            LlamaFiles.write(Files.createDirectories(directory), config, seed);
+            random = new Random(Soak.SEED * 10 + seed);
+            tokens = new Random(seed).ints(LENGTH, 0, config.vocabularySize()).toArray();
+            slots = new BlockPool(LlamaModelTest.BLOCKS, KvCache.BLOCK_TOKENS).allocate(LENGTH);
+            files = Safetensors.open(directory);
+            pool =
+                    RankPool.start(
+                            "model " + seed,
+                            ProcessGroups.local("cuda_p2p", 2, P2pRanks.options().build()),
+                            group -> onStream(group, config));
+        }
+
+        /** Reads on a stream of its own, as ranks that share a GPU must. */
+        private RankWorker<TokenBatch, float[]> onStream(ProcessGroup group, LlamaConfig config) {
+            CudaDevice device = CudaDevice.open(group.device());
+            CudaStream stream = CudaStream.create(device);
+            CudaStreamGuard loading = Torch.cudaStreamGuard(group.device(), stream.handle());
+            RankWorker<TokenBatch, float[]> worker;
+            try {
+                worker = reading(group, LlamaModelTest.model(config, group, files));
+                stream.synchronize();
+            } finally {
+                loading.close();
+            }
+            return new RankWorker<>() {
+                @Override
+                public float[] serve(TokenBatch batch) throws Exception {
+                    CudaStreamGuard guard = Torch.cudaStreamGuard(group.device(), stream.handle());
+                    try {
+                        return worker.serve(batch);
+                    } finally {
+                        guard.close();
+                    }
+                }
+
+                @Override
+                public void close() {
+                    worker.close();
+                    stream.close();
+                    device.close();
+                }
+            };
+        }
+
+        private float[] answer(int request) {
+            return pool.submit(chunk(tokens, BEGINS[request], ENDS[request], slots)).join();
+        }
+
+        void answerAlone() {
+            for (int request = 0; request < BEGINS.length; request++) {
+                answers.add(answer(request));
+            }
+        }
+
+        /** Returns the number of answers. */
+        int answerUntil(long end) {
+            int answered = 0;
+            for (; System.nanoTime() < end; answered++) {
+                int request = random.nextInt(BEGINS.length);
+                // Keys and values come from requests of several lengths, with other roundings.
+                assertArrayEquals(answers.get(request), answer(request), 30f / (1 << 8));
+            }
+            assertTrue(answered > 0);
+            return answered;
+        }
+
+        @Override
+        public void close() throws IOException {
+            pool.close();
+            files.close();
         }
     }
 
