@@ -57,7 +57,7 @@ public final class ModelOptions {
             names = "--max-running",
             paramLabel = "N",
             description = "Maximum number of sequences in a batch.")
-    private int maxRunning = 64;
+    private int maxRunning = 256;
 
     @Option(
             names = "--max-queued",
@@ -69,9 +69,22 @@ public final class ModelOptions {
             names = "--cache-bytes",
             paramLabel = "BYTES",
             description =
-                    "Size of the KV cache on each rank; if not given, enough for --max-running"
-                            + " sequences, but 2 GiB at most.")
+                    "Size of the KV cache on each rank; if not given, what"
+                            + " --gpu-memory-utilization says.")
     private Long cacheBytes;
+
+    @Option(
+            names = "--gpu-memory-utilization",
+            paramLabel = "PART",
+            description =
+                    "Part of the memory for the KV cache that the device has left after the weights"
+                            + " and a step's activations; on CPUs 4 GiB at most on each rank.")
+    private double memoryUtilization = 0.9;
+
+    @Option(
+            names = "--no-prefix-caching",
+            description = "Compute every prompt anew; see docs/text-generation.md.")
+    private boolean noPrefixCaching;
 
     @Option(
             names = "--rank-timeout",
@@ -110,6 +123,8 @@ public final class ModelOptions {
                         .setDirectory(directory)
                         .optMaxRunning(maxRunning)
                         .optMaxQueued(maxQueued)
+                        .optGpuMemoryUtilization(memoryUtilization)
+                        .optPrefixCaching(!noPrefixCaching)
                         .optTimeout(Duration.ofSeconds(rankTimeout));
         if (maxLength != null) {
             builder.optMaxLength(maxLength);
