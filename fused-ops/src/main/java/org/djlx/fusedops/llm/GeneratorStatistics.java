@@ -12,8 +12,8 @@ package org.djlx.fusedops.llm;
  * @param cacheBytes the size of the KV cache on each rank, in bytes
  * @param prefixCacheQueries the prompt tokens that were looked up in the prefix cache
  * @param prefixCacheHits the prompt tokens that were found in the prefix cache
- * @param preemptions how many times a running request lost its KV cache blocks to an older one, to be
- *     computed again later
+ * @param preemptions how many times a running request lost its KV cache blocks to an older one, to
+ *     be computed again later
  * @param finished the requests that have ended, neither cancelled nor failed
  * @param cancelled the requests that were cancelled
  * @param failed the requests that failed

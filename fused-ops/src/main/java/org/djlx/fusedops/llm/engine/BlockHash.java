@@ -20,7 +20,8 @@ record BlockHash(long first, long second, long third, long fourth) {
      * @param begin the index of the block's first token
      */
     static BlockHash of(BlockHash previous, int[] tokens, int begin) {
-        ByteBuffer bytes = ByteBuffer.allocate(4 * Long.BYTES + KvCache.BLOCK_TOKENS * Integer.BYTES);
+        ByteBuffer bytes =
+                ByteBuffer.allocate(4 * Long.BYTES + KvCache.BLOCK_TOKENS * Integer.BYTES);
         if (previous != null) {
             bytes.putLong(previous.first).putLong(previous.second);
             bytes.putLong(previous.third).putLong(previous.fourth);

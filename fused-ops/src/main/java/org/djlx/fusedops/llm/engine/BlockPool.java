@@ -10,8 +10,8 @@ import java.util.Set;
 
 /**
  * The blocks of the KV cache. A block is in use while sequences reference it. A block that holds
- * known tokens can be found by its hash, also after its last reference was released, until the block
- * is evicted: least recently used first. Not thread-safe.
+ * known tokens can be found by its hash, also after its last reference was released, until the
+ * block is evicted: least recently used first. Not thread-safe.
  */
 final class BlockPool {
 

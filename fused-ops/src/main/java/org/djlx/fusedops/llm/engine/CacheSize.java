@@ -42,7 +42,8 @@ final class CacheSize {
                 device = gpu.pciBusId();
             }
         }
-        List<String> devices = objects.allGatherObject(device); // All ranks have read their weights.
+        List<String> devices =
+                objects.allGatherObject(device); // All ranks have read their weights.
         long available =
                 available(config, settings, group.device(), Collections.frequency(devices, device));
         return settings.cacheBlocks(config, Collections.min(objects.allGatherObject(available)));

@@ -102,8 +102,8 @@ record GeneratorSettings(
     }
 
     /**
-     * Checks that a KV cache holds a sequence of maximum length: then every request fits that {@link
-     * InputProcessor} accepts.
+     * Checks that a KV cache holds a sequence of maximum length: then every request fits that
+     * {@link InputProcessor} accepts.
      */
     private static void checkCache(long blocks, long blockBytes, int length) {
         long needed = KvCacheManager.blocks(length);

@@ -52,8 +52,8 @@ import org.djlx.fusedops.llm.text.TextTokenizer;
  * <p><b>Scheduling.</b> Continuous batching, first come, first served: a request joins the running
  * batch when the KV cache has room for its prompt, and gets more blocks as it grows. If no block is
  * free, the youngest request is preempted: it waits and is computed again later, and generates the
- * same tokens. Long prompts are prefilled in chunks, beside decode steps of other requests. Requests
- * with equal beginnings share {@linkplain Builder#optPrefixCaching blocks}.
+ * same tokens. Long prompts are prefilled in chunks, beside decode steps of other requests.
+ * Requests with equal beginnings share {@linkplain Builder#optPrefixCaching blocks}.
  *
  * <p><b>Failures.</b> Ranks are threads of this JVM, or {@linkplain Builder#optProcessGroup
  * processes}. If a rank fails while requests run, all running and waiting requests fail. Then:
@@ -293,8 +293,8 @@ public final class LlamaGenerator implements TextGenerator {
          * Sets the size of the KV cache. It must hold one sequence of {@linkplain #optMaxLength
          * maximum length}.
          *
-         * @param cacheBytes the bytes on each rank; by default what {@link #optGpuMemoryUtilization}
-         *     says
+         * @param cacheBytes the bytes on each rank; by default what {@link
+         *     #optGpuMemoryUtilization} says
          * @return this builder
          */
         public Builder optCacheBytes(long cacheBytes) {
@@ -318,9 +318,9 @@ public final class LlamaGenerator implements TextGenerator {
         }
 
         /**
-         * Sets whether requests share the KV cache blocks of equal beginnings (prefix caching), also
-         * with requests that have ended. In float16 and bfloat16, keys and values of a shared block
-         * may differ in their last bit from those that the request itself would compute.
+         * Sets whether requests share the KV cache blocks of equal beginnings (prefix caching),
+         * also with requests that have ended. In float16 and bfloat16, keys and values of a shared
+         * block may differ in their last bit from those that the request itself would compute.
          *
          * @param prefixCaching whether to share; default true
          * @return this builder
@@ -331,10 +331,10 @@ public final class LlamaGenerator implements TextGenerator {
         }
 
         /**
-         * Sets the prefill budget: the maximum number of prompt tokens in one step, beside one token
-         * of each request that decodes. Requests that decode wait while these tokens are computed.
-         * Prompts are cut into chunks of this size. The first chunk of a prompt is computed faster
-         * than later chunks.
+         * Sets the prefill budget: the maximum number of prompt tokens in one step, beside one
+         * token of each request that decodes. Requests that decode wait while these tokens are
+         * computed. Prompts are cut into chunks of this size. The first chunk of a prompt is
+         * computed faster than later chunks.
          *
          * @param prefillTokens the number of tokens; default 4096
          * @return this builder

@@ -25,8 +25,8 @@ import org.djlx.fusedops.llm.model.TokenBatch;
  *       preempted: it loses its blocks, waits as the first, and is computed again.
  * </ul>
  *
- * <p>The oldest sequence can preempt all others and the cache holds a sequence of maximum length, so
- * every sequence ends. Not thread-safe.
+ * <p>The oldest sequence can preempt all others and the cache holds a sequence of maximum length,
+ * so every sequence ends. Not thread-safe.
  */
 final class Scheduler {
 
@@ -199,10 +199,7 @@ final class Scheduler {
                 continue;
             }
             int ofPrompt = sequence.nextPromptTokens(settings.prefillTokens());
-            int size =
-                    ofPrompt > 0
-                            ? ofPrompt
-                            : Math.min(sequence.uncomputedTokens(), recomputed);
+            int size = ofPrompt > 0 ? ofPrompt : Math.min(sequence.uncomputedTokens(), recomputed);
             if (size > 1 && size > budget) {
                 continue; // A later step takes it.
             }
@@ -221,7 +218,8 @@ final class Scheduler {
             }
             promptTokens += sequence.newPromptTokens();
         }
-        running.forEach(cache::cacheBlocks); // After all have been scheduled: the next step finds them.
+        running.forEach(
+                cache::cacheBlocks); // After all have been scheduled: the next step finds them.
         sampled.addAll(sampledByPrefills);
         decodes.addAll(prefills);
         return new TokenBatch(decodes);

@@ -154,8 +154,7 @@ class StepRequest {
                     slots[begin++] = slot++;
                 }
             }
-            chunks.add(
-                    new TokenBatch.Chunk(sequence, tokens, start, slots, needsLogits, sampling));
+            chunks.add(new TokenBatch.Chunk(sequence, tokens, start, slots, needsLogits, sampling));
         }
         return new TokenBatch(chunks);
     }

@@ -19,8 +19,8 @@ import org.djlx.nativeops.torch.Torch;
  * shape (slots, KV heads, head size). A slot holds one token. The engine gives each sequence blocks
  * of {@link #BLOCK_TOKENS} adjacent slots; the blocks need not be adjacent.
  *
- * <p>On a GPU the cache is not memory of libtorch's allocator, which would keep it when the cache is
- * closed.
+ * <p>On a GPU the cache is not memory of libtorch's allocator, which would keep it when the cache
+ * is closed.
  */
 public final class KvCache implements AutoCloseable {
 

@@ -111,8 +111,7 @@ public final class LlamaModel implements AutoCloseable {
      * @param tokens the tokens of the prefill
      * @param maxLength the maximum number of tokens of a sequence
      */
-    public static long activationBytes(
-            LlamaConfig config, int ranks, int tokens, int maxLength) {
+    public static long activationBytes(LlamaConfig config, int ranks, int tokens, int maxLength) {
         long kvWidth = (long) LlamaWeights.kvHeads(config, ranks) * config.headSize();
         long qkvWidth = (long) config.heads() / ranks * config.headSize() + 2 * kvWidth;
         long inner = config.intermediateSize() / ranks;

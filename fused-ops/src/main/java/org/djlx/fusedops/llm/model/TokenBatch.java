@@ -6,8 +6,8 @@ import org.djlx.fusedops.internal.LlamaKernels;
 import org.djlx.fusedops.llm.sampling.SamplingParameters;
 
 /**
- * The tokens of one forward pass: a chunk of each scheduled sequence, or several chunks of one token
- * each. The same on all ranks.
+ * The tokens of one forward pass: a chunk of each scheduled sequence, or several chunks of one
+ * token each. The same on all ranks.
  *
  * @param chunks the chunks; chunks of one token come first
  */

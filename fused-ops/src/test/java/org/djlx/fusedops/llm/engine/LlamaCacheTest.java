@@ -56,7 +56,8 @@ class LlamaCacheTest {
 
     /** Builds a generator whose cache has a number of blocks; 16 hold the longest sequence. */
     private LlamaGenerator build(
-            int ranks, int blocks, UnaryOperator<LlamaGenerator.Builder> change) throws IOException {
+            int ranks, int blocks, UnaryOperator<LlamaGenerator.Builder> change)
+            throws IOException {
         long blockBytes = KvCache.byteSize(config, ranks, KvCache.BLOCK_TOKENS);
         return change.apply(
                         LlamaGenerator.builder()

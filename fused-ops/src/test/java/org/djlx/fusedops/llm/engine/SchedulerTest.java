@@ -26,7 +26,6 @@ import org.djlx.fusedops.llm.GeneratedPiece;
 import org.djlx.fusedops.llm.GenerationRequest;
 import org.djlx.fusedops.llm.GeneratorStatistics;
 import org.djlx.fusedops.llm.model.KvCache;
-import org.djlx.fusedops.llm.model.LlamaConfig;
 import org.djlx.fusedops.llm.model.LlamaFiles;
 import org.djlx.fusedops.llm.model.TokenBatch;
 import org.djlx.fusedops.llm.sampling.Sampler;
@@ -157,7 +156,8 @@ class SchedulerTest {
         oldest.queue.end(FinishReason.STOP, null);
         scheduler.removeEnded();
         scheduler.admit();
-        // The prompt in the same chunks; then each new token as a chunk, and the next one is sampled.
+        // The prompt in the same chunks; then each new token as a chunk, and the next one is
+        // sampled.
         assertEquals(List.of("101@0x1", "101@0x10"), next(scheduler, sampled));
         late.append(STOP);
         assertEquals(List.of("111@10x10"), next(scheduler, sampled));
@@ -264,7 +264,9 @@ class SchedulerTest {
         BlockHash[] hashes = new BlockHash[3];
         int[] blocks = new int[3];
         for (int i = 0; i < 3; i++) {
-            hashes[i] = BlockHash.of(null, new int[] {i, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, 0);
+            hashes[i] =
+                    BlockHash.of(
+                            null, new int[] {i, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, 0);
             blocks[i] = pool.allocate();
             pool.cache(blocks[i], hashes[i]);
         }

@@ -40,8 +40,7 @@ class StepRequestTest {
         List<TokenBatch.Chunk> chunks =
                 List.of(
                         new TokenBatch.Chunk(4, ahead, 6, apart, true, SAMPLING),
-                        new TokenBatch.Chunk(
-                                0, many, 0, many, false, SamplingParameters.GREEDY),
+                        new TokenBatch.Chunk(0, many, 0, many, false, SamplingParameters.GREEDY),
                         new TokenBatch.Chunk(
                                 5, new int[] {3, 4}, 9, many, true, SamplingParameters.GREEDY));
         Sampler penalized = sampler(builder -> builder.optRepetitionPenalty(2));
@@ -56,8 +55,7 @@ class StepRequestTest {
             assertArrayEquals(expected.tokens(), actual.tokens());
             assertEquals(expected.start(), actual.start());
             assertEquals(expected.sequence(), actual.sequence());
-            assertArrayEquals(
-                    Arrays.copyOf(expected.slots(), expected.length()), actual.slots());
+            assertArrayEquals(Arrays.copyOf(expected.slots(), expected.length()), actual.slots());
             assertEquals(expected.needsLogits(), actual.needsLogits());
             assertEquals(expected.sampling(), actual.sampling());
         }
