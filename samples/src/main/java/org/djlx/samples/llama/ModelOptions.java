@@ -9,6 +9,7 @@ import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
+import java.util.function.UnaryOperator;
 import org.djlx.collectives.CudaP2pOptions;
 import org.djlx.collectives.NcclOptions;
 import org.djlx.collectives.ProcessGroup;
@@ -101,18 +102,18 @@ public final class ModelOptions {
      * @throws UsageException if an option does not fit the model
      */
     public LlamaGenerator load(Path directory) throws IOException {
-        return load(directory, 0);
+        return load(directory, builder -> builder);
     }
 
     /**
      * Loads a model as {@link #load(Path)} does.
      *
-     * @param otherwise the bytes of the KV cache on each rank if the user gives none; 0 for the
-     *     generator's default
+     * @param change sets options that the user cannot give
      * @throws IOException if a file cannot be read
      * @throws UsageException if an option does not fit the model
      */
-    public LlamaGenerator load(Path directory, long otherwise) throws IOException {
+    public LlamaGenerator load(Path directory, UnaryOperator<LlamaGenerator.Builder> change)
+            throws IOException {
         check();
         refuseIf(
                 !Files.isDirectory(directory),
@@ -129,14 +130,14 @@ public final class ModelOptions {
         if (maxLength != null) {
             builder.optMaxLength(maxLength);
         }
-        if (cacheBytes != null || otherwise != 0) {
-            builder.optCacheBytes(cacheBytes != null ? cacheBytes : otherwise);
+        if (cacheBytes != null) {
+            builder.optCacheBytes(cacheBytes);
         }
         builder.optProgress(new LoadingProgress(new SlowProgress(QUIET, this::print)));
         return parsed(
                 () -> {
                     place(builder);
-                    return builder.build();
+                    return change.apply(builder).build();
                 });
     }
 

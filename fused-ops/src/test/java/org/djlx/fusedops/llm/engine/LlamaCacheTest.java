@@ -86,7 +86,7 @@ class LlamaCacheTest {
         return requests;
     }
 
-    private static List<List<GeneratedPiece>> generate(
+    static List<List<GeneratedPiece>> generate(
             TextGenerator generator, List<GenerationRequest> requests) throws Exception {
         List<Generation> generations = requests.stream().map(generator::submit).toList();
         List<List<GeneratedPiece>> pieces = new ArrayList<>();
