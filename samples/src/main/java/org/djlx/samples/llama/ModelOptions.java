@@ -79,7 +79,7 @@ public final class ModelOptions {
             paramLabel = "PART",
             description =
                     "Part of the memory for the KV cache that the device has left after the weights"
-                            + " and a step's activations; on CPUs 4 GiB at most on each rank.")
+                            + " and a step's activations; on CPUs 2 GiB at most on each rank.")
     private double memoryUtilization = 0.9;
 
     @Option(

@@ -20,7 +20,7 @@ import org.djlx.nativeops.cuda.CudaDevice;
 /** Chooses the size of the KV cache from the memory that the devices have left. */
 final class CacheSize {
 
-    private static final long MAX_CPU_BYTES = 4L << 30;
+    private static final long MAX_CPU_BYTES = 2L << 30;
 
     // CUDA graphs, workspaces of cuBLAS and cuDNN.
     private static final long GPU_LIBRARY_BYTES = 512L << 20;

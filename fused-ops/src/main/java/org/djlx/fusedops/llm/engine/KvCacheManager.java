@@ -3,6 +3,7 @@ package org.djlx.fusedops.llm.engine;
 
 import java.util.ArrayList;
 import java.util.List;
+import java.util.stream.Stream;
 import org.djlx.fusedops.llm.model.KvCache;
 
 /**
@@ -61,9 +62,7 @@ final class KvCacheManager {
         }
         hits.forEach(pool::touch);
         List<Integer> all = new ArrayList<>(hits);
-        for (int i = 0; i < needed; i++) {
-            all.add(pool.allocate());
-        }
+        all.addAll(allocate(needed));
         if (prefixCaching && !sequence.isStarted()) {
             queriedTokens += sequence.promptTokens();
             hitTokens += (long) hits.size() * KvCache.BLOCK_TOKENS;
@@ -82,7 +81,11 @@ final class KvCacheManager {
             }
             hits.add(block);
         }
-        return hits;
+        // A prompt that was computed in chunks from its beginning is computed in the same chunks
+        // again: other chunks would round in another order.
+        boolean isPartOfPrompt = hits.size() * KvCache.BLOCK_TOKENS < sequence.promptTokens();
+        boolean sameChunks = sequence.isStarted() && sequence.queue.cachedTokens() == 0;
+        return isPartOfPrompt && sameChunks ? List.of() : hits;
     }
 
     /** Grows a running sequence to this many tokens. Returns false if too few blocks are free. */
@@ -91,10 +94,14 @@ final class KvCacheManager {
         if (missing > pool.free()) {
             return false;
         }
-        for (int i = 0; i < missing; i++) {
-            sequence.addBlock(pool.allocate());
+        if (missing > 0) {
+            sequence.addBlocks(allocate(missing));
         }
         return true;
+    }
+
+    private List<Integer> allocate(int count) {
+        return Stream.generate(pool::allocate).limit(count).toList();
     }
 
     /** Makes the full blocks findable whose tokens are known, and computed or scheduled. */

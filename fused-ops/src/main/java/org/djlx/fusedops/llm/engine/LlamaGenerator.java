@@ -306,7 +306,7 @@ public final class LlamaGenerator implements TextGenerator {
          * Sets the size of the KV cache as a part of the memory that the device has left after the
          * weights and the activations of a step. Ranks on the same device share it; all ranks take
          * the smallest size. The cache is never larger than {@link #optMaxRunning} sequences of
-         * {@linkplain #optMaxLength maximum length}. On CPUs it is at most 4 GiB for each rank, and
+         * {@linkplain #optMaxLength maximum length}. On CPUs it is at most 2 GiB for each rank, and
          * always holds one such sequence. Has no effect with {@link #optCacheBytes}.
          *
          * @param utilization the part, above 0 and at most 1; default 0.9

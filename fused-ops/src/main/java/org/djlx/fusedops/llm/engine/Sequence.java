@@ -85,7 +85,7 @@ final class Sequence {
      * @param hits how many of the blocks, the first ones, hold computed tokens
      */
     void start(List<Integer> all, int hits) {
-        all.forEach(this::addBlock);
+        addBlocks(all);
         cachedBlocks = hits;
         computed = hits * KvCache.BLOCK_TOKENS;
         if (!started) {
@@ -93,12 +93,14 @@ final class Sequence {
         }
     }
 
-    void addBlock(int block) {
-        blocks.add(block);
-        int begin = slots.length;
-        slots = Arrays.copyOf(slots, begin + KvCache.BLOCK_TOKENS);
-        for (int i = 0; i < KvCache.BLOCK_TOKENS; i++) {
-            slots[begin + i] = block * KvCache.BLOCK_TOKENS + i;
+    void addBlocks(List<Integer> more) {
+        blocks.addAll(more);
+        int slot = slots.length;
+        slots = Arrays.copyOf(slots, blocks.size() * KvCache.BLOCK_TOKENS);
+        for (int block : more) {
+            for (int i = 0; i < KvCache.BLOCK_TOKENS; i++) {
+                slots[slot++] = block * KvCache.BLOCK_TOKENS + i;
+            }
         }
     }
 

@@ -71,13 +71,13 @@ class LlamaCacheTest {
         return generation.await(LONG).stream().mapToInt(GeneratedPiece::token).toArray();
     }
 
-    /** Prompts with equal beginnings of several lengths. */
-    private static List<GenerationRequest> requests(int count, int newTokens) {
+    /** Prompts of several lengths, with few different beginnings. */
+    private static List<GenerationRequest> requests(int count, int newTokens, int beginnings) {
         List<GenerationRequest> requests = new ArrayList<>();
         for (int i = 0; i < count; i++) {
-            Random random = new Random(i % 3);
+            Random random = new Random(i % beginnings);
             int[] prompt = random.ints(20 + i * 13 % 90, 0, VOCABULARY).toArray();
-            if (i >= 3) {
+            if (i >= beginnings) {
                 prompt[prompt.length - 1] = i;
             }
             requests.add(
@@ -106,10 +106,11 @@ class LlamaCacheTest {
     void preemptionDoesNotChangeATextOrItsProbabilities(int ranks, ScalarType type)
             throws Exception {
         write(type);
-        List<GenerationRequest> requests = requests(10, 60);
+        boolean exact = type != ScalarType.FLOAT32;
+        List<GenerationRequest> requests = requests(10, 60, exact ? 10 : 3);
         List<List<GeneratedPiece>> expected = new ArrayList<>();
         UnaryOperator<LlamaGenerator.Builder> options =
-                builder -> builder.optPrefixCaching(false).optPrefillTokens(40);
+                builder -> builder.optPrefillTokens(40);
         try (TextGenerator generator = build(ranks, 200, options)) {
             for (GenerationRequest request : requests) {
                 expected.add(generator.submit(request).await(LONG));
@@ -120,10 +121,9 @@ class LlamaCacheTest {
             List<List<GeneratedPiece>> actual = generate(generator, requests);
             assertTrue(generator.statistics().preemptions() > 3);
             for (int i = 0; i < requests.size(); i++) {
-                if (type == ScalarType.FLOAT32) {
-                    assertArrayEquals(tokens(expected.get(i)), tokens(actual.get(i)), "of " + i);
-                } else {
-                    assertEquals(expected.get(i), actual.get(i), "of " + i); // the same bits
+                assertArrayEquals(tokens(expected.get(i)), tokens(actual.get(i)), "of " + i);
+                if (exact) { // The probabilities have the same bits.
+                    assertEquals(expected.get(i), actual.get(i), "of " + i);
                 }
             }
         }
@@ -134,7 +134,7 @@ class LlamaCacheTest {
     @ValueSource(ints = {1, 2, 4})
     void prefixHitsAndChunksDoNotChangeAText(int ranks) throws Exception {
         write(ScalarType.FLOAT32);
-        List<GenerationRequest> requests = requests(12, 30);
+        List<GenerationRequest> requests = requests(12, 30, 3);
         List<List<GeneratedPiece>> expected;
         try (TextGenerator generator =
                 build(ranks, 200, builder -> builder.optPrefixCaching(false))) {
@@ -245,7 +245,7 @@ class LlamaCacheTest {
     @MethodSource("cases")
     void losesNoBlockWhateverIsCancelled(int ranks, ScalarType type) throws Exception {
         write(type);
-        List<GenerationRequest> kinds = requests(6, 40);
+        List<GenerationRequest> kinds = requests(6, 40, 3);
         try (TextGenerator generator =
                 build(ranks, 16, builder -> builder.optPrefixCaching(false).optMaxRunning(8))) {
             List<List<GeneratedPiece>> expected = new ArrayList<>();

@@ -374,6 +374,9 @@ class SchedulerTest {
             scheduler.removeEnded();
             boolean works = scheduler.admit();
             assertTrue(works || scheduler.all().isEmpty());
+            List<Sequence> all = scheduler.all();
+            List<Sequence> inOrder = expected.keySet().stream().filter(all::contains).toList();
+            assertEquals(inOrder, all); // Nobody overtakes: the oldest always runs.
             List<Sequence> next = new ArrayList<>();
             List<Integer> nextTokens = List.of();
             if (async && !inFlight.isEmpty()) {
