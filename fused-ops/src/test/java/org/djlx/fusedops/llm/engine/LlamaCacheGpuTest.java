@@ -38,8 +38,8 @@ class LlamaCacheGpuTest {
     private static final int MAX_LENGTH_BLOCKS = 32;
     @TempDir private Path directory;
 
-    private TextGenerator build(
-            int ranks, int blocks, UnaryOperator<LlamaGenerator.Builder> change) throws Exception {
+    private TextGenerator build(int ranks, int blocks, UnaryOperator<LlamaGenerator.Builder> change)
+            throws Exception {
         GpuTests.require(ranks, NativeLibrary.NCCL, NativeLibrary.NVRTC);
         List<Device> devices = IntStream.range(0, ranks).mapToObj(Device::gpu).toList();
         LlamaConfig config = LlamaFiles.decodable(ScalarType.BFLOAT16, true, 32);

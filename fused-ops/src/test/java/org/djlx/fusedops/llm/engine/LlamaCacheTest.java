@@ -109,8 +109,7 @@ class LlamaCacheTest {
         boolean exact = type != ScalarType.FLOAT32;
         List<GenerationRequest> requests = requests(10, 60, exact ? 10 : 3);
         List<List<GeneratedPiece>> expected = new ArrayList<>();
-        UnaryOperator<LlamaGenerator.Builder> options =
-                builder -> builder.optPrefillTokens(40);
+        UnaryOperator<LlamaGenerator.Builder> options = builder -> builder.optPrefillTokens(40);
         try (TextGenerator generator = build(ranks, 200, options)) {
             for (GenerationRequest request : requests) {
                 expected.add(generator.submit(request).await(LONG));
