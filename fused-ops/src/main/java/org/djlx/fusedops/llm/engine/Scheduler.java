@@ -117,13 +117,15 @@ final class Scheduler {
      */
     private boolean grow(Sequence sequence, int tokens) {
         while (!cache.grow(sequence, tokens)) {
-            Sequence youngest = sequence;
-            for (Sequence each : running) {
-                youngest = each.isDone() ? youngest : each;
+            // Never one before this sequence: the step that is being scheduled has its chunk.
+            int youngest = running.size() - 1;
+            while (running.get(youngest) != sequence && running.get(youngest).isDone()) {
+                youngest--;
             }
-            preempt(youngest);
+            Sequence victim = running.get(youngest);
+            preempt(victim);
             preemptions++;
-            if (youngest == sequence) {
+            if (victim == sequence) {
                 return false;
             }
         }
@@ -218,8 +220,8 @@ final class Scheduler {
             }
             promptTokens += sequence.newPromptTokens();
         }
-        running.forEach(
-                cache::cacheBlocks); // After all have been scheduled: the next step finds them.
+        // After all sequences have been scheduled: a later step finds the blocks.
+        running.forEach(cache::cacheBlocks);
         sampled.addAll(sampledByPrefills);
         decodes.addAll(prefills);
         return new TokenBatch(decodes);

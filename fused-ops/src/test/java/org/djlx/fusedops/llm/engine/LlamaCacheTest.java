@@ -3,6 +3,7 @@ package org.djlx.fusedops.llm.engine;
 
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.io.IOException;
@@ -25,6 +26,7 @@ import org.djlx.fusedops.llm.model.KvCache;
 import org.djlx.fusedops.llm.model.LlamaConfig;
 import org.djlx.fusedops.llm.model.LlamaFiles;
 import org.djlx.nativeops.torch.ScalarType;
+import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
@@ -185,6 +187,33 @@ class LlamaCacheTest {
             assertEquals(16, other.cachedTokens());
             assertEquals(96 + 16, generator.statistics().prefixCacheHits());
         }
+    }
+
+    @Test
+    void theCacheIsAsLargeAsMemoryAllows() throws Exception {
+        write(ScalarType.FLOAT32);
+        int sequences = 3;
+        try (TextGenerator generator =
+                LlamaGenerator.builder()
+                        .setDirectory(directory)
+                        .optRanks(2)
+                        .optMaxRunning(sequences)
+                        .build()) {
+            // Memory has room for many more.
+            assertEquals(sequences * 16, generator.statistics().cacheBlocks());
+        }
+        LlamaGenerator.Builder builder =
+                LlamaGenerator.builder().optRanks(2).optMaxRunning(sequences);
+        GeneratorSettings settings = GeneratorSettings.of(builder, config);
+        long blockBytes = KvCache.byteSize(config, 2, KvCache.BLOCK_TOKENS);
+        assertEquals(20, settings.cacheBlocks(config, 21 * blockBytes - 1));
+        assertEquals(16, settings.cacheBlocks(config, 16 * blockBytes));
+        String message =
+                assertThrows(
+                                IllegalArgumentException.class,
+                                () -> settings.cacheBlocks(config, 16 * blockBytes - 1))
+                        .getMessage();
+        assertTrue(message.contains("lower maxLength, or give the cache more memory"), message);
     }
 
     /** As a chat without max_tokens: each may take all positions that its prompt leaves. */
