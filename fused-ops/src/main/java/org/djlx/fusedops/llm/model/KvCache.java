@@ -19,8 +19,8 @@ import org.djlx.nativeops.torch.Torch;
  * shape (slots, KV heads, head size). A slot holds one token. The engine gives each sequence blocks
  * of {@link #BLOCK_TOKENS} adjacent slots; the blocks need not be adjacent.
  *
- * <p>On a GPU the cache is not memory of libtorch's allocator, which would keep it when the cache
- * is closed.
+ * <p>The cache is not memory of libtorch's allocator, which keeps GPU memory when arrays are
+ * closed. On the CPU, pages take memory when they are first written.
  */
 public final class KvCache implements AutoCloseable {
 
@@ -30,7 +30,7 @@ public final class KvCache implements AutoCloseable {
     private final int slots;
     private final NDManager manager;
     private CudaDevice gpu; // null on the CPU
-    private NativeMemory memory; // null on the CPU
+    private NativeMemory memory; // null if it could not be allocated
     private final List<NDArray> keys = new ArrayList<>();
     private final List<NDArray> values = new ArrayList<>();
 
@@ -47,9 +47,12 @@ public final class KvCache implements AutoCloseable {
         manager = NDManager.newBaseManager(device);
         boolean done = false;
         try {
+            long bytes = byteSize(config, ranks, slots);
             if (device.isGpu()) {
                 gpu = CudaDevice.open(device);
-                memory = CudaMemory.allocate(gpu, byteSize(config, ranks, slots));
+                memory = CudaMemory.allocate(gpu, bytes);
+            } else {
+                memory = NativeMemory.allocateZeros(bytes);
             }
             Shape shape = new Shape(slots, LlamaWeights.kvHeads(config, ranks), config.headSize());
             for (int layer = 0; layer < config.layers(); layer++) {
@@ -66,17 +69,12 @@ public final class KvCache implements AutoCloseable {
 
     /** Returns zeros. Attention multiplies masked slots by 0, so they must not contain NaN. */
     private NDArray zeros(int index, Shape shape, ScalarType type) {
-        NDArray array =
-                memory == null
-                        ? Torch.empty(manager, shape, type)
-                        : Torch.view(
-                                manager,
-                                memory,
-                                index * shape.size() * type.itemSize(),
-                                shape,
-                                type);
-        try (NDArray zero = manager.create(0f)) {
-            Torch.copy(array, zero.broadcast(shape));
+        long offset = index * shape.size() * type.itemSize();
+        NDArray array = Torch.view(manager, memory, offset, shape, type);
+        if (gpu != null) {
+            try (NDArray zero = manager.create(0f)) {
+                Torch.copy(array, zero.broadcast(shape));
+            }
         }
         return array;
     }
