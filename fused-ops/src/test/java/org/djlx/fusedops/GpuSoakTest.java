@@ -51,7 +51,7 @@ class GpuSoakTest {
     private static final List<Path> FORCED = List.of(Path.PIPELINED, Path.GATHERED, Path.FUSED);
 
     // Kernels of two groups that each take the whole GPU can wait for each other.
-    private static final boolean FUSED_OF_TWO = false;
+    private static final boolean FUSED_OF_TWO = true;
     private static final int MOST_RANKS_OF_TWO = 4; // of each of two groups
     private static final int CALLS_OF_TWO = 5; // of a case in a row
 

@@ -11,7 +11,6 @@ import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
 import java.util.ArrayList;
-import java.util.Arrays;
 import java.util.List;
 import java.util.Locale;
 import java.util.Map;
@@ -54,7 +53,6 @@ final class DecodeBenchCommand extends ReportCommand {
 
     private static final int FIRST_TOKEN_RUNS = 5;
     private static final int READ_BYTES = 16 << 20;
-    private static final long DEFAULT_CACHE_BYTES = 2L << 30; // the generator's largest default
 
     @Parameters(
             arity = "0..1",
@@ -221,13 +219,12 @@ final class DecodeBenchCommand extends ReportCommand {
         double readSeconds = readSeconds(files, ranks);
         rates = model.isGpu() ? rates() : null; // before the model takes the memory
         LlamaConfig config = LlamaConfig.read(directory);
-        long cache = cacheBytes(config, ranks);
         List<StepRow> steps;
         FirstToken first;
         List<DecodeBench.Row> served;
         long start = System.nanoTime();
         try (LlamaGenerator generator =
-                model.load(directory, cache > DEFAULT_CACHE_BYTES ? cache : 0)) {
+                model.load(directory, builder -> builder.optPrefixCaching(false))) {
             if (generator.isFollower()) {
                 generator.awaitEnd();
                 return 0;
@@ -284,14 +281,6 @@ final class DecodeBenchCommand extends ReportCommand {
             }
             return null;
         };
-    }
-
-    /** Returns the bytes of a rank's KV cache for the largest batch. */
-    private long cacheBytes(LlamaConfig config, int ranks) {
-        long heads = Math.max(1, config.kvHeads() / ranks);
-        long token = 2 * config.layers() * heads * config.headSize() * config.type().itemSize();
-        long each = (promptTokens + tokens + 15) / 16 * 16;
-        return token * each * Arrays.stream(batches).max().orElseThrow();
     }
 
     /**

@@ -63,6 +63,12 @@ public interface Generation {
     /** {@return the number of prompt tokens} */
     int promptTokens();
 
+    /**
+     * {@return the number of prompt tokens that were found in the prefix cache, and not computed; 0
+     * until the request runs}
+     */
+    int cachedTokens();
+
     /** {@return the number of tokens generated so far, taken or not, including a stop token} */
     int generatedTokens();
 

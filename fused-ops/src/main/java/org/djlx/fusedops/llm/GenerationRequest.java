@@ -206,7 +206,8 @@ public final class GenerationRequest {
          *
          * <ul>
          *   <li>float16 and bfloat16: on the same ranks, the same request with the same seed gives
-         *       the same tokens, whatever other requests run.
+         *       the same tokens, whatever other requests run, if prefix caching is off. With prefix
+         *       caching, keys and values of a shared beginning may differ in their last bit.
          *   <li>float32: one matmul computes the tokens of several requests, and the batch size may
          *       change the last bits of the logits. If two tokens are nearly equally probable,
          *       these bits can change the choice, and then all tokens after it.

@@ -7,6 +7,7 @@ import java.util.function.IntSupplier;
 import java.util.function.Supplier;
 import org.bytedeco.cuda.cudart.CUctx_st;
 import org.bytedeco.cuda.global.cudart;
+import org.bytedeco.javacpp.SizeTPointer;
 import org.djlx.nativeops.CudaProbe;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.host.CallingThread;
@@ -97,6 +98,16 @@ public final class CudaDevice implements AutoCloseable {
             length++;
         }
         return new String(bytes, 0, length, StandardCharsets.UTF_8);
+    }
+
+    /** {@return the free memory of the GPU in bytes, at this moment, for all processes together} */
+    public long freeMemory() {
+        requireOpen();
+        try (SizeTPointer free = new SizeTPointer(1);
+                SizeTPointer total = new SizeTPointer(1)) {
+            call("cuMemGetInfo", () -> cudart.cuMemGetInfo(free, total));
+            return free.get();
+        }
     }
 
     /**

@@ -2,7 +2,9 @@
 package org.djlx.nativeops.host;
 
 import ai.djl.Device;
+import ai.djl.engine.EngineException;
 import ai.djl.pytorch.engine.PtDeviceType;
+import com.sun.jna.LastErrorException;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
@@ -57,6 +59,26 @@ public final class NativeMemory implements AutoCloseable {
         this.byteSize = byteSize;
         this.device = device;
         this.free = free;
+    }
+
+    /**
+     * Allocates host memory of zeros. The system provides a page when it is first written.
+     *
+     * @param byteSize the size in bytes, at least 1
+     * @return the memory, aligned to a page
+     * @throws EngineException if the system refuses the memory
+     */
+    public static NativeMemory allocateZeros(long byteSize) {
+        long address;
+        try {
+            int flags = LibC.MAP_PRIVATE | LibC.MAP_ANONYMOUS;
+            address = LibC.mmap(0, byteSize, LibC.PROT_READ_WRITE, flags, -1, 0);
+        } catch (LastErrorException e) {
+            throw new EngineException(
+                    "cannot allocate " + byteSize + " bytes of host memory: " + e.getMessage(), e);
+        }
+        return new NativeMemory(
+                address, byteSize, Device.cpu(), () -> LibC.munmap(address, byteSize));
     }
 
     /**

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.nativeops.host;
 
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertSame;
@@ -8,6 +9,10 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import ai.djl.Device;
+import ai.djl.engine.EngineException;
+import java.io.IOException;
+import java.nio.file.Files;
+import java.nio.file.Path;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.stream.IntStream;
 import org.junit.jupiter.api.Test;
@@ -37,6 +42,31 @@ class NativeMemoryTest {
         memory.close();
         assertTrue(memory.isClosed());
         assertEquals(1, freed.get());
+    }
+
+    @Test
+    void zerosAreMappedUntilTheyAreClosed() throws IOException {
+        long bytes = 64L << 20;
+        NativeMemory memory = NativeMemory.allocateZeros(bytes);
+        assertEquals(bytes, memory.byteSize());
+        AtomicBuffer buffer = new AtomicBuffer(memory, bytes - 4096, 4096);
+        byte[] page = new byte[4096];
+        buffer.getBytes(0, page);
+        assertArrayEquals(new byte[4096], page);
+        buffer.putBytes(0, new byte[] {1}, 1);
+        assertTrue(isMapped(memory.address()));
+        memory.close();
+        assertFalse(isMapped(memory.address()));
+        assertThrows(EngineException.class, () -> NativeMemory.allocateZeros(1L << 60));
+    }
+
+    private static boolean isMapped(long address) throws IOException {
+        return Files.readAllLines(Path.of("/proc/self/maps")).stream()
+                .map(line -> line.substring(0, line.indexOf(' ')).split("-"))
+                .anyMatch(
+                        range ->
+                                Long.parseUnsignedLong(range[0], 16) <= address
+                                        && address < Long.parseUnsignedLong(range[1], 16));
     }
 
     @Test

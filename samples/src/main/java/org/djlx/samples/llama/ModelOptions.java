@@ -9,6 +9,7 @@ import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
+import java.util.function.UnaryOperator;
 import org.djlx.collectives.CudaP2pOptions;
 import org.djlx.collectives.NcclOptions;
 import org.djlx.collectives.ProcessGroup;
@@ -57,7 +58,7 @@ public final class ModelOptions {
             names = "--max-running",
             paramLabel = "N",
             description = "Maximum number of sequences in a batch.")
-    private int maxRunning = 64;
+    private int maxRunning = 256;
 
     @Option(
             names = "--max-queued",
@@ -69,9 +70,22 @@ public final class ModelOptions {
             names = "--cache-bytes",
             paramLabel = "BYTES",
             description =
-                    "Size of the KV cache on each rank; if not given, enough for --max-running"
-                            + " sequences, but 2 GiB at most.")
+                    "Size of the KV cache on each rank; if not given, what"
+                            + " --gpu-memory-utilization says.")
     private Long cacheBytes;
+
+    @Option(
+            names = "--gpu-memory-utilization",
+            paramLabel = "PART",
+            description =
+                    "Part of the memory for the KV cache that the device has left after the weights"
+                            + " and a step's activations; on CPUs 2 GiB at most on each rank.")
+    private double memoryUtilization = 0.9;
+
+    @Option(
+            names = "--no-prefix-caching",
+            description = "Compute every prompt anew; see docs/text-generation.md.")
+    private boolean noPrefixCaching;
 
     @Option(
             names = "--rank-timeout",
@@ -88,18 +102,18 @@ public final class ModelOptions {
      * @throws UsageException if an option does not fit the model
      */
     public LlamaGenerator load(Path directory) throws IOException {
-        return load(directory, 0);
+        return load(directory, builder -> builder);
     }
 
     /**
      * Loads a model as {@link #load(Path)} does.
      *
-     * @param otherwise the bytes of the KV cache on each rank if the user gives none; 0 for the
-     *     generator's default
+     * @param change sets options that the user cannot give
      * @throws IOException if a file cannot be read
      * @throws UsageException if an option does not fit the model
      */
-    public LlamaGenerator load(Path directory, long otherwise) throws IOException {
+    public LlamaGenerator load(Path directory, UnaryOperator<LlamaGenerator.Builder> change)
+            throws IOException {
         check();
         refuseIf(
                 !Files.isDirectory(directory),
@@ -110,18 +124,20 @@ public final class ModelOptions {
                         .setDirectory(directory)
                         .optMaxRunning(maxRunning)
                         .optMaxQueued(maxQueued)
+                        .optGpuMemoryUtilization(memoryUtilization)
+                        .optPrefixCaching(!noPrefixCaching)
                         .optTimeout(Duration.ofSeconds(rankTimeout));
         if (maxLength != null) {
             builder.optMaxLength(maxLength);
         }
-        if (cacheBytes != null || otherwise != 0) {
-            builder.optCacheBytes(cacheBytes != null ? cacheBytes : otherwise);
+        if (cacheBytes != null) {
+            builder.optCacheBytes(cacheBytes);
         }
         builder.optProgress(new LoadingProgress(new SlowProgress(QUIET, this::print)));
         return parsed(
                 () -> {
                     place(builder);
-                    return builder.build();
+                    return change.apply(builder).build();
                 });
     }
 

@@ -139,6 +139,24 @@ final class ServerMetrics {
                 generator.cacheBlocks());
         value(
                 out,
+                "djlx_prefix_cache_queries_total",
+                "counter",
+                "Prompt tokens looked up in the prefix cache.",
+                generator.prefixCacheQueries());
+        value(
+                out,
+                "djlx_prefix_cache_hits_total",
+                "counter",
+                "Prompt tokens found in the prefix cache.",
+                generator.prefixCacheHits());
+        value(
+                out,
+                "djlx_preemptions_total",
+                "counter",
+                "Times that a running request lost its cache blocks to an older one.",
+                generator.preemptions());
+        value(
+                out,
                 "djlx_finished_total",
                 "counter",
                 "Generations that have come to their end.",

@@ -581,6 +581,9 @@ class GenerationServerTest {
                         "djlx_first_token_seconds_bucket{le=\"+Inf\"} 1",
                         "djlx_answer_seconds_count 1",
                         "# TYPE djlx_cache_blocks gauge",
+                        "djlx_prefix_cache_queries_total 7",
+                        "djlx_prefix_cache_hits_total 4",
+                        "djlx_preemptions_total 2",
                         "djlx_finished_total 1")) {
             assertTrue(metrics.lines().anyMatch(line::equals), line + " in " + metrics);
         }

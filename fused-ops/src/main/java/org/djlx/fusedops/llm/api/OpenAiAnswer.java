@@ -185,6 +185,10 @@ final class OpenAiAnswer implements AnswerFormat {
         usage.addProperty("prompt_tokens", prompts);
         usage.addProperty("completion_tokens", generated);
         usage.addProperty("total_tokens", prompts + generated);
+        JsonObject details = new JsonObject();
+        int cached = generations.stream().mapToInt(Generation::cachedTokens).sum();
+        details.addProperty("cached_tokens", cached);
+        usage.add("prompt_tokens_details", details);
         return usage;
     }
 }

@@ -8,6 +8,7 @@ import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.Locale;
 import java.util.Map;
 import java.util.Set;
 import java.util.TreeSet;
@@ -74,6 +75,8 @@ import org.slf4j.LoggerFactory;
  *       LlamaGenerator.Builder#optPrefillTokens}.
  *   <li>{@code max_queue_size}: see {@link LlamaGenerator.Builder#optMaxQueued}.
  *   <li>{@code kv_cache_bytes}: see {@link LlamaGenerator.Builder#optCacheBytes}.
+ *   <li>{@code gpu_memory_utilization}: see {@link LlamaGenerator.Builder#optGpuMemoryUtilization}.
+ *   <li>{@code enable_prefix_caching}: see {@link LlamaGenerator.Builder#optPrefixCaching}.
  * </ul>
  */
 public final class LlamaLoader implements ParallelModelLoader {
@@ -93,6 +96,8 @@ public final class LlamaLoader implements ParallelModelLoader {
                     "max_rolling_batch_prefill_tokens",
                     "max_queue_size",
                     "kv_cache_bytes",
+                    "gpu_memory_utilization",
+                    "enable_prefix_caching",
                     "modelName");
 
     // Options that DJL Serving adds by itself if there is a config.json. They have no effect here.
@@ -170,6 +175,14 @@ public final class LlamaLoader implements ParallelModelLoader {
         if (cache != null) {
             builder.optCacheBytes(cache);
         }
+        Object utilization = options.get("gpu_memory_utilization");
+        if (utilization != null) {
+            builder.optGpuMemoryUtilization(decimal("gpu_memory_utilization", utilization));
+        }
+        Object prefixCaching = options.get("enable_prefix_caching");
+        if (prefixCaching != null) {
+            builder.optPrefixCaching(flag("enable_prefix_caching", prefixCaching));
+        }
         ChatTemplate template = ChatTemplate.of(directory);
         if (processes) {
             builder.optProcessGroup(ProcessGroups.init(gpu ? "cuda_p2p" : "shm"));
@@ -204,6 +217,24 @@ public final class LlamaLoader implements ParallelModelLoader {
             throw new IllegalArgumentException(
                     "option " + name + " must be a whole number, not " + value, e);
         }
+    }
+
+    private static double decimal(String name, Object value) {
+        try {
+            return Double.parseDouble(value.toString().trim());
+        } catch (NumberFormatException e) {
+            throw new IllegalArgumentException(
+                    "option " + name + " must be a number, not " + value, e);
+        }
+    }
+
+    private static boolean flag(String name, Object value) {
+        String text = value.toString().trim().toLowerCase(Locale.ROOT);
+        if (!text.equals("true") && !text.equals("false")) {
+            throw new IllegalArgumentException(
+                    "option " + name + " must be true or false, not " + value);
+        }
+        return text.equals("true");
     }
 
     private static Integer number(Map<String, ?> options, String name) {

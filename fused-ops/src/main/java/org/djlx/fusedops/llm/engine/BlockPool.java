@@ -3,58 +3,91 @@ package org.djlx.fusedops.llm.engine;
 
 import java.util.ArrayDeque;
 import java.util.Deque;
+import java.util.HashMap;
+import java.util.LinkedHashSet;
+import java.util.Map;
+import java.util.Set;
 
 /**
- * Allocates the blocks of the KV cache. A slot holds one token; a block is a number of adjacent
- * slots. Not thread-safe.
+ * The blocks of the KV cache. A block is in use while sequences reference it. A block that holds
+ * known tokens can be found by its hash, also after its last reference was released, until the
+ * block is evicted: least recently used first. Not thread-safe.
  */
 final class BlockPool {
 
-    private final int blockTokens;
-    private final int blocks;
-    private final Deque<Integer> free = new ArrayDeque<>();
+    private final int[] references;
+    private final BlockHash[] hashes; // of the blocks that can be found; null for others
+    private final Map<BlockHash, Integer> cached = new HashMap<>();
 
-    BlockPool(int blocks, int blockTokens) {
-        this.blocks = blocks;
-        this.blockTokens = blockTokens;
+    // Blocks without references.
+    private final Deque<Integer> empty = new ArrayDeque<>();
+    private final Set<Integer> evictable = new LinkedHashSet<>(); // least recently used first
+
+    BlockPool(int blocks) {
+        references = new int[blocks];
+        hashes = new BlockHash[blocks];
         for (int i = 0; i < blocks; i++) {
-            free.add(i);
+            empty.add(i);
         }
-    }
-
-    /** Returns the number of blocks that hold this many tokens. */
-    static int blocks(int tokens, int blockTokens) {
-        return (tokens + blockTokens - 1) / blockTokens;
     }
 
     int blocks() {
-        return blocks;
+        return references.length;
     }
 
     int inUse() {
-        return blocks - free.size();
+        return blocks() - free();
     }
 
-    /** Returns the slots for this many tokens, in whole blocks; null if too few blocks are free. */
-    int[] allocate(int tokens) {
-        int needed = blocks(tokens, blockTokens);
-        if (needed > free.size()) {
-            return null;
+    /** Returns how many blocks {@link #allocate} can return. */
+    int free() {
+        return empty.size() + evictable.size();
+    }
+
+    boolean isFree(int block) {
+        return references[block] == 0;
+    }
+
+    /** Returns a block with one reference. There must be a {@linkplain #free free} block. */
+    int allocate() {
+        Integer block = empty.poll();
+        if (block == null) {
+            block = evictable.iterator().next();
+            evictable.remove(block);
+            cached.remove(hashes[block]);
+            hashes[block] = null;
         }
-        int[] slots = new int[needed * blockTokens];
-        for (int block = 0; block < needed; block++) {
-            int first = free.remove() * blockTokens;
-            for (int i = 0; i < blockTokens; i++) {
-                slots[block * blockTokens + i] = first + i;
+        references[block] = 1;
+        return block;
+    }
+
+    /** Returns the block with this hash; null if there is none. */
+    Integer find(BlockHash hash) {
+        return cached.get(hash);
+    }
+
+    /** Adds a reference to a block. */
+    void touch(int block) {
+        if (references[block]++ == 0) {
+            evictable.remove(block); // Blocks that cannot be found are not touched.
+        }
+    }
+
+    /** Makes a block findable, unless another block has the same hash. */
+    void cache(int block, BlockHash hash) {
+        if (cached.putIfAbsent(hash, block) == null) {
+            hashes[block] = hash;
+        }
+    }
+
+    /** Releases a reference. */
+    void release(int block) {
+        if (--references[block] == 0) {
+            if (hashes[block] == null) {
+                empty.add(block);
+            } else {
+                evictable.add(block);
             }
-        }
-        return slots;
-    }
-
-    /** Frees the blocks that {@link #allocate} returned. */
-    void free(int[] slots) {
-        for (int i = 0; i < slots.length; i += blockTokens) {
-            free.add(slots[i] / blockTokens);
         }
     }
 }

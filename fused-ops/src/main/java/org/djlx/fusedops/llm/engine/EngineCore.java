@@ -57,13 +57,13 @@ final class EngineCore {
         this.directory = directory;
         this.config = config;
         this.settings = settings;
-        scheduler = new Scheduler(settings);
         thread = new Thread(this::run, "llama-" + directory.getFileName());
         thread.setDaemon(true);
         if (settings.group() != null) {
             ModelRanks.checkAgreement(config, settings);
         }
         ranks = load();
+        scheduler = new Scheduler(settings, ranks.cacheBlocks());
         boolean done = false;
         try {
             if (settings.group() != null) {
@@ -302,6 +302,9 @@ final class EngineCore {
         pool().close();
         try {
             ranks = load();
+            synchronized (this) {
+                scheduler.resetCache(ranks.cacheBlocks());
+            }
         } catch (IOException | RuntimeException e) {
             fail(directory + " could not be reloaded after a rank had failed: " + e, e);
         }

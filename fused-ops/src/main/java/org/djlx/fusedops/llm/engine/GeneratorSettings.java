@@ -21,7 +21,10 @@ import org.djlx.fusedops.llm.model.LlamaConfig;
  * @param maxLength the maximum number of tokens of a sequence
  * @param maxRunning the maximum number of running sequences
  * @param maxQueued the maximum number of waiting sequences
- * @param cacheBlocks the blocks of the KV cache, {@link KvCache#BLOCK_TOKENS} tokens each
+ * @param cacheBytes the size of the KV cache on each rank; 0 to take what the device has left
+ * @param memoryUtilization the part of the memory that is left for the KV cache, if {@code
+ *     cacheBytes} is 0
+ * @param prefixCaching whether sequences share the blocks of equal beginnings
  * @param prefillTokens the prefill budget of a step, in tokens
  * @param timeout how long ranks wait for each other
  * @param progress notified while the model loads; may be null
@@ -33,12 +36,12 @@ record GeneratorSettings(
         int maxLength,
         int maxRunning,
         int maxQueued,
-        int cacheBlocks,
+        long cacheBytes,
+        double memoryUtilization,
+        boolean prefixCaching,
         int prefillTokens,
         Duration timeout,
         Progress progress) {
-
-    private static final long DEFAULT_CACHE_BYTES = 2L << 30;
 
     /** Checks the options of a builder, and sets the defaults that depend on the model. */
     static GeneratorSettings of(LlamaGenerator.Builder builder, LlamaConfig config) {
@@ -74,6 +77,15 @@ record GeneratorSettings(
                             "maxLength %d is out of range: the model has at most %d positions",
                             length, config.maxLength()));
         }
+        double utilization = builder.memoryUtilization;
+        if (!(utilization > 0 && utilization <= 1)) {
+            throw new IllegalArgumentException(
+                    "gpuMemoryUtilization must be above 0 and at most 1, not " + utilization);
+        }
+        long blockBytes = KvCache.byteSize(config, ranks, KvCache.BLOCK_TOKENS);
+        if (builder.cacheBytes != 0) {
+            checkCache(builder.cacheBytes / blockBytes, blockBytes, length);
+        }
         return new GeneratorSettings(
                 group,
                 List.copyOf(builder.devices),
@@ -81,30 +93,47 @@ record GeneratorSettings(
                 length,
                 builder.maxRunning,
                 builder.maxQueued,
-                cacheBlocks(builder, config, ranks, length),
+                builder.cacheBytes,
+                utilization,
+                builder.prefixCaching,
                 builder.prefillTokens,
                 builder.timeout,
                 builder.progress);
     }
 
-    private static int cacheBlocks(
-            LlamaGenerator.Builder builder, LlamaConfig config, int ranks, int length) {
-        long blockBytes = KvCache.byteSize(config, ranks, KvCache.BLOCK_TOKENS);
-        long ofSequence = BlockPool.blocks(length, KvCache.BLOCK_TOKENS);
-        long max = Integer.MAX_VALUE / KvCache.BLOCK_TOKENS;
-        if (builder.cacheBytes == 0) {
-            long fitting = Math.max(ofSequence, DEFAULT_CACHE_BYTES / blockBytes);
-            return (int) Math.min(max, Math.min(ofSequence * builder.maxRunning, fitting));
-        }
-        long blocks = Math.min(max, builder.cacheBytes / blockBytes);
-        if (blocks < ofSequence) {
+    /**
+     * Checks that a KV cache holds a sequence of maximum length: then every request fits that
+     * {@link InputProcessor} accepts.
+     */
+    private static void checkCache(long blocks, long blockBytes, int length) {
+        long needed = KvCacheManager.blocks(length);
+        if (blocks < needed) {
             throw new IllegalArgumentException(
                     String.format(
                             "a KV cache of %d bytes on each rank is too small: one sequence of"
-                                    + " maxLength %d takes %d bytes",
-                            builder.cacheBytes, length, ofSequence * blockBytes));
+                                    + " maxLength %d takes %d bytes; lower maxLength, or give the"
+                                    + " cache more memory",
+                            blocks * blockBytes, length, needed * blockBytes));
         }
-        return (int) blocks;
+    }
+
+    /**
+     * Returns the number of KV cache blocks: as many as fit, but at most what {@code maxRunning}
+     * sequences of maximum length take.
+     *
+     * @param availableBytes the memory for the cache on this rank, if {@code cacheBytes} is 0
+     * @throws IllegalArgumentException if a sequence of maximum length does not fit
+     */
+    int cacheBlocks(LlamaConfig config, long availableBytes) {
+        long blockBytes = KvCache.byteSize(config, ranks(), KvCache.BLOCK_TOKENS);
+        long ofSequence = KvCacheManager.blocks(maxLength);
+        long most = Integer.MAX_VALUE / KvCache.BLOCK_TOKENS;
+        if (cacheBytes != 0) {
+            return (int) Math.min(most, cacheBytes / blockBytes);
+        }
+        long blocks = Math.min(ofSequence * maxRunning, availableBytes / blockBytes);
+        checkCache(blocks, blockBytes, maxLength);
+        return (int) Math.min(most, blocks);
     }
 
     private static void checkPositive(String name, int value) {
@@ -119,11 +148,6 @@ record GeneratorSettings(
 
     int ranks() {
         return ranks(group, devices, cpuRanks);
-    }
-
-    /** Returns the slots of the KV cache, one for each token. */
-    int cacheSlots() {
-        return cacheBlocks * KvCache.BLOCK_TOKENS;
     }
 
     boolean isFollower() {

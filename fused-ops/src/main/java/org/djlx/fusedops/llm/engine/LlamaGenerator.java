@@ -40,7 +40,7 @@ import org.djlx.fusedops.llm.text.TextTokenizer;
  * weights.
  *
  * <p><b>Memory.</b> Each rank holds its part of the weights and of the KV cache; the log states
- * both sizes before they are allocated. In addition a rank needs:
+ * both sizes. In addition a rank needs:
  *
  * <ul>
  *   <li>activations of a step, which grow with {@link Builder#optPrefillTokens};
@@ -50,8 +50,10 @@ import org.djlx.fusedops.llm.text.TextTokenizer;
  * </ul>
  *
  * <p><b>Scheduling.</b> Continuous batching, first come, first served: a request joins the running
- * batch when the KV cache has room for its prompt and its maximum of new tokens. It leaves the
- * batch when it ends. Long prompts are prefilled in chunks, between decode steps of other requests.
+ * batch when the KV cache has room for its prompt, and gets more blocks as it grows. If no block is
+ * free, the youngest request is preempted: it waits and is computed again later, and generates the
+ * same tokens. Long prompts are prefilled in chunks, beside decode steps of other requests.
+ * Requests with equal beginnings share {@linkplain Builder#optPrefixCaching blocks}.
  *
  * <p><b>Failures.</b> Ranks are threads of this JVM, or {@linkplain Builder#optProcessGroup
  * processes}. If a rank fails while requests run, all running and waiting requests fail. Then:
@@ -191,9 +193,11 @@ public final class LlamaGenerator implements TextGenerator {
         Integer ranks;
         ProcessGroup group;
         int maxLength;
-        int maxRunning = 64;
+        int maxRunning = 256;
         int maxQueued = 1024;
         long cacheBytes;
+        double memoryUtilization = 0.9;
+        boolean prefixCaching = true;
         int prefillTokens = 4096;
         Duration timeout = BackendOptions.DEFAULT_TIMEOUT;
         Progress progress;
@@ -266,7 +270,7 @@ public final class LlamaGenerator implements TextGenerator {
         /**
          * Sets the maximum number of requests that run at the same time.
          *
-         * @param maxRunning the number of requests; default 64
+         * @param maxRunning the number of requests; default 256
          * @return this builder
          */
         public Builder optMaxRunning(int maxRunning) {
@@ -289,9 +293,8 @@ public final class LlamaGenerator implements TextGenerator {
          * Sets the size of the KV cache. It must hold one sequence of {@linkplain #optMaxLength
          * maximum length}.
          *
-         * @param cacheBytes the bytes on each rank; by default enough for {@link #optMaxRunning}
-         *     sequences of maximum length, but at most 2 GiB or one such sequence, whichever is
-         *     more
+         * @param cacheBytes the bytes on each rank; by default what {@link
+         *     #optGpuMemoryUtilization} says
          * @return this builder
          */
         public Builder optCacheBytes(long cacheBytes) {
@@ -300,9 +303,38 @@ public final class LlamaGenerator implements TextGenerator {
         }
 
         /**
-         * Sets the prefill budget: the maximum number of prompt tokens in one step. Requests that
-         * decode wait while these tokens are computed. The first chunk of a prompt is computed
-         * faster than later chunks.
+         * Sets the size of the KV cache as a part of the memory that the device has left after the
+         * weights and the activations of a step. Ranks on the same device share it; all ranks take
+         * the smallest size. The cache is never larger than {@link #optMaxRunning} sequences of
+         * {@linkplain #optMaxLength maximum length}. On CPUs it is at most 2 GiB for each rank, and
+         * always holds one such sequence. Has no effect with {@link #optCacheBytes}.
+         *
+         * @param utilization the part, above 0 and at most 1; default 0.9
+         * @return this builder
+         */
+        public Builder optGpuMemoryUtilization(double utilization) {
+            memoryUtilization = utilization;
+            return this;
+        }
+
+        /**
+         * Sets whether requests share the KV cache blocks of equal beginnings (prefix caching),
+         * also with requests that have ended. In float16 and bfloat16, keys and values of a shared
+         * block may differ in their last bit from those that the request itself would compute.
+         *
+         * @param prefixCaching whether to share; default true
+         * @return this builder
+         */
+        public Builder optPrefixCaching(boolean prefixCaching) {
+            this.prefixCaching = prefixCaching;
+            return this;
+        }
+
+        /**
+         * Sets the prefill budget: the maximum number of prompt tokens in one step, beside one
+         * token of each request that decodes. Requests that decode wait while these tokens are
+         * computed. Prompts are cut into chunks of this size. The first chunk of a prompt is
+         * computed faster than later chunks.
          *
          * @param prefillTokens the number of tokens; default 4096
          * @return this builder

@@ -7,6 +7,7 @@ import java.nio.file.Path;
 import java.util.List;
 import java.util.Optional;
 import java.util.concurrent.atomic.AtomicBoolean;
+import java.util.concurrent.atomic.AtomicInteger;
 import org.djlx.collectives.ObjectCollectives;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
@@ -25,10 +26,14 @@ import org.slf4j.LoggerFactory;
 /**
  * The ranks of a generator, with a loaded model.
  *
+ * @param cacheBlocks the blocks of the KV cache
  * @param samplesOnDevice whether ranks sample on the GPU: step n+1 can then launch before the host
  *     knows the tokens of step n. If ranks are processes, valid on rank 0 only
  */
-record ModelRanks(RankPool<StepRequest, List<Sampler.SampledToken>> pool, boolean samplesOnDevice) {
+record ModelRanks(
+        RankPool<StepRequest, List<Sampler.SampledToken>> pool,
+        int cacheBlocks,
+        boolean samplesOnDevice) {
 
     private static final Logger LOG = LoggerFactory.getLogger(ModelRanks.class);
 
@@ -51,12 +56,8 @@ record ModelRanks(RankPool<StepRequest, List<Sampler.SampledToken>> pool, boolea
             long weightBytes = LlamaWeights.byteSize(config, ranks);
             String memory =
                     String.format(
-                            "%.1f MB of weights and a KV cache of %.1f MB for %d tokens on each of"
-                                    + " %s",
-                            weightBytes / 1e6,
-                            KvCache.byteSize(config, ranks, settings.cacheSlots()) / 1e6,
-                            settings.cacheSlots(),
-                            ranks == 1 ? "1 rank" : ranks + " ranks");
+                            "%.1f MB of weights on each of %s",
+                            weightBytes / 1e6, ranks == 1 ? "1 rank" : ranks + " ranks");
             if (!settings.isFollower()) {
                 LOG.info("{}: {}", directory, memory);
             }
@@ -65,9 +66,11 @@ record ModelRanks(RankPool<StepRequest, List<Sampler.SampledToken>> pool, boolea
                 progress.reset("Loading " + directory.getFileName(), weightBytes, memory);
             }
             AtomicBoolean samplesOnDevice = new AtomicBoolean();
+            AtomicInteger cacheBlocks = new AtomicInteger();
             ProcessGroups.RankBody<RankWorker<StepRequest, List<Sampler.SampledToken>>> maker =
                     group -> {
                         LlamaModel model = model(config, settings, group, files);
+                        cacheBlocks.set(model.cacheSlots() / KvCache.BLOCK_TOKENS);
                         if (group.rank() == 0) {
                             samplesOnDevice.set(model.hasDecoder());
                         }
@@ -90,7 +93,7 @@ record ModelRanks(RankPool<StepRequest, List<Sampler.SampledToken>> pool, boolea
                     progress.end();
                 }
                 done = true;
-                return new ModelRanks(pool, samplesOnDevice.get());
+                return new ModelRanks(pool, cacheBlocks.get(), samplesOnDevice.get());
             } finally {
                 if (!done) {
                     pool.close();
@@ -123,7 +126,14 @@ record ModelRanks(RankPool<StepRequest, List<Sampler.SampledToken>> pool, boolea
                 String.format("%.2f", (System.nanoTime() - start) / 1e9));
         KvCache cache = null;
         try {
-            cache = new KvCache(config, ranks, settings.cacheSlots(), group.device());
+            int slots = CacheSize.blocks(config, settings, group) * KvCache.BLOCK_TOKENS;
+            if (group.rank() == 0) {
+                LOG.info(
+                        "KV cache: {} tokens, {} MB on each rank",
+                        slots,
+                        String.format("%.1f", KvCache.byteSize(config, ranks, slots) / 1e6));
+            }
+            cache = new KvCache(config, ranks, slots, group.device());
             return new LlamaModel(config, group, weights, cache, settings.maxLength());
         } catch (RuntimeException | Error e) { // For example if memory runs out.
             if (cache != null) {
@@ -143,8 +153,11 @@ record ModelRanks(RankPool<StepRequest, List<Sampler.SampledToken>> pool, boolea
     static void checkAgreement(LlamaConfig config, GeneratorSettings settings) {
         String own =
                 String.format(
-                        "%s with maxLength %d and %d cache blocks",
-                        config, settings.maxLength(), settings.cacheBlocks());
+                        "%s with maxLength %d, cacheBytes %d and gpuMemoryUtilization %s",
+                        config,
+                        settings.maxLength(),
+                        settings.cacheBytes(),
+                        settings.memoryUtilization());
         List<String> all = new ObjectCollectives(settings.group()).allGatherObject(own);
         for (int rank = 1; rank < all.size(); rank++) {
             if (!all.get(rank).equals(all.get(0))) {

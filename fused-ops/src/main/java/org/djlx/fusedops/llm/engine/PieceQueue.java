@@ -31,6 +31,7 @@ final class PieceQueue implements Generation {
     // Guarded by this.
     private final Deque<GeneratedPiece> pieces = new ArrayDeque<>();
     private int generated;
+    private int cachedTokens;
     private FinishReason reason;
     private Throwable failure;
     private Runnable listener;
@@ -56,6 +57,11 @@ final class PieceQueue implements Generation {
             notifyAll();
         }
         notifyListener();
+    }
+
+    /** Sets how many prompt tokens were found in the prefix cache. */
+    synchronized void setCachedTokens(int tokens) {
+        cachedTokens = tokens;
     }
 
     /** Ends the generation. Returns false if it has ended already. */
@@ -156,6 +162,11 @@ final class PieceQueue implements Generation {
     @Override
     public int promptTokens() {
         return promptTokens;
+    }
+
+    @Override
+    public synchronized int cachedTokens() {
+        return cachedTokens;
     }
 
     @Override

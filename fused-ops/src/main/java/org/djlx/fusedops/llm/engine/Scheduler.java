@@ -3,6 +3,7 @@ package org.djlx.fusedops.llm.engine;
 
 import java.util.ArrayDeque;
 import java.util.ArrayList;
+import java.util.BitSet;
 import java.util.Deque;
 import java.util.List;
 import java.util.concurrent.RejectedExecutionException;
@@ -14,24 +15,41 @@ import org.djlx.fusedops.llm.model.TokenBatch;
 
 /**
  * Continuous batching (Yu et al., Orca, 2022): decides which sequences run and which tokens the
- * next step computes. A sequence starts when the KV cache has blocks for its prompt and its maximum
- * of new tokens, so the sequence is never preempted. Not thread-safe.
+ * next step computes. First come, first served: {@code running} followed by {@code waiting} is
+ * always in the order of arrival.
+ *
+ * <ul>
+ *   <li>A sequence starts when the KV cache has blocks for its known tokens, and one more for each
+ *       running sequence.
+ *   <li>It gets further blocks as it grows. If none is free, the youngest running sequence is
+ *       preempted: it loses its blocks, waits as the first, and is computed again.
+ * </ul>
+ *
+ * <p>The oldest sequence can preempt all others and the cache holds a sequence of maximum length,
+ * so every sequence ends. Not thread-safe.
  */
 final class Scheduler {
 
     private final GeneratorSettings settings;
     private final Deque<Sequence> waiting = new ArrayDeque<>();
     private final List<Sequence> running = new ArrayList<>();
-    private final BlockPool blocks;
+    private final BitSet indices = new BitSet(); // of running sequences
+    private final KvCacheManager cache;
+    private long preemptions;
     private long finished;
     private long cancelled;
     private long failed;
     private long promptTokens;
     private long generatedTokens;
 
-    Scheduler(GeneratorSettings settings) {
+    /**
+     * Creates a scheduler.
+     *
+     * @param cacheBlocks the blocks of the KV cache
+     */
+    Scheduler(GeneratorSettings settings, int cacheBlocks) {
         this.settings = settings;
-        blocks = new BlockPool(settings.cacheBlocks(), KvCache.BLOCK_TOKENS);
+        cache = new KvCacheManager(cacheBlocks, settings.prefixCaching());
     }
 
     /**
@@ -58,19 +76,60 @@ final class Scheduler {
 
     /**
      * Moves waiting sequences to the running ones, first come, first served, while the cache has
-     * blocks for them. Returns whether any sequence runs.
+     * blocks for them. Returns whether the engine has a step to run.
      */
     boolean admit() {
         while (!waiting.isEmpty() && running.size() < settings.maxRunning()) {
-            int[] slots = blocks.allocate(waiting.peek().maxTokens());
-            if (slots == null) {
+            Sequence next = waiting.peek();
+            // The step in flight still computes a token of a sequence that was just preempted.
+            if (next.isTokenPending() || !cache.start(next, running.size())) {
                 break;
             }
-            Sequence next = waiting.remove();
-            next.setSlots(slots);
-            running.add(next);
+            next.setIndex(indices.nextClearBit(0));
+            indices.set(next.index());
+            running.add(waiting.remove());
         }
-        return !running.isEmpty();
+        return !running.isEmpty() || waiting.stream().anyMatch(Sequence::isTokenPending);
+    }
+
+    /** Preempts all running sequences and forgets all blocks: the cache was replaced. */
+    void resetCache(int blocks) {
+        while (!running.isEmpty()) {
+            preempt(running.get(running.size() - 1));
+        }
+        cache.reset(blocks);
+    }
+
+    private void preempt(Sequence sequence) {
+        running.remove(sequence);
+        release(sequence);
+        waiting.addFirst(sequence);
+    }
+
+    private void release(Sequence sequence) {
+        cache.free(sequence);
+        indices.clear(sequence.index());
+    }
+
+    /**
+     * Grows a running sequence, and preempts the youngest sequences for its blocks. Returns false
+     * if it was preempted itself.
+     */
+    private boolean grow(Sequence sequence, int tokens) {
+        while (!cache.grow(sequence, tokens)) {
+            // Never one before this sequence: the step that is being scheduled has its chunk.
+            int youngest = running.size() - 1;
+            while (running.get(youngest) != sequence && running.get(youngest).isDone()) {
+                youngest--;
+            }
+            Sequence victim = running.get(youngest);
+            preempt(victim);
+            preemptions++;
+            if (victim == sequence) {
+                return false;
+            }
+        }
+        return true;
     }
 
     /** Removes ended sequences and frees their blocks. */
@@ -87,8 +146,8 @@ final class Scheduler {
                 continue;
             }
             all.remove();
-            if (sequence.slots() != null) {
-                blocks.free(sequence.slots());
+            if (sequences == running) {
+                release(sequence);
             }
             switch (reason) {
                 case CANCELLED -> cancelled++;
@@ -98,9 +157,9 @@ final class Scheduler {
         }
     }
 
-    /** Returns whether a running sequence has tokens in the KV cache. */
+    /** Returns whether a token of a sequence has been scheduled. */
     boolean hasStarted() {
-        return running.stream().anyMatch(Sequence::isStarted);
+        return all().stream().anyMatch(Sequence::isStarted);
     }
 
     /**
@@ -110,14 +169,15 @@ final class Scheduler {
      */
     boolean hasLongPrefill() {
         return running.stream()
-                .mapToInt(
-                        sequence -> Math.min(sequence.uncomputedTokens(), settings.prefillTokens()))
+                .filter(sequence -> !sequence.isDone())
+                .mapToInt(sequence -> sequence.nextPromptTokens(settings.prefillTokens()))
                 .anyMatch(tokens -> tokens > TokenBatch.MAX_DECODE_TOKENS);
     }
 
     /**
      * Schedules the next step: one token of each sequence that decodes, and chunks of prompts
-     * within the prefill budget (chunked prefill).
+     * within the prefill budget (chunked prefill). New tokens that have to be computed again are
+     * computed as before: each is a chunk, several in a step.
      *
      * @param sampled receives the sequences that get a token, in the order of the batch
      */
@@ -126,35 +186,42 @@ final class Scheduler {
         List<TokenBatch.Chunk> prefills = new ArrayList<>(); // longer chunks
         List<Sequence> sampledByPrefills = new ArrayList<>();
         int budget = settings.prefillTokens();
-        for (Sequence sequence : running) {
-            if (sequence.isEnded() || sequence.isComplete()) {
+        int recomputed = Math.min(budget, TokenBatch.MAX_DECODE_TOKENS);
+        running.stream().filter(Sequence::isDone).forEach(cache::free);
+        for (int i = 0; i < running.size(); i++) { // Preemption removes sequences behind this one.
+            Sequence sequence = running.get(i);
+            if (sequence.isDone()) {
                 continue;
             }
             if (sequence.isTokenPending()) {
-                if (sequence.canRunAhead()) {
+                if (sequence.canRunAhead() && grow(sequence, sequence.scheduledTokens() + 1)) {
                     decodes.add(sequence.nextPendingChunk());
                     sampled.add(sequence);
                 }
                 continue;
             }
-            boolean isDecode = sequence.uncomputedTokens() == 1;
-            // The same prompt is always cut at the same positions, so its logits do not depend on
-            // other requests.
-            int size =
-                    isDecode ? 1 : Math.min(sequence.uncomputedTokens(), settings.prefillTokens());
-            if (!isDecode && size > budget) {
+            int ofPrompt = sequence.nextPromptTokens(settings.prefillTokens());
+            int size = ofPrompt > 0 ? ofPrompt : Math.min(sequence.uncomputedTokens(), recomputed);
+            if (size > 1 && size > budget) {
                 continue; // A later step takes it.
             }
-            TokenBatch.Chunk chunk = sequence.nextChunk(size, onDevice);
-            int count = chunk.tokens().length;
-            budget -= isDecode ? 0 : count;
-            (count == 1 ? decodes : prefills).add(chunk);
-            if (chunk.needsLogits()) {
-                (count == 1 ? sampled : sampledByPrefills).add(sequence);
+            if (!grow(sequence, sequence.scheduledTokens() + size)) {
+                continue;
             }
-            int ofPrompt = Math.min(chunk.length(), sequence.promptTokens()) - chunk.start();
-            promptTokens += Math.max(0, ofPrompt);
+            budget -= size > 1 ? size : 0;
+            int end = sequence.scheduledTokens() + size;
+            while (sequence.scheduledTokens() < end) {
+                TokenBatch.Chunk chunk = sequence.nextChunk(Math.max(1, ofPrompt), onDevice);
+                boolean single = chunk.tokens().length == 1;
+                (single ? decodes : prefills).add(chunk);
+                if (chunk.needsLogits()) {
+                    (single ? sampled : sampledByPrefills).add(sequence);
+                }
+            }
+            promptTokens += sequence.newPromptTokens();
         }
+        // After all sequences have been scheduled: a later step finds the blocks.
+        running.forEach(cache::cacheBlocks);
         sampled.addAll(sampledByPrefills);
         decodes.addAll(prefills);
         return new TokenBatch(decodes);
@@ -181,10 +248,16 @@ final class Scheduler {
         return new GeneratorStatistics(
                 running.size(),
                 waiting.size(),
-                blocks.inUse(),
-                blocks.blocks(),
+                cache.pool().inUse(),
+                cache.pool().blocks(),
                 KvCache.BLOCK_TOKENS,
-                KvCache.byteSize(config, settings.ranks(), settings.cacheSlots()),
+                KvCache.byteSize(
+                        config,
+                        settings.ranks(),
+                        (long) cache.pool().blocks() * KvCache.BLOCK_TOKENS),
+                cache.queriedTokens(),
+                cache.hitTokens(),
+                preemptions,
                 finished,
                 cancelled,
                 failed,

@@ -1,18 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.fusedops.llm.engine;
 
+import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.List;
 import java.util.Set;
+import java.util.function.BiConsumer;
 import org.djlx.fusedops.llm.FinishReason;
 import org.djlx.fusedops.llm.GeneratedPiece;
 import org.djlx.fusedops.llm.GenerationRequest;
+import org.djlx.fusedops.llm.model.KvCache;
 import org.djlx.fusedops.llm.model.TokenBatch;
 import org.djlx.fusedops.llm.sampling.Sampler;
 import org.djlx.fusedops.llm.sampling.SamplingParameters;
 import org.djlx.fusedops.llm.text.TextStream;
 import org.djlx.fusedops.llm.text.TextTokenizer;
 
-/** A request being served: its tokens, how many of them are computed, and its cache slots. */
+/** A request being served: its tokens, how many of them are computed, and its cache blocks. */
 final class Sequence {
 
     final PieceQueue queue;
@@ -24,7 +28,13 @@ final class Sequence {
     private int count; // tokens known to the host
     private int computed; // tokens scheduled so far; up to count + 1 with async scheduling
     private boolean pending; // the next token is being computed
-    private int[] slots; // in the KV cache; null while the sequence waits
+    private boolean started; // a token has been scheduled
+    private int countedPromptTokens;
+    private int index = -1; // among the running sequences
+    private final List<BlockHash> hashes = new ArrayList<>(); // of full blocks of known tokens
+    private final List<Integer> blocks = new ArrayList<>(); // of the KV cache
+    private int[] slots = {}; // of the blocks; never changed, but replaced, as steps hold it
+    private int cachedBlocks; // the first blocks, which the manager has made findable
 
     Sequence(
             GenerationRequest request,
@@ -41,11 +51,6 @@ final class Sequence {
         count = prompt.length;
     }
 
-    /** Returns the tokens of the prompt plus the maximum of new tokens. */
-    int maxTokens() {
-        return tokens.length;
-    }
-
     int promptTokens() {
         return promptTokens;
     }
@@ -54,22 +59,110 @@ final class Sequence {
         return queue.finishReason().isPresent();
     }
 
-    void setSlots(int[] slots) {
-        this.slots = slots;
+    /** Returns how many tokens the host knows: the prompt, and the new tokens it has received. */
+    int knownTokens() {
+        return count;
     }
 
-    int[] slots() {
-        return slots;
+    /**
+     * Returns the hash of a full block of known tokens.
+     *
+     * @param block the index of the block in the sequence
+     */
+    BlockHash blockHash(int block) {
+        while (hashes.size() <= block) {
+            int size = hashes.size();
+            BlockHash previous = size == 0 ? null : hashes.get(size - 1);
+            hashes.add(BlockHash.of(previous, tokens, size * KvCache.BLOCK_TOKENS));
+        }
+        return hashes.get(block);
+    }
+
+    /**
+     * Starts the sequence, or starts it again after it was preempted.
+     *
+     * @param all blocks for all known tokens
+     * @param hits how many of the blocks, the first ones, hold computed tokens
+     */
+    void start(List<Integer> all, int hits) {
+        addBlocks(all);
+        cachedBlocks = hits;
+        computed = hits * KvCache.BLOCK_TOKENS;
+        if (!started) {
+            queue.setCachedTokens(computed);
+        }
+    }
+
+    void addBlocks(List<Integer> more) {
+        blocks.addAll(more);
+        int slot = slots.length;
+        slots = Arrays.copyOf(slots, blocks.size() * KvCache.BLOCK_TOKENS);
+        for (int block : more) {
+            for (int i = 0; i < KvCache.BLOCK_TOKENS; i++) {
+                slots[slot++] = block * KvCache.BLOCK_TOKENS + i;
+            }
+        }
+    }
+
+    List<Integer> blocks() {
+        return blocks;
+    }
+
+    /** Passes the full blocks that are computed or scheduled, and were not passed before. */
+    void uncachedBlocks(BiConsumer<Integer, BlockHash> consumer) {
+        int full = Math.min(computed, count) / KvCache.BLOCK_TOKENS;
+        while (cachedBlocks < full) {
+            consumer.accept(blocks.get(cachedBlocks), blockHash(cachedBlocks));
+            cachedBlocks++;
+        }
+    }
+
+    /** Forgets the blocks: all tokens have to be computed again. */
+    void removeBlocks() {
+        blocks.clear();
+        slots = new int[0];
+        cachedBlocks = 0;
+        computed = 0;
+    }
+
+    /** Returns the index among the running sequences. */
+    int index() {
+        return index;
+    }
+
+    void setIndex(int index) {
+        this.index = index;
     }
 
     /** Returns whether a token has been scheduled. */
     boolean isStarted() {
-        return computed > 0;
+        return started;
+    }
+
+    /** Returns how many tokens have been scheduled. */
+    int scheduledTokens() {
+        return computed;
+    }
+
+    /** Returns how many prompt tokens were scheduled or found since the last call. */
+    int newPromptTokens() {
+        int before = countedPromptTokens;
+        countedPromptTokens = Math.max(before, Math.min(computed, promptTokens));
+        return countedPromptTokens - before;
     }
 
     /** Returns how many tokens known to the host are not scheduled yet. */
     int uncomputedTokens() {
         return count - computed;
+    }
+
+    /**
+     * Returns the number of tokens of the next chunk of the prompt; 0 after the prompt. A prompt is
+     * always cut at the same positions, multiples of {@code chunk}, so its keys and values do not
+     * depend on other requests or on preemption.
+     */
+    int nextPromptTokens(int chunk) {
+        return Math.max(0, Math.min(promptTokens, (computed / chunk + 1) * chunk) - computed);
     }
 
     /** Returns whether the next token is being computed. */
@@ -85,6 +178,7 @@ final class Sequence {
     /** Schedules the pending token, whose value only the device knows (async scheduling). */
     TokenBatch.Chunk nextPendingChunk() {
         return new TokenBatch.Chunk(
+                index,
                 new int[] {TokenBatch.LAST_SAMPLED},
                 computed++,
                 slots,
@@ -100,9 +194,11 @@ final class Sequence {
      */
     TokenBatch.Chunk nextChunk(int maxTokens, boolean onDevice) {
         int start = computed;
+        started = true;
         computed = Math.min(count, start + maxTokens);
         pending = computed == count;
         return new TokenBatch.Chunk(
+                index,
                 Arrays.copyOfRange(tokens, start, computed),
                 start,
                 slots,
@@ -120,6 +216,11 @@ final class Sequence {
     boolean isComplete() {
         return count > promptTokens
                 && (count == tokens.length || stopTokens.contains(tokens[count - 1]));
+    }
+
+    /** Returns whether the sequence needs no more steps. */
+    boolean isDone() {
+        return isEnded() || isComplete();
     }
 
     /** Publishes the token that was {@linkplain #append appended} last. May end the generation. */

@@ -99,14 +99,15 @@ class StepRequest {
     }
 
     /**
-     * Writes the number of chunks, and for each chunk its start, whether it needs logits, its
-     * sampling parameters, its tokens and its slots. The number of tokens precedes the tokens, and
-     * the number of slots the slots. There may be thousands of slots, so they are written as runs
-     * of adjacent slots: the first slot and the length.
+     * Writes the number of chunks, and for each chunk its sequence, its start, whether it needs
+     * logits, its sampling parameters, the number of its tokens, the tokens, and the slots up to
+     * its end. There may be thousands of slots, so they are written as runs of adjacent slots: the
+     * first slot and the length.
      */
     private static void write(TokenBatch batch, DataOutputStream out) throws IOException {
         out.writeInt(batch.chunks().size());
         for (TokenBatch.Chunk chunk : batch.chunks()) {
+            out.writeInt(chunk.sequence());
             out.writeInt(chunk.start());
             out.writeBoolean(chunk.needsLogits());
             out.writeDouble(chunk.sampling().temperature());
@@ -118,11 +119,10 @@ class StepRequest {
                 out.writeInt(token);
             }
             int[] slots = chunk.slots();
-            out.writeInt(slots.length);
             int begin = 0;
-            while (begin < slots.length) {
+            while (begin < chunk.length()) {
                 int end = begin + 1;
-                while (end < slots.length && slots[end] == slots[end - 1] + 1) {
+                while (end < chunk.length() && slots[end] == slots[end - 1] + 1) {
                     end++;
                 }
                 out.writeInt(slots[begin]);
@@ -135,6 +135,7 @@ class StepRequest {
     private static TokenBatch read(DataInputStream in) throws IOException {
         List<TokenBatch.Chunk> chunks = new ArrayList<>();
         for (int left = in.readInt(); left > 0; left--) {
+            int sequence = in.readInt();
             int start = in.readInt();
             boolean needsLogits = in.readBoolean();
             SamplingParameters sampling =
@@ -144,7 +145,7 @@ class StepRequest {
             for (int i = 0; i < tokens.length; i++) {
                 tokens[i] = in.readInt();
             }
-            int[] slots = new int[in.readInt()];
+            int[] slots = new int[start + tokens.length];
             int begin = 0;
             while (begin < slots.length) {
                 int slot = in.readInt();
@@ -153,7 +154,7 @@ class StepRequest {
                     slots[begin++] = slot++;
                 }
             }
-            chunks.add(new TokenBatch.Chunk(tokens, start, slots, needsLogits, sampling));
+            chunks.add(new TokenBatch.Chunk(sequence, tokens, start, slots, needsLogits, sampling));
         }
         return new TokenBatch(chunks);
     }

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Package-private:
- * BlockPool          allocates the blocks of the KV cache
+ * BlockHash          identifies a block's tokens and all tokens before them
+ * BlockPool          the blocks of the KV cache: references, hashes, eviction
+ * CacheSize          chooses the size of the KV cache from the memory that is left
  * EngineCore         the engine loop: schedule, run a step on the ranks, publish its tokens
  * GeneratorSettings  the checked options of a generator
  * InputProcessor     checks requests and tokenizes prompts
+ * KvCacheManager     gives sequences blocks, and finds the blocks of equal beginnings
  * ModelRank          the worker of one rank
  * ModelRanks         all ranks of a generator, and loading the model onto them
  * PieceQueue         the queue between the engine thread and the caller
- * Scheduler          continuous batching and chunked prefill
+ * Scheduler          continuous batching, chunked prefill, preemption
  * Sequence           a request being served
  * StepRequest        one step, as sent to all ranks
  */

@@ -85,7 +85,7 @@ final class Decoder implements AutoCloseable {
     private final NDArray logits;
     private final NDArray argMaxes; // of each row and rank
 
-    // The last token of each sequence, at the index of its first cache block.
+    // The last token of each sequence, by its index. A running sequence has a block, or more.
     private final NDArray sampled;
 
     private final List<AutoCloseable> resources = new ArrayList<>(); // closed backwards
@@ -111,11 +111,6 @@ final class Decoder implements AutoCloseable {
             return chunk.start() + index;
         }
 
-        /** Returns the index of the sequence in {@link Decoder#sampled}. */
-        int sampledIndex() {
-            return chunk.slots()[0] / KvCache.BLOCK_TOKENS;
-        }
-
         boolean needsLogits() {
             return chunk.needsLogits() && index == chunk.tokens().length - 1;
         }
@@ -137,8 +132,8 @@ final class Decoder implements AutoCloseable {
 
         static Key of(List<Row> rows, boolean lastLayer) {
             int splits = rows.stream().mapToInt(Row::splits).max().orElseThrow();
-            boolean sharesSequences =
-                    !lastLayer && rows.stream().anyMatch(row -> row.chunk.tokens().length > 1);
+            long sequences = rows.stream().mapToInt(row -> row.chunk.sequence()).distinct().count();
+            boolean sharesSequences = sequences < rows.size();
             return new Key(
                     roundUpToPower(rows.size()),
                     roundUpToPower(splits),
@@ -410,7 +405,7 @@ final class Decoder implements AutoCloseable {
         }
         for (int i = 0; i < key.rows; i++) {
             boolean samples = i < rows.size() && rows.get(i).needsLogits();
-            nextInputs.putInt(samples ? rows.get(i).sampledIndex() : -1);
+            nextInputs.putInt(samples ? rows.get(i).chunk.sequence() : -1);
         }
         for (int i = 0; i < key.rows; i++) {
             nextInputs.putInt(i < rows.size() ? rows.get(i).position() : -1);

@@ -8,6 +8,9 @@ import ai.djl.ndarray.index.NDIndex;
 import ai.djl.ndarray.types.Shape;
 import java.util.ArrayList;
 import java.util.List;
+import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.nativeops.cuda.CudaMemory;
+import org.djlx.nativeops.host.NativeMemory;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
@@ -15,6 +18,9 @@ import org.djlx.nativeops.torch.Torch;
  * One rank's part of the paged KV cache: for each layer an array of keys and one of values, of
  * shape (slots, KV heads, head size). A slot holds one token. The engine gives each sequence blocks
  * of {@link #BLOCK_TOKENS} adjacent slots; the blocks need not be adjacent.
+ *
+ * <p>The cache is not memory of libtorch's allocator, which keeps GPU memory when arrays are
+ * closed. On the CPU, pages take memory when they are first written.
  */
 public final class KvCache implements AutoCloseable {
 
@@ -23,6 +29,8 @@ public final class KvCache implements AutoCloseable {
 
     private final int slots;
     private final NDManager manager;
+    private CudaDevice gpu; // null on the CPU
+    private NativeMemory memory; // null if it could not be allocated
     private final List<NDArray> keys = new ArrayList<>();
     private final List<NDArray> values = new ArrayList<>();
 
@@ -39,10 +47,17 @@ public final class KvCache implements AutoCloseable {
         manager = NDManager.newBaseManager(device);
         boolean done = false;
         try {
+            long bytes = byteSize(config, ranks, slots);
+            if (device.isGpu()) {
+                gpu = CudaDevice.open(device);
+                memory = CudaMemory.allocate(gpu, bytes);
+            } else {
+                memory = NativeMemory.allocateZeros(bytes);
+            }
             Shape shape = new Shape(slots, LlamaWeights.kvHeads(config, ranks), config.headSize());
             for (int layer = 0; layer < config.layers(); layer++) {
-                keys.add(zeros(shape, config.type()));
-                values.add(zeros(shape, config.type()));
+                keys.add(zeros(2 * layer, shape, config.type()));
+                values.add(zeros(2 * layer + 1, shape, config.type()));
             }
             done = true;
         } finally {
@@ -53,10 +68,13 @@ public final class KvCache implements AutoCloseable {
     }
 
     /** Returns zeros. Attention multiplies masked slots by 0, so they must not contain NaN. */
-    private NDArray zeros(Shape shape, ScalarType type) {
-        NDArray array = Torch.empty(manager, shape, type);
-        try (NDArray zero = manager.create(0f)) {
-            Torch.copy(array, zero.broadcast(shape));
+    private NDArray zeros(int index, Shape shape, ScalarType type) {
+        long offset = index * shape.size() * type.itemSize();
+        NDArray array = Torch.view(manager, memory, offset, shape, type);
+        if (gpu != null) {
+            try (NDArray zero = manager.create(0f)) {
+                Torch.copy(array, zero.broadcast(shape));
+            }
         }
         return array;
     }
@@ -110,5 +128,11 @@ public final class KvCache implements AutoCloseable {
     @Override
     public void close() {
         manager.close();
+        if (memory != null) {
+            memory.close();
+        }
+        if (gpu != null) {
+            gpu.close();
+        }
     }
 }

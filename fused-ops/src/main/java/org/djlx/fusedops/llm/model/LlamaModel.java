@@ -18,6 +18,7 @@ import org.djlx.collectives.Work;
 import org.djlx.fusedops.FusedOps;
 import org.djlx.fusedops.NormedResidual;
 import org.djlx.fusedops.internal.BlockMath;
+import org.djlx.fusedops.internal.LlamaKernels;
 import org.djlx.fusedops.llm.sampling.Logits;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
@@ -95,6 +96,31 @@ public final class LlamaModel implements AutoCloseable {
      */
     public boolean hasDecoder() {
         return decoder != null;
+    }
+
+    /** {@return the slots of the KV cache} */
+    public int cacheSlots() {
+        return cache.slots();
+    }
+
+    /**
+     * {@return an upper estimate of the bytes of a rank's activations in a prefill}
+     *
+     * @param config the configuration
+     * @param ranks the number of ranks
+     * @param tokens the tokens of the prefill
+     * @param maxLength the maximum number of tokens of a sequence
+     */
+    public static long activationBytes(LlamaConfig config, int ranks, int tokens, int maxLength) {
+        long kvWidth = (long) LlamaWeights.kvHeads(config, ranks) * config.headSize();
+        long qkvWidth = (long) config.heads() / ranks * config.headSize() + 2 * kvWidth;
+        long inner = config.intermediateSize() / ranks;
+        // Residuals, norms and gathered rows; queries, keys and values before and after attention;
+        // gate, up and their product.
+        long row = 8L * config.hiddenSize() + 3 * qkvWidth + 4 * inner;
+        long attended = 4L * maxLength * kvWidth; // copies of a prefix for a later chunk
+        long logits = 2L * LlamaKernels.MAX_ROWS * config.vocabularySize();
+        return (tokens * row + attended + logits) * config.type().itemSize();
     }
 
     /**

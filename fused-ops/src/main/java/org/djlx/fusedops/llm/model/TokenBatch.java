@@ -6,7 +6,8 @@ import org.djlx.fusedops.internal.LlamaKernels;
 import org.djlx.fusedops.llm.sampling.SamplingParameters;
 
 /**
- * The tokens of one forward pass: a chunk of each scheduled sequence. The same on all ranks.
+ * The tokens of one forward pass: a chunk of each scheduled sequence, or several chunks of one
+ * token each. The same on all ranks.
  *
  * @param chunks the chunks; chunks of one token come first
  */
@@ -24,6 +25,8 @@ public record TokenBatch(List<Chunk> chunks) {
     /**
      * Adjacent tokens of one sequence.
      *
+     * @param sequence the index of the sequence, unique among those that run, and less than the
+     *     number of KV cache blocks; ranks with kernels keep its last sampled token there
      * @param tokens the tokens; or {@link #LAST_SAMPLED} alone
      * @param start the position of the first token, which is the number of tokens in the KV cache
      * @param slots the KV cache slots of the sequence by position: at least up to the last of these
@@ -33,6 +36,7 @@ public record TokenBatch(List<Chunk> chunks) {
      *     SamplingParameters#GREEDY} the host may sample another token from the full logits
      */
     public record Chunk(
+            int sequence,
             int[] tokens,
             int start,
             int[] slots,

@@ -58,7 +58,7 @@ class TextApiTest {
 
         @Override
         public GeneratorStatistics statistics() {
-            return new GeneratorStatistics(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
+            return new GeneratorStatistics(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
         }
 
         @Override
@@ -119,6 +119,11 @@ class TextApiTest {
         @Override
         public int promptTokens() {
             return 3;
+        }
+
+        @Override
+        public int cachedTokens() {
+            return 1;
         }
 
         @Override
@@ -233,6 +238,8 @@ class TextApiTest {
         JsonObject usage = whole.getAsJsonObject("usage");
         assertEquals(6, usage.get("prompt_tokens").getAsInt());
         assertEquals(10, usage.get("total_tokens").getAsInt());
+        JsonObject details = usage.getAsJsonObject("prompt_tokens_details");
+        assertEquals(2, details.get("cached_tokens").getAsInt());
         assertEquals(
                 "[{\"generated_text\":\"hello\"},{\"generated_text\":\"he\"}]",
                 read("{'inputs':['x','y']}").format().whole(pieces, ended));

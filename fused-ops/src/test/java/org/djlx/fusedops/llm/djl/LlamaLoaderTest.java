@@ -373,7 +373,7 @@ class LlamaLoaderTest {
                     .loadModel()
                     .close();
             String loading = "Loading " + directory.getFileName() + ": ";
-            assertEquals(1, log.count(" MB of weights and a KV cache of "));
+            assertEquals(1, log.count(" MB of weights on each of "));
             for (int percent = 10; percent < 100; percent += 10) {
                 // Tensors are so large that some tenths are passed together.
                 assertTrue(log.count(loading + percent + " %") <= 1, percent + " %");
@@ -425,10 +425,17 @@ class LlamaLoaderTest {
                         .results()
                         .map(match -> match.group(1))
                         .toList();
-        assertEquals(6, options.size(), options::toString);
+        assertEquals(8, options.size(), options::toString);
         for (String option : options) {
-            refuse("option " + option + " must be a whole number, not all", option, "all");
+            String kind =
+                    switch (option) {
+                        case "gpu_memory_utilization" -> "a number";
+                        case "enable_prefix_caching" -> "true or false";
+                        default -> "a whole number";
+                    };
+            refuse("option " + option + " must be " + kind + ", not all", option, "all");
         }
+        refuse("gpuMemoryUtilization", "gpu_memory_utilization", "1.5");
         Matcher page =
                 Pattern.compile("```\n(engine=.*?)```", Pattern.DOTALL)
                         .matcher(Files.readString(Path.of("../docs/serving.md")));

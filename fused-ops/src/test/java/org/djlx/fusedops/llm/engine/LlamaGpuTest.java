@@ -115,9 +115,8 @@ class LlamaGpuTest {
         LlamaConfig config = resized(small, small.vocabularySize(), 256, 16_384, 2);
         LlamaFiles.write(directory, config, 1);
         int[] tokens = new Random(3).ints(300, 0, config.vocabularySize()).toArray();
-        BlockPool blocks = new BlockPool(LlamaModelTest.BLOCKS, KvCache.BLOCK_TOKENS);
-        int[] slots = blocks.allocate(tokens.length);
-        int[] others = blocks.allocate(tokens.length);
+        int[] slots = LlamaModelTest.slots(0, tokens.length);
+        int[] others = LlamaModelTest.slots(19, tokens.length);
         try (Safetensors files = Safetensors.open(directory);
                 RankPool<TokenBatch, float[]> pool =
                         RankPool.start(
@@ -262,6 +261,7 @@ class LlamaGpuTest {
         return new TokenBatch(
                 List.of(
                         new TokenBatch.Chunk(
+                                0,
                                 Arrays.copyOfRange(tokens, begin, end),
                                 begin,
                                 slots,
@@ -302,6 +302,7 @@ class LlamaGpuTest {
                         builder ->
                                 builder.optDevices(devices)
                                         .optMaxRunning(100)
+                                        .optPrefixCaching(false)
                                         .optPrefillTokens(ranks == 1 ? 40 : 100))) {
             List<GenerationRequest> requests = new ArrayList<>();
             for (int i = 0; i < 100; i++) {
@@ -354,7 +355,6 @@ class LlamaGpuTest {
                                                 group,
                                                 LlamaModelTest.model(config, group, files)))) {
             for (int step = 0; step < 6; step++) {
-                BlockPool blocks = new BlockPool(LlamaModelTest.BLOCKS, KvCache.BLOCK_TOKENS);
                 List<TokenBatch.Chunk> chunks = new ArrayList<>();
                 for (int i = 0; i < 35; i++) {
                     SamplingParameters sampling =
@@ -367,7 +367,7 @@ class LlamaGpuTest {
                     int[] tokens = random.ints(count, 0, config.vocabularySize()).toArray();
                     chunks.add(
                             new TokenBatch.Chunk(
-                                    tokens, 0, blocks.allocate(count), true, sampling));
+                                    i, tokens, 0, LlamaModelTest.slots(i, count), true, sampling));
                 }
                 pool.submit(new TokenBatch(chunks)).get();
             }
@@ -452,9 +452,13 @@ class LlamaGpuTest {
         LlamaConfig config = LlamaFiles.decodable(ScalarType.BFLOAT16, true, 32);
         LlamaFiles.write(directory, config, 5);
         long blockBytes = KvCache.byteSize(config, ranks, KvCache.BLOCK_TOKENS);
-        int blocks = BlockPool.blocks(config.maxLength(), KvCache.BLOCK_TOKENS);
+        int blocks = KvCacheManager.blocks(config.maxLength());
         try (TextGenerator generator =
-                build(builder -> builder.optDevices(devices).optCacheBytes(blocks * blockBytes))) {
+                build(
+                        builder ->
+                                builder.optDevices(devices)
+                                        .optPrefixCaching(false)
+                                        .optCacheBytes(blocks * blockBytes))) {
             List<GenerationRequest.Builder> requests = new ArrayList<>();
             List<List<GeneratedPiece>> whole = new ArrayList<>();
             for (int i = 0; i < 40; i++) {

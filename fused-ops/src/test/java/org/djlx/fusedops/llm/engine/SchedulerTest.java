@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.fusedops.llm.engine;
 
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertThrows;
@@ -9,20 +10,30 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.HashMap;
+import java.util.HashSet;
+import java.util.LinkedHashMap;
 import java.util.List;
+import java.util.Map;
+import java.util.Objects;
+import java.util.Random;
 import java.util.Set;
 import java.util.concurrent.RejectedExecutionException;
 import java.util.stream.IntStream;
+import java.util.stream.Stream;
+import org.djlx.fusedops.llm.FinishReason;
+import org.djlx.fusedops.llm.GeneratedPiece;
 import org.djlx.fusedops.llm.GenerationRequest;
 import org.djlx.fusedops.llm.GeneratorStatistics;
 import org.djlx.fusedops.llm.model.KvCache;
-import org.djlx.fusedops.llm.model.LlamaConfig;
 import org.djlx.fusedops.llm.model.LlamaFiles;
 import org.djlx.fusedops.llm.model.TokenBatch;
 import org.djlx.fusedops.llm.sampling.Sampler;
 import org.djlx.fusedops.llm.sampling.SamplingParameters;
 import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.Test;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.CsvSource;
 
 /** Scheduling without a model. The test appends the tokens. */
 class SchedulerTest {
@@ -31,6 +42,11 @@ class SchedulerTest {
     private static final int STOP = 9;
 
     private static Scheduler scheduler(int maxRunning, int maxQueued, int blocks) {
+        return scheduler(maxRunning, maxQueued, blocks, 100, true);
+    }
+
+    private static Scheduler scheduler(
+            int maxRunning, int maxQueued, int blocks, int prefillTokens, boolean prefixCaching) {
         return new Scheduler(
                 new GeneratorSettings(
                         null,
@@ -39,10 +55,13 @@ class SchedulerTest {
                         512,
                         maxRunning,
                         maxQueued,
-                        blocks,
-                        100,
+                        0,
+                        0.9,
+                        prefixCaching,
+                        prefillTokens,
                         Duration.ofSeconds(1),
-                        null));
+                        null),
+                blocks);
     }
 
     private static Sequence sequence(int prompt, int maxNewTokens) {
@@ -72,27 +91,333 @@ class SchedulerTest {
 
     @Test
     void requestsRunInTheirOrderWhenTheCacheHasRoom() {
-        Scheduler scheduler = scheduler(2, 3, 4);
+        Scheduler scheduler = scheduler(2, 3, 3);
         assertFalse(scheduler.admit());
         Sequence large = sequence(2 * BLOCK, BLOCK);
         Sequence other = sequence(BLOCK, BLOCK);
         Sequence small = sequence(1, 1);
         scheduler.addAll(List.of(large, other, small));
         assertTrue(scheduler.admit());
-        assertEquals(3 * BLOCK, large.slots().length);
-        // The last one would fit, but the one before it does not.
+        assertEquals(2, large.blocks().size());
+        // A block would be free, but the running sequence may need it soon.
         assertEquals(Arrays.asList(large, other, small), scheduler.all());
-        assertEquals(null, other.slots());
-        assertEquals(null, small.slots());
+        assertEquals(List.of(), other.blocks());
         large.queue.cancel();
         scheduler.removeEnded();
         assertTrue(scheduler.admit());
-        assertEquals(2 * BLOCK, other.slots().length);
-        assertEquals(BLOCK, small.slots().length);
-        LlamaConfig config = LlamaFiles.decodable(ScalarType.BFLOAT16, true, 32);
-        GeneratorStatistics statistics = scheduler.statistics(config, 0);
+        assertEquals(1, other.blocks().size());
+        assertEquals(1, small.blocks().size());
+        GeneratorStatistics statistics = statistics(scheduler);
         assertEquals(1, statistics.cancelled());
-        assertEquals(3, statistics.cacheBlocksInUse());
+        assertEquals(2, statistics.cacheBlocksInUse());
+        assertEquals(2, statistics.running());
+    }
+
+    private static GeneratorStatistics statistics(Scheduler scheduler) {
+        return scheduler.statistics(LlamaFiles.decodable(ScalarType.BFLOAT16, true, 32), 0);
+    }
+
+    private static void prefill(Scheduler scheduler, int token, Sequence... sequences) {
+        scheduler.addAll(List.of(sequences));
+        scheduler.admit();
+        scheduler.schedule(new ArrayList<>(), true);
+        for (Sequence sequence : sequences) {
+            sequence.append(token);
+        }
+    }
+
+    @Test
+    void theYoungestIsPreemptedAndComputedAgainAsBefore() {
+        Scheduler scheduler = scheduler(8, 8, 6, 10, false);
+        Sequence oldest = sequence(BLOCK, 3 * BLOCK);
+        Sequence youngest = sequence(BLOCK + 4, 3 * BLOCK);
+        List<Sequence> sampled = new ArrayList<>();
+        scheduler.addAll(List.of(oldest, youngest));
+        scheduler.admit();
+        assertEquals(List.of("101@0x10"), next(scheduler, sampled));
+        assertEquals(List.of("111@10x6"), next(scheduler, sampled));
+        oldest.append(5);
+        assertEquals(List.of("5@16x1", "101@0x10"), next(scheduler, sampled));
+        oldest.append(5);
+        assertEquals(List.of("5@17x1", "111@10x10"), next(scheduler, sampled));
+        int generated = 0;
+        while (statistics(scheduler).preemptions() == 0) {
+            sampled.forEach(sequence -> sequence.append(5));
+            generated += sampled.contains(youngest) ? 1 : 0;
+            next(scheduler, sampled);
+        }
+        assertEquals(List.of(oldest), sampled);
+        assertEquals(List.of(), youngest.blocks());
+        Sequence late = sequence(1, 1);
+        scheduler.addAll(List.of(late));
+        assertEquals(List.of(oldest, youngest, late), scheduler.all());
+        oldest.append(STOP);
+        assertFalse(youngest.isTokenPending());
+        oldest.queue.end(FinishReason.STOP, null);
+        scheduler.removeEnded();
+        scheduler.admit();
+        // The prompt in the same chunks; then each new token as a chunk, and the next one is
+        // sampled.
+        assertEquals(List.of("101@0x1", "101@0x10"), next(scheduler, sampled));
+        late.append(STOP);
+        assertEquals(List.of("111@10x10"), next(scheduler, sampled));
+        assertEquals(List.of(), sampled);
+        int again = 0;
+        while (sampled.isEmpty()) {
+            List<String> chunks = next(scheduler, sampled);
+            assertTrue(chunks.size() <= 10, chunks.toString());
+            for (String chunk : chunks) {
+                assertEquals("5@" + (BLOCK + 4 + again++) + "x1", chunk);
+            }
+        }
+        assertEquals(generated, again);
+        assertEquals(List.of(youngest), sampled);
+        GeneratorStatistics statistics = statistics(scheduler);
+        assertEquals(1, statistics.preemptions());
+        assertEquals(BLOCK + BLOCK + 4 + 1, statistics.promptTokens()); // each once
+    }
+
+    @Test
+    void aPreemptedSequenceGetsTheTokenThatIsBeingComputed() {
+        Scheduler scheduler = scheduler(8, 8, 4, 100, false);
+        Sequence oldest = sequence(2 * BLOCK, 40);
+        Sequence youngest = sequence(BLOCK + 1, 10);
+        List<Sequence> sampled = new ArrayList<>();
+        scheduler.addAll(List.of(oldest));
+        scheduler.admit();
+        next(scheduler, sampled);
+        oldest.append(5);
+        scheduler.addAll(List.of(youngest));
+        assertEquals(2, statistics(scheduler).cacheBlocksInUse());
+        scheduler.admit();
+        assertEquals(0, youngest.blocks().size()); // It needs two, and one stays free.
+        youngest.queue.cancel();
+        scheduler.removeEnded();
+        Sequence one = sequence(BLOCK, 10);
+        scheduler.addAll(List.of(one));
+        scheduler.admit();
+        next(scheduler, sampled); // The oldest takes the fourth block.
+        assertEquals(4, statistics(scheduler).cacheBlocksInUse());
+        // The step is in flight; the next one needs a block for the younger sequence.
+        assertTrue(one.isTokenPending());
+        assertEquals(List.of(TokenBatch.LAST_SAMPLED + "@33x1"), next(scheduler, sampled));
+        assertEquals(1, statistics(scheduler).preemptions());
+        assertTrue(one.isTokenPending());
+        scheduler.admit();
+        assertEquals(1, statistics(scheduler).running()); // The token must arrive first.
+        one.append(6);
+        oldest.append(7);
+        assertFalse(one.isTokenPending());
+        oldest.queue.cancel();
+        scheduler.removeEnded();
+        scheduler.admit();
+        assertEquals(List.of("101@0x16"), next(scheduler, sampled));
+        assertEquals(List.of("6@16x1"), next(scheduler, sampled));
+        assertEquals(List.of(one), sampled);
+    }
+
+    @Test
+    void blocksOfEqualBeginningsAreShared() {
+        Scheduler scheduler = scheduler(8, 8, 20);
+        Sequence first = sequence(3 * BLOCK, 4);
+        prefill(scheduler, 5, first);
+        assertEquals(0, first.queue.cachedTokens());
+        Sequence equal = sequence(3 * BLOCK, 4);
+        Sequence longer = sequence(3 * BLOCK + 5, 4);
+        Sequence brief = sequence(BLOCK, 4);
+        List<Sequence> sampled = new ArrayList<>();
+        scheduler.addAll(List.of(equal, longer, brief));
+        scheduler.admit();
+        // The last token is always computed.
+        assertEquals(
+                List.of("5@48x1", "133@32x16", "149@48x5", "101@0x16"), next(scheduler, sampled));
+        assertEquals(2 * BLOCK, equal.queue.cachedTokens());
+        assertEquals(3 * BLOCK, longer.queue.cachedTokens());
+        assertEquals(0, brief.queue.cachedTokens());
+        assertEquals(first.blocks().subList(0, 2), equal.blocks().subList(0, 2));
+        assertEquals(first.blocks().subList(0, 3), longer.blocks().subList(0, 3));
+        GeneratorStatistics statistics = statistics(scheduler);
+        assertEquals(4 + 1 + 1 + 1, statistics.cacheBlocksInUse());
+        assertEquals(5 * BLOCK, statistics.prefixCacheHits());
+        assertEquals(10 * BLOCK + 5, statistics.prefixCacheQueries());
+        assertEquals(10 * BLOCK + 5, statistics.promptTokens());
+        for (Sequence sequence : List.of(first, equal, longer, brief)) {
+            sequence.queue.cancel();
+        }
+        scheduler.removeEnded();
+        assertEquals(0, statistics(scheduler).cacheBlocksInUse());
+        Sequence later = sequence(3 * BLOCK + 1, 4);
+        prefill(scheduler, 5, later);
+        assertEquals(3 * BLOCK, later.queue.cachedTokens()); // of sequences that have ended
+        scheduler.resetCache(20);
+        Sequence afterReset = sequence(3 * BLOCK + 1, 4);
+        scheduler.addAll(List.of(afterReset));
+        scheduler.admit();
+        assertEquals(List.of(later, afterReset), scheduler.all());
+        assertEquals(0, afterReset.queue.cachedTokens());
+        assertEquals(0, later.scheduledTokens());
+    }
+
+    @Test
+    void theLeastRecentlyUsedBlocksAreEvicted() {
+        BlockPool pool = new BlockPool(3);
+        BlockHash[] hashes = new BlockHash[3];
+        int[] blocks = new int[3];
+        for (int i = 0; i < 3; i++) {
+            hashes[i] =
+                    BlockHash.of(
+                            null, new int[] {i, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, 0);
+            blocks[i] = pool.allocate();
+            pool.cache(blocks[i], hashes[i]);
+        }
+        assertEquals(0, pool.free());
+        for (int i = 0; i < 3; i++) {
+            pool.release(blocks[i]);
+        }
+        pool.touch(pool.find(hashes[0]));
+        pool.release(blocks[0]);
+        assertEquals(blocks[1], pool.allocate());
+        assertEquals(null, pool.find(hashes[1]));
+        assertEquals(blocks[2], pool.find(hashes[2]));
+        assertEquals(blocks[2], pool.allocate());
+        assertEquals(blocks[0], pool.allocate());
+        assertEquals(0, pool.free());
+    }
+
+    /** A cache and a model without numbers: the next token depends on all tokens before. */
+    private static final class FakeModel {
+
+        final Map<Integer, Long> cache = new HashMap<>(); // the hash of all tokens up to a slot's
+        final Map<Integer, Integer> lastSampled = new HashMap<>();
+
+        /** Computes a batch. Returns the tokens of the chunks that need logits. */
+        List<Integer> compute(TokenBatch batch) {
+            List<Integer> tokens = new ArrayList<>();
+            for (TokenBatch.Chunk chunk : batch.chunks()) {
+                long hash = chunk.start() == 0 ? 0 : cache.get(chunk.slots()[chunk.start() - 1]);
+                for (int i = 0; i < chunk.tokens().length; i++) {
+                    int token = chunk.tokens()[i];
+                    if (token == TokenBatch.LAST_SAMPLED) {
+                        token = lastSampled.get(chunk.sequence());
+                    }
+                    hash = next(hash, token);
+                    cache.put(chunk.slots()[chunk.start() + i], hash);
+                }
+                if (chunk.needsLogits()) {
+                    tokens.add(token(hash));
+                    lastSampled.put(chunk.sequence(), token(hash));
+                }
+            }
+            return tokens;
+        }
+
+        static long next(long hash, int token) {
+            return (hash * 31 + token + 7) * 0x9E3779B97F4A7C15L;
+        }
+
+        static int token(long hash) {
+            return 10 + (int) Long.remainderUnsigned(hash >>> 3, 1000);
+        }
+
+        static int[] expected(int[] prompt, int count) {
+            long hash = 0;
+            for (int token : prompt) {
+                hash = next(hash, token);
+            }
+            int[] tokens = new int[count];
+            for (int i = 0; i < count; i++) {
+                tokens[i] = token(hash);
+                hash = next(hash, tokens[i]);
+            }
+            return tokens;
+        }
+    }
+
+    /** Random requests, cancels, and a cache that is too small for those that run. */
+    @ParameterizedTest
+    @CsvSource({"false, false", "false, true", "true, false", "true, true"})
+    void tokensDependOnNothingElseAndNoBlockIsLost(boolean prefixCaching, boolean async) {
+        Random random = new Random(7);
+        Scheduler scheduler = scheduler(6, 1000, 12, 48, prefixCaching);
+        FakeModel model = new FakeModel();
+        Map<Sequence, int[]> expected = new LinkedHashMap<>();
+        Set<Sequence> cancelled = new HashSet<>();
+        List<Sequence> open = new ArrayList<>();
+        List<Sequence> inFlight = new ArrayList<>();
+        List<Integer> inFlightTokens = List.of();
+        int steps = 0;
+        while (expected.size() < 400 || !open.isEmpty() || !inFlight.isEmpty()) {
+            assertTrue(++steps < 100_000, "requests do not end");
+            if (expected.size() < 400 && random.nextInt(3) == 0) {
+                int[] prompt = new int[1 + random.nextInt(100)];
+                int kind = random.nextInt(4);
+                Arrays.setAll(prompt, i -> i < 20 * kind ? i : random.nextInt(50));
+                int count = 1 + random.nextInt(90);
+                GenerationRequest request =
+                        GenerationRequest.builder()
+                                .setPromptTokens(prompt)
+                                .optMaxNewTokens(count)
+                                .build();
+                PieceQueue queue = new PieceQueue(prompt.length, () -> {});
+                Sequence sequence = new Sequence(request, prompt, null, Set.of(STOP), queue);
+                expected.put(sequence, FakeModel.expected(prompt, count));
+                open.add(sequence);
+                scheduler.addAll(List.of(sequence));
+            }
+            if (!open.isEmpty() && random.nextInt(40) == 0) {
+                Sequence sequence = open.get(random.nextInt(open.size()));
+                if (sequence.queue.finishReason().isEmpty()) {
+                    sequence.queue.cancel();
+                    cancelled.add(sequence);
+                }
+            }
+            scheduler.removeEnded();
+            boolean works = scheduler.admit();
+            assertTrue(works || scheduler.all().isEmpty());
+            List<Sequence> all = scheduler.all();
+            List<Sequence> inOrder = expected.keySet().stream().filter(all::contains).toList();
+            assertEquals(inOrder, all); // Nobody overtakes: the oldest always runs.
+            List<Sequence> next = new ArrayList<>();
+            List<Integer> nextTokens = List.of();
+            if (async && !inFlight.isEmpty()) {
+                nextTokens = model.compute(scheduler.schedule(next, true));
+            }
+            List<Sequence> got = new ArrayList<>();
+            for (int i = 0; i < inFlight.size(); i++) {
+                if (!inFlight.get(i).isEnded()) {
+                    inFlight.get(i).append(inFlightTokens.get(i));
+                    got.add(inFlight.get(i));
+                    got.get(got.size() - 1)
+                            .publish(new Sampler.SampledToken(inFlightTokens.get(i), 0));
+                }
+            }
+            if (nextTokens.isEmpty()) {
+                next.clear();
+                nextTokens = model.compute(scheduler.schedule(next, true));
+            }
+            inFlight = next;
+            inFlightTokens = nextTokens;
+            open.removeIf(Sequence::isEnded);
+        }
+        scheduler.removeEnded();
+        expected.forEach(
+                (sequence, tokens) -> {
+                    int[] actual =
+                            Stream.generate(() -> sequence.queue.poll().orElse(null))
+                                    .takeWhile(Objects::nonNull)
+                                    .mapToInt(GeneratedPiece::token)
+                                    .toArray();
+                    int count = cancelled.contains(sequence) ? actual.length : tokens.length;
+                    assertArrayEquals(Arrays.copyOf(tokens, count), actual);
+                });
+        GeneratorStatistics statistics = statistics(scheduler);
+        assertEquals(0, statistics.cacheBlocksInUse());
+        assertEquals(0, statistics.running() + statistics.queued());
+        assertTrue(statistics.preemptions() > 20, statistics.toString());
+        assertEquals(prefixCaching, statistics.prefixCacheHits() > 0);
+        assertTrue(cancelled.size() > 20);
+        assertEquals(cancelled.size(), statistics.cancelled());
+        assertEquals(400 - cancelled.size(), statistics.finished());
     }
 
     /** Requests that can run at once do not count as waiting, even before the next step. */

@@ -6,6 +6,7 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import java.util.Arrays;
 import java.util.List;
 import java.util.function.UnaryOperator;
 import java.util.stream.IntStream;
@@ -27,7 +28,7 @@ class StepRequestTest {
     }
 
     private static TokenBatch.Chunk chunk(boolean needsLogits, SamplingParameters sampling) {
-        return new TokenBatch.Chunk(new int[] {5}, 7, new int[16], needsLogits, sampling);
+        return new TokenBatch.Chunk(0, new int[] {5}, 7, new int[16], needsLogits, sampling);
     }
 
     /** Other processes get everything except the samplers, which only rank 0 uses. */
@@ -38,10 +39,10 @@ class StepRequestTest {
         int[] many = IntStream.range(0, 4096).toArray();
         List<TokenBatch.Chunk> chunks =
                 List.of(
-                        new TokenBatch.Chunk(ahead, 6, apart, true, SAMPLING),
-                        new TokenBatch.Chunk(many, 0, many, false, SamplingParameters.GREEDY),
+                        new TokenBatch.Chunk(4, ahead, 6, apart, true, SAMPLING),
+                        new TokenBatch.Chunk(0, many, 0, many, false, SamplingParameters.GREEDY),
                         new TokenBatch.Chunk(
-                                new int[] {3, 4}, 9, many, true, SamplingParameters.GREEDY));
+                                5, new int[] {3, 4}, 9, many, true, SamplingParameters.GREEDY));
         Sampler penalized = sampler(builder -> builder.optRepetitionPenalty(2));
         StepRequest sent = new StepRequest(new TokenBatch(chunks), List.of(penalized, penalized));
         StepRequest step = StepRequest.CODEC.decode(StepRequest.CODEC.encode(sent));
@@ -53,7 +54,8 @@ class StepRequestTest {
             TokenBatch.Chunk actual = step.batch().chunks().get(i);
             assertArrayEquals(expected.tokens(), actual.tokens());
             assertEquals(expected.start(), actual.start());
-            assertArrayEquals(expected.slots(), actual.slots());
+            assertEquals(expected.sequence(), actual.sequence());
+            assertArrayEquals(Arrays.copyOf(expected.slots(), expected.length()), actual.slots());
             assertEquals(expected.needsLogits(), actual.needsLogits());
             assertEquals(expected.sampling(), actual.sampling());
         }

@@ -57,7 +57,7 @@ public class LlamaModelTest {
     }
 
     /** Returns the slots of adjacent blocks. */
-    private static int[] slots(int firstBlock, int tokens) {
+    public static int[] slots(int firstBlock, int tokens) {
         int blocks = (tokens + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
         return IntStream.range(firstBlock * BLOCK_TOKENS, (firstBlock + blocks) * BLOCK_TOKENS)
                 .toArray();
@@ -81,6 +81,7 @@ public class LlamaModelTest {
             int start = done;
             done += count;
             return new TokenBatch.Chunk(
+                    slots[0] / BLOCK_TOKENS,
                     Arrays.copyOfRange(tokens, start, done),
                     start,
                     slots,
@@ -94,7 +95,7 @@ public class LlamaModelTest {
         int[] slots = {9, 8, 7, 6, 5, 4};
         TokenBatch.Chunk chunk =
                 new TokenBatch.Chunk(
-                        new int[] {3, 1, 2}, 2, slots, true, SamplingParameters.GREEDY);
+                        0, new int[] {3, 1, 2}, 2, slots, true, SamplingParameters.GREEDY);
         try (NDManager manager = NDManager.newBaseManager()) {
             LlamaGpu.PrefillInputs prompt = LlamaGpu.inputs(manager, chunk, 5);
             assertArrayEquals(
@@ -293,7 +294,7 @@ public class LlamaModelTest {
                 new TokenBatch(
                         List.of(
                                 new TokenBatch.Chunk(
-                                        tokens, 0, slots, true, SamplingParameters.GREEDY)));
+                                        0, tokens, 0, slots, true, SamplingParameters.GREEDY)));
         try (Safetensors files = Safetensors.open(directory);
                 RankPool<Reading, Void> pool =
                         RankPool.start(

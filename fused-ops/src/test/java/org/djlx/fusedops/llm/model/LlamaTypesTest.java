@@ -48,6 +48,7 @@ class LlamaTypesTest {
                         .optRanks(2)
                         .optMaxRunning(4)
                         .optPrefillTokens(33)
+                        .optPrefixCaching(false)
                         .build()) {
             List<Generation> together = requests.stream().map(generator::submit).toList();
             List<List<GeneratedPiece>> pieces = new ArrayList<>();

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.fusedops.llm.engine;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import ai.djl.Device;
+import java.nio.file.Path;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Random;
+import java.util.function.UnaryOperator;
+import java.util.stream.IntStream;
+import org.djlx.collectives.GpuTests;
+import org.djlx.fusedops.llm.GeneratedPiece;
+import org.djlx.fusedops.llm.Generation;
+import org.djlx.fusedops.llm.GenerationRequest;
+import org.djlx.fusedops.llm.TextGenerator;
+import org.djlx.fusedops.llm.model.KvCache;
+import org.djlx.fusedops.llm.model.LlamaConfig;
+import org.djlx.fusedops.llm.model.LlamaFiles;
+import org.djlx.nativeops.NativeLibrary;
+import org.djlx.nativeops.torch.ScalarType;
+import org.junit.jupiter.api.Tag;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.io.TempDir;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.ValueSource;
+
+/** Preemption, prefix hits and many sequences with the decode kernels. */
+@Tag("gpu")
+@Timeout(300)
+class LlamaCacheGpuTest {
+
+    private static final Duration LONG = Duration.ofMinutes(1);
+    private static final int VOCABULARY = 203;
+    private static final int MAX_LENGTH_BLOCKS = 32;
+    @TempDir private Path directory;
+
+    private TextGenerator build(int ranks, int blocks, UnaryOperator<LlamaGenerator.Builder> change)
+            throws Exception {
+        GpuTests.require(ranks, NativeLibrary.NCCL, NativeLibrary.NVRTC);
+        List<Device> devices = IntStream.range(0, ranks).mapToObj(Device::gpu).toList();
+        LlamaConfig config = LlamaFiles.decodable(ScalarType.BFLOAT16, true, 32);
+        LlamaFiles.write(directory, config, 5);
+        long blockBytes = KvCache.byteSize(config, ranks, KvCache.BLOCK_TOKENS);
+        return change.apply(
+                        LlamaGenerator.builder()
+                                .setDirectory(directory)
+                                .optDevices(devices)
+                                .optCacheBytes(blocks * blockBytes))
+                .build();
+    }
+
+    /** Steps overlap: a sequence is preempted while its next token is computed. */
+    @ParameterizedTest
+    @ValueSource(ints = {1, 2})
+    void preemptionDoesNotChangeABit(int ranks) throws Exception {
+        List<GenerationRequest> requests = new ArrayList<>();
+        for (int i = 0; i < 40; i++) {
+            int[] prompt = new Random(i).ints(1 + i * 7, 0, VOCABULARY).toArray();
+            GenerationRequest.Builder builder =
+                    LlamaGeneratorTest.request(prompt).optMaxNewTokens(100 + i);
+            if (i % 2 > 0) {
+                builder.optTemperature(1).optTopP(0.9).optSeed(i);
+            }
+            requests.add(builder.build());
+        }
+        UnaryOperator<LlamaGenerator.Builder> options =
+                builder -> builder.optPrefixCaching(false).optPrefillTokens(100);
+        List<List<GeneratedPiece>> expected;
+        try (TextGenerator generator = build(ranks, 40 * MAX_LENGTH_BLOCKS, options)) {
+            expected = LlamaCacheTest.generate(generator, requests);
+            assertEquals(0, generator.statistics().preemptions());
+        }
+        for (int blocks : new int[] {MAX_LENGTH_BLOCKS, 100}) {
+            try (TextGenerator generator = build(ranks, blocks, options)) {
+                List<List<GeneratedPiece>> actual = LlamaCacheTest.generate(generator, requests);
+                assertTrue(generator.statistics().preemptions() > 0);
+                for (int i = 0; i < requests.size(); i++) {
+                    assertEquals(expected.get(i), actual.get(i), "of " + i);
+                }
+            }
+        }
+    }
+
+    @ParameterizedTest
+    @ValueSource(ints = {1, 2})
+    void findsPrefixes(int ranks) throws Exception {
+        try (TextGenerator generator = build(ranks, 8 * MAX_LENGTH_BLOCKS, builder -> builder)) {
+            int[] prompt = new Random(1).ints(300, 0, VOCABULARY).toArray();
+            GenerationRequest request =
+                    LlamaGeneratorTest.request(prompt).optMaxNewTokens(1).build();
+            GeneratedPiece computed = generator.submit(request).await(LONG).get(0);
+            List<Generation> again = generator.submitAll(List.of(request, request, request));
+            for (Generation generation : again) {
+                GeneratedPiece piece = generation.await(LONG).get(0);
+                assertEquals(288, generation.cachedTokens());
+                assertEquals(computed.logProbability(), piece.logProbability(), 0.05);
+            }
+            LlamaGeneratorTest.assertIdle(generator);
+        }
+    }
+
+    @ParameterizedTest
+    @ValueSource(ints = {1, 2})
+    void runs256Sequences(int ranks) throws Exception {
+        List<GenerationRequest> requests = new ArrayList<>();
+        for (int i = 0; i < 256; i++) {
+            requests.add(LlamaGeneratorTest.request(i % 200, i / 200).optMaxNewTokens(40).build());
+        }
+        try (TextGenerator generator = build(ranks, 1000, builder -> builder)) {
+            List<Generation> generations = generator.submitAll(requests);
+            while (generator.statistics().running() < 256) {
+                assertEquals(0, generator.statistics().finished());
+                Thread.onSpinWait();
+            }
+            for (int i = 0; i < 256; i += 17) {
+                List<GeneratedPiece> together = generations.get(i).await(LONG);
+                assertEquals(generator.submit(requests.get(i)).await(LONG), together, "of " + i);
+            }
+        }
+    }
+}
