@@ -39,7 +39,7 @@ class ChatPageTest {
         Duration patience = Duration.ofSeconds(60);
         server =
                 new GenerationServer(
-                        new TextApi("tiny", generator, ChatTemplate.CHAT_ML),
+                        new TextApi("tiny", generator, ChatTemplate.PLAIN),
                         generator,
                         new ServerOptions(
                                 "127.0.0.1",

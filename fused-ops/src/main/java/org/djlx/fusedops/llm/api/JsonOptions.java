@@ -7,12 +7,15 @@ import com.google.gson.JsonArray;
 import com.google.gson.JsonElement;
 import com.google.gson.JsonObject;
 import com.google.gson.JsonPrimitive;
+import com.google.gson.ToNumberPolicy;
+import com.google.gson.reflect.TypeToken;
 import java.nio.ByteBuffer;
 import java.nio.charset.CharacterCodingException;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.HashSet;
 import java.util.List;
+import java.util.Map;
 import java.util.Set;
 import org.djlx.fusedops.internal.RequestJson;
 
@@ -23,7 +26,12 @@ import org.djlx.fusedops.internal.RequestJson;
  */
 final class JsonOptions {
 
-    static final Gson GSON = new GsonBuilder().disableHtmlEscaping().serializeNulls().create();
+    static final Gson GSON =
+            new GsonBuilder()
+                    .disableHtmlEscaping()
+                    .serializeNulls()
+                    .setObjectToNumberStrategy(ToNumberPolicy.LONG_OR_DOUBLE)
+                    .create();
 
     private static final int MAX_DEPTH = 16;
     private static final int MAX_NUMBER_LENGTH = 40;
@@ -247,6 +255,18 @@ final class JsonOptions {
         }
         return new JsonOptions(
                 value == null ? new JsonObject() : value.getAsJsonObject(), path + name + '.');
+    }
+
+    /** Returns a nested object of any values, as Java's maps, lists, numbers and strings. */
+    Map<String, Object> values(String name) {
+        JsonElement value = get(name);
+        if (value == null) {
+            return Map.of();
+        }
+        if (!value.isJsonObject()) {
+            throw wrong(name, "an object");
+        }
+        return GSON.fromJson(value, new TypeToken<Map<String, Object>>() {}.getType());
     }
 
     /** Returns an array of one or more objects. */

@@ -3,6 +3,7 @@ package org.djlx.fusedops.llm.api;
 
 import java.util.ArrayList;
 import java.util.List;
+import java.util.Map;
 import org.djlx.fusedops.llm.GenerationRequest;
 import org.djlx.fusedops.llm.TextGenerator;
 import org.djlx.fusedops.llm.text.ChatTemplate;
@@ -97,14 +98,15 @@ public final class TextApi {
         for (JsonOptions message : json.objects("messages")) {
             messages.add(message(message));
         }
+        boolean generation = json.flag("add_generation_prompt", true);
+        Map<String, Object> options = json.values("chat_template_kwargs");
         json.requireNoOthers();
-        String text;
+        int[] prompt;
         try {
-            text = template.write(messages, tokenizer.specialTokens());
+            prompt = template.encode(messages, generation, options, tokenizer);
         } catch (IllegalArgumentException e) {
             throw ApiException.badRequest("messages", e.getMessage());
         }
-        int[] prompt = tokenizer.encode(text, template.addsSpecialTokens());
         builder.setPromptTokens(prompt);
         builder.optMaxNewTokens(
                 (int)

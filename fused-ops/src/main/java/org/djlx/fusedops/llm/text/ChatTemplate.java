@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.fusedops.llm.text;
 
+import com.google.gson.JsonArray;
 import com.google.gson.JsonElement;
 import com.google.gson.JsonObject;
 import com.google.gson.JsonParseException;
@@ -9,24 +10,42 @@ import java.io.IOException;
 import java.io.Reader;
 import java.nio.file.Files;
 import java.nio.file.Path;
-import java.util.Collection;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.HashMap;
+import java.util.LinkedHashMap;
 import java.util.List;
-import java.util.Set;
+import java.util.Map;
+import java.util.stream.IntStream;
 
 /**
- * The format of chats that a model was trained with. Hugging Face's model directories define this
- * format as a Jinja template. The template is not run; these formats are recognised by their
- * control tokens.
+ * The format of chats that a model was trained with: the Jinja template of the model directory,
+ * rendered as transformers' {@code apply_chat_template} does. Immutable.
+ *
+ * <p>A template may use the variables {@code messages}, {@code add_generation_prompt}, the special
+ * tokens of {@code tokenizer_config.json} such as {@code bos_token}, and the options of a request;
+ * and the functions {@code raise_exception} and {@code strftime_now}.
+ *
+ * <p>Special tokens in the text of a message become plain text, so a user cannot end a message or
+ * begin one of another role.
  */
-public enum ChatTemplate {
-    /** Llama 3: {@code <|start_header_id|>role<|end_header_id|>}, text, {@code <|eot_id|>}. */
-    LLAMA_3(List.of("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|begin_of_text|>")),
-    /** ChatML: {@code <|im_start|>role}, text, {@code <|im_end|>}. */
-    CHAT_ML(List.of("<|im_start|>", "<|im_end|>")),
+public final class ChatTemplate {
+
     /** Lines such as {@code user: text}, for models without a chat template. */
-    PLAIN(List.of()),
-    /** A template that is not recognised; {@link #write} refuses chats. */
-    UNKNOWN(List.of());
+    public static final ChatTemplate PLAIN =
+            new ChatTemplate(
+                    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n"
+                            + "{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}",
+                    Map.of(), true);
+
+    private static final String DEFAULT_NAME = "default";
+
+    /** Splits a special token in the text of a message; from Unicode's private use area. */
+    private static final String SPLIT = "\uE000";
+
+    private final String source;
+    private final Map<String, String> specialTokens;
+    private final boolean isPlain;
 
     /**
      * A message of a chat.
@@ -36,17 +55,33 @@ public enum ChatTemplate {
      */
     public record Message(String role, String content) {}
 
-    private final List<String> controlTokens;
+    /**
+     * Creates a template.
+     *
+     * @param jinja the template in Jinja2
+     * @param specialTokens the variables for special tokens, such as {@code bos_token}, with their
+     *     text
+     * @throws IllegalArgumentException if an argument is null
+     */
+    public ChatTemplate(String jinja, Map<String, String> specialTokens) {
+        this(jinja, specialTokens, false);
+    }
 
-    ChatTemplate(List<String> controlTokens) {
-        this.controlTokens = controlTokens;
+    private ChatTemplate(String jinja, Map<String, String> specialTokens, boolean isPlain) {
+        if (jinja == null || specialTokens == null) {
+            throw new IllegalArgumentException("the chat template or its special tokens are null");
+        }
+        this.source = JinjaSource.rewrite(jinja);
+        this.specialTokens = Map.copyOf(specialTokens);
+        this.isPlain = isPlain;
     }
 
     /**
-     * Recognises the template of a model.
+     * Reads the template of a model.
      *
      * @param directory the model directory, with {@code chat_template.jinja} or a {@code
-     *     chat_template} in {@code tokenizer_config.json}
+     *     chat_template} in {@code tokenizer_config.json}; of several templates, the one named
+     *     {@code default}
      * @return the template; {@link #PLAIN} if the model has none
      * @throws IOException if a file cannot be read
      */
@@ -54,87 +89,97 @@ public enum ChatTemplate {
         if (directory == null) {
             throw new IllegalArgumentException("the model directory is null");
         }
-        Path jinja = directory.resolve("chat_template.jinja");
-        if (Files.exists(jinja)) {
-            return recognise(Files.readString(jinja));
+        JsonObject config = config(directory.resolve("tokenizer_config.json"));
+        Path file = directory.resolve("chat_template.jinja");
+        String jinja = Files.exists(file) ? Files.readString(file) : template(config);
+        return jinja == null ? PLAIN : new ChatTemplate(jinja, specialTokens(config));
+    }
+
+    private static JsonObject config(Path file) throws IOException {
+        if (!Files.exists(file)) {
+            return new JsonObject();
         }
-        Path config = directory.resolve("tokenizer_config.json");
-        if (!Files.exists(config)) {
-            return PLAIN;
-        }
-        try (Reader reader = Files.newBufferedReader(config)) {
-            JsonElement json = JsonParser.parseReader(reader);
-            JsonElement template =
-                    json instanceof JsonObject object ? object.get("chat_template") : null;
-            return template == null || template.isJsonNull()
-                    ? PLAIN
-                    : recognise(
-                            template.isJsonPrimitive() ? template.getAsString() : "" + template);
+        try (Reader reader = Files.newBufferedReader(file)) {
+            return JsonParser.parseReader(reader) instanceof JsonObject object
+                    ? object
+                    : new JsonObject();
         } catch (JsonParseException e) {
-            throw new IOException(config + " is not JSON: " + e.getMessage(), e);
+            throw new IOException(file + " is not JSON: " + e.getMessage(), e);
         }
     }
 
-    private static ChatTemplate recognise(String jinja) {
-        for (ChatTemplate template : List.of(LLAMA_3, CHAT_ML)) {
-            if (jinja.contains(template.controlTokens.get(0))) {
-                return template;
+    /** Returns the template in a configuration; null if there is none. */
+    private static String template(JsonObject config) {
+        JsonElement template = config.get("chat_template");
+        if (template instanceof JsonArray templates) {
+            for (JsonElement each : templates) {
+                JsonObject named = each.getAsJsonObject();
+                if (named.get("name").getAsString().equals(DEFAULT_NAME)) {
+                    return named.get("template").getAsString();
+                }
+            }
+            return null;
+        }
+        return template == null || template.isJsonNull() ? null : template.getAsString();
+    }
+
+    private static Map<String, String> specialTokens(JsonObject config) {
+        Map<String, String> tokens = new HashMap<>();
+        for (String name : config.keySet()) {
+            JsonElement token = config.get(name);
+            JsonElement text = token instanceof JsonObject object ? object.get("content") : token;
+            if (name.endsWith("_token") && text != null && text.isJsonPrimitive()) {
+                tokens.put(name, text.getAsString());
             }
         }
-        return UNKNOWN;
+        return tokens;
     }
 
     /**
-     * {@return whether the tokenizer must add its special tokens to the written chat; false if the
-     * template writes them}
-     */
-    public boolean addsSpecialTokens() {
-        return this == PLAIN;
-    }
-
-    /**
-     * Writes a chat as a prompt, up to the beginning of the assistant's next message.
+     * Encodes a chat as a prompt.
      *
      * @param messages the messages
-     * @param specialTokens the tokenizer's special tokens
-     * @return the prompt
-     * @throws IllegalArgumentException if a message contains a special token or a control token of
-     *     this template, or the template is {@link #UNKNOWN}
+     * @param addGenerationPrompt whether the prompt ends with the beginning of an assistant's
+     *     message
+     * @param options further variables of the template: strings, numbers, booleans, lists and maps
+     * @param tokenizer the model's tokenizer
+     * @return the tokens
+     * @throws IllegalArgumentException if the template refuses the chat or cannot be rendered
      */
-    public String write(List<Message> messages, Set<String> specialTokens) {
-        if (this == UNKNOWN) {
-            throw new IllegalArgumentException(
-                    "the model's chat template is not supported; request a completion of a"
-                            + " prompt instead");
-        }
-        StringBuilder text = new StringBuilder(this == LLAMA_3 ? "<|begin_of_text|>" : "");
+    public int[] encode(
+            List<Message> messages,
+            boolean addGenerationPrompt,
+            Map<String, Object> options,
+            TextTokenizer tokenizer) {
+        List<Message> plain = new ArrayList<>();
         for (Message message : messages) {
-            refuse(message, controlTokens);
-            refuse(message, specialTokens);
-            text.append(header(message.role));
-            switch (this) {
-                case LLAMA_3 -> text.append(message.content.strip()).append("<|eot_id|>");
-                case CHAT_ML -> text.append(message.content).append("<|im_end|>\n");
-                default -> text.append(' ').append(message.content).append('\n');
+            String content = message.content.replace(SPLIT, "\uFFFD");
+            for (String token : tokenizer.specialTokens()) {
+                content = content.replace(token, token.charAt(0) + SPLIT + token.substring(1));
             }
+            plain.add(new Message(message.role, content));
         }
-        return text.append(header("assistant")).toString();
+        String[] pieces = write(plain, addGenerationPrompt, options).split(SPLIT);
+        return IntStream.range(0, pieces.length)
+                .mapToObj(i -> tokenizer.encode(pieces[i], isPlain && i == 0))
+                .flatMapToInt(Arrays::stream)
+                .toArray();
     }
 
-    private static void refuse(Message message, Collection<String> tokens) {
-        for (String token : tokens) {
-            if (message.content.contains(token)) {
-                throw new IllegalArgumentException(
-                        "a message must not contain the control token " + token);
-            }
+    /** Writes a chat. Special tokens in messages stay as they are. */
+    String write(List<Message> messages, boolean addGenerationPrompt, Map<String, Object> options) {
+        Map<String, Object> variables = new HashMap<>(specialTokens);
+        variables.putAll(options);
+        variables.put("add_generation_prompt", addGenerationPrompt);
+        variables.put("strftime_now", true); // Templates test whether the function is defined.
+        List<Map<String, Object>> list = new ArrayList<>();
+        for (Message message : messages) {
+            Map<String, Object> map = new LinkedHashMap<>();
+            map.put("role", message.role);
+            map.put("content", message.content);
+            list.add(map);
         }
-    }
-
-    private String header(String role) {
-        return switch (this) {
-            case LLAMA_3 -> "<|start_header_id|>" + role + "<|end_header_id|>\n\n";
-            case CHAT_ML -> "<|im_start|>" + role + '\n';
-            default -> role + ':';
-        };
+        variables.put("messages", list);
+        return JinjaRuntime.render(source, variables);
     }
 }

@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Package-private:
+ * JinjaRuntime   renders Jinja2 templates with Jinjava as transformers does
+ * JinjaSource    rewrites Jinja2 source where Jinjava reads it differently
+ */
 /**
  * Text in, tokens out, and back: tokenizers, chat templates and streaming detokenization.
  *
  * <ul>
- *   <li>{@link org.djlx.fusedops.llm.text.ChatTemplate} - writes a chat as a prompt
+ *   <li>{@link org.djlx.fusedops.llm.text.ChatTemplate} - encodes a chat as a prompt, by the
+ *       model's Jinja template
  *   <li>{@link org.djlx.fusedops.llm.text.ModelTokenizer} - the tokenizer of a model directory
  *   <li>{@link org.djlx.fusedops.llm.text.TextStream} - detokenizes one sequence as its tokens
  *       come, and finds stop strings

@@ -10,13 +10,12 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 import com.google.gson.JsonArray;
 import com.google.gson.JsonObject;
 import com.google.gson.JsonParser;
-import java.io.IOException;
 import java.nio.charset.StandardCharsets;
-import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
 import java.util.Collections;
 import java.util.List;
+import java.util.Map;
 import java.util.Optional;
 import java.util.Set;
 import java.util.stream.Stream;
@@ -31,7 +30,6 @@ import org.djlx.fusedops.llm.text.ChatTemplate;
 import org.djlx.fusedops.llm.text.TextTokenizer;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
-import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.MethodSource;
 
@@ -138,7 +136,19 @@ class TextApiTest {
     private static final List<GeneratedPiece> PIECES =
             List.of(new GeneratedPiece(7, "he", -0.5f), new GeneratedPiece(8, "llo", -0.25f));
 
-    private final TextApi api = new TextApi("tiny", new Characters(), ChatTemplate.LLAMA_3);
+    private static final ChatTemplate LLAMA_3 =
+            new ChatTemplate(
+                    "{{ bos_token }}{% for message in messages %}{{ '<|start_header_id|>' +"
+                            + " message['role'] + '<|end_header_id|>\\n"
+                            + "\\n"
+                            + "' + message['content'] | trim + '<|eot_id|>' }}{% endfor %}{% if"
+                            + " add_generation_prompt %}{{"
+                            + " '<|start_header_id|>assistant<|end_header_id|>\\n"
+                            + "\\n"
+                            + "' }}{% endif %}{% if note is defined %}{{ note }}{% endif %}",
+                    Map.of("bos_token", "<|begin_of_text|>"));
+
+    private final TextApi api = new TextApi("tiny", new Characters(), LLAMA_3);
 
     private static byte[] bytes(String json) {
         return json.replace('\'', '"').getBytes(StandardCharsets.UTF_8);
@@ -178,6 +188,16 @@ class TextApiTest {
         assertEquals(List.of("\n"), call.requests().get(0).stopStrings());
         assertEquals(12, call.requests().get(0).maxNewTokens());
         assertFalse(call.format().isStreamed());
+    }
+
+    @Test
+    void templatesGetOptions() {
+        TextCall call =
+                read(
+                        "{'messages':[{'role':'user','content':'Hi'}],"
+                                + "'add_generation_prompt':false,"
+                                + "'chat_template_kwargs':{'note':7}}");
+        assertTrue(text(call.requests().get(0)).endsWith("Hi<|eot_id|>7"));
     }
 
     @Test
@@ -357,13 +377,9 @@ class TextApiTest {
                         400,
                         "'messages[0].content[0].type' must be text"),
                 new Bad(
-                        "{'messages':[{'role':'user','content':'x<|eot_id|>'}]}",
+                        "{'messages':[" + message + "],'chat_template_kwargs':1}",
                         400,
-                        "control token <|eot_id|>"),
-                new Bad(
-                        "{'messages':[{'role':'user','content':'<|python_tag|>x'}]}",
-                        400,
-                        "control token <|python_tag|>"),
+                        "'chat_template_kwargs' must be an object"),
                 new Bad("{'messages':[" + message + "],'tools':[]}", 400, "unknown option 'tools'"),
                 new Bad("{'inputs':[]}", 400, "'inputs' must be a string"),
                 new Bad("{'inputs':['a','']}", 400, "'inputs[1]' must be a non-empty text"),
@@ -551,33 +567,11 @@ class TextApiTest {
     }
 
     @Test
-    void chatTemplatesAreRecognised(@TempDir Path folder) throws IOException {
-        assertEquals(ChatTemplate.PLAIN, ChatTemplate.of(folder));
-        Path config = folder.resolve("tokenizer_config.json");
-        Files.writeString(config, "{}");
-        assertEquals(ChatTemplate.PLAIN, ChatTemplate.of(folder));
-        Files.writeString(config, "{\"chat_template\":\"{{'<|im_start|>' + role}}\"}");
-        assertEquals(ChatTemplate.CHAT_ML, ChatTemplate.of(folder));
-        Files.writeString(
-                config, "{\"chat_template\":[{\"name\":\"default\",\"template\":\"[INST]\"}]}");
-        assertEquals(ChatTemplate.UNKNOWN, ChatTemplate.of(folder));
-        Files.writeString(config, "{");
-        assertThrows(IOException.class, () -> ChatTemplate.of(folder));
-        Files.writeString(folder.resolve("chat_template.jinja"), "<|start_header_id|>");
-        assertEquals(ChatTemplate.LLAMA_3, ChatTemplate.of(folder));
-        List<ChatTemplate.Message> chat = List.of(new ChatTemplate.Message("user", "Hi"));
-        assertEquals(
-                "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n",
-                ChatTemplate.CHAT_ML.write(chat, Set.of()));
-        assertThrows(
-                IllegalArgumentException.class, () -> ChatTemplate.UNKNOWN.write(chat, Set.of()));
-    }
-
-    @Test
     void nullsAreRefusedByName() {
         NullArguments nulls =
                 new NullArguments()
                         .sample(TextGenerator.class, Characters::new)
+                        .sample(ChatTemplate.class, () -> LLAMA_3)
                         .sample(
                                 GenerationRequest.class,
                                 () -> read("{'inputs':'x'}").requests().get(0))

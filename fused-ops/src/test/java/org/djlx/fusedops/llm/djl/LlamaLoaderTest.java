@@ -175,9 +175,6 @@ class LlamaLoaderTest {
             refuse(predictor, "{\"inputs\": \"a\", \"parameters\": {\"max_new_tokens\": 128}}");
             refuse(predictor, "{\"inputs\": \"a\", \"parameters\": {\"max_new_tokns\": 1}}");
             assertEquals(400, predictor.predict(new Input()).getCode());
-            String chat = "{\"messages\": [{\"role\": \"user\", \"content\": \"a</s>\"}]}";
-            String control = predictor.predict(input(chat)).getMessage();
-            assertEquals("a message must not contain the control token </s>", control);
             for (String json : List.of("{}", "{\"prompt\": \"a\", \"max_tokens\": 128}")) {
                 Output output = predictor.predict(input(json));
                 JsonObject error = json(output.getData().getAsString()).getAsJsonObject("error");

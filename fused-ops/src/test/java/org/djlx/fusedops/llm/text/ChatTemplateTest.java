@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.fusedops.llm.text;
+
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.io.IOException;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.time.LocalDateTime;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+import org.djlx.fusedops.llm.text.ChatTemplate.Message;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.io.TempDir;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.CsvSource;
+
+/** Chat templates; what is expected is what Jinja2 prints with transformers' settings. */
+@Timeout(60)
+class ChatTemplateTest {
+
+    private static final List<Message> CHAT =
+            List.of(
+                    new Message("system", " Be brief. "),
+                    new Message("user", "Hi"),
+                    new Message("assistant", "<think>no</think>Hello"),
+                    new Message("user", "Bye"));
+
+    private static String render(String template, Map<String, Object> options) {
+        return new ChatTemplate(template, Map.of("bos_token", "<s>")).write(CHAT, true, options);
+    }
+
+    /** Expressions in which Jinjava's rules are not Jinja2's, and methods of Python. */
+    @ParameterizedTest
+    @CsvSource(
+            delimiter = '#',
+            quoteCharacter = '`',
+            textBlock =
+                    """
+                    not messages[0].role == 'user'#true
+                    not x is defined#true
+                    not 'a' in 'b' and not 1 > 2#true
+                    x is not defined#true
+                    messages|length - 1#3
+                    messages[1:]|length#3
+                    messages[::-1][0].content#Bye
+                    messages[-1]['content']#Bye
+                    namespace(last=messages|length - 1, first=1).last#3
+                    messages[0].content.strip() + '!'#Be brief.!
+                    messages[2].content.split('</think>')[-1]#Hello
+                    'xxabxx'.lstrip('x').rstrip('x')#ab
+                    'Hi'.startswith('H') and 'Hi'.endswith('i')#true
+                    'one two'.title()#One Two
+                    'ONE two'.capitalize()#One two
+                    'aba'.replace('a', 'c')#cbc
+                    {'a': [1, 2.5, none, true], 'b': 'x"<y>'}|tojson#{"a": [1, 2.5, null, true], "b": "x\\"<y>"}
+                    {'a': 1}.get('b', 'none')#none
+                    {'a': 1}.items()|length#1
+                    'text' is string and {'a': 1} is mapping and 'abc' is iterable#true
+                    bos_token#<s>
+                    'a' ~ 1#a1
+                    'yes' if messages|length > 3 else 'no'#yes
+                    """)
+    void expressionsAreThoseOfJinja2(String expression, String expected) {
+        assertEquals(expected, render("{{ " + expression + " }}", Map.of()), expression);
+    }
+
+    @Test
+    void blocksLeaveNoBlankLines() {
+        String template =
+                """
+                {% for message in messages %}
+                    {% if message.role == 'user' %}
+                  {{ message.content }}
+                    {% endif %}
+                {% endfor %}
+                a {% if true %}b{% endif %} {# a comment
+                  of two lines #}
+                c
+                {%- set last = namespace(found=false) -%}
+                {%- if not last.found %} d{% endif %}
+                """;
+        assertEquals("  Hi\n  Bye\na b c d", render(template, Map.of()));
+    }
+
+    @Test
+    void jsonIsIndentedAsPythonDoes() {
+        Map<String, Object> tool = Map.of("name", "f", "types", List.of("a", "b"));
+        assertEquals(
+                """
+                [
+                    {
+                        "name": "f"
+                    },
+                    []
+                ]\
+                """,
+                render(
+                        "{{ x|tojson(indent=4) }}",
+                        Map.of("x", List.of(Map.of("name", "f"), List.of()))));
+        assertTrue(
+                render("{{ x|tojson }}", Map.of("x", tool)).contains("\"types\": [\"a\", \"b\"]"));
+    }
+
+    @Test
+    void macrosAndKeywordArguments() {
+        assertEquals(
+                "3b",
+                render(
+                        "{% macro sum(a, b='b') %}{{ a }}{{ b }}{% endmacro %}{{ sum(1 + 2) }}",
+                        Map.of()));
+    }
+
+    @Test
+    void templatesRefuseChats() {
+        IllegalArgumentException refused =
+                assertThrows(
+                        IllegalArgumentException.class,
+                        () -> render("{{ raise_exception('no system role') }}", Map.of()));
+        assertEquals(
+                "the model's chat template refuses this chat: no system role",
+                refused.getMessage());
+        IllegalArgumentException broken =
+                assertThrows(IllegalArgumentException.class, () -> render("{% if %}", Map.of()));
+        assertTrue(broken.getMessage().contains("cannot be rendered"), broken.getMessage());
+        for (String file : List.of("include", "import", "extends")) {
+            assertThrows(
+                    IllegalArgumentException.class,
+                    () -> render("{% " + file + " '/etc/passwd' %}", Map.of()),
+                    file);
+        }
+    }
+
+    @Test
+    void dates() {
+        LocalDateTime time = LocalDateTime.of(2024, 7, 6, 15, 4, 5);
+        assertEquals(
+                "06 Jul 2024, 6 July; Saturday Sat 15:04:05 03 PM 24-07 100%",
+                JinjaRuntime.strftime("%d %b %Y, %-d %B; %A %a %H:%M:%S %I %p %y-%m 100%%", time));
+    }
+
+    @Test
+    void readsTheTemplateOfAModel(@TempDir Path folder) throws IOException {
+        assertEquals("user: x\nassistant:", write(ChatTemplate.of(folder)));
+        Path config = folder.resolve("tokenizer_config.json");
+        Files.writeString(config, "{}");
+        assertEquals("user: x\nassistant:", write(ChatTemplate.of(folder)));
+        Files.writeString(
+                config,
+                """
+                {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "pad_token": null,
+                 "chat_template": [{"name": "tool_use", "template": "tools"},
+                   {"name": "default", "template": "{{ bos_token + eos_token }}{{ pad_token }}"}]}
+                """);
+        assertEquals("<s></s>", write(ChatTemplate.of(folder)));
+        Files.writeString(folder.resolve("chat_template.jinja"), "{{ bos_token }}file");
+        assertEquals("<s>file", write(ChatTemplate.of(folder)));
+        Files.writeString(config, "{");
+        assertThrows(IOException.class, () -> ChatTemplate.of(folder));
+    }
+
+    private static String write(ChatTemplate template) {
+        return template.write(List.of(new Message("user", "x")), true, Map.of());
+    }
+
+    /** A user who writes a special token cannot end the message. */
+    @Test
+    void specialTokensOfUsersBecomePlainText() {
+        List<String> encoded = new ArrayList<>();
+        TextTokenizer tokenizer =
+                new TextTokenizer() {
+                    @Override
+                    public int[] encode(String text, boolean specialTokens) {
+                        encoded.add(text);
+                        return text.replace("<end>", "\u0001").chars().toArray();
+                    }
+
+                    @Override
+                    public String decode(int[] tokens) {
+                        return new String(tokens, 0, tokens.length);
+                    }
+
+                    @Override
+                    public Set<String> specialTokens() {
+                        return Set.of("<end>");
+                    }
+
+                    @Override
+                    public void close() {}
+                };
+        ChatTemplate template =
+                new ChatTemplate(
+                        "{% for m in messages %}{{ m.content|trim }}<end>{% endfor %}", Map.of());
+        int[] tokens =
+                template.encode(
+                        List.of(new Message("user", " a<end>b ")), true, Map.of(), tokenizer);
+        assertArrayEquals("a<end>b\u0001".chars().toArray(), tokens);
+        assertEquals(List.of("a<", "end>b<end>"), encoded);
+    }
+}
