@@ -461,8 +461,9 @@ public final class FusedOps {
      * <p>Numerics: products are summed in float32, multiplied by the scales in float32, and rounded
      * once to bfloat16. On the CPU the error of an element against float64 is at most
      * 2<sup>-8</sup> of its value, plus (K + 1) 2<sup>-23</sup> of the sum of its products'
-     * absolute values. On GPUs Hopper's float8 instructions sum with fewer bits; libtorch's {@code
-     * _scaled_mm} is called without fast accumulation.
+     * absolute values. On GPUs Hopper's float8 instructions keep about 13 bits of a product below
+     * the largest product of its sum; libtorch's {@code _scaled_mm} is called without fast
+     * accumulation.
      *
      * <p>Paths: all except FUSED. On GPUs of compute capability 9.0 or later {@code _scaled_mm}
      * multiplies if K and N are multiples of 16 and the arrays begin at multiples of 16 bytes.

@@ -28,7 +28,8 @@ import org.djlx.nativeops.torch.Torch;
  */
 record MatmulAllReduce(ScalarType type, Shape product) {
 
-    // On two H100s, smaller pieces cost more than they hide; docs/design/experiments/fused-matmul.md.
+    // On two H100s, smaller pieces cost more than they hide;
+    // docs/design/experiments/fused-matmul.md.
     private static final long PIECE_ROWS = 2048;
     private static final int MAX_PIECES = 4;
 

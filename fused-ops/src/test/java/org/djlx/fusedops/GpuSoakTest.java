@@ -50,8 +50,6 @@ class GpuSoakTest {
     private static final int TIMES_LAUNCHES = 100; // of each operator on FUSED
     private static final List<Path> FORCED = List.of(Path.PIPELINED, Path.GATHERED, Path.FUSED);
 
-    // Kernels of two groups that each take the whole GPU can wait for each other.
-    private static final boolean FUSED_OF_TWO = true;
     private static final int MOST_RANKS_OF_TWO = 4; // of each of two groups
     private static final int CALLS_OF_TWO = 5; // of a case in a row
 
@@ -298,26 +296,22 @@ class GpuSoakTest {
             List<ProcessGroup> first,
             ExactRanks other,
             List<ProcessGroup> second) {
-        // What GATHERED cannot do is left to PIPELINED, not to the model.
-        try (FusedOps.Scope scope = FUSED_OF_TWO ? () -> {} : FusedOps.force(Path.PIPELINED)) {
-            for (Path path : FUSED_OF_TWO ? FORCED : List.of(Path.PIPELINED, Path.GATHERED)) {
-                List<ExactCase> ofFirst = cases(soak, random);
-                List<ExactCase> ofSecond = cases(soak, random);
-                forced(
-                        path,
-                        () -> {
-                            // The first call of a size loads kernels of cuBLAS, which must not
-                            // happen while kernels on the same GPU wait; see optSharedGpus.
-                            one.run(first, ofFirst, 1);
-                            other.run(second, ofSecond, 1);
-                            together(
-                                    () -> one.run(first, ofFirst, CALLS_OF_TWO),
-                                    () -> other.run(second, ofSecond, CALLS_OF_TWO));
-                        });
-                soak.progress(
-                        String.format(
-                                "%d and %d ranks, path %s", first.size(), second.size(), path));
-            }
+        for (Path path : FORCED) {
+            List<ExactCase> ofFirst = cases(soak, random);
+            List<ExactCase> ofSecond = cases(soak, random);
+            forced(
+                    path,
+                    () -> {
+                        // The first call of a size loads kernels of cuBLAS, which must not happen
+                        // while kernels on the same GPU wait; see optSharedGpus.
+                        one.run(first, ofFirst, 1);
+                        other.run(second, ofSecond, 1);
+                        together(
+                                () -> one.run(first, ofFirst, CALLS_OF_TWO),
+                                () -> other.run(second, ofSecond, CALLS_OF_TWO));
+                    });
+            soak.progress(
+                    String.format("%d and %d ranks, path %s", first.size(), second.size(), path));
         }
     }
 

@@ -23,8 +23,10 @@ import org.djlx.nativeops.torch.Torch;
  * @param columns the columns of B
  * @param byRow whether each row of A and each column of B has a scale
  * @param sumError the error of sums allowed, relative to the sum of absolute products
+ * @param productError the error of each product allowed, relative to the largest product of its sum
  */
-record ScaledCase(int rows, int inner, int columns, boolean byRow, double sumError) {
+record ScaledCase(
+        int rows, int inner, int columns, boolean byRow, double sumError, double productError) {
 
     private static final double ROUNDING = 1.0 / 256; // of bfloat16
 
@@ -100,7 +102,7 @@ record ScaledCase(int rows, int inner, int columns, boolean byRow, double sumErr
                                 group,
                                 call == 0);
                 for (int b = 0; b < bs.size(); b++) {
-                    double[][] sums = new double[2][group.worldSize() * rows * columns];
+                    double[][] sums = new double[3][group.worldSize() * rows * columns];
                     for (int peer = 0; peer < group.worldSize(); peer++) {
                         add(sums, peer * rows, left(peer, rows), rights.get(b));
                     }
@@ -132,7 +134,7 @@ record ScaledCase(int rows, int inner, int columns, boolean byRow, double sumErr
                             op,
                             0,
                             group);
-            double[][] sums = new double[2][rows * world * columns];
+            double[][] sums = new double[3][rows * world * columns];
             for (int peer = 0; peer < world; peer++) {
                 add(sums, 0, left(peer, rows * world), right(peer));
             }
@@ -146,20 +148,26 @@ record ScaledCase(int rows, int inner, int columns, boolean byRow, double sumErr
         }
     }
 
-    /** Adds a product, and the sum of its absolute values, to the rows from {@code first} on. */
+    /**
+     * Adds a product, the sum of its absolute values, and their number times the largest, to the
+     * rows from {@code first} on.
+     */
     private void add(double[][] sums, int first, Scaled a, Scaled b) {
         for (int row = 0; row < a.rows; row++) {
             for (int column = 0; column < columns; column++) {
                 double sum = 0;
                 double absolute = 0;
+                double largest = 0;
                 for (int k = 0; k < inner; k++) {
                     double term = (double) a.values[row * inner + k] * b.values[column * inner + k];
                     sum += term;
                     absolute += Math.abs(term);
+                    largest = Math.max(largest, Math.abs(term));
                 }
                 double scale = a.scale(row) * b.scale(column);
                 sums[0][(first + row) * columns + column] += scale * sum;
                 sums[1][(first + row) * columns + column] += scale * absolute;
+                sums[2][(first + row) * columns + column] += scale * inner * largest;
             }
         }
     }
@@ -183,7 +191,8 @@ record ScaledCase(int rows, int inner, int columns, boolean byRow, double sumErr
             double error = Math.abs(actual[i] - expected);
             // Each rank's product is rounded before it is sent; all together are <= absolute.
             double sent = partial ? absolute : 0;
-            double allowed = ROUNDING * (Math.abs(expected) + sent) + sumError * absolute;
+            double aligned = productError * sums[2][first * columns + i] / divisor;
+            double allowed = ROUNDING * (Math.abs(expected) + sent) + sumError * absolute + aligned;
             assertTrue(error <= allowed, this + ": " + i + ": " + actual[i] + " not " + expected);
         }
     }

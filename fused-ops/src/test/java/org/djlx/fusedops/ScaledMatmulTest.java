@@ -31,7 +31,7 @@ class ScaledMatmulTest {
         for (int[] size : sizes) {
             for (boolean byRow : new boolean[] {false, true}) {
                 double sumError = (size[1] + 1) * 0x1p-23;
-                cases.add(new ScaledCase(size[0], size[1], size[2], byRow, sumError));
+                cases.add(new ScaledCase(size[0], size[1], size[2], byRow, sumError, 0));
             }
         }
         return cases;

@@ -187,7 +187,7 @@ class LlamaGpuTest {
             LlamaFiles.write(Files.createDirectories(directory), config, seed);
             random = new Random(Soak.SEED * 10 + seed);
             tokens = new Random(seed).ints(LENGTH, 0, config.vocabularySize()).toArray();
-            slots = new BlockPool(LlamaModelTest.BLOCKS, KvCache.BLOCK_TOKENS).allocate(LENGTH);
+            slots = LlamaModelTest.slots(0, LENGTH);
             files = Safetensors.open(directory);
             pool =
                     RankPool.start(
