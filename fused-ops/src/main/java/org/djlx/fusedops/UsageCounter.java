@@ -96,10 +96,11 @@ public final class UsageCounter implements AutoCloseable {
      * Returns the number of calls of one operator that took a path.
      *
      * @param operator the name in traces and errors: {@code allGatherMatmul}, {@code
-     *     matmulReduceScatter}, {@code matmulAllReduce}, {@code allReduceRmsNorm}, {@code
-     *     lowContentionAllGather}, {@code lowContentionReduceScatter}, {@code pipelinedAllGather},
-     *     {@code pipelinedProduceAndAllToAll}, {@code allToAllVdev}, {@code allToAllVdev2d} or
-     *     {@code allToAllVdev2dOffset}
+     *     allGatherScaledMatmul}, {@code matmulReduceScatter}, {@code scaledMatmulReduceScatter},
+     *     {@code matmulAllReduce}, {@code allReduceRmsNorm}, {@code lowContentionAllGather}, {@code
+     *     lowContentionReduceScatter}, {@code pipelinedAllGather}, {@code
+     *     pipelinedProduceAndAllToAll}, {@code allToAllVdev}, {@code allToAllVdev2d} or {@code
+     *     allToAllVdev2dOffset}
      * @param path the path
      * @return the number
      * @throws IllegalArgumentException if an argument is null

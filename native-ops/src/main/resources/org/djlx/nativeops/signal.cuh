@@ -22,7 +22,7 @@ const int MAX_AHEAD = 65536;
 // Pinned host memory, accessed by both sides while kernels run.
 struct Status {
   volatile u32 stop;     // set by the host to end all waits
-  volatile u32 missing;  // 1 + a rank that did not arrive; 0: none
+  volatile u32 missing;  // 1 + a rank that did not arrive or named other ranks (signals.cu); 0: none
   volatile u32 refused;  // why a kernel refused splits (SplitError); 0: it did not
   volatile u32 refused_index;
   volatile u64 refused_value;

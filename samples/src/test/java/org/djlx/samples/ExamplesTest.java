@@ -63,6 +63,7 @@ import org.djlx.fusedops.llm.Generation;
 import org.djlx.fusedops.llm.GenerationRequest;
 import org.djlx.fusedops.llm.TextGenerator;
 import org.djlx.fusedops.llm.engine.LlamaGenerator;
+import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
@@ -102,7 +103,7 @@ class ExamplesTest {
                                 find(Path.of("docs/overview.html"), OVERVIEW, 1),
                                 find(Path.of("docs/getting-started.md"), MARKDOWN, 2),
                                 find(Path.of("docs/process-groups.md"), MARKDOWN, 2),
-                                find(Path.of("docs/fused-operators.md"), MARKDOWN, 5),
+                                find(Path.of("docs/fused-operators.md"), MARKDOWN, 6),
                                 find(Path.of("docs/training.md"), MARKDOWN, 1),
                                 find(Path.of("docs/text-generation.md"), MARKDOWN, 1))
                         .flatMap(List::stream)
@@ -182,6 +183,30 @@ class ExamplesTest {
                         });
         groups.forEach(ProcessGroup::destroy);
         assertEquals(List.of(6f, 6f, 6f, 6f), sums);
+    }
+
+    @Test
+    void float8() {
+        List<ProcessGroup> groups = ProcessGroups.local(2);
+        ProcessGroups.run(
+                groups,
+                group -> {
+                    try (NDManager manager = NDManager.newBaseManager(group.device())) {
+                        NDArray a = manager.full(new Shape(4, 8), 2f);
+                        NDArray bT = manager.ones(new Shape(3, 8));
+                        NDArray aScale = manager.create(0.5f);
+                        NDArray bScale = manager.create(1f);
+                        NDArray a8 = Torch.cast(a, ScalarType.FLOAT8_E4M3FN);
+                        NDArray b8 = Torch.cast(bT, ScalarType.FLOAT8_E4M3FN).transpose();
+                        NDArray y =
+                                FusedOps.scaledMatmulReduceScatter(
+                                        a8, b8, aScale, bScale, ReduceOp.SUM, 0, group);
+                        NDArray wide = Torch.cast(y, ScalarType.FLOAT32);
+                        assertEquals(manager.full(new Shape(2, 3), 16f), wide);
+                    }
+                    return null;
+                });
+        groups.forEach(ProcessGroup::destroy);
     }
 
     @Test

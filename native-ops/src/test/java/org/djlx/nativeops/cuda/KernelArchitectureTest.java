@@ -127,7 +127,7 @@ class KernelArchitectureTest {
         block.addAll(names(List.of("convert_columns"), types.subList(1, types.size())));
         sources.put("transformer_block/transformer_block.cu", block);
         sources.put("llama/llama.cu", bfloat16 ? llamaKernels() : Set.of());
-        sources.put("signals/signals.cu", Set.of("enter", "signal_peer", "wait_signals"));
+        sources.put("signals/signals.cu", Set.of("enter", "meet", "signal_peer", "wait_signals"));
         sources.put("scale.cu", Set.of("scale", "add"));
         return sources;
     }
