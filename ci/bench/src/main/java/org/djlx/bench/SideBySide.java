@@ -91,8 +91,10 @@ record SideBySide(BenchRank rank, int turns, long turnBytes, Calls calls) {
                     alone,
                     hundredths(Stats.median(first)),
                     hundredths(Arrays.stream(first).sum()),
-                    hundredths(first[0]),
-                    hundredths(Arrays.stream(first).skip(1).max().orElse(first[0])),
+                    first.length == 0 ? null : hundredths(first[0]),
+                    first.length < 2
+                            ? null
+                            : hundredths(Arrays.stream(first).skip(1).max().getAsDouble()),
                     hundredths(driverCalls),
                     hundredths(otherCalls));
         }
