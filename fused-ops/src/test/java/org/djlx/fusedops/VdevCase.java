@@ -88,7 +88,7 @@ record VdevCase(ScalarType type, Shape row, int experts, int align, int most, lo
 
     private double[] values(List<Row> rows) {
         double[] values = new double[(rows.size() + SLACK) * columns()];
-        Arrays.fill(values, 1); // of rows that nobody writes
+        Arrays.fill(values, 1); // Rows beyond the received ones keep this value.
         for (int i = 0; i < rows.size(); i++) {
             for (int column = 0; rows.get(i) != null && column < columns(); column++) {
                 Row of = rows.get(i);

@@ -18,8 +18,7 @@
 // - Nothing is written to a peer before it has entered. A rank enters after its words are clear.
 // - Every write to a peer is one that the peer waits for before its kernel ends: the receiver of a piece signals `read` only if the
 //   sender needs the stage again. So no late write meets the next operation.
-// - A rank whose own splits are wrong sends no rows. A rank whose output is too small receives its rows and drops them. Both report to
-//   the host, and the kernels of all ranks end. Received splits are checked, so no access is out of bounds whatever peers send.
+// - A rank with wrong splits sends no rows. A rank with too small an output receives its rows and drops them. Both report to the host, and the kernels of all ranks end. Received splits are checked, so no access is out of bounds whatever peers send.
 // - Senders and receivers are different blocks, and all blocks of all ranks are resident: neither waits for its own rank's other half.
 #include "signal.cuh"
 

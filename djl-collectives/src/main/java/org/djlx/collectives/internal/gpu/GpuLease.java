@@ -30,9 +30,9 @@ import org.slf4j.LoggerFactory;
  * block each other, and {@link GpuTurns} orders those of one process only.
  *
  * <pre>
- *   file gpu-UUID.lock in the temporary folder:    job \n pid of the process that wrote it
- *   lock of byte 0                                 exclusive, while a process acquires
- *   lock of byte 1                                 shared, as long as a process has the lease
+ *   file djlx-gpu-BUS.lock in the temporary folder    job \n pid of the process that wrote it
+ *   lock of byte 0                                    exclusive, while a process acquires
+ *   lock of byte 1                                    shared, as long as a process has the lease
  * </pre>
  *
  * <p>Invariants:
@@ -45,7 +45,8 @@ import org.slf4j.LoggerFactory;
  *   <li>The file stays, with a few bytes. Another process may be about to lock it.
  * </ol>
  *
- * <p>Without access to the file there is no check: the lease is then only logged. Thread-safe.
+ * <p>If the file cannot be used, or another process keeps byte 0 locked for 10 s, there is no
+ * check, and the log warns. Thread-safe.
  */
 public final class GpuLease implements AutoCloseable {
 
@@ -89,7 +90,7 @@ public final class GpuLease implements AutoCloseable {
     /**
      * Acquires a GPU for a group.
      *
-     * @param gpu the UUID of the GPU
+     * @param gpu the PCI bus id of the GPU
      * @param jobs the jobs of the group's processes, {@link #JOB} of each
      * @throws EngineException if a process of another job has the GPU
      */
@@ -125,14 +126,13 @@ public final class GpuLease implements AutoCloseable {
                     write(channel, job + "\n" + ProcessHandle.current().pid());
                     alone.release();
                 }
-                // Nobody locks the byte exclusively meanwhile: that takes the mutex.
+                // Succeeds: only the holder of the mutex locks this byte exclusively.
                 done = channel.tryLock(LEASE, 1, true) != null;
             } finally {
                 mutex.release();
             }
         } catch (IOException e) {
-            logger.info("cannot check whether another job uses GPU {}: {}", gpu, e.toString());
-            done = false;
+            logger.warn("cannot check whether another job uses GPU {}: {}", gpu, e.toString());
         } finally {
             if (!done) {
                 close(channel);

@@ -108,9 +108,9 @@ public final class GpuTurns {
             group.shared = groups.values().stream().anyMatch(group::meets);
             if (group.shared && !before) {
                 long last = group.members.stream().mapToLong(m -> m.begun.get()).max().orElse(0);
-                long first =
+                long passed =
                         group.members.stream().mapToLong(Member::lastPassed).min().orElse(last);
-                for (long number = first + 1; number <= last; number++) {
+                for (long number = Math.min(passed, last) + 1; number <= last; number++) {
                     log.add(
                             new Call(
                                     group,
@@ -316,7 +316,7 @@ public final class GpuTurns {
             GpuTurns.this.notifyAll();
         }
 
-        /** Ends this member's waits. Nobody waits for its calls any more. */
+        /** Ends this member's waits. Other members no longer wait for its calls. */
         public void stop() {
             synchronized (GpuTurns.this) {
                 stopped = true;

@@ -103,7 +103,7 @@ class GpuTurnsGpuTest {
         }
     }
 
-    /** Returns in how many rounds kernels of the group have waited in vain. */
+    /** Returns in how many rounds kernels of the group have timed out. */
     private int late(List<ProcessGroup> groups, boolean first, boolean turns) {
         return ProcessGroups.run(
                         groups,

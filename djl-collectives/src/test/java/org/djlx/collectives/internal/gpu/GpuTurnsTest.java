@@ -112,6 +112,16 @@ class GpuTurnsTest {
         y.get(1).await(1, "again", SHORT);
     }
 
+    /** Calls of a group whose members have all stopped, but not left, stay out of the log. */
+    @Test
+    void aStoppedGroupKeepsNoLog() {
+        List<GpuTurns.Member> x = join("X", "a", "b");
+        launch(x.get(0));
+        x.forEach(GpuTurns.Member::stop);
+        launch(join("Y", "a", "b").get(0));
+        assertEquals(1, turns.logged());
+    }
+
     /** A rank that needs no turn for a call does not change the order of later calls. */
     @Test
     void ranksMayTakeDifferentPaths() {

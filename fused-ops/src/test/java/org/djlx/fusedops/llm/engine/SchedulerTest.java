@@ -376,7 +376,7 @@ class SchedulerTest {
             assertTrue(works || scheduler.all().isEmpty());
             List<Sequence> all = scheduler.all();
             List<Sequence> inOrder = expected.keySet().stream().filter(all::contains).toList();
-            assertEquals(inOrder, all); // Nobody overtakes: the oldest always runs.
+            assertEquals(inOrder, all); // In arrival order.
             List<Sequence> next = new ArrayList<>();
             List<Integer> nextTokens = List.of();
             if (async && !inFlight.isEmpty()) {
