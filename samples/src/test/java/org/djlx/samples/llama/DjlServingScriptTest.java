@@ -39,6 +39,11 @@ class DjlServingScriptTest {
 
     private static final List<String> MODULES =
             List.of("native-ops", "djl-collectives", "fused-ops");
+    private static final Pattern LIBRARIES =
+            Pattern.compile(
+                    "pytorch-native.*|pytorch-jni.*|(jinjava|guava|failureaccess|javassist|re2j"
+                            + "|commons-(lang3|net)|java-ipv6|big-math|jackson|snakeyaml"
+                            + "|immutables-exceptions|algebra)-.*");
 
     @TempDir private Path folder;
     private Path checkout;
@@ -102,11 +107,11 @@ class DjlServingScriptTest {
         MODULES.forEach(module -> expected.add(module + '-' + version + ".jar"));
         for (String entry : Files.readString(Path.of("target/class-path")).strip().split(":")) {
             String name = Path.of(entry).getFileName().toString();
-            if (name.contains("pytorch-native") || name.contains("pytorch-jni")) {
+            if (LIBRARIES.matcher(name).matches()) {
                 expected.add(name);
             }
         }
-        assertEquals(5, expected.size(), expected::toString);
+        assertEquals(22, expected.size(), expected::toString);
         assertEquals(List.copyOf(expected), deps());
         Criteria<Input, Output> criteria =
                 Criteria.builder()
