@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.fusedops;
 
+import static org.djlx.fusedops.FusedOpsErrorsTest.assertRejected;
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
@@ -27,7 +28,6 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
-import org.junit.jupiter.api.function.Executable;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.ValueSource;
 
@@ -156,13 +156,6 @@ class AllReduceRmsNormTest {
                 FusedOps.Scope scope = FusedOps.forceFallback()) {
             LocalRanks.run(2, group -> one.check(group, 1));
             assertEquals(2, usage.fallbacks(FallbackReason.FORCED));
-        }
-    }
-
-    private static void assertRejected(Executable call, String... texts) {
-        String message = assertThrows(IllegalArgumentException.class, call).getMessage();
-        for (String text : texts) {
-            assertTrue(message.contains(text), message);
         }
     }
 

@@ -32,7 +32,8 @@ import org.junit.jupiter.params.provider.ValueSource;
 @Timeout(120)
 class FusedOpsErrorsTest {
 
-    private static void assertRejected(Executable call, String... texts) {
+    /** Checks that a call is refused, with a message that contains all texts. */
+    static void assertRejected(Executable call, String... texts) {
         String message = assertThrows(IllegalArgumentException.class, call).getMessage();
         for (String text : texts) {
             assertTrue(message.contains(text), message);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.fusedops;
 
+import static org.djlx.fusedops.FusedOpsErrorsTest.assertRejected;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
@@ -26,7 +27,6 @@ import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
-import org.junit.jupiter.api.function.Executable;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.ValueSource;
 
@@ -213,11 +213,6 @@ class LowContentionTest {
         } finally {
             forced.close();
         }
-    }
-
-    private static void assertRejected(Executable call, String text) {
-        String message = assertThrows(IllegalArgumentException.class, call).getMessage();
-        assertTrue(message.contains(text), message);
     }
 
     @Test

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.fusedops;
 
+import static org.djlx.fusedops.FusedOpsErrorsTest.assertRejected;
 import static org.junit.jupiter.api.Assertions.assertEquals;
-import static org.junit.jupiter.api.Assertions.assertThrows;
-import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
@@ -17,7 +16,6 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
-import org.junit.jupiter.api.function.Executable;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
 
@@ -58,13 +56,6 @@ class ScaledMatmulTest {
                 assertEquals(calls, usage.calls("allGatherScaledMatmul", forced));
                 assertEquals(calls, usage.calls("scaledMatmulReduceScatter", forced));
             }
-        }
-    }
-
-    private static void assertRejected(Executable call, String... texts) {
-        String message = assertThrows(IllegalArgumentException.class, call).getMessage();
-        for (String text : texts) {
-            assertTrue(message.contains(text), message);
         }
     }
 

@@ -5,9 +5,9 @@ import com.sun.jna.Native;
 
 /**
  * Binds the functions of libtorch's stable C ABI that every operation calls, with the conventions
- * of {@link AotiTorch}. This is the class for Java 17 to 21: JNA's direct mapping, about 90 ns a
- * call. Java 22 and newer load the class of the same name from {@code META-INF/versions/22}, which
- * calls through {@code java.lang.foreign}, about 8 ns a call. Both have the same methods.
+ * of {@link AotiTorch}. This is the class for Java 17 to 21, with JNA's direct mapping. Java 22 and
+ * newer load the class of the same name from {@code META-INF/versions/22}, which calls through
+ * {@code java.lang.foreign} in less time. Both have the same methods.
  */
 final class AotiTensor {
 
