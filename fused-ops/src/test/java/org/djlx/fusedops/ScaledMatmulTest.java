@@ -36,14 +36,25 @@ class ScaledMatmulTest {
     }
 
     @ParameterizedTest
-    @CsvSource({"1,", "2,", "4,", "1,PIPELINED", "2,PIPELINED", "4,PIPELINED", "2,NCCL", "4,NCCL"})
-    void matchFloat64(int worldSize, Path forced) {
+    @CsvSource({
+        "1,1048576,",
+        "2,1048576,",
+        "4,1048576,",
+        "1,1048576,PIPELINED",
+        "2,1048576,PIPELINED",
+        "4,1048576,PIPELINED",
+        "2,2048,PIPELINED", // in rounds
+        "4,2048,PIPELINED",
+        "2,1048576,NCCL",
+        "4,1048576,NCCL"
+    })
+    void matchFloat64(int worldSize, long bufferSize, Path forced) {
         FusedOps.Scope scope = forced == null ? () -> {} : FusedOps.force(forced);
         try (scope;
                 UsageCounter usage = FusedOps.countUsage()) {
             LocalRanks.run(
                     worldSize,
-                    1 << 20,
+                    bufferSize,
                     group -> {
                         for (ScaledCase each : grid()) {
                             each.checkGather(group);
