@@ -11,7 +11,9 @@ import java.util.ArrayList;
 import java.util.List;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.p2p.P2pBuffers;
 import org.djlx.fusedops.cost.Path;
+import org.djlx.fusedops.internal.Slots;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 import org.junit.jupiter.api.Test;
@@ -25,7 +27,9 @@ class ScaledMatmulTest {
 
     private static List<ScaledCase> grid() {
         List<ScaledCase> cases = new ArrayList<>();
-        int[][] sizes = {{1, 1, 1}, {1, 16, 16}, {3, 7, 5}, {5, 33, 17}, {16, 64, 32}, {0, 4, 3}};
+        int[][] sizes = {
+            {1, 1, 1}, {1, 16, 16}, {3, 7, 5}, {5, 33, 17}, {16, 64, 32}, {23, 33, 17}, {0, 4, 3}
+        };
         for (int[] size : sizes) {
             for (boolean byRow : new boolean[] {false, true}) {
                 double sumError = (size[1] + 1) * 0x1p-23;
@@ -56,6 +60,8 @@ class ScaledMatmulTest {
                     worldSize,
                     bufferSize,
                     group -> {
+                        P2pBuffers buffers = group.p2pBuffers().orElseThrow();
+                        assertEquals(bufferSize == 2048, new Slots(buffers, 23 * 33).hasRounds());
                         for (ScaledCase each : grid()) {
                             each.checkGather(group);
                             each.checkScatter(group, ReduceOp.SUM);
