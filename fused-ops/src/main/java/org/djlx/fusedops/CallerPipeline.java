@@ -22,7 +22,6 @@ final class CallerPipeline {
 
     static final OpType ALL_GATHER = new OpType("pipelinedAllGather");
     static final OpType ALL_TO_ALL = new OpType("pipelinedProduceAndAllToAll");
-    private static final int MAX_STAGING = 2; // one is computed while the other is sent
 
     private final OpType type;
     private final ProcessGroup group;
@@ -54,11 +53,7 @@ final class CallerPipeline {
                     "%s requires a gradient, but the operator has none: pass it without a gradient",
                     role);
         }
-        if (!array.getDevice().equals(group.device())) {
-            throw checks.wrong(
-                    "%s is on %s, but the group works on %s: copy it there",
-                    role, array.getDevice(), group.device());
-        }
+        checks.checkDevice(role, array, group.device());
         return info;
     }
 
@@ -163,7 +158,7 @@ final class CallerPipeline {
         Slots slots = slots();
         NDArray received =
                 slots.hasRounds() ? scope.empty(slots.receivedShape(), ScalarType.UINT8) : out;
-        NDArray[] used = new NDArray[2 + Math.min(MAX_STAGING, ranks - 1)];
+        NDArray[] used = new NDArray[2 + Pipeline.stagingBuffers(ranks)];
         used[0] = out;
         used[1] = received;
         long[] staging = new long[used.length - 2];

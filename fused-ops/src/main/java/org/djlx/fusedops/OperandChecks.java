@@ -82,12 +82,17 @@ final class OperandChecks {
         if (info.sizes().length < 2) {
             throw wrong("%s has shape %s, but must have 2 or more dimensions", role, a.getShape());
         }
-        if (!a.getDevice().equals(device)) {
+        checkDevice(role, a, device);
+        return info.type();
+    }
+
+    /** Checks that an array is on the group's device. */
+    void checkDevice(String role, NDArray array, Device device) {
+        if (!array.getDevice().equals(device)) {
             throw wrong(
                     "%s is on %s, but the group works on %s: copy it there",
-                    role, a.getDevice(), device);
+                    role, array.getDevice(), device);
         }
-        return info.type();
     }
 
     /**
@@ -133,11 +138,7 @@ final class OperandChecks {
                     "%s has shape %s, but must have a last dimension of 1 or more",
                     role, array.getShape());
         }
-        if (!array.getDevice().equals(device)) {
-            throw wrong(
-                    "%s is on %s, but the group works on %s: copy it there",
-                    role, array.getDevice(), device);
-        }
+        checkDevice(role, array, device);
         return info.type();
     }
 

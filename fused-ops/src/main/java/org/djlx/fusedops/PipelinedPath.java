@@ -182,8 +182,6 @@ final class PipelinedPath {
     /** Matmul + reduce-scatter. */
     static final class Scatter extends P2pScatterPath {
 
-        private static final int MAX_STAGING = 2; // one is computed while the other is sent
-
         private final Compute compute;
         private final Pipeline pipeline;
         private final Product product;
@@ -218,7 +216,7 @@ final class PipelinedPath {
 
         @Override
         NDArray[] staging(OperationScope scope, NDManager manager) {
-            int count = Math.min(MAX_STAGING, operator.worldSize() - 1);
+            int count = Pipeline.stagingBuffers(operator.worldSize());
             if (count == 0) {
                 return new NDArray[0];
             }

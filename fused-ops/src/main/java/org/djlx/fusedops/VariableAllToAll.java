@@ -132,11 +132,7 @@ public final class VariableAllToAll {
         if (!info.isContiguous()) {
             throw checks.wrong("%s is not contiguous: copy it", role);
         }
-        if (!array.getDevice().equals(group.device())) {
-            throw checks.wrong(
-                    "%s is on %s, but the group works on %s: copy it there",
-                    role, array.getDevice(), group.device());
-        }
+        checks.checkDevice(role, array, group.device());
         return info;
     }
 

@@ -389,11 +389,18 @@ public final class Pipeline {
     }
 
     /**
+     * Returns the number of staging buffers of {@link #produceAndScatter}: two, so that one part is
+     * computed while the other is pushed, or one for each peer if there are fewer.
+     */
+    public static int stagingBuffers(int worldSize) {
+        return Math.min(2, worldSize - 1);
+    }
+
+    /**
      * Pipelined reduce-scatter: each rank computes a part for every rank and pushes it, and reduces
      * the parts that it received.
      *
-     * @param staging the addresses of staging buffers for parts: one buffer for 2 ranks, otherwise
-     *     two, so that one part is computed while the other is pushed
+     * @param staging the addresses of {@link #stagingBuffers} buffers for a part each
      * @param byteSize the size of a part, the same on all ranks
      * @param received the address of memory for the parts of all ranks, {@link Slots#distance}
      *     bytes apart in rank order; used only if the slots {@linkplain Slots#hasRounds have
