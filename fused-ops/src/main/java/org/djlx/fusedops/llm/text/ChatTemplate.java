@@ -16,6 +16,7 @@ import java.util.HashMap;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
 import java.util.stream.IntStream;
 
 /**
@@ -26,8 +27,8 @@ import java.util.stream.IntStream;
  * tokens of {@code tokenizer_config.json} such as {@code bos_token}, and the options of a request;
  * and the functions {@code raise_exception} and {@code strftime_now}.
  *
- * <p>Special tokens in the text of a message become plain text, so a user cannot end a message or
- * begin one of another role.
+ * <p>Special tokens in messages and in the options of a request become plain text, so a client
+ * cannot end a message or begin one of another role.
  */
 public final class ChatTemplate {
 
@@ -40,7 +41,7 @@ public final class ChatTemplate {
 
     private static final String DEFAULT_NAME = "default";
 
-    /** Splits a special token in the text of a message; from Unicode's private use area. */
+    /** Splits a special token in a client's text; from Unicode's private use area. */
     private static final String SPLIT = "\uE000";
 
     private final String source;
@@ -151,22 +152,45 @@ public final class ChatTemplate {
             boolean addGenerationPrompt,
             Map<String, Object> options,
             TextTokenizer tokenizer) {
+        Set<String> special = tokenizer.specialTokens();
         List<Message> plain = new ArrayList<>();
         for (Message message : messages) {
-            String content = message.content.replace(SPLIT, "\uFFFD");
-            for (String token : tokenizer.specialTokens()) {
-                content = content.replace(token, token.charAt(0) + SPLIT + token.substring(1));
-            }
-            plain.add(new Message(message.role, content));
+            plain.add(new Message(message.role, plain(message.content, special)));
         }
-        String[] pieces = write(plain, addGenerationPrompt, options).split(SPLIT);
+        Map<String, Object> plainOptions = new HashMap<>();
+        options.forEach((name, value) -> plainOptions.put(name, plain(value, special)));
+        String[] pieces = write(plain, addGenerationPrompt, plainOptions).split(SPLIT);
         return IntStream.range(0, pieces.length)
                 .mapToObj(i -> tokenizer.encode(pieces[i], isPlain && i == 0))
                 .flatMapToInt(Arrays::stream)
                 .toArray();
     }
 
-    /** Writes a chat. Special tokens in messages stay as they are. */
+    /** Splits the special tokens in a text. */
+    private static String plain(String text, Set<String> special) {
+        String plain = text.replace(SPLIT, "\uFFFD");
+        for (String token : special) {
+            plain = plain.replace(token, token.charAt(0) + SPLIT + token.substring(1));
+        }
+        return plain;
+    }
+
+    /** Splits the special tokens in all texts of a value. */
+    private static Object plain(Object value, Set<String> special) {
+        if (value instanceof Map<?, ?> map) {
+            Map<Object, Object> plain = new LinkedHashMap<>();
+            map.forEach((key, each) -> plain.put(plain(key, special), plain(each, special)));
+            return plain;
+        }
+        if (value instanceof List<?> list) {
+            List<Object> plain = new ArrayList<>();
+            list.forEach(each -> plain.add(plain(each, special)));
+            return plain;
+        }
+        return value instanceof String text ? plain(text, special) : value;
+    }
+
+    /** Writes a chat. Special tokens stay as they are. */
     String write(List<Message> messages, boolean addGenerationPrompt, Map<String, Object> options) {
         Map<String, Object> variables = new HashMap<>(specialTokens);
         variables.putAll(options);

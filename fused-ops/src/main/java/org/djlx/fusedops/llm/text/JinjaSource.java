@@ -32,7 +32,8 @@ final class JinjaSource {
     private static final Pattern BREAK = Pattern.compile("(?<=[%#]\\})\\n");
     private static final Pattern TAG =
             Pattern.compile(
-                    "\\{#.*?#\\}|\\{[%{](?:" + STRING + "|[^\"'])*?[%}]\\}", Pattern.DOTALL);
+                    "\\{#.*?#\\}|\\{[%{](?:" + STRING + "|[^\"'%}]|[%}](?!\\}))*+[%}]\\}",
+                    Pattern.DOTALL);
     private static final Pattern TOKEN = Pattern.compile(STRING + "|\\w+|\\s+|.", Pattern.DOTALL);
 
     /** A parenthesis that this class has added: the nesting depth outside, and what ends it. */

@@ -138,6 +138,12 @@ class ChatTemplateTest {
     }
 
     @Test
+    void aTagMayBeLong() {
+        String sum = "1" + " + 1".repeat(5000);
+        assertTrue(JinjaSource.rewrite("{{ " + sum + " }}").contains(sum));
+    }
+
+    @Test
     void dates() {
         LocalDateTime time = LocalDateTime.of(2024, 7, 6, 15, 4, 5);
         assertEquals(
@@ -169,9 +175,9 @@ class ChatTemplateTest {
         return template.write(List.of(new Message("user", "x")), true, Map.of());
     }
 
-    /** A user who writes a special token cannot end the message. */
+    /** A client who writes a special token cannot end the message. */
     @Test
-    void specialTokensOfUsersBecomePlainText() {
+    void specialTokensOfClientsBecomePlainText() {
         List<String> encoded = new ArrayList<>();
         TextTokenizer tokenizer =
                 new TextTokenizer() {
@@ -196,11 +202,14 @@ class ChatTemplateTest {
                 };
         ChatTemplate template =
                 new ChatTemplate(
-                        "{% for m in messages %}{{ m.content|trim }}<end>{% endfor %}", Map.of());
+                        "{% for m in messages %}{{ m.content|trim }}<end>{% endfor %}"
+                                + "{{ notes[0].text }}",
+                        Map.of());
+        Map<String, Object> options = Map.of("notes", List.of(Map.of("text", "c<end>")));
         int[] tokens =
                 template.encode(
-                        List.of(new Message("user", " a<end>b ")), true, Map.of(), tokenizer);
-        assertArrayEquals("a<end>b\u0001".chars().toArray(), tokens);
-        assertEquals(List.of("a<", "end>b<end>"), encoded);
+                        List.of(new Message("user", " a<end>b ")), true, options, tokenizer);
+        assertArrayEquals("a<end>b\u0001c<end>".chars().toArray(), tokens);
+        assertEquals(List.of("a<", "end>b<end>c<", "end>"), encoded);
     }
 }
