@@ -7,9 +7,10 @@
 #
 # The full run checks: the maps of packages name each class; kernels and the GPU trace compile; no compiler warning; format;
 # all tests, the soak tests for 2 seconds each (mvn -Psoak test runs them longer); javadoc; unless there are arguments of mvn,
-# samples/quickstart-project, and some tests on the newest JDK of the machine.
+# samples/quickstart-project and samples/spark-project, and some tests on the newest JDK of the machine.
 #
-# As root on Debian the full run installs openmpi-bin and mpich, for the tests of backend mpi.
+# As root on Debian the full run installs openmpi-bin and mpich, for the tests of backend mpi. The first full run downloads Spark
+# (140 MB), for samples/spark-project.
 #
 # Prints nothing of a test that passes. Everything Maven prints goes to target/test.log, the log of test JVMs to */target/test-logs.
 # DJLX_TEST_FORKS is the number of test JVMs at a time. By default it is 1 on a machine with GPUs, because ranks need them all;
@@ -49,9 +50,9 @@ GPU 0: 0.009 ms, of which 0.004 ms busy (52.9%), 3 records
 EOF
 }
 
-# Builds samples/quickstart-project from the jars of this build, as users do, and runs it. A temporary Maven repository holds
-# these jars, and links to all other artefacts.
-check_quickstart_project() (
+# Builds the projects to copy, samples/quickstart-project and samples/spark-project, from the jars of this build, as users do, and runs
+# them. A temporary Maven repository holds these jars, and links to all other artefacts.
+check_sample_projects() (
   temporary=$(mktemp -d)
   trap 'rm -rf "$temporary"' EXIT
   repository=$(tr : '\n' <"$root/samples/target/class-path" | sed -n 's|/ai/djl/api/.*||p')
@@ -77,7 +78,27 @@ check_quickstart_project() (
   "$JAVA_HOME/bin/java" -cp "$temporary/quickstart/target/classes:$(<"$temporary/quickstart/target/class-path")" \
     com.example.Quickstart >"$temporary/output" || die "samples/quickstart-project failed: $(<"$temporary/output")"
   say "samples/quickstart-project builds with version $version of the artefacts, and runs"
+  check_spark_project
 )
+
+# Builds samples/spark-project with the temporary Maven repository of check_sample_projects, runs its tests and then its example: both
+# start two executors. Its Spark jars, if downloaded, move to the user's repository.
+check_spark_project() {
+  local directory
+  cp -r "$root/samples/spark-project" "$temporary/spark"
+  cd "$temporary/spark"
+  rm -rf target # May hold jars of another version of Spark.
+  # Short programs on few cores: compiling less saves a third of the time.
+  export SPARK_HOME=$PWD/target SPARK_SCALA_VERSION=2.13 JDK_JAVA_OPTIONS='-XX:TieredStopAtLevel=1 -XX:+UseSerialGC'
+  {
+    maven -ntp package -f "$PWD/pom.xml" -Dmaven.repo.local="$temporary/repository" &&
+      timeout 300 "$JAVA_HOME/bin/java" @java-options -cp 'target/jars/*:target/spark-ranks-1.0.jar' com.example.CircleOnSpark
+  } >output 2>&1 || die "samples/spark-project failed: $(tail -n 60 output)"
+  for directory in "$temporary/repository"/{*,org/*}; do
+    [[ -L $directory || $directory == */org || $directory == */org/djlx ]] || mv "$directory" "$repository${directory#"$temporary/repository"}"
+  done
+  say "samples/spark-project trains on two Spark executors: $(tail -n 1 output)"
+}
 
 # Runs some of the tests on the newest JDK of this machine: native calls, the contract suite on shm, stores, fused operators and text
 # generation. native-ops is its jar, whose classes for Java 22 call libtorch through java.lang.foreign. No native access may cause a warning.
@@ -206,7 +227,7 @@ run_maven verify "${options[@]}" -Dtest.excludedGroups= -Dtest.soak.seconds=2 "$
 wait "$kernels" || die "kernels: $(<"$out/kernels.log")"
 tail -1 "$out/kernels.log"
 if ((!$#)); then
-  check_quickstart_project
+  check_sample_projects
   check_newest_java
 fi
 say "All checks passed in $(elapsed)"
