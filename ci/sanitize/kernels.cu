@@ -684,7 +684,7 @@ void load_kernels(int gpus) {
       // Some wait for others, or raise something, whatever there is to do; this loads a kernel, too.
       cudaFuncAttributes unused;
       for (const void* kernel : {type.all_reduce[DIRECT], (const void*)kernels::enter, (const void*)kernels::signal_peer,
-                                 (const void*)kernels::wait_signals, (const void*)kernels::all_to_all_vdev_16,
+                                 (const void*)kernels::wait_signals, (const void*)kernels::meet, (const void*)kernels::all_to_all_vdev_16,
                                  (const void*)kernels::all_to_all_vdev_4, (const void*)kernels::all_to_all_vdev_1}) {
         check(cudaFuncGetAttributes(&unused, kernel), "cudaFuncGetAttributes");
       }
