@@ -155,6 +155,7 @@ class Group {
   u64 size() const { return ranks.size(); }
   int gpu(u64 rank) const { return ranks[rank].gpu; }
   bool finish() { return ::finish(ranks); }
+  u32 missing(u64 rank) const { return ranks[rank].status->missing; }
 
   // Enqueues jobs for all ranks.
   template <typename Jobs>
@@ -671,6 +672,16 @@ bool meet(const std::vector<int>& gpus) {
   return group.finish();
 }
 
+// Tells whether a barrier for which rank 0 names others than its peers is reported, and ends.
+bool mismatch_is_reported(const std::vector<int>& gpus) {
+  Group group(gpus);
+  u32 two = 0b11, all = (1u << group.size()) - 1;
+  if (all == two) return true;
+  for (u64 rank = 0; rank < group.size(); rank++) group.meet(rank, rank == 0 ? two : all, PATIENCE);
+  return !group.finish() && group.missing(0) == (2 | all << kernels::MISMATCH_SHIFT) &&
+         group.missing(1) == (1 | two << kernels::MISMATCH_SHIFT);
+}
+
 // Each kernel once on each GPU, alone and with nothing to do: loads what is loaded at a first launch.
 void load_kernels(int gpus) {
   for (int gpu = 0; gpu < gpus; gpu++) {
@@ -766,6 +777,8 @@ int main(int argc, char** argv) {
       if (!row_is_right(placed, type)) return WRONG;
       printf("right: all-reduce, exchanges and norms of %s, %s\n", name.c_str(), type.name);
     }
+    if (!mismatch_is_reported(placed)) return WRONG;
+    printf("right: a barrier of different ranks, %s\n", name.c_str());
   } else if (RANKS <= gpus) {
     return WRONG;
   } else {
