@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # Runs the tests with the JUnit tag gpu, but not soak, of all modules, and writes one summary: commit, machine, versions, and
 # for each test class the tests found, succeeded, skipped (with reasons) and failed, and its seconds.
-#   ci/gpu.sh [--classes REGEX] [--ranks N] [--json FILE] [--commit COMMIT] [--class-path PATH] [-- JVM options]
+#   ci/gpu.sh [--classes REGEX] [--join] [--ranks N] [--json FILE] [--commit COMMIT] [--class-path PATH] [-- JVM options]
 #     --classes     only test classes whose whole names match, for example '.*CudaP2p.*'
+#     --join        adds to the classes in the file, if its commit and GPUs are the same: for runs of a part of the classes each
 #     --ranks       ranks that share the GPU of a host with one GPU; 2 if not given
-#     --json        file of the summary, not written if all tests are skipped; ci/results/gpu-tests.json if not given
+#     --json        file of the summary, not written if all tests are skipped; if not given, named after the number of GPUs and
+#                   their kind, for example ci/results/gpu-tests-1xh100.json
 #     --commit      the tested commit; from git if not given
 #     --class-path  class path of a build made elsewhere; Maven and git are then not needed. If not given, the script
 #                   builds, and CLASSPATH names DJL's libtorch for GPUs and the CUDA presets
@@ -14,7 +16,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 # shellcheck source=ci/setup.sh
 source "$root/ci/setup.sh"
 
-classes='.*' json=$root/ci/results/gpu-tests.json commit='' class_path='' ranks=''
+classes='.*' json='' join=false commit='' class_path='' ranks=''
 while (($#)); do
   case $1 in
     --classes | --ranks | --json | --commit | --class-path)
@@ -22,6 +24,10 @@ while (($#)); do
       name=${1#--}
       printf -v "${name//-/_}" %s "$2"
       shift 2
+      ;;
+    --join)
+      join=true
+      shift
       ;;
     --)
       shift
@@ -36,6 +42,17 @@ while (($#)); do
 done
 
 nvidia-smi -L 2>/dev/null | grep -q '^GPU' || die "no test ran: nvidia-smi shows no GPU"
+
+# summary_file: prints the default file of the summary.
+summary_file() {
+  local -a names
+  mapfile -t names < <(nvidia-smi --query-gpu=name --format=csv,noheader)
+  local kind=${names[0]#NVIDIA }
+  kind=${kind%% *}
+  printf '%s/ci/results/gpu-tests-%dx%s.json' "$root" "${#names[@]}" "${kind,,}"
+}
+
+[[ -n $json ]] || json=$(summary_file)
 
 # built_class_path: prints the class path of this build.
 built_class_path() {
@@ -54,7 +71,7 @@ if [[ -z $class_path ]]; then
   class_path=$(built_class_path)
   [[ -n $commit ]] || commit=$(git -C "$root" describe --always --dirty --abbrev=12 --exclude='*' 2>/dev/null) || true
 else
-  use_java || die "no JDK $MIN_JAVA or newer found"
+  use_java || command -v java >/dev/null || die "no Java $MIN_JAVA or newer found"
 fi
 
 # Ranks that share a GPU need a hardware queue for each stream: with the default of 8 queues, one rank waits behind another.
@@ -66,7 +83,7 @@ export DJLX_FLIGHT_RECORDER_DIRECTORY=${DJLX_FLIGHT_RECORDER_DIRECTORY:-$root/ci
 mkdir -p "$DJLX_FLIGHT_RECORDER_DIRECTORY"
 status=0
 before=$(stat -c %y "$json" 2>/dev/null) || true
-java -Xmx4g --enable-native-access=ALL-UNNAMED "-Dtest.report=$json" "-Dtest.commit=$commit" ${ranks:+"-Dtest.gpu.ranks=$ranks"} "$@" -cp "$class_path" \
+java -Xmx4g --enable-native-access=ALL-UNNAMED "-Dtest.report=$json" "-Dtest.report.join=$join" "-Dtest.commit=$commit" ${ranks:+"-Dtest.gpu.ranks=$ranks"} "$@" -cp "$class_path" \
   org.junit.platform.console.ConsoleLauncher execute --disable-banner --disable-ansi-colors --select-package org.djlx --include-tag gpu --exclude-tag soak \
   --include-classname "$classes" --fail-if-no-tests || status=$?
 after=$(stat -c %y "$json" 2>/dev/null) || true

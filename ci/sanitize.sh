@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs the kernels of all-reduces, exchanges, norms, reductions and, on Hopper, fused matmuls on GPUs, without a tool and under
-# compute-sanitizer. Small programs without a JVM, ci/sanitize/*.cu, launch them as the Java code does. Logs go to
-# ci/target/sanitize/.
+# Runs the kernels of all-reduces, exchanges, all-to-alls, barriers, norms, reductions and, on Hopper, fused matmuls on GPUs,
+# without a tool and under compute-sanitizer. Small programs without a JVM, ci/sanitize/*.cu, launch them as the Java code does.
+# Logs go to ci/target/sanitize/.
 #   ci/sanitize.sh [GPUS [SEED]]    on 2 GPUs if not given; on 1, nothing goes from GPU to GPU
 # The seed, printed, and random if not given, decides the numbers of ranks, the order of launches, and sizes.
 #   ci/sanitize.sh --compile ARCHITECTURE FOLDER    only compiles the programs, for example for sm_90a

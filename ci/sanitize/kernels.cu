@@ -155,6 +155,7 @@ class Group {
   u64 size() const { return ranks.size(); }
   int gpu(u64 rank) const { return ranks[rank].gpu; }
   bool finish() { return ::finish(ranks); }
+  u32 missing(u64 rank) const { return ranks[rank].status->missing; }
 
   // Enqueues jobs for all ranks.
   template <typename Jobs>
@@ -220,6 +221,7 @@ class Group {
     launch.own_blocks = std::max<u64>(1, max_blocks / (4 * size()));
     u64 workers = std::max<u64>(1, (max_blocks - launch.own_blocks) / 2);
     u64 groups = std::clamp<u64>(ranks_of_group - 1, 1, workers);
+    u64 pairs = random_up_to(workers / groups * groups);  // another number on each rank, as beside other groups
     launch.rank = rank;
     launch.ranks = ranks_of_group;
     launch.lanes = std::min(workers / groups, VDEV_LANES);
@@ -242,7 +244,7 @@ class Group {
                                          : (const void*)kernels::all_to_all_vdev_1;
     void* arguments[] = {&launch};
     use(ranks[rank].gpu);
-    dim3 blocks(launch.own_blocks + 2 * launch.lanes * groups), threads(kernels::VDEV_THREADS);
+    dim3 blocks(launch.own_blocks + 2 * std::min(pairs, launch.lanes * groups)), threads(kernels::VDEV_THREADS);
     check(cudaLaunchKernel(kernel, blocks, threads, arguments, 0, ranks[rank].stream), "all_to_all_vdev");
   }
 
@@ -671,6 +673,16 @@ bool meet(const std::vector<int>& gpus) {
   return group.finish();
 }
 
+// Tells whether a barrier for which rank 0 names others than its peers is reported, and ends.
+bool mismatch_is_reported(const std::vector<int>& gpus) {
+  Group group(gpus);
+  u32 two = 0b11, all = (1u << group.size()) - 1;
+  if (all == two) return true;
+  for (u64 rank = 0; rank < group.size(); rank++) group.meet(rank, rank == 0 ? two : all, PATIENCE);
+  return !group.finish() && group.missing(0) == (2 | all << kernels::MISMATCH_SHIFT) &&
+         group.missing(1) == (1 | two << kernels::MISMATCH_SHIFT);
+}
+
 // Each kernel once on each GPU, alone and with nothing to do: loads what is loaded at a first launch.
 void load_kernels(int gpus) {
   for (int gpu = 0; gpu < gpus; gpu++) {
@@ -684,7 +696,7 @@ void load_kernels(int gpus) {
       // Some wait for others, or raise something, whatever there is to do; this loads a kernel, too.
       cudaFuncAttributes unused;
       for (const void* kernel : {type.all_reduce[DIRECT], (const void*)kernels::enter, (const void*)kernels::signal_peer,
-                                 (const void*)kernels::wait_signals, (const void*)kernels::all_to_all_vdev_16,
+                                 (const void*)kernels::wait_signals, (const void*)kernels::meet, (const void*)kernels::all_to_all_vdev_16,
                                  (const void*)kernels::all_to_all_vdev_4, (const void*)kernels::all_to_all_vdev_1}) {
         check(cudaFuncGetAttributes(&unused, kernel), "cudaFuncGetAttributes");
       }
@@ -766,6 +778,8 @@ int main(int argc, char** argv) {
       if (!row_is_right(placed, type)) return WRONG;
       printf("right: all-reduce, exchanges and norms of %s, %s\n", name.c_str(), type.name);
     }
+    if (!mismatch_is_reported(placed)) return WRONG;
+    printf("right: a barrier of different ranks, %s\n", name.c_str());
   } else if (RANKS <= gpus) {
     return WRONG;
   } else {

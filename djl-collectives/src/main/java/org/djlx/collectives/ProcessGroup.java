@@ -1038,6 +1038,8 @@ public final class ProcessGroup implements AutoCloseable {
      *
      * <ul>
      *   <li>The ranks keep their order. Backend, options and timeout are those of this group.
+     *   <li>On GPUs the new group has a new communicator. This works with every version of NCCL,
+     *       although the communicator of this group is broken; {@code ncclCommShrink} is not used.
      *   <li>The ranks rendezvous in this group's store, which must outlive the excluded ranks. Let
      *       a launcher serve it, not rank 0.
      *   <li>This group stays as it is: destroy it after the new one, because destroying it destroys

@@ -732,8 +732,15 @@ public final class FusedOps {
         return () -> FORCED_OPERATORS.computeIfPresent(operator, (name, n) -> n > 1 ? n - 1 : null);
     }
 
-    /** As {@link #forceFallback()}, for a path; for tests. */
-    static Scope force(Path path) {
+    /**
+     * As {@link #forceFallback()}, for any path. A call takes another path where this one is not
+     * possible; {@link UsageCounter} tells.
+     *
+     * @param path the path
+     * @return the scope; close it once
+     */
+    public static Scope force(Path path) {
+        new OperandChecks("force").checkNotNull("the path", path);
         FORCED.incrementAndGet(path.ordinal());
         return () -> FORCED.decrementAndGet(path.ordinal());
     }

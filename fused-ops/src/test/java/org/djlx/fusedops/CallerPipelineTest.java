@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.fusedops;
 
+import static org.djlx.fusedops.FusedOpsErrorsTest.assertRejected;
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertSame;
@@ -174,37 +175,21 @@ class CallerPipelineTest {
 
     @Test
     void wrongArgumentsAreRefused() {
-        LocalRanks.run(
-                2,
-                group -> {
-                    try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
-                        NDArray odd = manager.zeros(new Shape(3, 2));
-                        ChunkProducer producer = (chunk, rank) -> {};
-                        String message =
-                                refused(
-                                        () ->
-                                                FusedOps.pipelinedProduceAndAllToAll(
-                                                        producer, odd, group));
-                        assertTrue(message.contains("multiple of the world size, 2"), message);
-                        NDArray strided = manager.zeros(new Shape(4, 2)).transpose();
-                        message =
-                                refused(
-                                        () ->
-                                                FusedOps.pipelinedProduceAndAllToAll(
-                                                        producer, strided, group));
-                        assertTrue(message.contains("not contiguous"), message);
-                        odd.setRequiresGradient(true);
-                        message =
-                                refused(
-                                        () ->
-                                                FusedOps.pipelinedAllGather(
-                                                        odd, (shard, rank) -> {}, group));
-                        assertTrue(message.contains("gradient"), message);
-                    }
+        ChunkProducer producer = (chunk, rank) -> {};
+        FusedOpsErrorsTest.assertNothingSent(
+                (group, manager) -> {
+                    NDArray odd = manager.zeros(new Shape(3, 2));
+                    assertRejected(
+                            () -> FusedOps.pipelinedProduceAndAllToAll(producer, odd, group),
+                            "multiple of the world size, 2");
+                    NDArray strided = manager.zeros(new Shape(4, 2)).transpose();
+                    assertRejected(
+                            () -> FusedOps.pipelinedProduceAndAllToAll(producer, strided, group),
+                            "not contiguous");
+                    odd.setRequiresGradient(true);
+                    assertRejected(
+                            () -> FusedOps.pipelinedAllGather(odd, (shard, rank) -> {}, group),
+                            "gradient");
                 });
-    }
-
-    private static String refused(Runnable call) {
-        return assertThrows(IllegalArgumentException.class, call::run).getMessage();
     }
 }

@@ -12,12 +12,19 @@ import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.Activation;
 import java.nio.ByteBuffer;
 import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.EnumSet;
 import java.util.List;
 import java.util.Optional;
 import java.util.Random;
+import java.util.stream.IntStream;
+import java.util.stream.Stream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
+import org.djlx.collectives.p2p.P2pBuffers;
+import org.djlx.collectives.spi.OpType;
+import org.djlx.collectives.spi.Operation;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
@@ -43,10 +50,25 @@ final class ExactCase {
         /** A (ranks × rows, columns). */
         TENSORS,
         /** A (rows, hidden), a residual, and a weight (hidden). */
-        NORMED;
+        NORMED,
+        /** A (rows, inner), and each rank's own B (inner, columns). */
+        TERMS,
+        /** As SHARDS, in float8 with scales. */
+        SCALED_SHARDS,
+        /** As PRODUCTS, in float8 with scales. */
+        SCALED_PRODUCTS,
+        /** A (ranks × rows, columns), splits, and what the outputs hold before the call. */
+        SPLIT;
 
         boolean hasBs() {
-            return ordinal() <= PRODUCTS.ordinal();
+            return switch (this) {
+                case TENSOR, TENSORS, NORMED, SPLIT -> false;
+                default -> true;
+            };
+        }
+
+        boolean isScaled() {
+            return this == SCALED_SHARDS || this == SCALED_PRODUCTS;
         }
     }
 
@@ -80,11 +102,49 @@ final class ExactCase {
         LOW_CONTENTION_ALL_GATHER(
                 Operands.TENSOR,
                 (one, group, in) -> one.lowContention(group, in, group.worldSize()),
-                (one, group, pool, out) -> one.same(out, NDArrays.concat(one.as(group, pool), 0))),
+                (one, group, pool, out) -> one.same(out, one.gathered(group, pool))),
         LOW_CONTENTION_REDUCE_SCATTER(
                 Operands.TENSORS,
                 (one, group, in) -> one.lowContention(group, in, 1),
-                (one, group, pool, out) -> one.same(out, one.part(group, one.sum(group, pool))));
+                (one, group, pool, out) -> one.same(out, one.part(group, one.sum(group, pool)))),
+        MATMUL_ALL_REDUCE(
+                Operands.TERMS,
+                (one, group, in) ->
+                        new NDList(FusedOps.matmulAllReduce(in.get(0), in.get(1), group)),
+                (one, group, pool, out) -> one.same(out, one.sumOfProducts(group, pool))),
+        ALL_GATHER_SCALED_MATMUL(
+                Operands.SCALED_SHARDS,
+                ExactCase::allGatherScaledMatmul,
+                ExactCase::compareGatheredProducts),
+        SCALED_MATMUL_REDUCE_SCATTER(
+                Operands.SCALED_PRODUCTS,
+                (one, group, in) ->
+                        new NDList(
+                                FusedOps.scaledMatmulReduceScatter(
+                                        in.get(0),
+                                        in.get(1),
+                                        in.get(2),
+                                        in.get(3),
+                                        ReduceOp.SUM,
+                                        0,
+                                        group)),
+                ExactCase::comparePartOfProducts),
+        PIPELINED_ALL_GATHER(
+                Operands.SHARDS,
+                ExactCase::pipelinedAllGather,
+                (one, group, pool, out) ->
+                        one.same(out, one.gathered(group, pool).matMul(one.b(pool, 0)))),
+        PIPELINED_PRODUCE_AND_ALL_TO_ALL(
+                Operands.PRODUCTS,
+                ExactCase::pipelinedProduceAndAllToAll,
+                (one, group, pool, out) ->
+                        one.same(
+                                out,
+                                NDArrays.concat(one.products(group, pool, Part.OF_THIS_RANK), 0))),
+        ALL_TO_ALL_VDEV(Operands.SPLIT, ExactCase::allToAllVdev, ExactCase::compareSplit),
+        ALL_TO_ALL_VDEV_2D(Operands.SPLIT, ExactCase::allToAllVdev, ExactCase::compareSplit),
+        BARRIER_OF_SOME_RANKS(
+                Operands.TENSOR, ExactCase::exchangeAmongSome, ExactCase::compareAmongSome);
 
         private final Operands operands;
         private final Run run;
@@ -97,6 +157,22 @@ final class ExactCase {
         }
     }
 
+    /** The rows of each rank's A that a product has. */
+    private enum Part {
+        OF_THIS_RANK,
+        ALL
+    }
+
+    /** The kinds of random cases: all, or those whose names match {@code test.soak.kinds}. */
+    static final List<Kind> KINDS =
+            Stream.of(Kind.values())
+                    .filter(
+                            kind ->
+                                    kind.name()
+                                            .matches(System.getProperty("test.soak.kinds", ".*")))
+                    .toList();
+
+    private static final OpType EXCHANGE = new OpType("exchangeAmongSome");
     private static final int MOST_ROWS = 700;
     private static final int MOST_INNER = 384;
     private static final int MOST_COLUMNS = 512;
@@ -104,6 +180,9 @@ final class ExactCase {
     private static final int MOST_ELEMENTS = MOST_RANKS * MOST_ROWS * MOST_INNER;
     private static final int RESIDUAL = 300; // salts, behind those of As and Bs
     private static final int WEIGHT = 301;
+    private static final int SCALES = 400;
+    private static final int BEFORE = 500; // what outputs hold before the call
+    private static final int MOST_ALIGN = 8;
     private static final float EPSILON = 0x1p-20f;
     private static final int POOL = MOST_ELEMENTS + (1 << 20);
 
@@ -127,6 +206,11 @@ final class ExactCase {
      * A random operation: 1 to 700 rows a rank, any element type, mostly whole units of 8 elements.
      */
     static ExactCase random(Random random) {
+        return random(KINDS.get(random.nextInt(KINDS.size())), random);
+    }
+
+    /** As {@link #random(Random)}, of one kind. */
+    static ExactCase random(Kind kind, Random random) {
         List<ScalarType> types =
                 List.of(
                         ScalarType.BFLOAT16,
@@ -134,12 +218,18 @@ final class ExactCase {
                         ScalarType.BFLOAT16,
                         ScalarType.FLOAT32,
                         ScalarType.FLOAT64);
-        Kind kind = Kind.values()[random.nextInt(Kind.values().length)];
-        ScalarType type = types.get(random.nextInt(types.size() - (kind.operands.hasBs() ? 0 : 1)));
+        // Kernels reduce no float64.
+        boolean wide = kind.operands.hasBs() && kind.operands != Operands.TERMS;
+        ScalarType type = types.get(random.nextInt(types.size() - (wide ? 0 : 1)));
+        if (kind.operands.isScaled()) {
+            type = ScalarType.BFLOAT16; // of the product
+        }
         int unit = random.nextInt(5) == 0 ? 1 : 8;
         int rows = 1 + random.nextInt(random.nextBoolean() ? MOST_ROWS : 40);
         List<Integer> columns = new ArrayList<>();
-        int count = kind.operands == Operands.SHARDS ? 1 + random.nextInt(3) : 1;
+        boolean several =
+                EnumSet.of(Operands.SHARDS, Operands.SCALED_SHARDS).contains(kind.operands);
+        int count = several ? 1 + random.nextInt(3) : 1;
         for (int i = 0; i < count; i++) {
             int width = 1 + random.nextInt(MOST_COLUMNS / unit);
             columns.add(
@@ -151,6 +241,11 @@ final class ExactCase {
 
     Kind kind() {
         return kind;
+    }
+
+    /** The same operation on other elements; sizes that the seed makes may differ. */
+    ExactCase withOtherSeed() {
+        return new ExactCase(kind, type, rows, inner, columns, seed + 6);
     }
 
     /**
@@ -168,21 +263,35 @@ final class ExactCase {
     }
 
     /**
-     * What a rank has: A and the Bs; of an all-reduce, the tensor; of a norm, the residual and the
-     * weight behind it.
+     * What a rank has: A and the Bs, then their scales; of an all-reduce, the tensor; of a norm,
+     * the residual and the weight behind it; of an all-to-all, the splits and the outputs behind
+     * it.
      *
      * @param pool the {@link #pool}, to whose manager the inputs belong
      */
     NDList inputs(ProcessGroup group, NDArray pool) {
-        NDList inputs = new NDList(array(pool, type, aShape(group), group.rank()));
+        ScalarType given = kind.operands.isScaled() ? ScalarType.FLOAT8_E4M3FN : type;
+        NDList inputs = new NDList(array(pool, given, aShape(group), group.rank()));
         if (kind.operands == Operands.NORMED) {
             inputs.add(array(pool, type, aShape(group), RESIDUAL));
             inputs.add(array(pool, type, new Shape(hidden()), WEIGHT));
         }
         for (int i = 0; kind.operands.hasBs() && i < columns.size(); i++) {
-            NDArray b = array(pool, type, bShape(i), bSalt(group.rank(), i));
+            NDArray b = array(pool, given, bShape(i), bSalt(group.rank(), i));
             // The fused kernel gates Bs that are given by columns alone.
-            inputs.add(kind.operands == Operands.GATED_SHARDS ? byColumns(b) : b);
+            boolean byColumns = kind.operands == Operands.GATED_SHARDS || kind.operands.isScaled();
+            inputs.add(byColumns ? byColumns(b) : b);
+        }
+        if (kind.operands.isScaled()) {
+            inputs.add(scaleOfA(group, pool, group.rank(), ScalarType.FLOAT32));
+            for (int i = 0; i < columns.size(); i++) {
+                inputs.add(scaleOfB(pool, i, ScalarType.FLOAT32));
+            }
+        }
+        if (kind.operands == Operands.SPLIT) {
+            inputs.add(pool.getManager().create(splits(group.worldSize(), group.rank())));
+            inputs.add(array(pool, type, outputShape(group), BEFORE));
+            inputs.add(array(pool, type, aShape(group), BEFORE + 1));
         }
         return inputs;
     }
@@ -197,17 +306,20 @@ final class ExactCase {
     }
 
     private int bSalt(int rank, int i) {
-        return kind.operands == Operands.PRODUCTS ? 100 + rank : 200 + i;
+        return switch (kind.operands) {
+            case PRODUCTS, SCALED_PRODUCTS, TERMS -> 100 + rank;
+            default -> 200 + i;
+        };
     }
 
     private Shape aShape(ProcessGroup group) {
         long all = (long) rows * group.worldSize();
         return switch (kind.operands) {
             case TENSOR -> new Shape(rows, columns.get(0));
-            case TENSORS -> new Shape(all, columns.get(0));
+            case TENSORS, SPLIT -> new Shape(all, columns.get(0));
             case NORMED -> new Shape(rows, hidden());
-            case PRODUCTS -> new Shape(all, inner);
-            case SHARDS, GATED_SHARDS -> new Shape(rows, inner);
+            case PRODUCTS, SCALED_PRODUCTS -> new Shape(all, inner);
+            case SHARDS, GATED_SHARDS, SCALED_SHARDS, TERMS -> new Shape(rows, inner);
         };
     }
 
@@ -228,6 +340,49 @@ final class ExactCase {
                 NDArray shaped = flat.reshape(shape)) {
             return Torch.cast(shaped, as);
         }
+    }
+
+    /** Whether each row of A and each column of B has a scale; otherwise there is one of each. */
+    private boolean scalesByRow() {
+        return (seed & 1) == 0;
+    }
+
+    /** The scales of a rank's A, which are 0.5, 1 or 2. Where ranks add, all have the same. */
+    private NDArray scaleOfA(ProcessGroup group, NDArray pool, int rank, ScalarType as) {
+        boolean own = scalesByRow() && kind.operands == Operands.SCALED_SHARDS;
+        Shape shape = scalesByRow() ? new Shape(aShape(group).get(0), 1) : new Shape(1);
+        return scale(pool, as, shape, SCALES + (own ? 1 + rank : 0));
+    }
+
+    private NDArray scaleOfB(NDArray pool, int i, ScalarType as) {
+        Shape shape = scalesByRow() ? new Shape(1, columns.get(i)) : new Shape(1);
+        return scale(pool, as, shape, SCALES + 50 + i);
+    }
+
+    private NDArray scale(NDArray pool, ScalarType as, Shape shape, int salt) {
+        NDArray exponent = array(pool, as, shape, salt);
+        return exponent.mul(exponent).mul(0.25).add(exponent.mul(0.75)).add(1);
+    }
+
+    /** The experts of each rank; 1 in the 1-D form. */
+    private int experts() {
+        return kind == Kind.ALL_TO_ALL_VDEV ? 1 : 1 + (int) Math.floorMod(seed, 3L);
+    }
+
+    private int align() {
+        return kind == Kind.ALL_TO_ALL_VDEV ? 0 : (int) Math.floorMod(seed >> 8, MOST_ALIGN + 1L);
+    }
+
+    /** The rows that a rank sends to each expert of all ranks. */
+    private long[] splits(int worldSize, int rank) {
+        return new Random(seed * 31 + rank)
+                .longs((long) worldSize * experts(), 0, rows / experts() + 1)
+                .toArray();
+    }
+
+    private Shape outputShape(ProcessGroup group) {
+        long most = (long) rows * group.worldSize() + experts() * MOST_ALIGN;
+        return new Shape(most, columns.get(0));
     }
 
     /** Runs the operation on this rank; a GPU may not have ended it when this returns. */
@@ -270,6 +425,125 @@ final class ExactCase {
         return all;
     }
 
+    private NDList allGatherScaledMatmul(ProcessGroup group, NDList inputs) {
+        int bs = columns.size();
+        GatheredMatmul result =
+                FusedOps.allGatherScaledMatmul(
+                        inputs.get(0),
+                        inputs.subList(1, 1 + bs),
+                        inputs.get(1 + bs),
+                        inputs.subList(2 + bs, 2 + 2 * bs),
+                        0,
+                        group,
+                        true);
+        NDList all = new NDList(result.gathered().orElseThrow());
+        all.addAll(result.outputs());
+        return all;
+    }
+
+    private NDList pipelinedAllGather(ProcessGroup group, NDList inputs) {
+        NDArray b = inputs.get(1);
+        Shape shape = new Shape((long) rows * group.worldSize(), columns.get(0));
+        NDArray products = Torch.empty(b.getManager(), shape, type);
+        FusedOps.pipelinedAllGather(
+                inputs.get(0),
+                (shard, rank) -> {
+                    try (NDArray part = Torch.narrow(products, 0, (long) rows * rank, rows)) {
+                        Torch.mmOut(part, shard, b);
+                    }
+                },
+                group);
+        return new NDList(products);
+    }
+
+    private NDList pipelinedProduceAndAllToAll(ProcessGroup group, NDList inputs) {
+        NDArray b = inputs.get(1);
+        Shape shape = new Shape((long) rows * group.worldSize(), columns.get(0));
+        NDArray output = Torch.empty(b.getManager(), shape, type);
+        FusedOps.pipelinedProduceAndAllToAll(
+                (chunk, rank) -> {
+                    try (NDArray part = Torch.narrow(inputs.get(0), 0, (long) rows * rank, rows)) {
+                        Torch.mmOut(chunk, part, b);
+                    }
+                },
+                output,
+                group);
+        return new NDList(output);
+    }
+
+    /** In the 2-D form, there and back. */
+    private NDList allToAllVdev(ProcessGroup group, NDList inputs) {
+        NDArray splits = inputs.get(1);
+        NDManager manager = splits.getManager();
+        Shape two = new Shape(2, splits.size());
+        NDArray output = Torch.cast(inputs.get(2), type);
+        NDArray routed = Torch.empty(manager, two, ScalarType.INT64);
+        if (kind == Kind.ALL_TO_ALL_VDEV) {
+            VariableAllToAll.allToAllVdev(group, output, inputs.get(0), splits, routed).await();
+            return new NDList(output, routed);
+        }
+        NDArray back = Torch.cast(inputs.get(3), type);
+        NDArray returned = Torch.empty(manager, two, ScalarType.INT64);
+        VariableAllToAll.allToAllVdev2d(group, output, inputs.get(0), splits, routed, align())
+                .await();
+        VariableAllToAll.allToAllVdev2dOffset(group, back, output, routed, returned).await();
+        return new NDList(output, routed, back, returned);
+    }
+
+    /**
+     * The ranks are divided in two; each part exchanges its tensors between barriers of its own.
+     */
+    private int[] some(ProcessGroup group) {
+        return IntStream.range(0, group.worldSize())
+                .filter(rank -> (seed >> rank & 1) == (seed >> group.rank() & 1))
+                .toArray();
+    }
+
+    /** The tensors of the ranks of this rank's part, one after another. */
+    private NDList exchangeAmongSome(ProcessGroup group, NDList inputs) {
+        P2pBuffers buffers = group.p2pBuffers().orElseThrow();
+        int[] ranks = some(group);
+        NDArray tensor = inputs.get(0);
+        NDManager manager = tensor.getManager();
+        Shape shape = new Shape((long) rows * ranks.length, columns.get(0));
+        NDArray output = Torch.empty(manager, shape, type);
+        long size = tensor.size() * type.itemSize();
+        long half = buffers.bufferSize() / 2;
+        group.execute(
+                        EXCHANGE,
+                        new Operation.Agreed(type, aShape(group).getShape(), null, 0),
+                        operation -> {
+                            buffers.intraNodeBarrier(operation, ranks);
+                            for (int rank : ranks) {
+                                long place = half + group.rank() * size;
+                                copy(buffers, rank, place, tensor, true);
+                            }
+                            buffers.intraNodeBarrier(operation, ranks);
+                            for (int i = 0; i < ranks.length; i++) {
+                                try (NDArray part =
+                                        Torch.narrow(output, 0, (long) rows * i, rows)) {
+                                    copy(
+                                            buffers,
+                                            group.rank(),
+                                            half + ranks[i] * size,
+                                            part,
+                                            false);
+                                }
+                            }
+                            // The next operation may write to the same half.
+                            buffers.intraNodeBarrier(operation);
+                        })
+                .await();
+        return new NDList(output);
+    }
+
+    private void copy(P2pBuffers buffers, int rank, long place, NDArray array, boolean there) {
+        NDManager manager = array.getManager();
+        try (NDArray view = buffers.p2pBuffer(manager, rank, array.getShape(), type, place)) {
+            Torch.copy(there ? view : array, there ? array : view);
+        }
+    }
+
     /** The gated product; gathered rows and product where the operator is not possible. */
     private NDList allGatherGated(ProcessGroup group, NDList inputs) {
         Optional<NDArray> gated = FusedOps.allGatherGated(inputs.get(0), inputs.get(1), group);
@@ -296,7 +570,11 @@ final class ExactCase {
     }
 
     private NDArray sum(ProcessGroup group, NDArray pool) {
-        return as(group, pool).stream().reduce(NDArray::add).orElseThrow();
+        return sum(as(group, pool));
+    }
+
+    private static NDArray sum(NDList terms) {
+        return terms.stream().reduce(NDArray::add).orElseThrow();
     }
 
     /** This rank's rows of an array with the rows of all. */
@@ -305,30 +583,126 @@ final class ExactCase {
     }
 
     private NDList comparePartOfProducts(ProcessGroup group, NDArray pool, NDList results) {
+        return same(results, sum(products(group, pool, Part.OF_THIS_RANK)));
+    }
+
+    private NDArray sumOfProducts(ProcessGroup group, NDArray pool) {
+        return sum(products(group, pool, Part.ALL));
+    }
+
+    /** The product of each rank's A and B. */
+    private NDList products(ProcessGroup group, NDArray pool, Part part) {
         NDList as = as(group, pool);
-        NDArray sum = null;
-        for (int rank = 0; rank < group.worldSize(); rank++) {
+        NDList products = new NDList();
+        for (int rank = 0; rank < as.size(); rank++) {
             NDArray b = array(pool, ScalarType.FLOAT64, bShape(0), bSalt(rank, 0));
-            NDArray product = part(group, as.get(rank)).matMul(b);
-            sum = sum == null ? product : sum.add(product);
+            NDArray product = scaled(as.get(rank).matMul(b), pool, 0, scaleOfA(group, pool, rank));
+            products.add(part == Part.ALL ? product : part(group, product));
         }
-        return same(results, sum);
+        return products;
+    }
+
+    private NDArray gathered(ProcessGroup group, NDArray pool) {
+        return NDArrays.concat(as(group, pool), 0);
     }
 
     private NDList compareGatheredProducts(ProcessGroup group, NDArray pool, NDList results) {
-        NDArray gathered = NDArrays.concat(as(group, pool), 0);
+        NDArray gathered = gathered(group, pool);
+        NDArray scale = null;
+        if (kind.operands.isScaled()) {
+            NDList scales = new NDList();
+            for (int rank = 0; rank < group.worldSize(); rank++) {
+                scales.add(scaleOfA(group, pool, rank));
+            }
+            scale = scalesByRow() ? NDArrays.concat(scales, 0) : scales.get(0);
+        }
         NDList expected = new NDList(gathered);
         for (int i = 0; i < columns.size(); i++) {
-            expected.add(gathered.matMul(b(pool, i)));
+            expected.add(scaled(gathered.matMul(b(pool, i)), pool, i, scale));
         }
         return same(results, expected.toArray(new NDArray[0]));
+    }
+
+    /** A rank's scales of A in float64; null if the operator has none. */
+    private NDArray scaleOfA(ProcessGroup group, NDArray pool, int rank) {
+        return kind.operands.isScaled() ? scaleOfA(group, pool, rank, ScalarType.FLOAT64) : null;
+    }
+
+    private NDArray scaled(NDArray product, NDArray pool, int i, NDArray scaleOfA) {
+        return scaleOfA == null
+                ? product
+                : product.mul(scaleOfA).mul(scaleOfB(pool, i, ScalarType.FLOAT64));
+    }
+
+    private NDList compareSplit(ProcessGroup group, NDArray pool, NDList results) {
+        int ranks = group.worldSize();
+        NDList as = as(group, pool);
+        NDArray before = array(pool, ScalarType.FLOAT64, outputShape(group), BEFORE);
+        NDList pieces = new NDList();
+        long[] routed = new long[2 * ranks * experts()];
+        long end = 0;
+        for (int expert = 0; expert < experts(); expert++) {
+            long begin = end;
+            for (int source = 0; source < ranks; source++) {
+                long[] sent = splits(ranks, source);
+                int index = group.rank() * experts() + expert;
+                int chunk = expert * ranks + source;
+                routed[chunk] = sent[index];
+                routed[routed.length / 2 + chunk] = end;
+                long first = Arrays.stream(sent, 0, index).sum();
+                addRows(pieces, as.get(source), first, sent[index]);
+                end += sent[index];
+            }
+            long padded = align() == 0 ? 0 : Math.max(align(), end - begin + align() - 1);
+            long next = align() == 0 ? end : begin + padded / align() * align();
+            addRows(pieces, before, end, next - end);
+            end = next;
+        }
+        addRows(pieces, before, end, before.getShape().get(0) - end);
+        NDList expected = new NDList(NDArrays.concat(pieces, 0), longs(pool, routed));
+        if (kind == Kind.ALL_TO_ALL_VDEV_2D) {
+            long[] splits = splits(ranks, group.rank());
+            long[] returned = Arrays.copyOf(splits, 2 * splits.length);
+            for (int i = 1; i < splits.length; i++) {
+                returned[splits.length + i] = returned[splits.length + i - 1] + splits[i - 1];
+            }
+            long sum = Arrays.stream(splits).sum();
+            NDArray unsent = array(pool, ScalarType.FLOAT64, aShape(group), BEFORE + 1);
+            NDList back = new NDList();
+            addRows(back, as.get(group.rank()), 0, sum);
+            addRows(back, unsent, sum, unsent.getShape().get(0) - sum);
+            expected.add(NDArrays.concat(back, 0));
+            expected.add(longs(pool, returned));
+        }
+        return same(results, expected.toArray(new NDArray[0]));
+    }
+
+    private static void addRows(NDList pieces, NDArray from, long begin, long count) {
+        if (count > 0) {
+            pieces.add(Torch.narrow(from, 0, begin, count));
+        }
+    }
+
+    /** Splits and offsets, in float64. */
+    private static NDArray longs(NDArray pool, long[] values) {
+        double[] doubles = Arrays.stream(values).asDoubleStream().toArray();
+        return pool.getManager().create(doubles, new Shape(2, values.length / 2));
+    }
+
+    private NDList compareAmongSome(ProcessGroup group, NDArray pool, NDList results) {
+        NDList as = as(group, pool);
+        NDList some = new NDList();
+        for (int rank : some(group)) {
+            some.add(as.get(rank));
+        }
+        return same(results, NDArrays.concat(some, 0));
     }
 
     private NDList compareGated(ProcessGroup group, NDArray pool, NDList results) {
         if (results.size() > 1) {
             return compareGatheredProducts(group, pool, results);
         }
-        NDArray both = NDArrays.concat(as(group, pool), 0).matMul(b(pool, 0));
+        NDArray both = gathered(group, pool).matMul(b(pool, 0));
         int half = columns.get(0) / 2;
         NDArray gates = Torch.narrow(both, 1, 0, half);
         NDArray values = Torch.narrow(both, 1, half, half);

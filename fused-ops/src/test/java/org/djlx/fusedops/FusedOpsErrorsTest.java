@@ -13,6 +13,7 @@ import ai.djl.ndarray.types.Shape;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.function.BiConsumer;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.CollectiveTimeoutException;
@@ -40,20 +41,24 @@ class FusedOpsErrorsTest {
         }
     }
 
-    @Test
-    void wrongArgumentsAreRejectedBeforeAnythingIsSent() {
+    /** Runs refused calls on two ranks, and checks that no operator has run on one of them. */
+    static void assertNothingSent(BiConsumer<ProcessGroup, NDManager> refused) {
         LocalRanks.run(
                 2,
                 group -> {
                     try (NDManager manager = NDManager.newBaseManager("PyTorch");
                             UsageCounter usage = FusedOps.countUsage()) {
-                        rejectGather(group, manager);
-                        rejectScatter(group, manager);
+                        refused.accept(group, manager);
                         assertEquals(0, usage.calls());
-                        // Both ranks are still together.
-                        group.barrier().await();
+                        group.barrier().await(); // Both ranks are still together.
                     }
                 });
+    }
+
+    @Test
+    void wrongArgumentsAreRejectedBeforeAnythingIsSent() {
+        assertNothingSent(FusedOpsErrorsTest::rejectGather);
+        assertNothingSent(FusedOpsErrorsTest::rejectScatter);
     }
 
     private static void rejectGather(ProcessGroup group, NDManager manager) {

@@ -238,7 +238,7 @@ class GpuSoakTest {
                             soak.add("calls of all ranks by " + path, usage.calls(path));
                         }
                     }
-                    soak.requireAll(List.of(ExactCase.Kind.values()));
+                    soak.requireAll(ExactCase.KINDS);
                 });
     }
 
@@ -284,7 +284,7 @@ class GpuSoakTest {
                             }
                         }
                     }
-                    soak.requireAll(List.of(ExactCase.Kind.values()));
+                    soak.requireAll(ExactCase.KINDS);
                 });
     }
 

@@ -217,36 +217,29 @@ class LowContentionTest {
 
     @Test
     void wrongArgumentsAreRejectedBeforeAnythingIsSent() {
-        LocalRanks.run(
-                2,
-                group -> {
-                    try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
-                        NDArray whole = manager.zeros(new Shape(4, 3));
-                        NDArray part = manager.zeros(new Shape(2, 3));
-                        NDArray ints = manager.zeros(new Shape(4, 3), DataType.INT32);
-                        NDArray someInts = manager.zeros(new Shape(2, 3), DataType.INT32);
-                        NDArray wide = part.get(":1").broadcast(new Shape(4, 3));
-                        assertRejected(() -> LowContention.allGather(null, whole, part), "null");
-                        assertRejected(() -> LowContention.allGather(group, null, part), "null");
-                        assertRejected(
-                                () -> LowContention.allGather(group, part, part),
-                                "must have 2 (the world size) times as many elements");
-                        assertRejected(() -> LowContention.allGather(group, ints, part), "FLOAT32");
-                        assertRejected(
-                                () -> LowContention.allGather(group, whole, whole.get("1:3")),
-                                "overlap");
-                        assertRejected(
-                                () -> LowContention.allGather(group, wide, part), "broadcast");
-                        assertRejected(
-                                () -> LowContention.reduceScatter(group, part, whole, ReduceOp.MAX),
-                                "SUM or AVG");
-                        assertRejected(
-                                () ->
-                                        LowContention.reduceScatter(
-                                                group, someInts, ints, ReduceOp.SUM),
-                                "INT32");
-                        group.barrier().await();
-                    }
+        FusedOpsErrorsTest.assertNothingSent(
+                (group, manager) -> {
+                    NDArray whole = manager.zeros(new Shape(4, 3));
+                    NDArray part = manager.zeros(new Shape(2, 3));
+                    NDArray ints = manager.zeros(new Shape(4, 3), DataType.INT32);
+                    NDArray someInts = manager.zeros(new Shape(2, 3), DataType.INT32);
+                    NDArray wide = part.get(":1").broadcast(new Shape(4, 3));
+                    assertRejected(() -> LowContention.allGather(null, whole, part), "null");
+                    assertRejected(() -> LowContention.allGather(group, null, part), "null");
+                    assertRejected(
+                            () -> LowContention.allGather(group, part, part),
+                            "must have 2 (the world size) times as many elements");
+                    assertRejected(() -> LowContention.allGather(group, ints, part), "FLOAT32");
+                    assertRejected(
+                            () -> LowContention.allGather(group, whole, whole.get("1:3")),
+                            "overlap");
+                    assertRejected(() -> LowContention.allGather(group, wide, part), "broadcast");
+                    assertRejected(
+                            () -> LowContention.reduceScatter(group, part, whole, ReduceOp.MAX),
+                            "SUM or AVG");
+                    assertRejected(
+                            () -> LowContention.reduceScatter(group, someInts, ints, ReduceOp.SUM),
+                            "INT32");
                 });
     }
 

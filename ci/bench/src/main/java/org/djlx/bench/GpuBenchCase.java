@@ -22,6 +22,8 @@ import java.util.stream.IntStream;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.fusedops.FusedOps;
 import org.djlx.fusedops.NormedResidual;
+import org.djlx.fusedops.UsageCounter;
+import org.djlx.fusedops.cost.Path;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
@@ -29,12 +31,13 @@ import org.djlx.nativeops.torch.Torch;
  * An operation at one size in bfloat16: its contenders, and the expected result.
  *
  * @param operation all-reduce, or a fused operator
+ * @param path the forced path of a fused operator; null if the operator chooses
  * @param bytes the size of an all-reduce's tensor; 0 for other operations
  * @param m the rows of the unsharded A of a fused operator, or the rows of an all-reduce + RMSNorm
  * @param n the columns of the unsharded B, or the elements of a row
  * @param k the columns of A and rows of B
  */
-record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
+record GpuBenchCase(Operation operation, Path path, long bytes, int m, int n, int k) {
 
     /** The operations, named as in the API. */
     enum Operation {
@@ -54,15 +57,20 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
     private static final int MAX_TURNS = 20;
 
     static GpuBenchCase allReduce(long bytes) {
-        return new GpuBenchCase(Operation.allReduce, bytes, 0, 0, 0);
+        return new GpuBenchCase(Operation.allReduce, null, bytes, 0, 0, 0);
     }
 
     static GpuBenchCase fused(Operation operation, int m, int n, int k) {
-        return new GpuBenchCase(operation, 0, m, n, k);
+        return new GpuBenchCase(operation, null, 0, m, n, k);
     }
 
     static GpuBenchCase norm(int rows, int hidden) {
-        return new GpuBenchCase(Operation.allReduceRmsNorm, 0, rows, hidden, 0);
+        return new GpuBenchCase(Operation.allReduceRmsNorm, null, 0, rows, hidden, 0);
+    }
+
+    /** Returns this case with a forced path. */
+    GpuBenchCase by(Path forced) {
+        return new GpuBenchCase(operation, forced, bytes, m, n, k);
     }
 
     /** Returns the number of rotating inputs; inputs of small sizes all stay in the cache. */
@@ -85,7 +93,25 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
     }
 
     /** Measures on this rank; the row's error is the largest of its contenders. */
+    @SuppressWarnings("try") // the scope is not named in the body
     GpuBenchRow measure(BenchRank rank, int gpus, int threads, int rounds) {
+        if (path == null) {
+            return measured(rank, gpus, threads, rounds);
+        }
+        // The scope is for all threads of the process: no rank calls before all have opened it.
+        try (FusedOps.Scope scope = FusedOps.force(path);
+                UsageCounter usage = FusedOps.countUsage()) {
+            rank.meeting().await();
+            GpuBenchRow row = measured(rank, gpus, threads, rounds);
+            if (usage.calls(path) < usage.calls()) {
+                row.notes().put(OURS, "not all calls took the path " + path);
+            }
+            rank.meeting().await();
+            return row;
+        }
+    }
+
+    private GpuBenchRow measured(BenchRank rank, int gpus, int threads, int rounds) {
         int worldSize = rank.worldSize();
         Map<String, Contender> contenders = new LinkedHashMap<>();
         Map<String, String> notes = new LinkedHashMap<>();
@@ -127,7 +153,7 @@ record GpuBenchCase(Operation operation, long bytes, int m, int n, int k) {
         contenders.values().forEach(Contender::close);
         notes.putAll(result.notes());
         return new GpuBenchRow(
-                operation.name(),
+                path == null ? operation.name() : operation + " " + path,
                 sizes(),
                 operation == Operation.allReduce ? bytes : null,
                 worldSize,

@@ -8,15 +8,18 @@ import java.util.List;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 import org.djlx.bench.GpuBenchCase.Operation;
+import org.djlx.fusedops.cost.Path;
 import org.djlx.samples.common.UsageException;
 
 /** Parses the cases of {@code bench-gpu}. */
 final class GpuBenchPlan {
 
-    static final String SHAPES = "tiny,512x8192x8192,512x1024x8192,llama-8b,llama-70b,norms";
+    static final String SHAPES =
+            "tiny,pipelined:tiny,512x8192x8192,512x1024x8192,llama-8b,llama-70b,norms";
     static final String BYTES = "1K,2K,4K,8K,16K,32K,64K,128K,256K,512K,1M,2M,4M,8M,16M,32M,64M";
 
     private static final String NONE = "none";
+    private static final String PIPELINED = "pipelined:";
     private static final Pattern SHAPE =
             Pattern.compile("(?:(ag|rs):)?(\\d{1,6})x(\\d{1,6})x(\\d{1,6})");
     private static final Pattern MODEL =
@@ -57,7 +60,11 @@ final class GpuBenchPlan {
         Matcher model = MODEL.matcher(shape);
         Matcher matcher = SHAPE.matcher(shape);
         Matcher norm = NORM.matcher(shape);
-        if (shape.equals("tiny")) {
+        if (shape.startsWith(PIPELINED)) {
+            List<GpuBenchCase> forced = new ArrayList<>();
+            addFused(forced, shape.substring(PIPELINED.length()), worldSize);
+            forced.forEach(each -> cases.add(each.by(Path.PIPELINED)));
+        } else if (shape.equals("tiny")) {
             int side = 16 * worldSize;
             cases.add(GpuBenchCase.fused(Operation.allGatherMatmul, side, side, side));
             cases.add(GpuBenchCase.fused(Operation.matmulReduceScatter, side, side, side));

@@ -44,10 +44,11 @@ final class GpuBenchResults {
     /** Adds a row. Measures PyTorch's times for it now, while the ranks are idle. */
     void add(GpuBenchCase measured, GpuBenchRow row) {
         // Without PyTorch, the entry "torch" of the report has the cause. PyTorch has no all-reduce
-        // + RMSNorm.
+        // + RMSNorm, and no paths.
         boolean both =
                 torch != null
                         && !torch.version().isEmpty()
+                        && measured.path() == null
                         && measured.operation() != Operation.allReduceRmsNorm;
         rows.add(both ? torch.measure(row, measured.turns(row.ranks()), rounds) : row);
         report.put("rows", rows);

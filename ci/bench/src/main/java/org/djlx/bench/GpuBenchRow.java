@@ -13,7 +13,7 @@ import java.util.stream.Collectors;
 /**
  * The results of an operation at one size.
  *
- * @param operation the operation's name in the API
+ * @param operation the operation's name in the API, and its path if that is forced
  * @param mnk the unsharded sizes of a fused operator's matmul, (M, K) by (K, N); of an all-reduce +
  *     RMSNorm the rows and their length; null otherwise
  * @param bytes the size of a collective's tensor; null otherwise

@@ -457,12 +457,15 @@ final class ResultsSection {
 
     /** Returns the name of an operation on the pages. */
     static String operation(GpuBenchRow row) {
-        return switch (row.operation()) {
-            case "allGatherMatmul" -> "all-gather + matmul";
-            case "matmulReduceScatter" -> "matmul + reduce-scatter";
-            case "allReduceRmsNorm" -> "all-reduce + RMSNorm";
-            default -> "all-reduce";
-        };
+        String[] words = row.operation().split(" ", 2);
+        String name =
+                switch (words[0]) {
+                    case "allGatherMatmul" -> "all-gather + matmul";
+                    case "matmulReduceScatter" -> "matmul + reduce-scatter";
+                    case "allReduceRmsNorm" -> "all-reduce + RMSNorm";
+                    default -> "all-reduce";
+                };
+        return words.length == 1 ? name : name + ", " + words[1];
     }
 
     /** Returns M, N, K or the bytes. */

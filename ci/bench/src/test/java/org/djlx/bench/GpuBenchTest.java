@@ -273,13 +273,20 @@ class GpuBenchTest {
     void plansNameTheShapes() {
         List<GpuBenchCase> cases =
                 GpuBenchPlan.cases(
-                        List.of("tiny", "ag:512x1024x8192", "llama-8b:16-64", "norm:3x100"),
+                        List.of(
+                                "tiny",
+                                "pipelined:ag:64x32x32",
+                                "ag:512x1024x8192",
+                                "llama-8b:16-64",
+                                "norm:3x100"),
                         List.of("1K"),
                         2);
         assertEquals(
                 List.of(
                         GpuBenchCase.fused(Operation.allGatherMatmul, 32, 32, 32),
                         GpuBenchCase.fused(Operation.matmulReduceScatter, 32, 32, 32),
+                        GpuBenchCase.fused(Operation.allGatherMatmul, 64, 32, 32)
+                                .by(org.djlx.fusedops.cost.Path.PIPELINED),
                         GpuBenchCase.fused(Operation.allGatherMatmul, 512, 1024, 8192),
                         GpuBenchCase.fused(Operation.allGatherMatmul, 16, 14336, 4096),
                         GpuBenchCase.fused(Operation.matmulReduceScatter, 16, 4096, 14336),
@@ -412,15 +419,16 @@ class GpuBenchTest {
                 root.execute(
                         "bench-gpu",
                         "--ranks=2",
-                        "--shapes=tiny,norm:2x64",
+                        "--shapes=tiny,pipelined:tiny,norm:2x64",
                         "--bytes=1K",
                         "--rounds=1",
                         "--json=" + json);
         assertEquals(0, code, err::toString);
         JsonObject result = JsonParser.parseString(Files.readString(json)).getAsJsonObject();
-        assertEquals(4, result.getAsJsonArray("rows").size());
+        assertEquals(6, result.getAsJsonArray("rows").size());
         for (JsonElement row : result.getAsJsonArray("rows")) {
             assertTrue(row.getAsJsonObject().getAsJsonObject("replay").has("ours"), row::toString);
+            assertFalse(row.getAsJsonObject().getAsJsonObject("notes").has("ours"), row::toString);
             assertTrue(
                     row.getAsJsonObject().getAsJsonObject("columns").has("bareLaunch"),
                     row::toString);

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.bench;
 
+import com.google.gson.Gson;
 import java.io.IOException;
 import java.io.UncheckedIOException;
+import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.List;
@@ -19,9 +21,10 @@ import org.junit.platform.launcher.TestPlan;
 
 /**
  * Writes the results of a test run, class by class, into the file of the system property {@code
- * test.report}. Writes nothing without the property, or if all tests were skipped. {@code
- * test.commit} is the tested commit. JUnit finds this class by {@code META-INF/services}; {@code
- * ci/gpu.sh} uses it.
+ * test.report}. Writes nothing without the property, or if all tests were skipped. With {@code
+ * test.report.join}, keeps the classes of the file that this run has not run, if the file is of the
+ * same commit and GPUs. {@code test.commit} is the tested commit. JUnit finds this class by {@code
+ * META-INF/services}; {@code ci/gpu.sh} uses it.
  */
 public final class RunReport implements TestExecutionListener {
 
@@ -37,8 +40,12 @@ public final class RunReport implements TestExecutionListener {
         private transient long start;
     }
 
+    /** What a report of other classes is joined by. */
+    private record Report(String commit, List<String> gpus, Map<String, Counts> classes) {}
+
     private final Path file;
     private final String commit;
+    private final boolean join;
     private final Map<String, Counts> classes = new TreeMap<>();
     private TestPlan plan;
 
@@ -46,12 +53,14 @@ public final class RunReport implements TestExecutionListener {
     public RunReport() {
         this(
                 Optional.ofNullable(System.getProperty("test.report")).map(Path::of).orElse(null),
-                System.getProperty("test.commit"));
+                System.getProperty("test.commit"),
+                Boolean.getBoolean("test.report.join"));
     }
 
-    RunReport(Path file, String commit) {
+    RunReport(Path file, String commit, boolean join) {
         this.file = file;
         this.commit = commit;
+        this.join = join;
     }
 
     @Override
@@ -131,10 +140,24 @@ public final class RunReport implements TestExecutionListener {
         return classes.computeIfAbsent(name, n -> new Counts());
     }
 
+    private void joinFile() {
+        try {
+            Report before = new Gson().fromJson(Files.readString(file), Report.class);
+            if (before.commit.equals(commit) && before.gpus.equals(Gpus.names())) {
+                before.classes.forEach(classes::putIfAbsent);
+            }
+        } catch (IOException e) {
+            throw new UncheckedIOException(e);
+        }
+    }
+
     @Override
     public void testPlanExecutionFinished(TestPlan testPlan) {
         if (file == null) {
             return;
+        }
+        if (join && Files.exists(file)) {
+            joinFile();
         }
         if (classes.values().stream().allMatch(c -> c.found == c.skipped)) {
             System.out.printf("No test has run: %s is left as it is.%n", file);

@@ -81,6 +81,10 @@ class RunReportTest {
     @TempDir private Path folder;
 
     private JsonObject run(Class<?>... classes) throws Exception {
+        return run("c0ffee", false, classes);
+    }
+
+    private JsonObject run(String commit, boolean join, Class<?>... classes) throws Exception {
         Path file = folder.resolve("tests.json");
         LauncherDiscoveryRequestBuilder request = LauncherDiscoveryRequestBuilder.request();
         for (Class<?> type : classes) {
@@ -88,7 +92,7 @@ class RunReportTest {
         }
         onPurpose = true;
         try {
-            LauncherFactory.create().execute(request.build(), new RunReport(file, "c0ffee"));
+            LauncherFactory.create().execute(request.build(), new RunReport(file, commit, join));
         } finally {
             onPurpose = false;
         }
@@ -117,6 +121,17 @@ class RunReportTest {
 
         assertCounts(classes.getAsJsonObject(NoGpus.class.getName()), 0, 2, 0);
         assertCounts(classes.getAsJsonObject(Broken.class.getName()), 0, 0, 1);
+    }
+
+    @Test
+    void runsOfOneCommitAreJoined() throws Exception {
+        run(Mixed.class, Broken.class);
+        JsonObject joined = run("c0ffee", true, Broken.class, NoGpus.class);
+        assertCounts(joined, 4, 4, 2);
+        assertEquals(3, joined.getAsJsonObject("classes").size());
+        assertCounts(run("another", true, Broken.class), 0, 0, 1);
+        run(Mixed.class);
+        assertCounts(run("c0ffee", false, Broken.class), 0, 0, 1);
     }
 
     @Test

@@ -58,6 +58,25 @@ public final class Pipeline {
         }
     }
 
+    /** The body of an operation. */
+    private interface Body {
+        void run(int epoch, P2pStream current, P2pStream side);
+    }
+
+    /**
+     * Opens an operation's streams, and runs it. Then the current stream waits for the sends,
+     * because later work may overwrite the data.
+     */
+    private void run(Operation operation, NDArray[] used, Body body) {
+        int epoch = buffers.epoch(operation);
+        try (P2pStream current = buffers.currentStream(operation);
+                P2pStream side = buffers.sideStream(operation)) {
+            body.run(epoch, current, side);
+            current.waitEvent(side.record());
+            current.keepAlive(used);
+        }
+    }
+
     /** Computes with the shard of one rank. */
     @FunctionalInterface
     public interface ShardConsumer {
@@ -94,25 +113,25 @@ public final class Pipeline {
             gatherInRounds(operation, slots, shard, byteSize, gathered, consumer, used);
             return;
         }
-        int epoch = buffers.epoch(operation);
-        try (P2pStream current = buffers.currentStream(operation);
-                P2pStream side = buffers.sideStream(operation)) {
-            P2pStream.Event[] pushed =
-                    push(current, side, epoch, slots.offset(epoch, rank), shard, byteSize);
-            consumer.consume(current, rank, shard);
-            buffers.awaitAgreement(operation);
-            for (int step = 1; step < worldSize; step++) {
-                int peer = (rank + step) % worldSize;
-                if (current.isRecorded()) {
-                    // CUDA may run branches of a graph one after the other: a rank's send of a step
-                    // must come before its wait of that step.
-                    current.waitEvent(pushed[step]);
-                }
-                current.waitSignal(peer, CHANNEL, epoch);
-                consumer.consume(current, peer, slot(slots, epoch, peer));
-            }
-            finish(current, side, used);
-        }
+        run(
+                operation,
+                used,
+                (epoch, current, side) -> {
+                    P2pStream.Event[] pushed =
+                            push(current, side, epoch, slots.offset(epoch, rank), shard, byteSize);
+                    consumer.consume(current, rank, shard);
+                    buffers.awaitAgreement(operation);
+                    for (int step = 1; step < worldSize; step++) {
+                        int peer = (rank + step) % worldSize;
+                        if (current.isRecorded()) {
+                            // CUDA may run branches of a graph one after the other: a rank's send
+                            // of a step must come before its wait of that step.
+                            current.waitEvent(pushed[step]);
+                        }
+                        current.waitSignal(peer, CHANNEL, epoch);
+                        consumer.consume(current, peer, slot(slots, epoch, peer));
+                    }
+                });
     }
 
     private void gatherInRounds(
@@ -123,25 +142,25 @@ public final class Pipeline {
             long gathered,
             ShardConsumer consumer,
             NDArray... used) {
-        int epoch = buffers.epoch(operation);
-        try (P2pStream current = buffers.currentStream(operation);
-                P2pStream side = buffers.sideStream(operation)) {
-            side.waitEvent(current.record());
-            int source = rank;
-            long part = shard;
-            for (int step = 1; step < worldSize; step++) {
-                int sender = (rank + step) % worldSize;
-                long place = gathered + sender * byteSize;
-                exchange(side, slots, epoch, step, -step, shard, place, byteSize);
-                P2pStream.Event arrived = side.record();
-                consumer.consume(current, source, part);
-                current.waitEvent(arrived);
-                source = sender;
-                part = place;
-            }
-            consumer.consume(current, source, part);
-            finish(current, side, used);
-        }
+        run(
+                operation,
+                used,
+                (epoch, current, side) -> {
+                    side.waitEvent(current.record());
+                    int source = rank;
+                    long part = shard;
+                    for (int step = 1; step < worldSize; step++) {
+                        int sender = (rank + step) % worldSize;
+                        long place = gathered + sender * byteSize;
+                        exchange(side, slots, epoch, step, -step, shard, place, byteSize);
+                        P2pStream.Event arrived = side.record();
+                        consumer.consume(current, source, part);
+                        current.waitEvent(arrived);
+                        source = sender;
+                        part = place;
+                    }
+                    consumer.consume(current, source, part);
+                });
     }
 
     /**
@@ -232,27 +251,21 @@ public final class Pipeline {
             long byteSize,
             WholeConsumer consumer,
             NDArray... used) {
-        int epoch = buffers.epoch(operation);
-        try (P2pStream current = buffers.currentStream(operation);
-                P2pStream side = buffers.sideStream(operation)) {
-            push(current, side, epoch, slots.offset(epoch, rank), shard, byteSize);
-            current.copy(slot(slots, epoch, rank), shard, byteSize);
-            agreeBeforeWaits(operation, current, side);
-            current.waitSignals(CHANNEL, epoch);
-            consumer.consume(current, slot(slots, epoch, 0));
-            finish(current, side, used);
-        }
+        run(
+                operation,
+                used,
+                (epoch, current, side) -> {
+                    push(current, side, epoch, slots.offset(epoch, rank), shard, byteSize);
+                    current.copy(slot(slots, epoch, rank), shard, byteSize);
+                    agreeBeforeWaits(operation, current, side);
+                    current.waitSignals(CHANNEL, epoch);
+                    consumer.consume(current, slot(slots, epoch, 0));
+                });
     }
 
     /** Returns the address of this rank's slot for a source rank. */
     private long slot(Slots slots, int epoch, int source) {
         return buffers.address(rank, slots.offset(epoch, source));
-    }
-
-    /** Makes later work wait for the sends, because later work may overwrite the data. */
-    private static void finish(P2pStream current, P2pStream side, NDArray... used) {
-        current.waitEvent(side.record());
-        current.keepAlive(used);
     }
 
     /**
@@ -268,19 +281,19 @@ public final class Pipeline {
             Operation operation, long offset, long shard, long byteSize, NDArray... used) {
         // Before this barrier, a peer may still read its output.
         buffers.intraNodeBarrier(operation);
-        int epoch = buffers.epoch(operation);
         long own = offset + rank * byteSize;
-        try (P2pStream current = buffers.currentStream(operation);
-                P2pStream side = buffers.sideStream(operation)) {
-            push(current, side, epoch, own, shard, byteSize);
-            long place = buffers.address(rank, own);
-            if (place != shard) {
-                current.copy(place, shard, byteSize);
-            }
-            agreeBeforeWaits(operation, current, side);
-            current.waitSignals(CHANNEL, epoch);
-            finish(current, side, used);
-        }
+        run(
+                operation,
+                used,
+                (epoch, current, side) -> {
+                    push(current, side, epoch, own, shard, byteSize);
+                    long place = buffers.address(rank, own);
+                    if (place != shard) {
+                        current.copy(place, shard, byteSize);
+                    }
+                    agreeBeforeWaits(operation, current, side);
+                    current.waitSignals(CHANNEL, epoch);
+                });
     }
 
     /** Reduces the parts that a rank has received. */
@@ -315,19 +328,19 @@ public final class Pipeline {
             long received,
             PartReducer reducer,
             NDArray... used) {
-        int epoch = buffers.epoch(operation);
-        try (P2pStream current = buffers.currentStream(operation);
-                P2pStream side = buffers.sideStream(operation)) {
-            side.waitEvent(current.record());
-            for (int step = 1; step < worldSize; step++) {
-                long part = parts + (rank + step) % worldSize * byteSize;
-                send(side, slots, epoch, step, part, byteSize, received);
-            }
-            long own = received(slots, epoch, received, rank);
-            current.copy(own, parts + rank * byteSize, byteSize);
-            reduce(operation, current, side, slots, epoch, received, reducer);
-            finish(current, side, used);
-        }
+        run(
+                operation,
+                used,
+                (epoch, current, side) -> {
+                    side.waitEvent(current.record());
+                    for (int step = 1; step < worldSize; step++) {
+                        long part = parts + (rank + step) % worldSize * byteSize;
+                        send(side, slots, epoch, step, part, byteSize, received);
+                    }
+                    long own = received(slots, epoch, received, rank);
+                    current.copy(own, parts + rank * byteSize, byteSize);
+                    reduce(operation, current, side, slots, epoch, received, reducer);
+                });
     }
 
     /** Sends a part to the rank that is {@code step} ranks away. */
@@ -418,26 +431,26 @@ public final class Pipeline {
             PartProducer producer,
             PartReducer reducer,
             NDArray... used) {
-        int epoch = buffers.epoch(operation);
-        try (P2pStream current = buffers.currentStream(operation);
-                P2pStream side = buffers.sideStream(operation)) {
-            P2pStream.Event[] pushed = new P2pStream.Event[2];
-            for (int step = 1; step < worldSize; step++) {
-                int peer = (rank + step) % worldSize;
-                int buffer = (step - 1) & 1;
-                if (pushed[buffer] != null) {
-                    current.waitEvent(pushed[buffer]);
-                }
-                producer.produce(peer, staging[buffer]);
-                side.waitEvent(current.record());
-                send(side, slots, epoch, step, staging[buffer], byteSize, received);
-                if (step + 2 < worldSize) {
-                    pushed[buffer] = side.record();
-                }
-            }
-            producer.produce(rank, received(slots, epoch, received, rank));
-            reduce(operation, current, side, slots, epoch, received, reducer);
-            finish(current, side, used);
-        }
+        run(
+                operation,
+                used,
+                (epoch, current, side) -> {
+                    P2pStream.Event[] pushed = new P2pStream.Event[2];
+                    for (int step = 1; step < worldSize; step++) {
+                        int peer = (rank + step) % worldSize;
+                        int buffer = (step - 1) & 1;
+                        if (pushed[buffer] != null) {
+                            current.waitEvent(pushed[buffer]);
+                        }
+                        producer.produce(peer, staging[buffer]);
+                        side.waitEvent(current.record());
+                        send(side, slots, epoch, step, staging[buffer], byteSize, received);
+                        if (step + 2 < worldSize) {
+                            pushed[buffer] = side.record();
+                        }
+                    }
+                    producer.produce(rank, received(slots, epoch, received, rank));
+                    reduce(operation, current, side, slots, epoch, received, reducer);
+                });
     }
 }

@@ -169,7 +169,14 @@ public final class VdevKernels implements AutoCloseable {
         put("rank", buffers.rank());
         put("ranks", ranks);
         put("lanes", division.lanes());
-        put("own_blocks", division.own());
+        int own = division.own();
+        int pairs = division.lanes() * division.groups();
+        int most = Math.max(MIN_BLOCKS, buffers.waitingBlocks()); // beside other groups' kernels
+        if (own + 2 * pairs > most) {
+            own = Math.max(1, Math.min(own, most / 4));
+            pairs = (most - own) / 2;
+        }
+        put("own_blocks", own);
         put("words_begin", division.words());
         put("slots_begin", division.slots());
         put("stage_bytes", division.stage());
@@ -184,12 +191,11 @@ public final class VdevKernels implements AutoCloseable {
                     .put(LAUNCH.offset("signals") + place, signals.words()[peer])
                     .put(LAUNCH.offset("half") + place, buffers.address(peer, half));
         }
-        int blocks = division.own() + 2 * division.lanes() * division.groups();
         try (P2pStream current = buffers.currentStream(operation)) {
             kernels.get(rows.unit())
                     .launch(
                             streams.get(),
-                            LaunchSize.of(blocks, THREADS),
+                            LaunchSize.of(own + 2 * pairs, THREADS),
                             arguments.clear().add(struct));
             current.keepAlive(used);
         }

@@ -3,9 +3,11 @@ package org.djlx.nativeops.cuda;
 
 import ai.djl.Device;
 import java.nio.charset.StandardCharsets;
+import java.util.HexFormat;
 import java.util.function.IntSupplier;
 import java.util.function.Supplier;
 import org.bytedeco.cuda.cudart.CUctx_st;
+import org.bytedeco.cuda.cudart.CUuuid;
 import org.bytedeco.cuda.global.cudart;
 import org.bytedeco.javacpp.SizeTPointer;
 import org.djlx.nativeops.CudaProbe;
@@ -26,6 +28,7 @@ import org.djlx.nativeops.host.NativeMemory;
  */
 public final class CudaDevice implements AutoCloseable {
 
+    private static final int UUID_BYTES = 16;
     private static final int NAME_BYTES = 256;
 
     private final int ordinal;
@@ -90,6 +93,19 @@ public final class CudaDevice implements AutoCloseable {
         byte[] id = new byte[NAME_BYTES];
         CudaDriver.check(cudart.cuDeviceGetPCIBusId(id, id.length, ordinal), "cuDeviceGetPCIBusId");
         return text(id);
+    }
+
+    /**
+     * {@return the UUID as 32 hexadecimal digits; the same in all processes of the host} With the
+     * presets of CUDA 13, slices of a GPU (MIG) have UUIDs of their own.
+     */
+    public String uuid() {
+        try (CUuuid uuid = new CUuuid()) {
+            CudaDriver.check(cudart.cuDeviceGetUuid(uuid, ordinal), "cuDeviceGetUuid");
+            byte[] bytes = new byte[UUID_BYTES];
+            uuid.bytes().get(bytes);
+            return HexFormat.of().formatHex(bytes);
+        }
     }
 
     private static String text(byte[] bytes) {

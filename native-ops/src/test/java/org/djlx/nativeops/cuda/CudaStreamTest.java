@@ -4,6 +4,7 @@ package org.djlx.nativeops.cuda;
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertNotEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
@@ -30,6 +31,8 @@ class CudaStreamTest extends StreamFixture {
         assertEquals(Device.gpu(0), device.device());
         assertFalse(device.name().isEmpty());
         assertTrue(device.pciBusId().matches("[0-9a-fA-F]+:[0-9a-fA-F]+:[0-9a-fA-F]+\\.0"));
+        assertTrue(device.uuid().matches("[0-9a-f]{32}"));
+        assertNotEquals("0".repeat(32), device.uuid());
         assertTrue(device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT) > 0);
         assertTrue(device.architecture().matches("sm_[0-9]+a?"), device.architecture());
         assertTrue(device.highestStreamPriority() <= 0);

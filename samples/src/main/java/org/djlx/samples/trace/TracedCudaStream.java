@@ -43,7 +43,7 @@ final class TracedCudaStream extends TracedStream {
 
     private record StreamEvent(CudaEvent event) implements Event {}
 
-    /** Makes this stream libtorch's current stream, which sends the signals and waits for them. */
+    /** Makes this stream libtorch's current stream: the buffers signal, wait and meet on that. */
     @Override
     void enqueue(Consumer<Supplier<DoubleSupplier>> work) {
         if (isCurrent) {

@@ -378,14 +378,14 @@ final class CudaP2pBuffers extends P2pBuffers {
     @Override
     public void putSignal(int peer, int channel, int value) {
         requireUsable();
-        putSignal(stream(), peer, channel, value);
+        putSignal(currentStreams.get(), peer, channel, value);
     }
 
     @Override
     public void waitSignal(Operation operation, int peer, int channel, int value) {
         requireUsable();
         Required.argument("waitSignal: operation", operation);
-        waitSignal(stream(), operation, peer, channel, value);
+        waitSignal(currentStreams.get(), operation, peer, channel, value);
     }
 
     /** Does not enter the operation: all ranks count entries, and other ranks may not enter. */
@@ -394,7 +394,7 @@ final class CudaP2pBuffers extends P2pBuffers {
         requireUsable();
         requireUnderWay();
         int mask = IntStream.of(ranks).map(member -> 1 << member).reduce(0, (a, b) -> a | b);
-        signals.meet(stream(), mask, operation.timeout());
+        signals.meet(currentStreams.get(), mask, operation.timeout());
     }
 
     /** No-op: {@link P2pQueue} has published the call, and compares it afterwards. */
@@ -407,7 +407,7 @@ final class CudaP2pBuffers extends P2pBuffers {
     public void intraNodeBarrier(Operation operation) {
         requireUsable();
         Required.argument("intraNodeBarrier: operation", operation);
-        barrier(stream(), operation);
+        barrier(currentStreams.get(), operation);
     }
 
     /** Lets a stream wait until all ranks have come to this point of the operation. */

@@ -218,7 +218,7 @@ final class RegionHandshake {
                         () -> {
                             Set<String> jobs = new TreeSet<>();
                             infos.forEach(info -> jobs.add(info.job));
-                            GpuLease lease = GpuLease.acquire(device.pciBusId(), jobs);
+                            GpuLease lease = GpuLease.acquire(device.uuid(), jobs);
                             List<String> gpus = infos.stream().map(info -> info.bus).toList();
                             place =
                                     new Place(

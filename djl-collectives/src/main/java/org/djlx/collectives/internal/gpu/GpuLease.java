@@ -30,7 +30,7 @@ import org.slf4j.LoggerFactory;
  * block each other, and {@link GpuTurns} orders those of one process only.
  *
  * <pre>
- *   file djlx-gpu-BUS.lock in the temporary folder    job \n pid of the process that wrote it
+ *   file djlx-gpu-UUID.lock in the temporary folder    job \n pid of the process that wrote it
  *   lock of byte 0                                    exclusive, while a process acquires
  *   lock of byte 1                                    shared, as long as a process has the lease
  * </pre>
@@ -45,8 +45,8 @@ import org.slf4j.LoggerFactory;
  *   <li>The file stays, with a few bytes. Another process may be about to lock it.
  * </ol>
  *
- * <p>If the file cannot be used, or another process keeps byte 0 locked for 10 s, there is no
- * check, and the log warns. Thread-safe.
+ * <p>If the file cannot be used, there is no check, and the log warns. If another process keeps
+ * byte 0 locked for 10 s, the GPU is refused. Thread-safe.
  */
 public final class GpuLease implements AutoCloseable {
 
@@ -66,14 +66,11 @@ public final class GpuLease implements AutoCloseable {
     private final Path file;
     private boolean closed; // guarded by HELD
 
-    /** The lease of this process. */
+    /** The lease of this process, locked while a thread acquires it from other processes. */
     private static final class Held {
-        final FileChannel channel; // null without access to the file
-        int leases;
-
-        Held(FileChannel channel) {
-            this.channel = channel;
-        }
+        FileChannel channel; // null without access to the file
+        boolean acquired; // guarded by this
+        int leases; // and threads that acquire one; guarded by HELD
     }
 
     private GpuLease(Path file) {
@@ -90,34 +87,47 @@ public final class GpuLease implements AutoCloseable {
     /**
      * Acquires a GPU for a group.
      *
-     * @param gpu the PCI bus id of the GPU
+     * @param gpu the UUID of the GPU
      * @param jobs the jobs of the group's processes, {@link #JOB} of each
-     * @throws EngineException if a process of another job has the GPU
+     * @throws EngineException if a process of another job has the GPU, or keeps the file locked
      */
     public static GpuLease acquire(String gpu, Set<String> jobs) {
-        return acquire(FOLDER, gpu, JOB, jobs);
+        return acquire(FOLDER, gpu, JOB, jobs, PATIENCE);
     }
 
-    static GpuLease acquire(Path folder, String gpu, String job, Set<String> jobs) {
-        Path file = folder.resolve("djlx-gpu-" + gpu + ".lock");
+    static GpuLease acquire(
+            Path folder, String gpu, String job, Set<String> jobs, Duration patience) {
+        GpuLease lease = new GpuLease(folder.resolve("djlx-gpu-" + gpu + ".lock"));
+        Held held;
         synchronized (HELD) {
-            Held held = HELD.get(file);
-            if (held == null) {
-                held = new Held(lock(file, gpu, job, jobs));
-                HELD.put(file, held);
-            }
+            held = HELD.computeIfAbsent(lease.file, file -> new Held());
             held.leases++;
         }
-        return new GpuLease(file);
+        boolean done = false;
+        try {
+            synchronized (held) {
+                if (!held.acquired) {
+                    held.channel = lock(lease.file, gpu, job, jobs, patience);
+                    held.acquired = true;
+                }
+            }
+            done = true;
+            return lease;
+        } finally {
+            if (!done) {
+                lease.close();
+            }
+        }
     }
 
     /** Returns the channel with the lock; null without access to the file. */
-    private static FileChannel lock(Path file, String gpu, String job, Set<String> jobs) {
+    private static FileChannel lock(
+            Path file, String gpu, String job, Set<String> jobs, Duration patience) {
         FileChannel channel = null;
         boolean done = false;
         try {
             channel = open(file);
-            FileLock mutex = exclude(channel);
+            FileLock mutex = exclude(channel, file, gpu, patience);
             try {
                 FileLock alone = channel.tryLock(LEASE, 1, false);
                 if (alone == null) {
@@ -161,21 +171,27 @@ public final class GpuLease implements AutoCloseable {
         }
     }
 
-    private static FileLock exclude(FileChannel channel) throws IOException {
-        Deadline deadline = Deadline.after(PATIENCE);
+    private static FileLock exclude(FileChannel channel, Path file, String gpu, Duration patience)
+            throws IOException {
+        Deadline deadline = Deadline.after(patience);
         while (true) {
             FileLock mutex = channel.tryLock(MUTEX, 1, false);
             if (mutex != null) {
                 return mutex;
             }
             if (deadline.isOver()) {
-                throw new IOException("another process keeps the file locked");
+                throw new EngineException(
+                        String.format(
+                                "cannot find out whether another job uses GPU %s: a process keeps"
+                                        + " %s locked for more than %d s. End that process (lslocks"
+                                        + " shows it), or use backend 'nccl'",
+                                gpu, file, patience.toSeconds()));
             }
             try {
                 Thread.sleep(1);
             } catch (InterruptedException e) {
                 Thread.currentThread().interrupt();
-                throw new IOException("interrupted", e);
+                throw new EngineException("interrupted while " + file + " was locked", e);
             }
         }
     }

@@ -14,6 +14,8 @@ public final class Liveness {
     /** Identifies this boot of this host and the PID namespace; contains no spaces. */
     public static final String HOST = host();
 
+    private static final int START_TIME = 19; // the field, counted from the state
+
     private Liveness() {}
 
     private static String host() {
@@ -52,10 +54,25 @@ public final class Liveness {
             }
             throw e;
         }
+        return startTime(stat);
+    }
+
+    /**
+     * Returns the start time in the text of a {@code stat} file; -1 for a zombie.
+     *
+     * @throws IOException if the text is incomplete, as while the process ends
+     */
+    static long startTime(String stat) throws IOException {
         // The second field is the command in parentheses, which may itself contain parentheses.
-        String[] fields = stat.substring(stat.lastIndexOf(')') + 2).split(" ");
-        char state = fields[0].charAt(0);
-        return state == 'Z' || state == 'X' ? -1 : Long.parseLong(fields[19]);
+        String[] fields = stat.substring(stat.lastIndexOf(')') + 1).strip().split(" ");
+        if (fields[0].equals("Z") || fields[0].equals("X")) {
+            return -1;
+        }
+        try {
+            return Long.parseLong(fields[START_TIME]);
+        } catch (IndexOutOfBoundsException | NumberFormatException e) {
+            throw new IOException("the state of a process is incomplete: '" + stat + "'", e);
+        }
     }
 
     /**

@@ -9,7 +9,16 @@ import java.util.Optional;
 import java.util.concurrent.CountDownLatch;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.Work;
 import org.djlx.collectives.p2p.BarrierCases;
+import org.djlx.collectives.p2p.P2pBuffers;
+import org.djlx.collectives.spi.OpType;
+import org.djlx.collectives.spi.Operation;
+import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.nativeops.cuda.CudaEvent;
+import org.djlx.nativeops.cuda.CudaStream;
+import org.djlx.nativeops.torch.CudaStreamGuard;
+import org.djlx.nativeops.torch.Torch;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
@@ -69,6 +78,49 @@ class CudaP2pBarrierTest {
     @Tag("gpu")
     void differentRanksBreakTheGroup(int ranks) {
         run(ranks, (group, manager) -> BarrierCases.differentRanks(group));
+    }
+
+    /** On one stream, rank 0's wait would come before the signal that ends it. */
+    @Test
+    @Tag("gpu")
+    void signalsGoOnTheCallersStream() {
+        run(2, (group, manager) -> meetOnTwoStreams(group));
+    }
+
+    private static void meetOnTwoStreams(ProcessGroup group) {
+        P2pBuffers buffers = group.p2pBuffers().orElseThrow();
+        int peer = 1 - group.rank();
+        try (CudaDevice device = CudaDevice.open(group.device());
+                CudaStream other = CudaStream.create(device);
+                CudaEvent entered = CudaEvent.create(device);
+                CudaEvent arrived = CudaEvent.create(device)) {
+            CudaStream current = CudaStream.wrap(device, Torch.currentCudaStream(device.device()));
+            Work work =
+                    group.execute(
+                            new OpType("streams"),
+                            new Operation.Agreed(null, new long[0], null, 0),
+                            operation -> {
+                                int epoch = buffers.epoch(operation);
+                                entered.record(current);
+                                other.waitEvent(entered);
+                                boolean first = group.rank() == 0;
+                                CudaStreamGuard guard =
+                                        Torch.cudaStreamGuard(
+                                                device.device(),
+                                                first ? other.handle() : current.handle());
+                                try {
+                                    buffers.waitSignal(operation, peer, 0, epoch);
+                                } finally {
+                                    guard.close();
+                                }
+                                buffers.putSignal(peer, 0, epoch);
+                                arrived.record(other);
+                                current.waitEvent(arrived);
+                            });
+            work.await();
+            current.synchronize();
+            assertEquals(Optional.empty(), work.exception());
+        }
     }
 
     /** The word in which a kernel reports why its wait failed. */

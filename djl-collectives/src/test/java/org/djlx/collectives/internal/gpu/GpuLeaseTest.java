@@ -2,6 +2,7 @@
 package org.djlx.collectives.internal.gpu;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertNotEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
@@ -13,10 +14,12 @@ import java.io.InputStreamReader;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
+import java.util.concurrent.FutureTask;
 import java.util.concurrent.TimeUnit;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.Test;
@@ -64,7 +67,7 @@ class GpuLeaseTest {
     }
 
     private GpuLease acquire(String job, String... known) {
-        return GpuLease.acquire(folder, "gpu", job, Set.of(known));
+        return GpuLease.acquire(folder, "gpu", job, Set.of(known), Duration.ofSeconds(10));
     }
 
     @Test
@@ -103,6 +106,42 @@ class GpuLeaseTest {
         assertNotEquals(HELD, answer(start("gpu", "job 2")));
         second.close();
         assertEquals(HELD, answer(start("gpu", "job 2")));
+    }
+
+    @Test
+    void aFileThatStaysLockedIsAnError() throws Exception {
+        Process busy = start("gpu");
+        assertEquals(HELD, answer(busy));
+        String message =
+                assertThrows(
+                                EngineException.class,
+                                () ->
+                                        GpuLease.acquire(
+                                                folder, "gpu", "job", Set.of(), Duration.ZERO))
+                        .getMessage();
+        assertTrue(message.contains("a process keeps " + folder), message);
+        kill(busy);
+        acquire("job", "job").close();
+    }
+
+    @Test
+    void aLockedFileBlocksNoOtherGpu() throws Exception {
+        Process busy = start("gpu");
+        assertEquals(HELD, answer(busy));
+        FutureTask<GpuLease> waiting = new FutureTask<>(() -> lease("gpu"));
+        Thread thread = new Thread(waiting);
+        thread.start();
+        while (thread.getState() != Thread.State.TIMED_WAITING) {
+            Thread.onSpinWait();
+        }
+        lease("another gpu").close();
+        assertFalse(waiting.isDone());
+        kill(busy);
+        waiting.get().close();
+    }
+
+    private GpuLease lease(String gpu) {
+        return GpuLease.acquire(folder, gpu, "job", Set.of("job"), Duration.ofMinutes(1));
     }
 
     /** Leases leave one small file for each GPU. */

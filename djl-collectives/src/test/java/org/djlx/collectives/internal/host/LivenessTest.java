@@ -3,10 +3,13 @@ package org.djlx.collectives.internal.host;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import java.io.IOException;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Path;
+import java.util.List;
 import java.util.concurrent.TimeUnit;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
@@ -27,6 +30,16 @@ class LivenessTest {
         process.waitFor();
         assertFalse(Liveness.isAlive(process.pid(), start));
         assertEquals(-1, Liveness.startTime(process.pid()));
+    }
+
+    @Test
+    void incompleteTextIsAnIoException() throws Exception {
+        String rest = " 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 4711 0";
+        assertEquals(4711, Liveness.startTime("7 (a) b) R" + rest));
+        assertEquals(-1, Liveness.startTime("7 (a) Z"));
+        for (String text : List.of("", "7 (jav", "7 (java)", "7 (java) R", "7 (java) R 1 2")) {
+            assertThrows(IOException.class, () -> Liveness.startTime(text), text);
+        }
     }
 
     /** Liveness works in a process without free file descriptors. */

@@ -18,7 +18,7 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /** The queue of pieces between the engine thread and the caller of a generation. */
-final class PieceQueue implements Generation {
+class PieceQueue implements Generation {
 
     private static final Logger LOG = LoggerFactory.getLogger(PieceQueue.class);
 

@@ -16,6 +16,7 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Objects;
+import java.util.Optional;
 import java.util.Random;
 import java.util.Set;
 import java.util.concurrent.RejectedExecutionException;
@@ -70,10 +71,14 @@ class SchedulerTest {
 
     private static Sequence sequence(
             int prompt, int maxNewTokens, GenerationRequest.Builder builder) {
+        return sequence(prompt, maxNewTokens, builder, new PieceQueue(prompt, () -> {}));
+    }
+
+    private static Sequence sequence(
+            int prompt, int maxNewTokens, GenerationRequest.Builder builder, PieceQueue queue) {
         int[] tokens = IntStream.rangeClosed(1, prompt).map(i -> 100 + i).toArray();
         GenerationRequest request =
                 builder.setPromptTokens(tokens).optMaxNewTokens(maxNewTokens).build();
-        PieceQueue queue = new PieceQueue(prompt, () -> {});
         return new Sequence(request, tokens, null, Set.of(STOP), queue);
     }
 
@@ -175,6 +180,45 @@ class SchedulerTest {
         GeneratorStatistics statistics = statistics(scheduler);
         assertEquals(1, statistics.preemptions());
         assertEquals(BLOCK + BLOCK + 4 + 1, statistics.promptTokens()); // each once
+    }
+
+    /** A queue whose request is cancelled after the scheduler has seen that it runs. */
+    private static final class CancelledLate extends PieceQueue {
+
+        private int reads = Integer.MAX_VALUE; // until the request is cancelled
+
+        CancelledLate() {
+            super(1, () -> {});
+        }
+
+        @Override
+        public Optional<FinishReason> finishReason() {
+            if (reads-- == 0) {
+                cancel();
+            }
+            return super.finishReason();
+        }
+    }
+
+    @Test
+    void aSequenceThatIsCancelledWhileItGrowsPreemptsNoOlderOne() {
+        Scheduler scheduler = scheduler(8, 8, 27, 10, false);
+        Sequence oldest = sequence(25 * BLOCK, 1);
+        CancelledLate queue = new CancelledLate();
+        Sequence youngest = sequence(1, 100, GenerationRequest.builder(), queue);
+        List<Sequence> sampled = new ArrayList<>();
+        scheduler.addAll(List.of(oldest, youngest));
+        scheduler.admit();
+        for (int step = 0; step < 2 * BLOCK; step++) {
+            assertEquals(2, next(scheduler, sampled).size());
+            youngest.append(5);
+        }
+        assertEquals(27, statistics(scheduler).cacheBlocksInUse());
+        queue.reads = 2; // of those that have ended, and before it grows
+        assertEquals(List.of("421@320x10"), next(scheduler, sampled));
+        assertEquals(25, oldest.blocks().size());
+        assertEquals(List.of(), youngest.blocks());
+        assertEquals(1, statistics(scheduler).running());
     }
 
     @Test
