@@ -221,6 +221,7 @@ class Group {
     launch.own_blocks = std::max<u64>(1, max_blocks / (4 * size()));
     u64 workers = std::max<u64>(1, (max_blocks - launch.own_blocks) / 2);
     u64 groups = std::clamp<u64>(ranks_of_group - 1, 1, workers);
+    u64 pairs = random_up_to(workers / groups * groups);  // another number on each rank, as beside other groups
     launch.rank = rank;
     launch.ranks = ranks_of_group;
     launch.lanes = std::min(workers / groups, VDEV_LANES);
@@ -243,7 +244,7 @@ class Group {
                                          : (const void*)kernels::all_to_all_vdev_1;
     void* arguments[] = {&launch};
     use(ranks[rank].gpu);
-    dim3 blocks(launch.own_blocks + 2 * launch.lanes * groups), threads(kernels::VDEV_THREADS);
+    dim3 blocks(launch.own_blocks + 2 * std::min(pairs, launch.lanes * groups)), threads(kernels::VDEV_THREADS);
     check(cudaLaunchKernel(kernel, blocks, threads, arguments, 0, ranks[rank].stream), "all_to_all_vdev");
   }
 

@@ -12,8 +12,10 @@ import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
 import java.util.Random;
+import java.util.concurrent.CompletableFuture;
 import java.util.function.BiConsumer;
 import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.CudaP2pOptions;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.ReduceOp;
@@ -146,6 +148,57 @@ class VariableAllToAllGpuTest {
         double[] ones = new double[count];
         Arrays.fill(ones, 1);
         return ones;
+    }
+
+    /** The kernels of two groups run at once, in another order on each rank. */
+    @Test
+    void besideAnotherGroup() {
+        CudaP2pOptions options = P2pRanks.options().optBufferSize(4 << 20).build();
+        List<ProcessGroup> one = ProcessGroups.local("cuda_p2p", worldSize, options);
+        try {
+            List<ProcessGroup> other = ProcessGroups.local("cuda_p2p", worldSize, options);
+            try {
+                calls(one, 1); // loads the kernels
+                calls(other, 1);
+                CompletableFuture<Void> behind =
+                        CompletableFuture.runAsync(() -> calls(other, 1000));
+                calls(one, 1000);
+                behind.join();
+            } finally {
+                other.forEach(ProcessGroup::destroy);
+            }
+        } finally {
+            one.forEach(ProcessGroup::destroy);
+        }
+    }
+
+    private static void calls(List<ProcessGroup> groups, int calls) {
+        VdevCase large = new VdevCase(ScalarType.FLOAT32, new Shape(512), 0, 0, 200, 1);
+        ProcessGroups.run(
+                groups,
+                group -> {
+                    calls(group, large, calls);
+                    return null;
+                });
+    }
+
+    private static void calls(ProcessGroup group, VdevCase one, int calls) {
+        int ranks = group.worldSize();
+        try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch");
+                CudaDevice device = CudaDevice.open(group.device());
+                CudaStream stream = CudaStream.create(device)) {
+            CudaStreamGuard guard = Torch.cudaStreamGuard(group.device(), stream.handle());
+            try {
+                VdevCase.Operands2d arrays = one.new Operands2d(manager, ranks, group.rank(), 0);
+                for (int i = 0; i < calls; i++) {
+                    one.issue(group, arrays);
+                }
+                stream.synchronize();
+                one.verify(ranks, group.rank(), arrays);
+            } finally {
+                guard.close();
+            }
+        }
     }
 
     /** One graph, there and back; each replay has other splits and rows. */

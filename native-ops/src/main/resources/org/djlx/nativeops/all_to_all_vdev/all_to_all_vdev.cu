@@ -11,7 +11,7 @@
 //
 // Synchronisation: block 0 clears the words, enters the operation, waits until all peers have entered, sends the splits and signals.
 // All blocks wait for the splits of all peers. Then the first blocks copy what the rank sends itself. Of the others half send and
-// half receive, a lane each: a sender waits for a free stage (word `read`), a receiver for a piece (word `sent`).
+// half receive, a lane at a time: a sender waits for a free stage (word `read`), a receiver for a piece (word `sent`).
 //
 // Invariants
 // - The device counts operations (KernelSignals), so a graph can replay the kernel.
@@ -422,13 +422,15 @@ __device__ void copy_own(const VdevLaunch& launch, VdevShared& shared) {
   }
 }
 
-// Sends to or receives from one peer after the other, by one lane.
+// Sends or receives streams: lane after lane of one peer after the other. Every `workers`-th is this worker's. On all ranks a worker
+// takes its lanes in this order, so the first lane that has not ended always has both its sender and its receiver, and the number of
+// workers may differ between ranks.
 template <typename Unit>
 __device__ void move_streams(const VdevLaunch& launch, VdevShared& shared, u32 worker, u32 workers, bool sends, bool keep) {
   u32 ranks = launch.ranks, rank = launch.rank;
-  u32 lane = worker % launch.lanes;
   bool good = true;
-  for (u32 step = 1 + worker / launch.lanes; step < ranks && good; step += workers / launch.lanes) {
+  for (u32 i = worker; i < (ranks - 1) * launch.lanes && good; i += workers) {
+    u32 step = 1 + i / launch.lanes, lane = i % launch.lanes;
     good = sends ? send<Unit>(launch, shared, (rank + step) % ranks, lane)
                  : receive<Unit>(launch, shared, (rank + ranks - step) % ranks, lane, keep);
   }
