@@ -140,6 +140,25 @@ public final class VdevKernels implements AutoCloseable {
         }
     }
 
+    /**
+     * The blocks of a launch, which may differ between ranks.
+     *
+     * @param own the number of blocks that copy what the rank sends itself
+     * @param pairs the number of blocks that send, and of those that receive
+     */
+    record Blocks(int own, int pairs) {
+
+        /** Returns the same division of fewer blocks: at most so many, but at least 3. */
+        Blocks atMost(int limit) {
+            int most = Math.max(MIN_BLOCKS, limit);
+            if (own + 2 * pairs <= most) {
+                return this;
+            }
+            int fewer = Math.max(1, Math.min(own, most / 4));
+            return new Blocks(fewer, (most - fewer) / 2);
+        }
+    }
+
     /** Returns whether the buffers have room for the kernels; the same on all ranks. */
     public static boolean fit(P2pBuffers buffers, KernelSignals signals, int splits) {
         return signals.blocks() >= MIN_BLOCKS && Division.of(buffers, signals, splits).isPossible();
@@ -169,14 +188,9 @@ public final class VdevKernels implements AutoCloseable {
         put("rank", buffers.rank());
         put("ranks", ranks);
         put("lanes", division.lanes());
-        int own = division.own();
-        int pairs = division.lanes() * division.groups();
-        int most = Math.max(MIN_BLOCKS, buffers.waitingBlocks()); // beside other groups' kernels
-        if (own + 2 * pairs > most) {
-            own = Math.max(1, Math.min(own, most / 4));
-            pairs = (most - own) / 2;
-        }
-        put("own_blocks", own);
+        Blocks blocks = new Blocks(division.own(), division.lanes() * division.groups());
+        blocks = blocks.atMost(buffers.waitingBlocks());
+        put("own_blocks", blocks.own());
         put("words_begin", division.words());
         put("slots_begin", division.slots());
         put("stage_bytes", division.stage());
@@ -195,7 +209,7 @@ public final class VdevKernels implements AutoCloseable {
             kernels.get(rows.unit())
                     .launch(
                             streams.get(),
-                            LaunchSize.of(own + 2 * pairs, THREADS),
+                            LaunchSize.of(blocks.own() + 2 * blocks.pairs(), THREADS),
                             arguments.clear().add(struct));
             current.keepAlive(used);
         }
