@@ -136,7 +136,6 @@ public final class TcpStore implements Store {
         return port;
     }
 
-    /** {@inheritDoc} */
     @Override
     public void set(String key, byte[] value) {
         StoreChecks.checkKey(key);
@@ -144,21 +143,18 @@ public final class TcpStore implements Store {
         client.set(key, value);
     }
 
-    /** {@inheritDoc} */
     @Override
     public byte[] get(String key, Duration timeout) {
         StoreChecks.checkKey(key);
         return client.get(key, Deadline.after(StoreChecks.checkTimeout(timeout)));
     }
 
-    /** {@inheritDoc} */
     @Override
     public long add(String key, long amount) {
         StoreChecks.checkKey(key);
         return client.add(key, amount);
     }
 
-    /** {@inheritDoc} */
     @Override
     public byte[] compareSet(String key, byte[] expected, byte[] desired) {
         StoreChecks.checkKey(key);
@@ -167,7 +163,6 @@ public final class TcpStore implements Store {
         return client.compareSet(key, expected, desired);
     }
 
-    /** {@inheritDoc} */
     @Override
     public void append(String key, byte[] value) {
         StoreChecks.checkKey(key);
@@ -175,35 +170,30 @@ public final class TcpStore implements Store {
         client.append(key, value);
     }
 
-    /** {@inheritDoc} */
     @Override
     public boolean check(List<String> keys) {
         StoreChecks.checkKeys(keys);
         return client.check(keys);
     }
 
-    /** {@inheritDoc} */
     @Override
     public void waitFor(List<String> keys, Duration timeout) {
         StoreChecks.checkKeys(keys);
         client.waitFor("waitFor", keys, Deadline.after(StoreChecks.checkTimeout(timeout)));
     }
 
-    /** {@inheritDoc} */
     @Override
     public void multiSet(List<String> keys, List<byte[]> values) {
         StoreChecks.checkPairs(keys, values);
         client.multiSet(keys, values);
     }
 
-    /** {@inheritDoc} */
     @Override
     public List<byte[]> multiGet(List<String> keys, Duration timeout) {
         StoreChecks.checkKeys(keys);
         return client.multiGet(keys, Deadline.after(StoreChecks.checkTimeout(timeout)));
     }
 
-    /** {@inheritDoc} */
     @Override
     public boolean delete(String key) {
         StoreChecks.checkKey(key);
@@ -219,7 +209,6 @@ public final class TcpStore implements Store {
         return client.numKeys();
     }
 
-    /** {@inheritDoc} */
     @Override
     public Duration timeout() {
         return timeout;

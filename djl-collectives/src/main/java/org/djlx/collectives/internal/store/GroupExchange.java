@@ -60,8 +60,6 @@ public final class GroupExchange {
      * Creates the exchange of one rank.
      *
      * @param group the group's name
-     * @param rank the rank
-     * @param worldSize the number of ranks
      * @param store the store; no other group uses its keys
      * @param known by rank, its process; null if unknown
      * @param obstacle returns a failure that makes waiting for other ranks hopeless, or empty
@@ -84,11 +82,7 @@ public final class GroupExchange {
         this.store = store;
     }
 
-    /**
-     * Returns the known processes of the ranks.
-     *
-     * @return the processes in rank order; null if unknown
-     */
+    /** Returns the processes of the ranks, in rank order; null if unknown. */
     public List<RankProcess> processes() {
         synchronized (processes) {
             return Arrays.asList(processes.clone());

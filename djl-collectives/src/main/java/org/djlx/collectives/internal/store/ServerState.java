@@ -78,7 +78,6 @@ final class ServerState {
     /**
      * Registers a wait for keys.
      *
-     * @param keys the keys
      * @param whenSet called once all keys are set, while another request is executed
      * @return the wait; null if all keys are already set
      */
@@ -116,9 +115,6 @@ final class ServerState {
     /**
      * Records that a value is in transit to a client. It stays in memory and in the budget, even if
      * its key is set to another value meanwhile.
-     *
-     * @param key the key of the value
-     * @param value the value
      */
     void sending(String key, byte[] value) {
         Sent on = sent.get(value);

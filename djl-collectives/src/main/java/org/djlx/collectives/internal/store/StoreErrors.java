@@ -16,15 +16,7 @@ public final class StoreErrors {
 
     private StoreErrors() {}
 
-    /**
-     * Creates the exception for a wait that timed out.
-     *
-     * @param store the description of the store
-     * @param operation the operation
-     * @param timeout the timeout
-     * @param missing the keys that are not set
-     * @return the exception
-     */
+    /** Creates the exception for a wait in a store, given as text, that timed out. */
     public static StoreTimeoutException timeout(
             String store, String operation, Duration timeout, List<String> missing) {
         String message =
@@ -40,13 +32,7 @@ public final class StoreErrors {
         return new StoreTimeoutException(message, missing);
     }
 
-    /**
-     * Creates the exception for the use of a closed store.
-     *
-     * @param store the description of the store
-     * @param operation the operation
-     * @return the exception
-     */
+    /** Creates the exception for the use of a closed store. */
     public static CollectiveException closed(String store, String operation) {
         return new CollectiveException(
                 store
@@ -57,11 +43,6 @@ public final class StoreErrors {
 
     /**
      * Creates the exception for an interrupted wait. The caller must restore the interrupt flag.
-     *
-     * @param store the description of the store
-     * @param operation the operation
-     * @param keys the awaited keys
-     * @return the exception
      */
     public static CollectiveException interrupted(
             String store, String operation, List<String> keys) {
@@ -73,12 +54,7 @@ public final class StoreErrors {
                         + quote(keys));
     }
 
-    /**
-     * Formats keys for a message: quoted, without control characters, truncated.
-     *
-     * @param keys the keys
-     * @return the text
-     */
+    /** Formats keys for a message: quoted, without control characters, truncated. */
     public static String quote(List<String> keys) {
         String shown =
                 keys.stream()
@@ -89,12 +65,7 @@ public final class StoreErrors {
         return "[" + shown + (hidden > 0 ? ", and " + hidden + " more" : "") + "]";
     }
 
-    /**
-     * Formats a key for a message: quoted, without control characters, truncated.
-     *
-     * @param key the key
-     * @return the text
-     */
+    /** Formats a key for a message: quoted, without control characters, truncated. */
     public static String quote(String key) {
         StringBuilder text = new StringBuilder("\"");
         key.codePoints()
