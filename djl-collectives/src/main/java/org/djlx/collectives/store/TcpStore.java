@@ -118,19 +118,13 @@ public final class TcpStore implements Store {
         return new Builder();
     }
 
-    /**
-     * Returns the server's host, as passed to the builder.
-     *
-     * @return the host
-     */
+    /** {@return the server's host, as passed to the builder} */
     public String host() {
         return host;
     }
 
     /**
-     * Returns the server's port; for a server created with port 0, the port that the system chose.
-     *
-     * @return the port
+     * {@return the server's port; for a server created with port 0, the port that the system chose}
      */
     public int port() {
         return port;

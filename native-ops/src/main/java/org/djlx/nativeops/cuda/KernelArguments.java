@@ -104,7 +104,6 @@ public final class KernelArguments {
     /**
      * Adds a struct of 64-bit members, such as an array of pointers, passed by value.
      *
-     * @param members the members
      * @return this
      * @throws IllegalArgumentException if there are too many arguments or members, or no members
      */

@@ -37,7 +37,6 @@ public final class TensorMap {
      * Creates a tensor map without an address; {@link #place} sets it. Dimensions are in the
      * engine's order: the contiguous dimension first.
      *
-     * @param struct the struct
      * @param offset the offset of the tensor map in the struct
      * @param type {@link ScalarType#FLOAT16} or {@link ScalarType#BFLOAT16}
      * @param sizes the size of each dimension, at least 1

@@ -42,7 +42,6 @@ public final class SharedMemory implements AutoCloseable {
      * Creates memory filled with zeros. Pages are allocated on first use.
      *
      * @param name the name in tools such as pmap(1); need not be unique
-     * @param byteSize the size in bytes
      * @return the memory; the caller closes it
      * @throws EngineException if the system refuses
      */
@@ -70,7 +69,6 @@ public final class SharedMemory implements AutoCloseable {
      * class, of this user and of this size; any other file is not changed.
      *
      * @param path its {@link #path()}
-     * @param byteSize its size in bytes
      * @return the memory; the caller closes it
      * @throws EngineException if the path cannot be opened, or is not memory that this class
      *     created
@@ -171,7 +169,6 @@ public final class SharedMemory implements AutoCloseable {
      *
      * @param destination the destination address
      * @param source the source address
-     * @param byteSize the number of bytes
      */
     public static void copy(long destination, long source, long byteSize) {
         LibC.memcpy(destination, source, byteSize);

@@ -186,7 +186,6 @@ public final class TorchLibrary {
      * the kernel's exception, with the code's exception as a suppressed exception. Calls may be
      * nested.
      *
-     * @param code the code
      * @param <T> the type of the result
      * @return the result
      * @throws Exception if the code throws
