@@ -95,11 +95,6 @@ public final class ColumnParallelLinear extends ShardedBlock {
 
         private Builder() {}
 
-        @Override
-        Builder self() {
-            return this;
-        }
-
         /**
          * Sets the number of outputs.
          *
