@@ -219,15 +219,12 @@ public final class FusedOps {
                         shard.getManager(),
                         Axes.stacked(group.worldSize(), shard.getShape()),
                         ScalarType.FLOAT32);
-        boolean done = false;
         try {
             complete(group, LowContention.allGather(group, all, shard));
-            done = true;
             return all;
-        } finally {
-            if (!done) {
-                all.close();
-            }
+        } catch (Throwable e) {
+            all.close();
+            throw e;
         }
     }
 
@@ -768,14 +765,11 @@ public final class FusedOps {
 
     /** As {@link #complete(ProcessGroup, Work)}; closes the result if the operation failed. */
     private static void complete(ProcessGroup group, Work work, Runnable closeResult) {
-        boolean done = false;
         try {
             complete(group, work);
-            done = true;
-        } finally {
-            if (!done) {
-                closeResult.run();
-            }
+        } catch (Throwable e) {
+            closeResult.run();
+            throw e;
         }
     }
 

@@ -76,16 +76,13 @@ public final class DataParallelTrainer extends Trainer {
                         ? own
                         : new DataParallelConfig(config.getLossFunction());
         DataParallelTrainer trainer = new DataParallelTrainer(model, config, settings);
-        boolean done = false;
         try {
             trainer.join(config.getDevices());
             trainer.logSettings();
-            done = true;
             return trainer;
-        } finally {
-            if (!done) {
-                trainer.close();
-            }
+        } catch (Throwable e) {
+            trainer.close();
+            throw e;
         }
     }
 

@@ -123,7 +123,6 @@ public final class CudaMemory {
             String destroyer,
             IntSupplier destroy) {
         device.retain();
-        boolean created = false;
         try {
             device.call(creator, create);
             NativeMemory memory =
@@ -138,12 +137,10 @@ public final class CudaMemory {
                                     device.release();
                                 }
                             });
-            created = true;
             return memory;
-        } finally {
-            if (!created) {
-                device.release();
-            }
+        } catch (Throwable e) {
+            device.release();
+            throw e;
         }
     }
 }

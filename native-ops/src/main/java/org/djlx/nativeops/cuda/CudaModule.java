@@ -61,14 +61,11 @@ public final class CudaModule extends CudaResource {
             loaded = ALL.computeIfAbsent(key, k -> new Loaded());
             loaded.users++;
         }
-        boolean done = false;
         try {
             create("cuModuleLoadData", () -> loaded.load(key.image));
-            done = true;
-        } finally {
-            if (!done) {
-                leave();
-            }
+        } catch (Throwable e) {
+            leave();
+            throw e;
         }
     }
 

@@ -96,7 +96,6 @@ public final class NcclCommunicator implements AutoCloseable {
         Memory struct = config.write();
         result.setLong(0, 0);
         device.retain(); // The caller may close the device while this waits for other ranks.
-        boolean done = false;
         try {
             device.makeCurrent();
             int code =
@@ -108,11 +107,9 @@ public final class NcclCommunicator implements AutoCloseable {
                             Pointer.nativeValue(struct));
             Reference.reachabilityFence(struct);
             check(code, "ncclCommInitRankConfig", 0);
-            done = true;
-        } finally {
-            if (!done) {
-                device.release();
-            }
+        } catch (Throwable e) {
+            device.release();
+            throw e;
         }
         return new NcclCommunicator(device, result.getLong(0));
     }

@@ -144,7 +144,6 @@ public final class Torch {
         } catch (IllegalStateException e) {
             throw new IllegalArgumentException(e.getMessage(), e);
         }
-        boolean adopted = false;
         try {
             Scratch scratch = Scratch.get();
             AotiTorch.check(
@@ -161,12 +160,10 @@ public final class Torch {
                     "Torch.view");
             NDArray view =
                     adopt(scratch.getLong(0), handle -> new MemoryView(owner, handle, memory));
-            adopted = true;
             return view;
-        } finally {
-            if (!adopted) {
-                memory.release();
-            }
+        } catch (Throwable e) {
+            memory.release();
+            throw e;
         }
     }
 
@@ -458,17 +455,14 @@ public final class Torch {
                         type,
                         Tensors.device(from),
                         "Torch.cast");
-        boolean copied = false;
         try {
             AotiTorch.check(
                     AotiTorch.aoti_torch_copy_(TorchChecks.tensor(result, "the result"), from, 0),
                     "Torch.cast");
-            copied = true;
             return result;
-        } finally {
-            if (!copied) {
-                result.close();
-            }
+        } catch (Throwable e) {
+            result.close();
+            throw e;
         }
     }
 
