@@ -1133,15 +1133,12 @@ public final class ProcessGroup implements AutoCloseable {
 
     @Override
     public String toString() {
-        return "ProcessGroup("
-                + name()
-                + ", "
-                + (isMember() ? "rank " + rank() : "not a member")
-                + " of "
-                + worldSize()
-                + ", "
-                + backendName()
-                + ")";
+        return "ProcessGroup(%s, %s of %s, %s)"
+                .formatted(
+                        name(),
+                        isMember() ? "rank " + rank() : "not a member",
+                        worldSize(),
+                        backendName());
     }
 
     /** Issues an operation with a tensor that must have the same type and shape on all ranks. */

@@ -720,10 +720,8 @@ public final class FusedOps {
     public static Scope forceFallback(String operator) {
         if (!OPERATORS.contains(operator)) {
             throw new IllegalArgumentException(
-                    "forceFallback: \""
-                            + operator
-                            + "\" is not an operator; use one of "
-                            + OPERATORS);
+                    "forceFallback: \"%s\" is not an operator; use one of %s"
+                            .formatted(operator, OPERATORS));
         }
         FORCED_OPERATORS.merge(operator, 1, Integer::sum);
         return () -> FORCED_OPERATORS.computeIfPresent(operator, (name, n) -> n > 1 ? n - 1 : null);

@@ -139,23 +139,17 @@ public final class LibraryProbes {
             }
         }
         throw LoadedLibraries.linkError(
-                what
-                        + " was not found: the dynamic loader cannot open "
-                        + String.join(", ", fileNames)
-                        + "; "
-                        + remedy,
+                "%s was not found: the dynamic loader cannot open %s; %s"
+                        .formatted(what, String.join(", ", fileNames), remedy),
                 last);
     }
 
     private static void require(com.sun.jna.NativeLibrary library, String function, int result) {
         if (result != 0) {
             throw new UnsatisfiedLinkError(
-                    function
-                            + " of "
-                            + library.getFile()
-                            + " failed with error "
-                            + result
-                            + "; the library does not fit this machine's driver");
+                    ("%s of %s failed with error %s; the library does not fit this machine's"
+                                    + " driver")
+                            .formatted(function, library.getFile(), result));
         }
     }
 }

@@ -526,9 +526,8 @@ public final class RankPool<R, T> implements AutoCloseable {
         }
         call.future.completeExceptionally(
                 new CollectiveException(
-                        name
-                                + " failed before this request; close it and start another: "
-                                + failure.getMessage(),
+                        "%s failed before this request; close it and start another: %s"
+                                .formatted(name, failure.getMessage()),
                         failure));
         return call.future;
     }

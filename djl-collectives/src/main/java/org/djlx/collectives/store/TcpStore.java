@@ -248,15 +248,10 @@ public final class TcpStore implements Store {
             server.joined().get(Deadline.after(timeout).remainingNanos(), TimeUnit.NANOSECONDS);
         } catch (TimeoutException e) {
             throw new CollectiveException(
-                    client
-                            + ": "
-                            + client.numJoined()
-                            + " of "
-                            + worldSize
-                            + " workers joined within "
-                            + Durations.text(timeout)
-                            + "; check that all ranks were started with this host and port, or"
-                            + " increase the timeout",
+                    ("%s: %s of %s workers joined within %s; check that all ranks were started with"
+                                    + " this host and port, or increase the timeout")
+                            .formatted(
+                                    client, client.numJoined(), worldSize, Durations.text(timeout)),
                     e);
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();
@@ -458,10 +453,8 @@ public final class TcpStore implements Store {
             }
             if (port < 0 || port > 65535 || port == 0 && !server) {
                 throw new IllegalArgumentException(
-                        "TcpStore "
-                                + host
-                                + ": the port must be 1 to 65535, or 0 for a server, but is "
-                                + port);
+                        "TcpStore %s: the port must be 1 to 65535, or 0 for a server, but is %s"
+                                .formatted(host, port));
             }
             return new TcpStore(this);
         }

@@ -325,10 +325,9 @@ public final class DataParallelTrainer extends Trainer {
         }
         if (failure != null) {
             throw new IllegalStateException(
-                    call
-                            + ": a rank of this trainer has failed, so parameters may differ"
-                            + " between ranks; create a new trainer for the model. The failure: "
-                            + failure,
+                    ("%s: a rank of this trainer has failed, so parameters may differ between"
+                                    + " ranks; create a new trainer for the model. The failure: %s")
+                            .formatted(call, failure),
                     failure);
         }
     }

@@ -61,11 +61,8 @@ final class CublasLtHandle implements AutoCloseable {
     static void check(int status, String function) {
         if (status != cublas.CUBLAS_STATUS_SUCCESS) {
             throw new EngineException(
-                    function
-                            + " failed with status "
-                            + status
-                            + " of cublasStatus_t, version "
-                            + cublas.cublasLtGetVersion());
+                    "%s failed with status %s of cublasStatus_t, version %s"
+                            .formatted(function, status, cublas.cublasLtGetVersion()));
         }
     }
 

@@ -113,11 +113,9 @@ public final class CudaVirtualMemory implements AutoCloseable {
         }
         if (!isSupported(device)) {
             throw new EngineException(
-                    device
-                            + " ("
-                            + device.name()
-                            + ") or its driver does not support sharing virtual memory by file"
-                            + " descriptors");
+                    ("%s (%s) or its driver does not support sharing virtual memory by file"
+                                    + " descriptors")
+                            .formatted(device, device.name()));
         }
     }
 

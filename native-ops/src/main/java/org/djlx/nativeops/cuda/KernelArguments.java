@@ -137,11 +137,8 @@ public final class KernelArguments {
 
     private static IllegalArgumentException tooMany() {
         return new IllegalArgumentException(
-                "a kernel takes at most "
-                        + MAX_COUNT
-                        + " arguments with at most "
-                        + MAX_BYTES
-                        + " bytes in total");
+                "a kernel takes at most %s arguments with at most %s bytes in total"
+                        .formatted(MAX_COUNT, MAX_BYTES));
     }
 
     /** Appends an argument of a size. Returns its offset. */

@@ -264,10 +264,11 @@ public final class KernelCache {
                     options.stream()
                             .filter(option -> option.startsWith("-D"))
                             .collect(Collectors.joining(" "));
-            return source.name()
-                    + " for "
-                    + architecture
-                    + (defined.isEmpty() ? "" : " with " + defined);
+            return "%s for %s%s"
+                    .formatted(
+                            source.name(),
+                            architecture,
+                            defined.isEmpty() ? "" : " with " + defined);
         }
 
         /** Returns a unique name: the SHA-256 of the key. */

@@ -68,10 +68,8 @@ public final class TensorMap {
         }
         if (offset % (BYTES / 2) != 0) {
             throw new IllegalArgumentException(
-                    "the offset of a tensor map must be a multiple of "
-                            + BYTES / 2
-                            + ", not "
-                            + offset);
+                    "the offset of a tensor map must be a multiple of %s, not %s"
+                            .formatted(BYTES / 2, offset));
         }
         this.struct = struct;
         this.sizes = sizes.clone();

@@ -40,12 +40,8 @@ public final class AtomicBuffer {
     public AtomicBuffer(NativeMemory memory, long offset, int byteSize) {
         if (offset < 0 || byteSize < 0 || offset > memory.byteSize() - byteSize) {
             throw new IllegalArgumentException(
-                    byteSize
-                            + " bytes at "
-                            + offset
-                            + " lie outside "
-                            + memory.byteSize()
-                            + " bytes");
+                    "%s bytes at %s lie outside %s bytes"
+                            .formatted(byteSize, offset, memory.byteSize()));
         }
         if ((memory.address() + offset) % Long.BYTES != 0) {
             throw new IllegalArgumentException("offset " + offset + " is not a multiple of 8");

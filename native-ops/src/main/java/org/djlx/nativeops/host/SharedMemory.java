@@ -86,12 +86,8 @@ public final class SharedMemory implements AutoCloseable {
         } catch (LastErrorException | IOException e) {
             closeQuietly(fd);
             throw new EngineException(
-                    "cannot open the shared memory "
-                            + path
-                            + " ("
-                            + e.getMessage()
-                            + "): "
-                            + remedy(e, byteSize),
+                    "cannot open the shared memory %s (%s): %s"
+                            .formatted(path, e.getMessage(), remedy(e, byteSize)),
                     e);
         } catch (EngineException e) {
             closeQuietly(fd);
@@ -133,12 +129,9 @@ public final class SharedMemory implements AutoCloseable {
 
     private static EngineException refusal(String path, String why) {
         return new EngineException(
-                "refused to map "
-                        + path
-                        + " as shared memory: "
-                        + why
-                        + ". The path does not come from a rank of this group, or that rank has"
-                        + " another version of this library");
+                ("refused to map %s as shared memory: %s. The path does not come from a rank of"
+                                + " this group, or that rank has another version of this library")
+                        .formatted(path, why));
     }
 
     /** {@return the path for {@link #open}} */

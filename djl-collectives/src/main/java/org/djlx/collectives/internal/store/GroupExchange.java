@@ -112,11 +112,9 @@ public final class GroupExchange {
         await(keys, options, found, peers);
         if (!Arrays.equals(own, found[rank])) {
             throw new CollectiveMismatchException(
-                    "creating group '"
-                            + group
-                            + "': another process or thread already has rank "
-                            + rank
-                            + "; give each a different rank");
+                    ("creating group '%s': another process or thread already has rank %s; give each"
+                                    + " a different rank")
+                            .formatted(group, rank));
         }
         if (self.generation() == 0) {
             generation = Introduction.generation(List.of(peers));
@@ -205,17 +203,8 @@ public final class GroupExchange {
     private CollectiveTimeoutException timeout(
             Duration timeout, List<Integer> missing, StoreTimeoutException cause) {
         return new CollectiveTimeoutException(
-                "creating group '"
-                        + group
-                        + "' timed out on rank "
-                        + rank
-                        + " after "
-                        + Durations.text(timeout)
-                        + ": "
-                        + named(missing)
-                        + " of "
-                        + worldSize
-                        + " did not arrive",
+                "creating group '%s' timed out on rank %s after %s: %s of %s did not arrive"
+                        .formatted(group, rank, Durations.text(timeout), named(missing), worldSize),
                 missing,
                 cause);
     }
@@ -232,11 +221,9 @@ public final class GroupExchange {
                             + "'; give one of the groups another name or another store";
         } else if (other.worldSize() != worldSize) {
             problem =
-                    "that rank has world size "
-                            + other.worldSize()
-                            + ", this rank "
-                            + worldSize
-                            + "; pass the same world size on all ranks";
+                    ("that rank has world size %s, this rank %s; pass the same world size on all"
+                                    + " ranks")
+                            .formatted(other.worldSize(), worldSize);
         } else if (other.generation() != 0 && generation != 0 && other.generation() != generation) {
             problem =
                     "some ranks have read values that an earlier group of the same name left in the"
@@ -244,14 +231,8 @@ public final class GroupExchange {
         }
         if (problem != null) {
             throw new CollectiveMismatchException(
-                    "creating group '"
-                            + group
-                            + "' failed on rank "
-                            + rank
-                            + ": value of rank "
-                            + peer
-                            + ": "
-                            + problem);
+                    "creating group '%s' failed on rank %s: value of rank %s: %s"
+                            .formatted(group, rank, peer, problem));
         }
         return other;
     }

@@ -122,12 +122,9 @@ public final class KeyValueMap {
             return Long.parseLong(new String(value, StandardCharsets.ISO_8859_1));
         } catch (NumberFormatException e) {
             throw new IllegalArgumentException(
-                    "add: key "
-                            + StoreErrors.quote(key)
-                            + " has a value of "
-                            + value.length
-                            + " bytes that is not a decimal number; set a counter only with add, or"
-                            + " to a decimal 64-bit number",
+                    ("add: key %s has a value of %s bytes that is not a decimal number; set a"
+                                    + " counter only with add, or to a decimal 64-bit number")
+                            .formatted(StoreErrors.quote(key), value.length),
                     e);
         }
     }

@@ -20,25 +20,17 @@ public final class StoreErrors {
     public static StoreTimeoutException timeout(
             String store, String operation, Duration timeout, List<String> missing) {
         String message =
-                store
-                        + ": "
-                        + operation
-                        + " timed out after "
-                        + Durations.text(timeout)
-                        + ": no rank has set the keys "
-                        + quote(missing)
-                        + "; check that the ranks that set them are running, or increase the"
-                        + " timeout";
+                ("%s: %s timed out after %s: no rank has set the keys %s; check that the ranks that"
+                                + " set them are running, or increase the timeout")
+                        .formatted(store, operation, Durations.text(timeout), quote(missing));
         return new StoreTimeoutException(message, missing);
     }
 
     /** Creates the exception for the use of a closed store. */
     public static CollectiveException closed(String store, String operation) {
         return new CollectiveException(
-                store
-                        + ": "
-                        + operation
-                        + ": the store has been closed; close it after its last use");
+                "%s: %s: the store has been closed; close it after its last use"
+                        .formatted(store, operation));
     }
 
     /**
@@ -47,11 +39,8 @@ public final class StoreErrors {
     public static CollectiveException interrupted(
             String store, String operation, List<String> keys) {
         return new CollectiveException(
-                store
-                        + ": "
-                        + operation
-                        + ": interrupted while waiting for the keys "
-                        + quote(keys));
+                "%s: %s: interrupted while waiting for the keys %s"
+                        .formatted(store, operation, quote(keys)));
     }
 
     /** Formats keys for a message: quoted, without control characters, truncated. */

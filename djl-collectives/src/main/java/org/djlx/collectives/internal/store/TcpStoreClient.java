@@ -224,16 +224,14 @@ public final class TcpStoreClient implements AutoCloseable {
             } catch (IOException e) {
                 if (e instanceof ProtocolException || deadline.isOver()) {
                     throw new CollectiveException(
-                            this
-                                    + ": cannot connect"
-                                    + (mark == null ? "" : " to the server of '" + mark + "'")
-                                    + " within "
-                                    + timeout.toMillis()
-                                    + " ms: "
-                                    + reason(e)
-                                    + "; check that rank 0 runs a store there, that it listens on"
-                                    + " an address this host can reach, and the firewall, or"
-                                    + " increase the timeout",
+                            ("%s: cannot connect%s within %s ms: %s; check that rank 0 runs a store"
+                                 + " there, that it listens on an address this host can reach, and"
+                                 + " the firewall, or increase the timeout")
+                                    .formatted(
+                                            this,
+                                            mark == null ? "" : " to the server of '" + mark + "'",
+                                            timeout.toMillis(),
+                                            reason(e)),
                             e);
                 }
             }

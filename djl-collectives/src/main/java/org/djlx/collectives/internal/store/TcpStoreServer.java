@@ -53,11 +53,11 @@ public final class TcpStoreServer implements AutoCloseable {
         if (!bound.isSuccess()) {
             stopLoop();
             throw new CollectiveException(
-                    "TcpStore: the server cannot listen on "
-                            + bind
-                            + ": "
-                            + bound.cause().getMessage()
-                            + advice(bind.getPort(), bound.cause()),
+                    "TcpStore: the server cannot listen on %s: %s%s"
+                            .formatted(
+                                    bind,
+                                    bound.cause().getMessage(),
+                                    advice(bind.getPort(), bound.cause())),
                     bound.cause());
         }
         channels.add(bound.channel());
