@@ -19,10 +19,10 @@ import java.util.HashMap;
 import java.util.Map;
 import java.util.Objects;
 import java.util.concurrent.Callable;
-import java.util.concurrent.ExecutionException;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CompletionException;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
-import java.util.concurrent.Future;
 import java.util.concurrent.RejectedExecutionException;
 import java.util.function.Function;
 import org.djlx.collectives.CollectiveException;
@@ -310,32 +310,26 @@ public final class FileLog {
 
     /** Runs code on the log's thread; interrupts of the caller do not cancel it. */
     private <T> T call(String operation, Callable<T> action) {
-        Future<T> result;
+        CompletableFuture<T> result = new CompletableFuture<>();
         try {
-            result = thread.submit(action);
+            thread.execute(
+                    () -> {
+                        try {
+                            result.complete(action.call());
+                        } catch (Throwable e) {
+                            result.completeExceptionally(e);
+                        }
+                    });
+            return result.join();
         } catch (RejectedExecutionException e) {
             throw StoreErrors.closed("FileStore " + path, operation);
-        }
-        boolean interrupted = false;
-        try {
-            while (true) {
-                try {
-                    return result.get();
-                } catch (InterruptedException e) {
-                    interrupted = true;
-                }
-            }
-        } catch (ExecutionException e) {
+        } catch (CompletionException e) {
             if (e.getCause() instanceof IllegalArgumentException cause) {
                 throw new IllegalArgumentException(cause.getMessage(), cause);
             }
             throw new CollectiveException(
                     "FileStore " + path + ": " + operation + ": " + e.getCause().getMessage(),
                     e.getCause());
-        } finally {
-            if (interrupted) {
-                Thread.currentThread().interrupt();
-            }
         }
     }
 }
