@@ -116,10 +116,9 @@ public final class DeviceMesh {
     }
 
     /**
-     * Returns the number of ranks along a dimension.
+     * {@return the number of ranks along a dimension}
      *
      * @param name the dimension
-     * @return the number
      * @throws IllegalArgumentException if there is no such dimension
      */
     public int size(String name) {

@@ -96,11 +96,8 @@ public final class NcclOptions extends BackendOptions {
             return false;
         }
         throw new IllegalArgumentException(
-                "the environment variable "
-                        + INTRA_NODE_COMM
-                        + " is \""
-                        + value
-                        + "\"; set it to 1 or 0");
+                "the environment variable %s is \"%s\"; set it to 1 or 0"
+                        .formatted(INTRA_NODE_COMM, value));
     }
 
     private static void checkRange(String option, Integer value, int least, int greatest) {

@@ -157,17 +157,14 @@ public final class ProcessGroup implements AutoCloseable {
             ProcessGroup parent, GroupContext context, Backend backend, List<Integer> ranks) {
         GroupState whole = parent.state;
         String job = whole.trace().job();
-        boolean done = false;
         try {
             GroupState state = new GroupState(whole, context, backend, job, ranks, () -> {});
             ProcessGroup group = new ProcessGroup(state, parent);
             whole.addSubGroup(state);
-            done = true;
             return group;
-        } finally {
-            if (!done) {
-                backend.close(); // Out of memory: no handle exists that could close it.
-            }
+        } catch (Throwable e) {
+            backend.close(); // Out of memory: no handle exists that could close it.
+            throw e;
         }
     }
 
@@ -1138,15 +1135,12 @@ public final class ProcessGroup implements AutoCloseable {
 
     @Override
     public String toString() {
-        return "ProcessGroup("
-                + name()
-                + ", "
-                + (isMember() ? "rank " + rank() : "not a member")
-                + " of "
-                + worldSize()
-                + ", "
-                + backendName()
-                + ")";
+        return "ProcessGroup(%s, %s of %s, %s)"
+                .formatted(
+                        name(),
+                        isMember() ? "rank " + rank() : "not a member",
+                        worldSize(),
+                        backendName());
     }
 
     /** Issues an operation with a tensor that must have the same type and shape on all ranks. */

@@ -78,10 +78,8 @@ final class SubGroups {
         }
         if (givenName.getBytes(StandardCharsets.UTF_8).length > MAX_NAME) {
             throw new IllegalArgumentException(
-                    "newGroup: the name must have at most "
-                            + MAX_NAME
-                            + " bytes in UTF-8: "
-                            + givenName);
+                    "newGroup: the name must have at most %s bytes in UTF-8: %s"
+                            .formatted(MAX_NAME, givenName));
         }
         if (givenName.indexOf('.') >= 0 || givenName.chars().allMatch(Character::isDigit)) {
             throw new IllegalArgumentException(
@@ -136,10 +134,8 @@ final class SubGroups {
             end++;
         }
         String name = new String(call, begin, end - begin, StandardCharsets.UTF_8);
-        return "newGroup("
-                + members(parent, call)
-                + (name.isEmpty() ? "" : ", '" + name + "'")
-                + ")";
+        return "newGroup(%s%s)"
+                .formatted(members(parent, call), name.isEmpty() ? "" : ", '" + name + "'");
     }
 
     private static byte[] exchange(ProcessGroup parent, byte[] call) {
@@ -330,14 +326,9 @@ final class SubGroups {
         } catch (CollectiveTimeoutException e) {
             List<Integer> missing = e.missingRanks().stream().map(members::get).sorted().toList();
             throw new CollectiveTimeoutException(
-                    "newGroup or split on rank "
-                            + parent.rank()
-                            + " of group '"
-                            + parent.name()
-                            + "': ranks "
-                            + missing
-                            + " of that group did not join: "
-                            + e.getMessage(),
+                    ("newGroup or split on rank %s of group '%s': ranks %s of that group did not"
+                                    + " join: %s")
+                            .formatted(parent.rank(), parent.name(), missing, e.getMessage()),
                     missing,
                     e);
         }

@@ -145,20 +145,17 @@ final class AllReduceRmsNormPlan implements FusedPlan {
         NDManager manager = call.partial().getManager();
         NDArray sum = Torch.empty(manager, shape, type);
         NDArray norm = null;
-        boolean done = false;
         try {
             norm = Torch.empty(manager, shape, type);
             NormedResidual outputs = new NormedResidual(sum, norm);
             run(call, new Outputs(outputs, Torch.dataPointer(sum), Torch.dataPointer(norm)));
-            done = true;
             return outputs;
-        } finally {
-            if (!done) {
-                sum.close();
-                if (norm != null) {
-                    norm.close();
-                }
+        } catch (Throwable e) {
+            sum.close();
+            if (norm != null) {
+                norm.close();
             }
+            throw e;
         }
     }
 

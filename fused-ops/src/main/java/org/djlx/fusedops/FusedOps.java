@@ -219,15 +219,12 @@ public final class FusedOps {
                         shard.getManager(),
                         Axes.stacked(group.worldSize(), shard.getShape()),
                         ScalarType.FLOAT32);
-        boolean done = false;
         try {
             complete(group, LowContention.allGather(group, all, shard));
-            done = true;
             return all;
-        } finally {
-            if (!done) {
-                all.close();
-            }
+        } catch (Throwable e) {
+            all.close();
+            throw e;
         }
     }
 
@@ -723,10 +720,8 @@ public final class FusedOps {
     public static Scope forceFallback(String operator) {
         if (!OPERATORS.contains(operator)) {
             throw new IllegalArgumentException(
-                    "forceFallback: \""
-                            + operator
-                            + "\" is not an operator; use one of "
-                            + OPERATORS);
+                    "forceFallback: \"%s\" is not an operator; use one of %s"
+                            .formatted(operator, OPERATORS));
         }
         FORCED_OPERATORS.merge(operator, 1, Integer::sum);
         return () -> FORCED_OPERATORS.computeIfPresent(operator, (name, n) -> n > 1 ? n - 1 : null);
@@ -775,14 +770,11 @@ public final class FusedOps {
 
     /** As {@link #complete(ProcessGroup, Work)}; closes the result if the operation failed. */
     private static void complete(ProcessGroup group, Work work, Runnable closeResult) {
-        boolean done = false;
         try {
             complete(group, work);
-            done = true;
-        } finally {
-            if (!done) {
-                closeResult.run();
-            }
+        } catch (Throwable e) {
+            closeResult.run();
+            throw e;
         }
     }
 

@@ -59,15 +59,12 @@ record MatmulAllReduce(ScalarType type, Shape product) {
                 pieces > 1 ? Path.PIPELINED : Path.NCCL,
                 forced ? FallbackReason.FORCED : null);
         NDArray result = Torch.empty(a.getManager(), product, type);
-        boolean done = false;
         try {
             NoGradient.run(() -> compute(group, result, a, b, pieces));
-            done = true;
             return result;
-        } finally {
-            if (!done) {
-                result.close();
-            }
+        } catch (Throwable e) {
+            result.close();
+            throw e;
         }
     }
 

@@ -93,7 +93,7 @@ public final class UsageCounter implements AutoCloseable {
     }
 
     /**
-     * Returns the number of calls of one operator that took a path.
+     * {@return the number of calls of one operator that took a path}
      *
      * @param operator the name in traces and errors: {@code allGatherMatmul}, {@code
      *     allGatherScaledMatmul}, {@code matmulReduceScatter}, {@code scaledMatmulReduceScatter},
@@ -102,7 +102,6 @@ public final class UsageCounter implements AutoCloseable {
      *     pipelinedProduceAndAllToAll}, {@code allToAllVdev}, {@code allToAllVdev2d} or {@code
      *     allToAllVdev2dOffset}
      * @param path the path
-     * @return the number
      * @throws IllegalArgumentException if an argument is null
      */
     public long calls(String operator, Path path) {
@@ -156,11 +155,10 @@ public final class UsageCounter implements AutoCloseable {
     }
 
     /**
-     * Returns the number of calls of one operator that fell back for a reason.
+     * {@return the number of calls of one operator that fell back for a reason}
      *
      * @param operator the operator's name, see {@link #calls(String, Path)}
      * @param reason the reason
-     * @return the number
      * @throws IllegalArgumentException if an argument is null
      */
     public long fallbacks(String operator, FallbackReason reason) {

@@ -41,12 +41,9 @@ public final class CudaProbe {
     private static void require(com.sun.jna.NativeLibrary driver, String function, int result) {
         if (result != 0) {
             throw new UnsatisfiedLinkError(
-                    function
-                            + " of the CUDA driver "
-                            + driver.getFile()
-                            + " failed with "
-                            + errorName(driver, result)
-                            + "; check with nvidia-smi that the driver works");
+                    ("%s of the CUDA driver %s failed with %s; check with nvidia-smi that the"
+                                    + " driver works")
+                            .formatted(function, driver.getFile(), errorName(driver, result)));
         }
     }
 

@@ -68,7 +68,6 @@ public final class LibraryProbes {
     /**
      * Opens NVRTC.
      *
-     * @return the library
      * @throws UnsatisfiedLinkError if it is not found
      */
     public static com.sun.jna.NativeLibrary openNvrtc() {
@@ -84,7 +83,6 @@ public final class LibraryProbes {
     /**
      * Opens NVML.
      *
-     * @return the library
      * @throws UnsatisfiedLinkError if it is not found
      */
     public static com.sun.jna.NativeLibrary openNvml() {
@@ -95,7 +93,6 @@ public final class LibraryProbes {
      * Opens the MPI that started this process. Where several are installed, the environment tells
      * which: Open MPI's mpirun and MPICH's mpiexec set different variables.
      *
-     * @return the library
      * @throws UnsatisfiedLinkError if it is not found
      */
     public static com.sun.jna.NativeLibrary openMpi() {
@@ -130,7 +127,6 @@ public final class LibraryProbes {
      * @param what the name of the library in messages
      * @param remedy what to do if it is not found
      * @param fileNames the names of the files, in order of preference
-     * @return the library
      * @throws UnsatisfiedLinkError if no file is found
      */
     public static com.sun.jna.NativeLibrary open(String what, String remedy, String... fileNames) {
@@ -143,23 +139,17 @@ public final class LibraryProbes {
             }
         }
         throw LoadedLibraries.linkError(
-                what
-                        + " was not found: the dynamic loader cannot open "
-                        + String.join(", ", fileNames)
-                        + "; "
-                        + remedy,
+                "%s was not found: the dynamic loader cannot open %s; %s"
+                        .formatted(what, String.join(", ", fileNames), remedy),
                 last);
     }
 
     private static void require(com.sun.jna.NativeLibrary library, String function, int result) {
         if (result != 0) {
             throw new UnsatisfiedLinkError(
-                    function
-                            + " of "
-                            + library.getFile()
-                            + " failed with error "
-                            + result
-                            + "; the library does not fit this machine's driver");
+                    ("%s of %s failed with error %s; the library does not fit this machine's"
+                                    + " driver")
+                            .formatted(function, library.getFile(), result));
         }
     }
 }

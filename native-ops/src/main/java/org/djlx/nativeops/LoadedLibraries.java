@@ -19,7 +19,6 @@ public final class LoadedLibraries {
      * {@return the path of a loaded library} Opening this path returns the same library; opening
      * the bare file name could load another copy from the search path.
      *
-     * @param fileName the file name
      * @throws UnsatisfiedLinkError if the library is not loaded, or loaded from several files
      */
     public static String find(String fileName) {

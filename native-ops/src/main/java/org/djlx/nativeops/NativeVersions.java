@@ -59,11 +59,8 @@ public final class NativeVersions {
 
     /** Formats an ABI version: its upper three bytes are major, minor and patch. */
     static String libtorchVersion(long abiVersion) {
-        return (abiVersion >>> 56)
-                + "."
-                + (abiVersion >>> 48 & 0xff)
-                + "."
-                + (abiVersion >>> 40 & 0xff);
+        return "%s.%s.%s"
+                .formatted(abiVersion >>> 56, abiVersion >>> 48 & 0xff, abiVersion >>> 40 & 0xff);
     }
 
     private static String driver() {

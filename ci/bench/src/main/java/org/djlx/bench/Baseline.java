@@ -40,7 +40,6 @@ interface Baseline extends AutoCloseable {
     /**
      * Creates a window; all ranks call this together.
      *
-     * @param byteSize the size in bytes
      * @return the window, which the caller frees; null on all ranks if the library has no such
      *     memory
      */

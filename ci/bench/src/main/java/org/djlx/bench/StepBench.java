@@ -75,7 +75,6 @@ record StepBench(TextGenerator generator, int vocabulary) {
      * Measures decode steps.
      *
      * @param batch the number of requests, submitted together
-     * @param promptTokens the tokens of each prompt
      * @param newTokens the tokens generated for each request
      * @param sampled whether tokens are sampled; otherwise greedy
      * @throws IllegalStateException if there was no step in which all requests got a token
@@ -113,7 +112,6 @@ record StepBench(TextGenerator generator, int vocabulary) {
     /**
      * Measures the time to the first token of a single prompt.
      *
-     * @param promptTokens the tokens of the prompt
      * @param runs the number of measurements; one uncounted run comes first
      * @return the median in microseconds
      */

@@ -134,15 +134,12 @@ final class CheckpointFile implements AutoCloseable {
      */
     static CheckpointFile open(Path path) throws IOException {
         CheckpointFile file = new CheckpointFile(path);
-        boolean done = false;
         try {
             file.check();
-            done = true;
             return file;
-        } finally {
-            if (!done) {
-                file.close();
-            }
+        } catch (Throwable e) {
+            file.close();
+            throw e;
         }
     }
 

@@ -129,20 +129,17 @@ final class P2pModel implements Model {
      */
     private void write(Path modelPath, String newModelName) throws IOException {
         Set<Path> before = files(modelPath);
-        boolean done = false;
         try {
             model.save(modelPath, newModelName);
-            done = true;
-        } finally {
-            if (!done) {
-                Set<Path> made = files(modelPath);
-                made.removeAll(before);
-                for (Path file : made) {
-                    if (file.getFileName().toString().startsWith(newModelName + '-')) {
-                        Files.deleteIfExists(file);
-                    }
+        } catch (Throwable e) {
+            Set<Path> made = files(modelPath);
+            made.removeAll(before);
+            for (Path file : made) {
+                if (file.getFileName().toString().startsWith(newModelName + '-')) {
+                    Files.deleteIfExists(file);
                 }
             }
+            throw e;
         }
     }
 

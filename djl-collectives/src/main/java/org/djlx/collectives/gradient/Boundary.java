@@ -67,7 +67,6 @@ final class Boundary implements AutoCloseable {
             sources[i] = maker == null ? null : maker.source(inputs.get(i));
         }
         manager = NDManager.newBaseManager(results.get(0).getDevice(), "PyTorch");
-        boolean done = false;
         try {
             this.inputs = aliases(inputs);
             this.kept = aliases(kept);
@@ -83,11 +82,9 @@ final class Boundary implements AutoCloseable {
                 result.setRequiresGradient(true);
             }
             this.outputs = aliases(results);
-            done = true;
-        } finally {
-            if (!done) {
-                manager.close();
-            }
+        } catch (Throwable e) {
+            manager.close();
+            throw e;
         }
     }
 

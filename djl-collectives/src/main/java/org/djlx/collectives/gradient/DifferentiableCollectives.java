@@ -267,18 +267,15 @@ public final class DifferentiableCollectives {
 
     /** Waits for a work: on a GPU the current stream waits, on a CPU the calling thread. */
     private static void complete(ProcessGroup group, NDArray result, Work work) {
-        boolean done = false;
         try {
             if (group.device().isGpu()) {
                 work.blockCurrentStream();
             } else {
                 work.await();
             }
-            done = true;
-        } finally {
-            if (!done) {
-                result.close();
-            }
+        } catch (Throwable e) {
+            result.close();
+            throw e;
         }
     }
 }

@@ -312,10 +312,10 @@ public final class GradientScope implements GradientCollector {
         checkCurrent("backward");
         if (targets == null || gradients == null || targets.size() != gradients.size()) {
             throw new IllegalArgumentException(
-                    "backward: each target needs one gradient, but there are "
-                            + (gradients == null ? "null" : gradients.size())
-                            + " for "
-                            + (targets == null ? "null" : targets.size()));
+                    "backward: each target needs one gradient, but there are %s for %s"
+                            .formatted(
+                                    gradients == null ? "null" : gradients.size(),
+                                    targets == null ? "null" : targets.size()));
         }
         passed.removeIf(Boundary::isForgotten);
         List<Boundary> earlier = List.copyOf(passed);

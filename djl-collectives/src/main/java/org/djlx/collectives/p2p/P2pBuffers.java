@@ -267,10 +267,8 @@ public abstract class P2pBuffers {
     protected final void checkChannel(int channel) {
         if (channel < 0 || channel >= channels) {
             throw new IllegalArgumentException(
-                    "channel "
-                            + channel
-                            + " is out of range: there are channels 0 to "
-                            + (channels - 1));
+                    "channel %s is out of range: there are channels 0 to %s"
+                            .formatted(channel, channels - 1));
         }
     }
 

@@ -200,16 +200,13 @@ public final class RankPool<R, T> implements AutoCloseable {
 
     private static <R, T> RankPool<R, T> pool(
             String name, ProcessGroup group, RequestCodec<R> codec) {
-        boolean done = false;
         try {
             RequestChannel channel = RequestChannel.open(group);
             RankPool<R, T> pool = new RankPool<>(name, List.of(group), codec, channel);
-            done = true;
             return pool;
-        } finally {
-            if (!done) {
-                group.destroy();
-            }
+        } catch (Throwable e) {
+            group.destroy();
+            throw e;
         }
     }
 
@@ -529,9 +526,8 @@ public final class RankPool<R, T> implements AutoCloseable {
         }
         call.future.completeExceptionally(
                 new CollectiveException(
-                        name
-                                + " failed before this request; close it and start another: "
-                                + failure.getMessage(),
+                        "%s failed before this request; close it and start another: %s"
+                                .formatted(name, failure.getMessage()),
                         failure));
         return call.future;
     }

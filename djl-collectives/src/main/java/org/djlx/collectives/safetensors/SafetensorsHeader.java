@@ -149,11 +149,8 @@ public record SafetensorsHeader(Map<String, Stored> stored, Map<String, String> 
         }
         if (position != dataBytes) {
             throw new IOException(
-                    "its tensors take "
-                            + position
-                            + " bytes, but "
-                            + dataBytes
-                            + " follow the header");
+                    "its tensors take %s bytes, but %s follow the header"
+                            .formatted(position, dataBytes));
         }
         return new SafetensorsHeader(tensors, metadata);
     }

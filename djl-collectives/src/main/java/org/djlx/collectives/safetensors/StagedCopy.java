@@ -36,18 +36,15 @@ final class StagedCopy implements AutoCloseable {
     /** Allocates the pinned buffers. */
     static StagedCopy create(Device gpu) {
         StagedCopy copy = new StagedCopy(gpu);
-        boolean done = false;
         try {
             for (int i = 0; i < PIECES; i++) {
                 copy.pieces.add(CudaMemory.allocatePinned(copy.device, PIECE_BYTES));
                 copy.fetched.add(CudaEvent.create(copy.device));
             }
-            done = true;
             return copy;
-        } finally {
-            if (!done) {
-                copy.close();
-            }
+        } catch (Throwable e) {
+            copy.close();
+            throw e;
         }
     }
 

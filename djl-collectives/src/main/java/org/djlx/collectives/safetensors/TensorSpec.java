@@ -98,11 +98,14 @@ public record TensorSpec(String name, String dtype, Shape shape) {
                 .orElseThrow(
                         () ->
                                 new IllegalArgumentException(
-                                        name
-                                                + " has elements of type "
-                                                + dtype
-                                                + ", which cannot be read. Readable types are "
-                                                + TYPES.keySet().stream().sorted().toList()));
+                                        ("%s has elements of type %s, which cannot be read."
+                                                        + " Readable types are %s")
+                                                .formatted(
+                                                        name,
+                                                        dtype,
+                                                        TYPES.keySet().stream()
+                                                                .sorted()
+                                                                .toList())));
     }
 
     /**

@@ -72,13 +72,8 @@ public abstract class Backend implements AutoCloseable {
                 new TreeSet<>(support().types(type, op == null ? null : op.kind()));
         if (op != null && !op.isDefinedFor(element)) {
             throw new IllegalArgumentException(
-                    type
-                            + ": "
-                            + op
-                            + " is not defined for "
-                            + element
-                            + "; supported types: "
-                            + possible);
+                    "%s: %s is not defined for %s; supported types: %s"
+                            .formatted(type, op, element, possible));
         }
         throw new IllegalArgumentException(
                 String.format(

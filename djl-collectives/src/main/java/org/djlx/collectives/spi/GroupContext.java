@@ -137,10 +137,8 @@ public final class GroupContext {
         }
         if (rank < 0 || rank >= worldSize) {
             throw new IllegalArgumentException(
-                    "rank "
-                            + rank
-                            + " is out of range: the group has ranks 0 to "
-                            + (worldSize - 1));
+                    "rank %s is out of range: the group has ranks 0 to %s"
+                            .formatted(rank, worldSize - 1));
         }
     }
 

@@ -108,11 +108,8 @@ public final class OpType {
                 Required.argument("an operation's name", name).getBytes(StandardCharsets.US_ASCII);
         if (ascii.length == 0 || ascii.length > MAX_NAME_LENGTH) {
             throw new IllegalArgumentException(
-                    "an operation's name must have 1 to "
-                            + MAX_NAME_LENGTH
-                            + " characters, but is '"
-                            + name
-                            + "'");
+                    "an operation's name must have 1 to %s characters, but is '%s'"
+                            .formatted(MAX_NAME_LENGTH, name));
         }
         this.name = name;
         ByteBuffer padded =

@@ -5,7 +5,7 @@ import java.time.Duration;
 import java.util.List;
 import java.util.concurrent.locks.Condition;
 import java.util.concurrent.locks.ReentrantLock;
-import java.util.function.Supplier;
+import java.util.function.Function;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.internal.host.Deadline;
 import org.djlx.collectives.internal.store.KeyValueMap;
@@ -20,14 +20,13 @@ import org.djlx.collectives.internal.store.StoreErrors;
  * ranks: current waits and later calls throw {@link CollectiveException}. The creator of the store
  * closes it.
  */
-public final class HashStore implements Store {
+public final class HashStore extends MapStore {
 
     private static final String NAME = "HashStore";
 
     private final ReentrantLock lock = new ReentrantLock();
     private final Condition changed = lock.newCondition();
     private final KeyValueMap values = new KeyValueMap();
-    private final Duration timeout;
     private boolean closed;
 
     /** Creates an empty store whose methods wait up to 5 minutes. */
@@ -41,132 +40,9 @@ public final class HashStore implements Store {
      * @param timeout how long methods without a timeout parameter wait
      */
     public HashStore(Duration timeout) {
-        this.timeout = StoreChecks.checkTimeout(timeout);
+        super(timeout);
     }
 
-    /** {@inheritDoc} */
-    @Override
-    public void set(String key, byte[] value) {
-        StoreChecks.checkKey(key);
-        StoreChecks.checkValue(value);
-        change("set", () -> values.set(key, value.clone()));
-    }
-
-    /** {@inheritDoc} */
-    @Override
-    public byte[] get(String key, Duration timeout) {
-        StoreChecks.checkKey(key);
-        Deadline deadline = Deadline.after(StoreChecks.checkTimeout(timeout));
-        return locked(
-                "get",
-                () -> {
-                    await("get", List.of(key), deadline);
-                    return values.get(key).clone();
-                });
-    }
-
-    /** {@inheritDoc} */
-    @Override
-    public long add(String key, long amount) {
-        StoreChecks.checkKey(key);
-        return locked(
-                "add",
-                () -> {
-                    long sum = values.add(key, amount);
-                    changed.signalAll();
-                    return sum;
-                });
-    }
-
-    /** {@inheritDoc} */
-    @Override
-    public byte[] compareSet(String key, byte[] expected, byte[] desired) {
-        StoreChecks.checkKey(key);
-        StoreChecks.checkValue(expected);
-        StoreChecks.checkValue(desired);
-        return locked(
-                "compareSet",
-                () -> {
-                    byte[] now = values.compareSet(key, expected, desired.clone());
-                    changed.signalAll();
-                    return now.clone();
-                });
-    }
-
-    /** {@inheritDoc} */
-    @Override
-    public void append(String key, byte[] value) {
-        StoreChecks.checkKey(key);
-        StoreChecks.checkValue(value);
-        change("append", () -> values.append(key, value.clone()));
-    }
-
-    /** {@inheritDoc} */
-    @Override
-    public boolean check(List<String> keys) {
-        StoreChecks.checkKeys(keys);
-        return locked("check", () -> values.missing(keys).isEmpty());
-    }
-
-    /** {@inheritDoc} */
-    @Override
-    public void waitFor(List<String> keys, Duration timeout) {
-        StoreChecks.checkKeys(keys);
-        Deadline deadline = Deadline.after(StoreChecks.checkTimeout(timeout));
-        locked(
-                "waitFor",
-                () -> {
-                    await("waitFor", keys, deadline);
-                    return null;
-                });
-    }
-
-    /** {@inheritDoc} */
-    @Override
-    public void multiSet(List<String> keys, List<byte[]> values) {
-        StoreChecks.checkPairs(keys, values);
-        change(
-                "multiSet",
-                () -> {
-                    for (int i = 0; i < keys.size(); i++) {
-                        this.values.set(keys.get(i), values.get(i).clone());
-                    }
-                });
-    }
-
-    /** {@inheritDoc} */
-    @Override
-    public List<byte[]> multiGet(List<String> keys, Duration timeout) {
-        StoreChecks.checkKeys(keys);
-        Deadline deadline = Deadline.after(StoreChecks.checkTimeout(timeout));
-        return locked(
-                "multiGet",
-                () -> {
-                    await("multiGet", keys, deadline);
-                    return keys.stream().map(key -> values.get(key).clone()).toList();
-                });
-    }
-
-    /** {@inheritDoc} */
-    @Override
-    public boolean delete(String key) {
-        StoreChecks.checkKey(key);
-        return locked("delete", () -> values.delete(key));
-    }
-
-    /** {@inheritDoc} */
-    @Override
-    public long numKeys() {
-        return locked("numKeys", () -> (long) values.size());
-    }
-
-    /** {@inheritDoc} */
-    @Override
-    public Duration timeout() {
-        return timeout;
-    }
-
-    /** {@inheritDoc} */
     @Override
     public void close() {
         lock.lock();
@@ -178,24 +54,38 @@ public final class HashStore implements Store {
         }
     }
 
-    private void change(String operation, Runnable action) {
-        locked(
-                operation,
-                () -> {
-                    action.run();
-                    changed.signalAll();
-                    return null;
-                });
-    }
-
-    private <T> T locked(String operation, Supplier<T> action) {
+    @Override
+    <T> T read(String operation, Function<KeyValueMap, T> query) {
         lock.lock();
         try {
             checkOpen(operation);
-            return action.get();
+            return query.apply(values);
         } finally {
             lock.unlock();
         }
+    }
+
+    @Override
+    <T> T change(String operation, Function<KeyValueMap, T> change) {
+        return read(
+                operation,
+                map -> {
+                    T answer = change.apply(map);
+                    changed.signalAll();
+                    return answer;
+                });
+    }
+
+    @Override
+    <T> T await(
+            String operation, List<String> keys, Duration timeout, Function<KeyValueMap, T> query) {
+        Deadline deadline = Deadline.after(StoreChecks.checkTimeout(timeout));
+        return read(
+                operation,
+                map -> {
+                    await(operation, keys, deadline);
+                    return query.apply(map);
+                });
     }
 
     /** Waits until all keys are set. The caller holds the lock. */

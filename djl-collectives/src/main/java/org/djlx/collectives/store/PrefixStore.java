@@ -35,43 +35,36 @@ public final class PrefixStore implements Store {
         this.store = store;
     }
 
-    /** {@inheritDoc} */
     @Override
     public void set(String key, byte[] value) {
         store.set(prefixed(key), value);
     }
 
-    /** {@inheritDoc} */
     @Override
     public byte[] get(String key, Duration timeout) {
         return stripping(() -> store.get(prefixed(key), timeout));
     }
 
-    /** {@inheritDoc} */
     @Override
     public long add(String key, long amount) {
         return store.add(prefixed(key), amount);
     }
 
-    /** {@inheritDoc} */
     @Override
     public byte[] compareSet(String key, byte[] expected, byte[] desired) {
         return store.compareSet(prefixed(key), expected, desired);
     }
 
-    /** {@inheritDoc} */
     @Override
     public void append(String key, byte[] value) {
         store.append(prefixed(key), value);
     }
 
-    /** {@inheritDoc} */
     @Override
     public boolean check(List<String> keys) {
         return store.check(prefixed(keys));
     }
 
-    /** {@inheritDoc} */
     @Override
     public void waitFor(List<String> keys, Duration timeout) {
         stripping(
@@ -81,31 +74,26 @@ public final class PrefixStore implements Store {
                 });
     }
 
-    /** {@inheritDoc} */
     @Override
     public void multiSet(List<String> keys, List<byte[]> values) {
         store.multiSet(prefixed(keys), values);
     }
 
-    /** {@inheritDoc} */
     @Override
     public List<byte[]> multiGet(List<String> keys, Duration timeout) {
         return stripping(() -> store.multiGet(prefixed(keys), timeout));
     }
 
-    /** {@inheritDoc} */
     @Override
     public boolean delete(String key) {
         return store.delete(prefixed(key));
     }
 
-    /** {@inheritDoc} */
     @Override
     public long numKeys() {
         return store.numKeys();
     }
 
-    /** {@inheritDoc} */
     @Override
     public Duration timeout() {
         return store.timeout();

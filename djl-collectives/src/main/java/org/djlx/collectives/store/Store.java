@@ -29,19 +29,17 @@ public interface Store extends AutoCloseable {
     void set(String key, byte[] value);
 
     /**
-     * Returns the value of a key, waiting until the key is set.
+     * {@return the value of a key, waiting until the key is set}
      *
      * @param key the key
      * @param timeout how long to wait
-     * @return the value
      */
     byte[] get(String key, Duration timeout);
 
     /**
-     * Returns the value of a key, waiting at most {@link #timeout()} until the key is set.
+     * {@return the value of a key, waiting at most {@link #timeout()} until the key is set}
      *
      * @param key the key
-     * @return the value
      */
     default byte[] get(String key) {
         return get(key, timeout());
@@ -119,18 +117,10 @@ public interface Store extends AutoCloseable {
      */
     boolean delete(String key);
 
-    /**
-     * Returns the number of keys in the whole store.
-     *
-     * @return the number of keys
-     */
+    /** {@return the number of keys in the whole store} */
     long numKeys();
 
-    /**
-     * Returns how long methods without a timeout parameter wait.
-     *
-     * @return the timeout
-     */
+    /** {@return how long methods without a timeout parameter wait} */
     Duration timeout();
 
     /** Releases the resources of this handle. Idempotent. */

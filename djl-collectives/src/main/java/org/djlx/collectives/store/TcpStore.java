@@ -118,25 +118,18 @@ public final class TcpStore implements Store {
         return new Builder();
     }
 
-    /**
-     * Returns the server's host, as passed to the builder.
-     *
-     * @return the host
-     */
+    /** {@return the server's host, as passed to the builder} */
     public String host() {
         return host;
     }
 
     /**
-     * Returns the server's port; for a server created with port 0, the port that the system chose.
-     *
-     * @return the port
+     * {@return the server's port; for a server created with port 0, the port that the system chose}
      */
     public int port() {
         return port;
     }
 
-    /** {@inheritDoc} */
     @Override
     public void set(String key, byte[] value) {
         StoreChecks.checkKey(key);
@@ -144,21 +137,18 @@ public final class TcpStore implements Store {
         client.set(key, value);
     }
 
-    /** {@inheritDoc} */
     @Override
     public byte[] get(String key, Duration timeout) {
         StoreChecks.checkKey(key);
         return client.get(key, Deadline.after(StoreChecks.checkTimeout(timeout)));
     }
 
-    /** {@inheritDoc} */
     @Override
     public long add(String key, long amount) {
         StoreChecks.checkKey(key);
         return client.add(key, amount);
     }
 
-    /** {@inheritDoc} */
     @Override
     public byte[] compareSet(String key, byte[] expected, byte[] desired) {
         StoreChecks.checkKey(key);
@@ -167,7 +157,6 @@ public final class TcpStore implements Store {
         return client.compareSet(key, expected, desired);
     }
 
-    /** {@inheritDoc} */
     @Override
     public void append(String key, byte[] value) {
         StoreChecks.checkKey(key);
@@ -175,35 +164,30 @@ public final class TcpStore implements Store {
         client.append(key, value);
     }
 
-    /** {@inheritDoc} */
     @Override
     public boolean check(List<String> keys) {
         StoreChecks.checkKeys(keys);
         return client.check(keys);
     }
 
-    /** {@inheritDoc} */
     @Override
     public void waitFor(List<String> keys, Duration timeout) {
         StoreChecks.checkKeys(keys);
         client.waitFor("waitFor", keys, Deadline.after(StoreChecks.checkTimeout(timeout)));
     }
 
-    /** {@inheritDoc} */
     @Override
     public void multiSet(List<String> keys, List<byte[]> values) {
         StoreChecks.checkPairs(keys, values);
         client.multiSet(keys, values);
     }
 
-    /** {@inheritDoc} */
     @Override
     public List<byte[]> multiGet(List<String> keys, Duration timeout) {
         StoreChecks.checkKeys(keys);
         return client.multiGet(keys, Deadline.after(StoreChecks.checkTimeout(timeout)));
     }
 
-    /** {@inheritDoc} */
     @Override
     public boolean delete(String key) {
         StoreChecks.checkKey(key);
@@ -219,7 +203,6 @@ public final class TcpStore implements Store {
         return client.numKeys();
     }
 
-    /** {@inheritDoc} */
     @Override
     public Duration timeout() {
         return timeout;
@@ -265,15 +248,10 @@ public final class TcpStore implements Store {
             server.joined().get(Deadline.after(timeout).remainingNanos(), TimeUnit.NANOSECONDS);
         } catch (TimeoutException e) {
             throw new CollectiveException(
-                    client
-                            + ": "
-                            + client.numJoined()
-                            + " of "
-                            + worldSize
-                            + " workers joined within "
-                            + Durations.text(timeout)
-                            + "; check that all ranks were started with this host and port, or"
-                            + " increase the timeout",
+                    ("%s: %s of %s workers joined within %s; check that all ranks were started with"
+                                    + " this host and port, or increase the timeout")
+                            .formatted(
+                                    client, client.numJoined(), worldSize, Durations.text(timeout)),
                     e);
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();
@@ -475,10 +453,8 @@ public final class TcpStore implements Store {
             }
             if (port < 0 || port > 65535 || port == 0 && !server) {
                 throw new IllegalArgumentException(
-                        "TcpStore "
-                                + host
-                                + ": the port must be 1 to 65535, or 0 for a server, but is "
-                                + port);
+                        "TcpStore %s: the port must be 1 to 65535, or 0 for a server, but is %s"
+                                .formatted(host, port));
             }
             return new TcpStore(this);
         }

@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Package-private:
+ * MapStore - a store whose state is a map in memory: base of HashStore and FileStore
+ */
 /**
  * Key-value stores in which the ranks of a job meet; the counterpart of {@code
  * torch.distributed.Store}. Start with {@link org.djlx.collectives.store.TcpStore}.

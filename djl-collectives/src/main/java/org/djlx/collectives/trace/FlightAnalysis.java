@@ -84,13 +84,9 @@ public final class FlightAnalysis {
     private void add(FlightDump dump) {
         if (dump.worldSize() != worldSize) {
             throw new IllegalArgumentException(
-                    "the dumps of group '"
-                            + group
-                            + "' are not of one job: it has "
-                            + worldSize
-                            + " ranks in one and "
-                            + dump.worldSize()
-                            + " in another");
+                    ("the dumps of group '%s' are not of one job: it has %s ranks in one and %s in"
+                                    + " another")
+                            .formatted(group, worldSize, dump.worldSize()));
         }
         if (dumps.putIfAbsent(dump.rank(), dump) != null) {
             return;
@@ -316,12 +312,11 @@ public final class FlightAnalysis {
                         Kind.UNFINISHED,
                         ranks,
                         entry.collectiveSeqId(),
-                        name(entry)
-                                + " was called by all ranks and has not completed on "
-                                + FlightFinding.ranks(ranks)
-                                + " ("
-                                + String.join(", ", states)
-                                + ")");
+                        "%s was called by all ranks and has not completed on %s (%s)"
+                                .formatted(
+                                        name(entry),
+                                        FlightFinding.ranks(ranks),
+                                        String.join(", ", states)));
                 return;
             }
         }
@@ -336,12 +331,11 @@ public final class FlightAnalysis {
                                             Kind.FAILED,
                                             List.of(dump.rank()),
                                             entry.collectiveSeqId(),
-                                            "rank "
-                                                    + dump.rank()
-                                                    + " failed in "
-                                                    + name(entry)
-                                                    + ": "
-                                                    + entry.exception()));
+                                            "rank %s failed in %s: %s"
+                                                    .formatted(
+                                                            dump.rank(),
+                                                            name(entry),
+                                                            entry.exception())));
         }
     }
 

@@ -145,10 +145,8 @@ public record FlightDump(
     private void check() {
         if (!VERSION.equals(version)) {
             throw new IllegalArgumentException(
-                    "version "
-                            + version
-                            + " is not supported; this class reads version "
-                            + VERSION);
+                    "version %s is not supported; this class reads version %s"
+                            .formatted(version, VERSION));
         }
         require("job", job);
         require("group", group);

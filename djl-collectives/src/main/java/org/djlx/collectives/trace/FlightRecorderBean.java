@@ -47,10 +47,8 @@ final class FlightRecorderBean implements FlightRecorderMXBean {
     private static ObjectName register(MBeanServer server, FlightRecorderBean bean)
             throws JMException {
         String name =
-                "org.djlx.collectives:type=FlightRecorder,group="
-                        + ObjectName.quote(bean.getGroup())
-                        + ",rank="
-                        + bean.getRank();
+                "org.djlx.collectives:type=FlightRecorder,group=%s,rank=%s"
+                        .formatted(ObjectName.quote(bean.getGroup()), bean.getRank());
         for (int instance = 1; ; instance++) {
             ObjectName next = new ObjectName(instance == 1 ? name : name + ",instance=" + instance);
             try {

@@ -76,16 +76,13 @@ public final class DataParallelTrainer extends Trainer {
                         ? own
                         : new DataParallelConfig(config.getLossFunction());
         DataParallelTrainer trainer = new DataParallelTrainer(model, config, settings);
-        boolean done = false;
         try {
             trainer.join(config.getDevices());
             trainer.logSettings();
-            done = true;
             return trainer;
-        } finally {
-            if (!done) {
-                trainer.close();
-            }
+        } catch (Throwable e) {
+            trainer.close();
+            throw e;
         }
     }
 
@@ -328,10 +325,9 @@ public final class DataParallelTrainer extends Trainer {
         }
         if (failure != null) {
             throw new IllegalStateException(
-                    call
-                            + ": a rank of this trainer has failed, so parameters may differ"
-                            + " between ranks; create a new trainer for the model. The failure: "
-                            + failure,
+                    ("%s: a rank of this trainer has failed, so parameters may differ between"
+                                    + " ranks; create a new trainer for the model. The failure: %s")
+                            .formatted(call, failure),
                     failure);
         }
     }

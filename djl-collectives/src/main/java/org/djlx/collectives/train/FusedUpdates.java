@@ -123,7 +123,6 @@ final class FusedUpdates implements AutoCloseable {
 
     private FusedUpdates(Device gpu) {
         device = CudaDevice.open(gpu);
-        boolean done = false;
         try {
             mostBlocks = BLOCKS * device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
             module = new KernelCompiler(KernelCache.user()).load(device, SOURCE);
@@ -131,11 +130,9 @@ final class FusedUpdates implements AutoCloseable {
             momentum = module.kernel("momentum");
             adam = module.kernel("adam");
             streams = new CurrentStreams(device);
-            done = true;
-        } finally {
-            if (!done) {
-                device.close();
-            }
+        } catch (Throwable e) {
+            device.close();
+            throw e;
         }
     }
 

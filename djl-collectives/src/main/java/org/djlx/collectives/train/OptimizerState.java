@@ -86,11 +86,9 @@ public final class OptimizerState {
             return field;
         } catch (NoSuchFieldException e) {
             throw new IllegalStateException(
-                    "the state of optimizers cannot be saved with this version of DJL: "
-                            + owner.getName()
-                            + " has no field "
-                            + e.getMessage()
-                            + "; use DJL 0.35.1 or 0.36.0",
+                    ("the state of optimizers cannot be saved with this version of DJL: %s has no"
+                                    + " field %s; use DJL 0.35.1 or 0.36.0")
+                            .formatted(owner.getName(), e.getMessage()),
                     e);
         }
     }

@@ -75,7 +75,6 @@ public final class BlockKernels implements AutoCloseable {
      */
     public BlockKernels(Device gpu) {
         device = CudaDevice.open(gpu);
-        boolean done = false;
         try {
             multiprocessors = device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
             module = new KernelCompiler(KernelCache.user()).load(device, SOURCE);
@@ -87,11 +86,9 @@ public final class BlockKernels implements AutoCloseable {
             gateGradient = module.kernels("gate_gradient");
             convertColumns = module.kernels("convert_columns");
             streams = new CurrentStreams(device);
-            done = true;
-        } finally {
-            if (!done) {
-                device.close();
-            }
+        } catch (Throwable e) {
+            device.close();
+            throw e;
         }
     }
 

@@ -43,15 +43,12 @@ public final class ProductSums implements AutoCloseable {
 
     private ProductSums(Device gpu) {
         device = CudaDevice.open(gpu);
-        boolean done = false;
         try {
             streams = new CurrentStreams(device);
             cublas = CublasLt.create(device);
-            done = true;
-        } finally {
-            if (!done) {
-                device.close();
-            }
+        } catch (Throwable e) {
+            device.close();
+            throw e;
         }
     }
 

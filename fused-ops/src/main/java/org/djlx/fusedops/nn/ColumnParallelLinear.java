@@ -32,10 +32,8 @@ public final class ColumnParallelLinear extends ShardedBlock {
         units = embedding == null ? builder.units : embedding.vocabulary();
         if (embedding != null && embedding.group() != group()) {
             throw new IllegalArgumentException(
-                    "ColumnParallelLinear: the embedding must be of the same group, "
-                            + group().name()
-                            + ", not "
-                            + embedding.group().name());
+                    "ColumnParallelLinear: the embedding must be of the same group, %s, not %s"
+                            .formatted(group().name(), embedding.group().name()));
         }
         boolean padded = builder.padded || embedding != null;
         if (!padded) {
@@ -94,11 +92,6 @@ public final class ColumnParallelLinear extends ShardedBlock {
         private ParallelEmbedding embedding;
 
         private Builder() {}
-
-        @Override
-        Builder self() {
-            return this;
-        }
 
         /**
          * Sets the number of outputs.

@@ -137,11 +137,6 @@ public final class ParallelEmbedding extends ShardedBlock {
 
         private Builder() {}
 
-        @Override
-        Builder self() {
-            return this;
-        }
-
         /**
          * Sets the size of the vocabulary.
          *

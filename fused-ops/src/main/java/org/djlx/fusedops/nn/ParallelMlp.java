@@ -68,11 +68,6 @@ public final class ParallelMlp extends ShardedBlock {
 
         private Builder() {}
 
-        @Override
-        Builder self() {
-            return this;
-        }
-
         /**
          * Sets the number of hidden values.
          *

@@ -181,11 +181,6 @@ public final class ParallelSelfAttention extends ShardedBlock {
 
         private Builder() {}
 
-        @Override
-        Builder self() {
-            return this;
-        }
-
         /**
          * Sets the number of heads.
          *

@@ -10,7 +10,6 @@ import ai.djl.nn.AbstractBlock;
 import ai.djl.nn.Block;
 import ai.djl.training.ParameterStore;
 import ai.djl.util.PairList;
-import org.djlx.collectives.ProcessGroup;
 import org.djlx.fusedops.nn.BlockOperators.Residual;
 import org.djlx.nativeops.torch.NoGradient;
 
@@ -99,46 +98,17 @@ public final class ParallelTransformerBlock extends AbstractBlock {
     }
 
     /** Builds a {@link ParallelTransformerBlock}. */
-    public static final class Builder {
+    public static final class Builder extends ShardedBlock.Builder<Builder> {
 
         private final ParallelSelfAttention.Builder attention = ParallelSelfAttention.builder();
         private final ParallelMlp.Builder mlp = ParallelMlp.builder();
-        private ProcessGroup group;
-        private boolean sequenceParallel;
         private Float epsilon;
 
         private Builder() {}
 
-        private <B extends ShardedBlock.Builder<B>> B shared(B builder) {
-            return builder.setGroup(group).optSequenceParallel(sequenceParallel);
-        }
-
         private RmsNorm norm() {
             RmsNorm.Builder norm = shared(RmsNorm.builder());
             return (epsilon == null ? norm : norm.optEpsilon(epsilon)).build();
-        }
-
-        /**
-         * Sets the group whose ranks share the block.
-         *
-         * @param group this rank's group; the caller closes it
-         * @return this builder
-         */
-        public Builder setGroup(ProcessGroup group) {
-            this.group = group;
-            return this;
-        }
-
-        /**
-         * Sets sequence parallelism: whether activations outside of parallel regions are divided
-         * along their first dimension.
-         *
-         * @param sequenceParallel whether to use sequence parallelism; default false
-         * @return this builder
-         */
-        public Builder optSequenceParallel(boolean sequenceParallel) {
-            this.sequenceParallel = sequenceParallel;
-            return this;
         }
 
         /**

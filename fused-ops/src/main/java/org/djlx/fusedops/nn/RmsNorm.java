@@ -65,11 +65,6 @@ public final class RmsNorm extends ShardedBlock {
 
         private Builder() {}
 
-        @Override
-        Builder self() {
-            return this;
-        }
-
         /**
          * Sets the number added to the mean of squares.
          *

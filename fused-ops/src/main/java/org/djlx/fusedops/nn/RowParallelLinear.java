@@ -61,11 +61,6 @@ public final class RowParallelLinear extends ShardedBlock {
 
         private Builder() {}
 
-        @Override
-        Builder self() {
-            return this;
-        }
-
         /**
          * Sets the number of outputs.
          *

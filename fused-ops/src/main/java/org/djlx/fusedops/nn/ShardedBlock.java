@@ -237,7 +237,15 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
 
         Builder() {}
 
-        abstract B self();
+        @SuppressWarnings("unchecked") // B is the type of this builder.
+        final B self() {
+            return (B) this;
+        }
+
+        /** Gives another builder the group and the sequence parallelism. */
+        final <C extends Builder<C>> C shared(C other) {
+            return other.setGroup(group).optSequenceParallel(sequenceParallel);
+        }
 
         /**
          * Sets the group whose ranks share the block.

@@ -48,17 +48,14 @@ final class TorchScriptService implements ParallelModel {
     /** Loads the model of each rank. The service closes the groups. */
     TorchScriptService(String name, List<ProcessGroup> groups, Path directory) {
         pool = RankPool.start(name, groups, group -> RankModel.load(directory, group));
-        boolean done = false;
         try {
             requests = NDManager.newBaseManager(Device.cpu(), ENGINE);
             front = Model.newInstance(name, Device.cpu(), ENGINE);
             front.setBlock(new Front());
             translator = new RequestTranslator(front);
-            done = true;
-        } finally {
-            if (!done) {
-                pool.close();
-            }
+        } catch (Throwable e) {
+            pool.close();
+            throw e;
         }
     }
 
@@ -281,15 +278,12 @@ final class TorchScriptService implements ParallelModel {
     }
 
     private static NDList predict(RankModel model, NDList inputs) throws TranslateException {
-        boolean done = false;
         try {
             NDList outputs = model.predictor.predict(inputs);
-            done = true;
             return outputs;
-        } finally {
-            if (!done) {
-                inputs.forEach(Torch::makeEmpty); // DJL keeps the inputs of a failed call alive.
-            }
+        } catch (Throwable e) {
+            inputs.forEach(Torch::makeEmpty); // DJL keeps the inputs of a failed call alive.
+            throw e;
         }
     }
 

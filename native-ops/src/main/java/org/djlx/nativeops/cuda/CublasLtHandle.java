@@ -25,16 +25,13 @@ final class CublasLtHandle implements AutoCloseable {
         this.device = device;
         int major = device.attribute(CudaAttribute.COMPUTE_CAPABILITY_MAJOR);
         workspace = CudaMemory.allocate(device, major >= HOPPER ? HOPPER_WORKSPACE : WORKSPACE);
-        boolean done = false;
         device.retain();
         try {
             call("cublasLtCreate", () -> cublas.cublasLtCreate(context));
-            done = true;
-        } finally {
-            if (!done) {
-                workspace.close();
-                device.release();
-            }
+        } catch (Throwable e) {
+            workspace.close();
+            device.release();
+            throw e;
         }
     }
 
@@ -64,11 +61,8 @@ final class CublasLtHandle implements AutoCloseable {
     static void check(int status, String function) {
         if (status != cublas.CUBLAS_STATUS_SUCCESS) {
             throw new EngineException(
-                    function
-                            + " failed with status "
-                            + status
-                            + " of cublasStatus_t, version "
-                            + cublas.cublasLtGetVersion());
+                    "%s failed with status %s of cublasStatus_t, version %s"
+                            .formatted(function, status, cublas.cublasLtGetVersion()));
         }
     }
 

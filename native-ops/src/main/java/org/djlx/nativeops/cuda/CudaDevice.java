@@ -46,7 +46,6 @@ public final class CudaDevice implements AutoCloseable {
     /**
      * Opens a GPU.
      *
-     * @param device the GPU
      * @return the GPU; the caller closes it
      * @throws UnsatisfiedLinkError if {@link NativeLibrary#CUDA_PRESETS} is not available
      * @throws IllegalArgumentException if the device is not a single GPU, or does not exist
@@ -126,11 +125,7 @@ public final class CudaDevice implements AutoCloseable {
         }
     }
 
-    /**
-     * {@return the value of an attribute of the GPU}
-     *
-     * @param attribute the attribute
-     */
+    /** {@return the value of an attribute of the GPU} */
     public int attribute(CudaAttribute attribute) {
         int[] value = new int[1];
         CudaDriver.check(
@@ -176,8 +171,6 @@ public final class CudaDevice implements AutoCloseable {
     /**
      * {@return whether this GPU can access a peer's memory; false for the GPU itself} The answer
      * may differ for the other direction.
-     *
-     * @param peer the peer
      */
     public boolean canAccessPeer(CudaDevice peer) {
         int[] can = new int[1];
@@ -217,7 +210,6 @@ public final class CudaDevice implements AutoCloseable {
      * context. Calls in the code are faster, because they need not switch contexts. The code must
      * not make another context current without restoring this device's context.
      *
-     * @param body the code
      * @param <T> the type of the result
      * @return the result
      */
@@ -246,7 +238,6 @@ public final class CudaDevice implements AutoCloseable {
     /**
      * Calls the driver with this context current.
      *
-     * @param call the call
      * @return its result
      */
     public int in(IntSupplier call) {

@@ -33,18 +33,10 @@ public final class CudaGraph extends CudaResource {
     /** Runs before and after each launch of a graph. */
     public interface LaunchHook extends AutoCloseable {
 
-        /**
-         * Called before each launch. If it throws, the graph is not launched.
-         *
-         * @param stream the stream of the launch
-         */
+        /** Called before each launch. If it throws, the graph is not launched. */
         void before(CudaStream stream);
 
-        /**
-         * Called after each launch, successful or not.
-         *
-         * @param stream the stream of the launch
-         */
+        /** Called after each launch, successful or not. */
         void after(CudaStream stream);
 
         /** Called after the last launch has ended, when the graph is closed. */
@@ -130,7 +122,6 @@ public final class CudaGraph extends CudaResource {
      * release to {@code releaser}.
      *
      * @param releaser runs the given release, immediately or later, on any thread
-     * @param arrays the arrays
      * @throws IllegalStateException unless the calling thread is in {@link #capture}
      */
     public static void keepAlive(Consumer<Runnable> releaser, NDArray... arrays) {

@@ -91,7 +91,6 @@ public final class CudaKernel {
      * other must all be resident: at most this number times {@link
      * CudaAttribute#MULTIPROCESSOR_COUNT}, if nothing else runs.
      *
-     * @param threads the threads of a block
      * @param sharedBytes the dynamic shared memory of a block, in bytes
      */
     public int maxBlocksPerMultiprocessor(int threads, int sharedBytes) {

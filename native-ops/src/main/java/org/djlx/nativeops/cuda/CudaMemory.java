@@ -24,7 +24,6 @@ public final class CudaMemory {
     /**
      * Allocates GPU memory.
      *
-     * @param device the GPU
      * @param byteSize the size in bytes, at least 1
      * @return the memory, aligned to 256 bytes
      */
@@ -76,7 +75,6 @@ public final class CudaMemory {
      * of {@code cudaMalloc}; false for virtual memory, which is mapped for named GPUs only.
      *
      * @param device the GPU that owns the memory
-     * @param address an address in the memory
      * @see CudaDevice#enablePeerAccess
      */
     public static boolean isPeerAccessible(CudaDevice device, long address) {
@@ -106,7 +104,6 @@ public final class CudaMemory {
     /**
      * Checks a size.
      *
-     * @param byteSize the size in bytes
      * @throws IllegalArgumentException if it is not positive
      */
     public static void requirePositive(long byteSize) {
@@ -126,7 +123,6 @@ public final class CudaMemory {
             String destroyer,
             IntSupplier destroy) {
         device.retain();
-        boolean created = false;
         try {
             device.call(creator, create);
             NativeMemory memory =
@@ -141,12 +137,10 @@ public final class CudaMemory {
                                     device.release();
                                 }
                             });
-            created = true;
             return memory;
-        } finally {
-            if (!created) {
-                device.release();
-            }
+        } catch (Throwable e) {
+            device.release();
+            throw e;
         }
     }
 }

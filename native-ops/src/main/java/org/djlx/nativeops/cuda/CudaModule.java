@@ -61,14 +61,11 @@ public final class CudaModule extends CudaResource {
             loaded = ALL.computeIfAbsent(key, k -> new Loaded());
             loaded.users++;
         }
-        boolean done = false;
         try {
             create("cuModuleLoadData", () -> loaded.load(key.image));
-            done = true;
-        } finally {
-            if (!done) {
-                leave();
-            }
+        } catch (Throwable e) {
+            leave();
+            throw e;
         }
     }
 
@@ -76,7 +73,6 @@ public final class CudaModule extends CudaResource {
      * Loads compiled kernels. If the kernels are not loaded yet, waits for the calling thread's
      * current stream (unless it is being captured), and may wait for the whole GPU.
      *
-     * @param device the GPU
      * @param image a cubin for its architecture, a fat binary or PTX
      * @return the module; the caller closes it
      * @throws CudaException with {@code CUDA_ERROR_INVALID_IMAGE} if the image has another format,
@@ -132,8 +128,6 @@ public final class CudaModule extends CudaResource {
     /**
      * {@return a kernel that the source may lack for some GPUs; empty if the module has no such
      * kernel}
-     *
-     * @param name the name
      */
     public Optional<CudaKernel> findKernel(String name) {
         try {

@@ -103,7 +103,6 @@ public final class CudaStream extends CudaResource {
      *
      * @param address the destination, a multiple of 4: memory of this GPU, of a peer to which
      *     access is enabled, or pinned host memory
-     * @param value the value
      */
     public void writeValue32(long address, int value) {
         requireAligned(address);

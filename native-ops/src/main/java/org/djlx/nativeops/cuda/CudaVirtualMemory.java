@@ -53,8 +53,6 @@ public final class CudaVirtualMemory implements AutoCloseable {
     /**
      * {@return whether a GPU and its driver support virtual memory and can share it by file
      * descriptors}
-     *
-     * @param device the GPU
      */
     public static boolean isSupported(CudaDevice device) {
         return device.attribute(CudaAttribute.VIRTUAL_MEMORY_MANAGEMENT) != 0
@@ -64,7 +62,6 @@ public final class CudaVirtualMemory implements AutoCloseable {
     /**
      * Allocates GPU memory. The size is rounded up to the driver's granularity, 2 MiB on many GPUs.
      *
-     * @param device the GPU
      * @param peers further GPUs that read and write it, each with {@linkplain
      *     CudaDevice#canAccessPeer access} to {@code device}; may contain {@code device} and
      *     duplicates
@@ -116,11 +113,9 @@ public final class CudaVirtualMemory implements AutoCloseable {
         }
         if (!isSupported(device)) {
             throw new EngineException(
-                    device
-                            + " ("
-                            + device.name()
-                            + ") or its driver does not support sharing virtual memory by file"
-                            + " descriptors");
+                    ("%s (%s) or its driver does not support sharing virtual memory by file"
+                                    + " descriptors")
+                            .formatted(device, device.name()));
         }
     }
 

@@ -63,7 +63,6 @@ public record GpuLink(Kind kind, int nvLinks) {
      * Returns a link with an unknown number of NVLinks, or none.
      *
      * @param kind the kind of connection
-     * @return the link
      */
     public static GpuLink of(Kind kind) {
         return new GpuLink(kind, 0);

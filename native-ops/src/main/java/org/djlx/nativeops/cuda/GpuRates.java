@@ -39,7 +39,6 @@ public record GpuRates(
     /**
      * Returns the rates of a GPU, from the user's cache or measured.
      *
-     * @param device the GPU
      * @return the rates; empty if they cannot be measured, because cuBLASLt is not available or 512
      *     MiB of memory are not free
      */

@@ -151,7 +151,6 @@ public final class GpuTopology {
      * Queries the topology of GPUs.
      *
      * @param devices the GPUs, in the order of the matrix; a GPU may occur repeatedly
-     * @return the topology
      * @throws IllegalArgumentException if there is no GPU
      */
     public static GpuTopology query(List<CudaDevice> devices) {
@@ -167,7 +166,6 @@ public final class GpuTopology {
      *
      * @param busIds the PCI bus ids of the GPUs, see {@link CudaDevice#pciBusId}, in the order of
      *     the matrix; a GPU may occur repeatedly
-     * @return the topology
      * @throws IllegalArgumentException if there is no GPU
      */
     public static GpuTopology queryBus(List<String> busIds) {
@@ -197,20 +195,12 @@ public final class GpuTopology {
         return found + " (" + labels + failed + ")";
     }
 
-    /**
-     * Returns the kind of the topology.
-     *
-     * @return the kind of the topology
-     */
+    /** Returns the kind of the topology. */
     public Kind kind() {
         return kind;
     }
 
-    /**
-     * Returns the number of GPUs.
-     *
-     * @return the number
-     */
+    /** Returns the number of GPUs. */
     public int size() {
         return links.length;
     }
@@ -220,7 +210,6 @@ public final class GpuTopology {
      *
      * @param a the index of one GPU
      * @param b the index of the other
-     * @return the link
      */
     public GpuLink link(int a, int b) {
         return links[a][b];
@@ -246,7 +235,6 @@ public final class GpuTopology {
      * Returns the topology of some of the GPUs.
      *
      * @param gpus their indices, in the order of the new matrix
-     * @return the topology
      */
     public GpuTopology subset(int... gpus) {
         GpuLink[][] some = new GpuLink[gpus.length][gpus.length];

@@ -104,7 +104,6 @@ public final class KernelArguments {
     /**
      * Adds a struct of 64-bit members, such as an array of pointers, passed by value.
      *
-     * @param members the members
      * @return this
      * @throws IllegalArgumentException if there are too many arguments or members, or no members
      */
@@ -138,11 +137,8 @@ public final class KernelArguments {
 
     private static IllegalArgumentException tooMany() {
         return new IllegalArgumentException(
-                "a kernel takes at most "
-                        + MAX_COUNT
-                        + " arguments with at most "
-                        + MAX_BYTES
-                        + " bytes in total");
+                "a kernel takes at most %s arguments with at most %s bytes in total"
+                        .formatted(MAX_COUNT, MAX_BYTES));
     }
 
     /** Appends an argument of a size. Returns its offset. */

@@ -117,7 +117,6 @@ public final class KernelCache {
      * Returns compiled kernels: from memory, from a file, or from the compiler. A compilation that
      * takes longer than a second is logged at level info.
      *
-     * @param key the key
      * @param compiler compiles the kernels; if it throws, the exception propagates and nothing is
      *     cached
      * @return the compiled kernels; must not be changed
@@ -252,7 +251,6 @@ public final class KernelCache {
          *
          * @param source the source with its headers
          * @param options the compiler's options
-         * @param architecture the architecture
          * @param compiler the compiler and its version
          * @throws NullPointerException if an argument is null
          */
@@ -266,10 +264,11 @@ public final class KernelCache {
                     options.stream()
                             .filter(option -> option.startsWith("-D"))
                             .collect(Collectors.joining(" "));
-            return source.name()
-                    + " for "
-                    + architecture
-                    + (defined.isEmpty() ? "" : " with " + defined);
+            return "%s for %s%s"
+                    .formatted(
+                            source.name(),
+                            architecture,
+                            defined.isEmpty() ? "" : " with " + defined);
         }
 
         /** Returns a unique name: the SHA-256 of the key. */

@@ -25,7 +25,6 @@ public final class KernelCompiler {
      * Compiles kernels as C++17 or takes them from the cache, then loads them onto a GPU.
      *
      * @param device the GPU; the kernels are compiled for {@link CudaDevice#architecture()}
-     * @param source the source
      * @param options further options of NVRTC, for example {@code -DWIDTH=16}
      * @return the module; the caller closes it
      * @throws UnsatisfiedLinkError if {@link NativeLibrary#NVRTC} is not available
@@ -41,7 +40,6 @@ public final class KernelCompiler {
      * the compilation, and throws its errors.
      *
      * @param device the GPU
-     * @param source the source
      * @param options further options of NVRTC
      * @return a future that completes normally after the compilation, even if the compilation fails
      * @throws UnsatisfiedLinkError if {@link NativeLibrary#NVRTC} is not available

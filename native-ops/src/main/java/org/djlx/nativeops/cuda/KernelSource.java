@@ -47,7 +47,6 @@ public record KernelSource(String name, String text, Map<String, String> headers
      *
      * @param owner the class whose folder contains the files, directly or in subfolders
      * @param name the file's name in that folder, for example {@code all_reduce/all_reduce.cu}
-     * @return the source
      * @throws IllegalArgumentException if a file is missing or in another folder
      */
     public static KernelSource ofResource(Class<?> owner, String name) {

@@ -44,7 +44,6 @@ public final class KernelStruct {
      * Puts a 64-bit integer or a pointer.
      *
      * @param offset the member's offset
-     * @param value the value
      * @return this
      * @throws IndexOutOfBoundsException if the member lies outside the struct
      */
@@ -57,7 +56,6 @@ public final class KernelStruct {
      * Puts a float.
      *
      * @param offset the member's offset
-     * @param value the value
      * @return this
      * @throws IndexOutOfBoundsException if the member lies outside the struct
      */

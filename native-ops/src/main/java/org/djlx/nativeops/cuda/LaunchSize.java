@@ -56,7 +56,6 @@ public record LaunchSize(
     /**
      * {@return a one-dimensional size, without dynamic shared memory}
      *
-     * @param blocks the number of blocks
      * @param threads the threads of a block
      */
     public static LaunchSize of(int blocks, int threads) {
@@ -75,12 +74,7 @@ public record LaunchSize(
                         most, gridY, gridZ, blockX, blockY, blockZ, sharedBytes, dependent);
     }
 
-    /**
-     * {@return this size with other blocks along y and z}
-     *
-     * @param y the blocks along y
-     * @param z the blocks along z
-     */
+    /** {@return this size with other blocks along y and z} */
     public LaunchSize withGrid(int y, int z) {
         return new LaunchSize(gridX, y, z, blockX, blockY, blockZ, sharedBytes, dependent);
     }

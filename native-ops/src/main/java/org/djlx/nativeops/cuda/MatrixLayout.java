@@ -11,12 +11,7 @@ package org.djlx.nativeops.cuda;
  */
 public record MatrixLayout(long rows, long columns, long rowStride, long columnStride) {
 
-    /**
-     * {@return the layout of a contiguous row-major matrix}
-     *
-     * @param rows the number of rows
-     * @param columns the number of columns
-     */
+    /** {@return the layout of a contiguous row-major matrix} */
     public static MatrixLayout contiguous(long rows, long columns) {
         return new MatrixLayout(rows, columns, Math.max(columns, 1), 1);
     }

@@ -37,7 +37,6 @@ public final class TensorMap {
      * Creates a tensor map without an address; {@link #place} sets it. Dimensions are in the
      * engine's order: the contiguous dimension first.
      *
-     * @param struct the struct
      * @param offset the offset of the tensor map in the struct
      * @param type {@link ScalarType#FLOAT16} or {@link ScalarType#BFLOAT16}
      * @param sizes the size of each dimension, at least 1
@@ -69,10 +68,8 @@ public final class TensorMap {
         }
         if (offset % (BYTES / 2) != 0) {
             throw new IllegalArgumentException(
-                    "the offset of a tensor map must be a multiple of "
-                            + BYTES / 2
-                            + ", not "
-                            + offset);
+                    "the offset of a tensor map must be a multiple of %s, not %s"
+                            .formatted(BYTES / 2, offset));
         }
         this.struct = struct;
         this.sizes = sizes.clone();

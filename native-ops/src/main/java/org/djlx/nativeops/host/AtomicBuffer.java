@@ -36,17 +36,12 @@ public final class AtomicBuffer {
      *
      * @param memory the memory, in the host's address space
      * @param offset the start of the part, in bytes; a multiple of 8
-     * @param byteSize the size of the part, in bytes
      */
     public AtomicBuffer(NativeMemory memory, long offset, int byteSize) {
         if (offset < 0 || byteSize < 0 || offset > memory.byteSize() - byteSize) {
             throw new IllegalArgumentException(
-                    byteSize
-                            + " bytes at "
-                            + offset
-                            + " lie outside "
-                            + memory.byteSize()
-                            + " bytes");
+                    "%s bytes at %s lie outside %s bytes"
+                            .formatted(byteSize, offset, memory.byteSize()));
         }
         if ((memory.address() + offset) % Long.BYTES != 0) {
             throw new IllegalArgumentException("offset " + offset + " is not a multiple of 8");
@@ -71,7 +66,6 @@ public final class AtomicBuffer {
      * Writes an int.
      *
      * @param offset the offset in bytes
-     * @param value the value
      */
     public void putIntVolatile(int offset, int value) {
         INT.setVolatile(buffer, offset, value);
@@ -81,7 +75,6 @@ public final class AtomicBuffer {
      * Adds to an int.
      *
      * @param offset the offset in bytes
-     * @param delta the number to add
      * @return the value before
      */
     public int getAndAddInt(int offset, int delta) {
@@ -102,7 +95,6 @@ public final class AtomicBuffer {
      * Writes a long without ordering guarantees, for data that a volatile access publishes.
      *
      * @param offset the offset in bytes
-     * @param value the value
      */
     public void putLong(int offset, long value) {
         LONG.set(buffer, offset, value);
@@ -123,7 +115,6 @@ public final class AtomicBuffer {
      * Writes longs without ordering guarantees.
      *
      * @param offset the offset in bytes
-     * @param values the longs
      */
     public void putLongs(int offset, long[] values) {
         longs.put(index(offset), values);
@@ -139,20 +130,13 @@ public final class AtomicBuffer {
     /**
      * Reads bytes without ordering guarantees.
      *
-     * @param offset the offset in bytes
      * @param bytes receives the bytes
      */
     public void getBytes(int offset, byte[] bytes) {
         buffer.get(offset, bytes);
     }
 
-    /**
-     * Writes bytes without ordering guarantees.
-     *
-     * @param offset the offset in bytes
-     * @param bytes the bytes
-     * @param length the number of bytes to write
-     */
+    /** Writes bytes without ordering guarantees. */
     public void putBytes(int offset, byte[] bytes, int length) {
         buffer.put(offset, bytes, 0, length);
     }

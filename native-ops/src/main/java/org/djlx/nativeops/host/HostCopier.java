@@ -32,7 +32,6 @@ public final class HostCopier {
      *
      * @param address the address of the first float
      * @param array the destination, filled from index 0
-     * @param count the number of floats
      */
     public void read(long address, float[] array, int count) {
         cursor.to(address).read(0, array, 0, count);
@@ -43,7 +42,6 @@ public final class HostCopier {
      *
      * @param address the address of the first double
      * @param array the destination, filled from index 0
-     * @param count the number of doubles
      */
     public void read(long address, double[] array, int count) {
         cursor.to(address).read(0, array, 0, count);
@@ -54,7 +52,6 @@ public final class HostCopier {
      *
      * @param address the address of the first long
      * @param array the destination, filled from index 0
-     * @param count the number of longs
      */
     public void read(long address, long[] array, int count) {
         cursor.to(address).read(0, array, 0, count);
@@ -65,7 +62,6 @@ public final class HostCopier {
      *
      * @param address the destination of the first float
      * @param array the source, read from index 0
-     * @param count the number of floats
      */
     public void write(long address, float[] array, int count) {
         cursor.to(address).write(0, array, 0, count);
@@ -76,7 +72,6 @@ public final class HostCopier {
      *
      * @param address the destination of the first double
      * @param array the source, read from index 0
-     * @param count the number of doubles
      */
     public void write(long address, double[] array, int count) {
         cursor.to(address).write(0, array, 0, count);

@@ -32,7 +32,6 @@ public final class NativeMemory implements AutoCloseable {
      *
      * @param address the address of the first byte, as the device sees it; may be 0 if {@code
      *     byteSize} is 0
-     * @param byteSize the size in bytes
      * @param device where the memory is: {@link Device#cpu()} or a single GPU
      * @param free frees the memory; runs once, after this object and all its views are closed. The
      *     last {@code close} throws its exceptions

@@ -48,11 +48,7 @@ public final class Scratch {
         return scratch;
     }
 
-    /**
-     * {@return the address of a slot}
-     *
-     * @param index the slot
-     */
+    /** {@return the address of a slot} */
     public long slot(int index) {
         return address + (long) index * Long.BYTES;
     }
@@ -60,7 +56,6 @@ public final class Scratch {
     /**
      * Reads a slot.
      *
-     * @param index the slot
      * @return its value
      */
     public long getLong(int index) {
@@ -78,22 +73,12 @@ public final class Scratch {
         return slots;
     }
 
-    /**
-     * Reads an int from the start of a slot.
-     *
-     * @param index the slot
-     * @return the int
-     */
+    /** Reads an int from the start of a slot. */
     public int getInt(int index) {
         return buffer.getInt(index * Long.BYTES);
     }
 
-    /**
-     * Writes a slot.
-     *
-     * @param index the slot
-     * @param value the value
-     */
+    /** Writes a slot. */
     public void putLong(int index, long value) {
         buffer.putLong(index * Long.BYTES, value);
     }
@@ -102,8 +87,6 @@ public final class Scratch {
      * Copies longs from a native address.
      *
      * @param address the address of the first long
-     * @param count the number of longs
-     * @return the longs
      */
     public long[] longsAt(long address, int count) {
         long[] longs = new long[count];
@@ -116,7 +99,6 @@ public final class Scratch {
      *
      * @param address1 the first address
      * @param address2 the second address
-     * @param count the number of longs
      * @return whether they are equal
      */
     public boolean sameLongs(long address1, long address2, int count) {

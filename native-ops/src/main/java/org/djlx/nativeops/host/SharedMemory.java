@@ -42,7 +42,6 @@ public final class SharedMemory implements AutoCloseable {
      * Creates memory filled with zeros. Pages are allocated on first use.
      *
      * @param name the name in tools such as pmap(1); need not be unique
-     * @param byteSize the size in bytes
      * @return the memory; the caller closes it
      * @throws EngineException if the system refuses
      */
@@ -70,7 +69,6 @@ public final class SharedMemory implements AutoCloseable {
      * class, of this user and of this size; any other file is not changed.
      *
      * @param path its {@link #path()}
-     * @param byteSize its size in bytes
      * @return the memory; the caller closes it
      * @throws EngineException if the path cannot be opened, or is not memory that this class
      *     created
@@ -88,12 +86,8 @@ public final class SharedMemory implements AutoCloseable {
         } catch (LastErrorException | IOException e) {
             closeQuietly(fd);
             throw new EngineException(
-                    "cannot open the shared memory "
-                            + path
-                            + " ("
-                            + e.getMessage()
-                            + "): "
-                            + remedy(e, byteSize),
+                    "cannot open the shared memory %s (%s): %s"
+                            .formatted(path, e.getMessage(), remedy(e, byteSize)),
                     e);
         } catch (EngineException e) {
             closeQuietly(fd);
@@ -135,12 +129,9 @@ public final class SharedMemory implements AutoCloseable {
 
     private static EngineException refusal(String path, String why) {
         return new EngineException(
-                "refused to map "
-                        + path
-                        + " as shared memory: "
-                        + why
-                        + ". The path does not come from a rank of this group, or that rank has"
-                        + " another version of this library");
+                ("refused to map %s as shared memory: %s. The path does not come from a rank of"
+                                + " this group, or that rank has another version of this library")
+                        .formatted(path, why));
     }
 
     /** {@return the path for {@link #open}} */
@@ -171,7 +162,6 @@ public final class SharedMemory implements AutoCloseable {
      *
      * @param destination the destination address
      * @param source the source address
-     * @param byteSize the number of bytes
      */
     public static void copy(long destination, long source, long byteSize) {
         LibC.memcpy(destination, source, byteSize);

@@ -99,7 +99,6 @@ public final class MpiCommunicator implements AutoCloseable {
      *
      * @param members the ranks, in the order of their new ranks
      * @param tag the same on all members; distinguishes calls at the same time
-     * @return the communicator
      */
     public MpiCommunicator create(int[] members, int tag) {
         Memory ranks = new Memory((long) members.length * Integer.BYTES);
@@ -127,10 +126,8 @@ public final class MpiCommunicator implements AutoCloseable {
      * Starts to send bytes. The memory must not change until the request is done.
      *
      * @param request a request that is not in use
-     * @param address the address of the bytes
      * @param bytes their number, at most {@link #MAX_BYTES}
      * @param destination the receiving rank
-     * @param tag the tag
      */
     public void send(MpiRequest request, long address, int bytes, int destination, int tag) {
         started(
@@ -146,7 +143,6 @@ public final class MpiCommunicator implements AutoCloseable {
      * @param address the address for the bytes
      * @param bytes the most bytes of the message, at most {@link #MAX_BYTES}
      * @param source the sending rank, or {@link #ANY_SOURCE}
-     * @param tag the tag
      */
     public void receive(MpiRequest request, long address, int bytes, int source, int tag) {
         started(

@@ -83,8 +83,6 @@ public final class NcclCommunicator implements AutoCloseable {
      *
      * @param device the rank's GPU
      * @param uniqueId the {@link #uniqueId()} of one of the ranks
-     * @param rank the rank
-     * @param ranks the number of ranks
      * @param config the configuration
      * @return the communicator; the caller closes it
      */
@@ -98,7 +96,6 @@ public final class NcclCommunicator implements AutoCloseable {
         Memory struct = config.write();
         result.setLong(0, 0);
         device.retain(); // The caller may close the device while this waits for other ranks.
-        boolean done = false;
         try {
             device.makeCurrent();
             int code =
@@ -110,11 +107,9 @@ public final class NcclCommunicator implements AutoCloseable {
                             Pointer.nativeValue(struct));
             Reference.reachabilityFence(struct);
             check(code, "ncclCommInitRankConfig", 0);
-            done = true;
-        } finally {
-            if (!done) {
-                device.release();
-            }
+        } catch (Throwable e) {
+            device.release();
+            throw e;
         }
         return new NcclCommunicator(device, result.getLong(0));
     }
@@ -170,7 +165,6 @@ public final class NcclCommunicator implements AutoCloseable {
      * @param count the number of elements
      * @param type the element type
      * @param op the code of the reduction: {@link Op#ordinal()} or from {@link #premulSum}
-     * @param stream the stream
      */
     public void allReduce(
             long send, long recv, long count, ScalarType type, int op, CudaStream stream) {
@@ -190,7 +184,6 @@ public final class NcclCommunicator implements AutoCloseable {
      * @param type the element type
      * @param op the code of the reduction: {@link Op#ordinal()} or from {@link #premulSum}
      * @param root the rank that receives the result
-     * @param stream the stream
      */
     public void reduce(
             long send,
@@ -215,7 +208,6 @@ public final class NcclCommunicator implements AutoCloseable {
      * @param count the number of elements
      * @param type the element type
      * @param root the rank that sends
-     * @param stream the stream
      */
     public void broadcast(
             long send, long recv, long count, ScalarType type, int root, CudaStream stream) {
@@ -233,7 +225,6 @@ public final class NcclCommunicator implements AutoCloseable {
      * @param recv the address of the output: the inputs of all ranks, in rank order
      * @param count the number of elements of one input
      * @param type the element type
-     * @param stream the stream
      */
     public void allGather(long send, long recv, long count, ScalarType type, CudaStream stream) {
         call(
@@ -250,7 +241,6 @@ public final class NcclCommunicator implements AutoCloseable {
      * @param count the number of elements of one part
      * @param type the element type
      * @param op the code of the reduction: {@link Op#ordinal()} or from {@link #premulSum}
-     * @param stream the stream
      */
     public void reduceScatter(
             long send, long recv, long count, ScalarType type, int op, CudaStream stream) {
@@ -268,7 +258,6 @@ public final class NcclCommunicator implements AutoCloseable {
      * @param count the number of elements
      * @param type the element type
      * @param peer the rank that receives
-     * @param stream the stream
      */
     public void send(long send, long count, ScalarType type, int peer, CudaStream stream) {
         call(
@@ -282,8 +271,6 @@ public final class NcclCommunicator implements AutoCloseable {
      * @param recv the address of the output
      * @param count the number of elements
      * @param type the element type
-     * @param peer the rank that sends
-     * @param stream the stream
      */
     public void recv(long recv, long count, ScalarType type, int peer, CudaStream stream) {
         call(
@@ -294,7 +281,6 @@ public final class NcclCommunicator implements AutoCloseable {
     /**
      * Creates a reduction that multiplies each input by a factor and sums the products.
      *
-     * @param factor the factor
      * @param type the element type: float16, float32, float64 or bfloat16
      * @return the code of the reduction, valid until {@link #destroyOp}
      */

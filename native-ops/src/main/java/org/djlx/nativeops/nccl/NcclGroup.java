@@ -62,7 +62,6 @@ public final class NcclGroup {
     /**
      * Runs code in a group.
      *
-     * @param calls the code
      * @throws NcclException see {@link #end}
      */
     public static void run(Runnable calls) {

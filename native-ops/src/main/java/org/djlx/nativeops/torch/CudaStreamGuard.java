@@ -27,10 +27,8 @@ public final class CudaStreamGuard implements AutoCloseable {
     public void close() {
         if (Thread.currentThread() != owner) {
             throw new IllegalStateException(
-                    "a stream guard of thread "
-                            + owner.getName()
-                            + " must be closed by it, not by thread "
-                            + Thread.currentThread().getName());
+                    "a stream guard of thread %s must be closed by it, not by thread %s"
+                            .formatted(owner.getName(), Thread.currentThread().getName()));
         }
         if (!closed) {
             closed = true;

@@ -15,9 +15,8 @@ final class Extents {
         }
         if (sizes.length > Scratch.MAX_DIMENSIONS) {
             throw new IllegalArgumentException(
-                    sizes.length
-                            + " dimensions are too many: the maximum is "
-                            + Scratch.MAX_DIMENSIONS);
+                    "%s dimensions are too many: the maximum is %s"
+                            .formatted(sizes.length, Scratch.MAX_DIMENSIONS));
         }
         for (long size : sizes) {
             if (size < 0) {

@@ -9,7 +9,6 @@ public final class HalfBits {
     /**
      * Rounds to bfloat16: the upper half of the float32's bits, rounded.
      *
-     * @param value the value
      * @return the bits of the nearest bfloat16
      */
     public static short bfloat16(float value) {
@@ -25,7 +24,6 @@ public final class HalfBits {
      * Rounds to float16; infinite from 65520 on. Float additions do the rounding, as in
      * Maratyszcza's <a href="https://github.com/Maratyszcza/FP16">FP16</a>, which libtorch uses.
      *
-     * @param value the value
      * @return the bits of the nearest float16
      */
     public static short float16(float value) {

@@ -13,11 +13,7 @@ public final class NoGradient {
 
     private NoGradient() {}
 
-    /**
-     * Runs code.
-     *
-     * @param body the code
-     */
+    /** Runs code. */
     public static void run(Runnable body) {
         get(
                 () -> {
@@ -29,9 +25,7 @@ public final class NoGradient {
     /**
      * Runs code and returns its result.
      *
-     * @param body the code
      * @param <T> the type of the result
-     * @return the result
      */
     public static <T> T get(Supplier<T> body) {
         if (!JniUtils.isGradMode()) {
@@ -49,8 +43,6 @@ public final class NoGradient {
      * {@return whether autograd records operators on an array: the calling thread's gradient mode
      * is on, and the array requires a gradient, as a leaf or because it was computed from such an
      * array}
-     *
-     * @param array an array
      */
     public static boolean isRecorded(NDArray array) {
         return JniUtils.isGradMode() && Torch.requiresGradient(array);

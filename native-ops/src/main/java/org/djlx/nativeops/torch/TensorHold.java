@@ -24,7 +24,6 @@ public final class TensorHold implements AutoCloseable {
     /**
      * Takes a reference.
      *
-     * @param array the array
      * @throws IllegalArgumentException if the array is null, closed, of another engine, sparse, or
      *     an array of strings
      */
@@ -42,7 +41,6 @@ public final class TensorHold implements AutoCloseable {
     /**
      * Takes references to several arrays.
      *
-     * @param arrays the arrays
      * @return a reference for each array; the caller closes them
      * @throws IllegalArgumentException as for one array; no reference is taken
      */

@@ -40,8 +40,6 @@ public record TensorInfo(ScalarType type, long[] sizes, long[] strides, long add
     /**
      * {@return whether the memory ranges of two arrays, from first to last element, overlap; false
      * if an array has no elements}
-     *
-     * @param other the other array
      */
     public boolean overlaps(TensorInfo other) {
         long span = Extents.byteSpan(sizes, strides, type.itemSize());

@@ -46,8 +46,6 @@ public final class Torch {
     /**
      * {@return the address of an array's first element, on the array's device; 0 if the array has
      * no elements} It is valid until the array and all arrays that share its storage are closed.
-     *
-     * @param array the array
      */
     public static long dataPointer(NDArray array) {
         long tensor = TorchChecks.tensor(array, "the array");
@@ -57,11 +55,7 @@ public final class Torch {
         return scratch.getLong(0);
     }
 
-    /**
-     * {@return the size of every dimension, in elements; empty for a scalar}
-     *
-     * @param array the array
-     */
+    /** {@return the size of every dimension, in elements; empty for a scalar} */
     public static long[] sizes(NDArray array) {
         return Tensors.sizes(TorchChecks.tensor(array, "the array"));
     }
@@ -69,7 +63,6 @@ public final class Torch {
     /**
      * {@return the element type, including types that {@link NDArray#getDataType()} does not have}
      *
-     * @param array the array
      * @throws IllegalArgumentException also if the array is quantized
      */
     public static ScalarType scalarType(NDArray array) {
@@ -79,18 +72,13 @@ public final class Torch {
     /**
      * {@return an array's element type, sizes, strides and address, read by one call}
      *
-     * @param array the array
      * @throws IllegalArgumentException also if the array is quantized
      */
     public static TensorInfo info(NDArray array) {
         return Tensors.info(TorchChecks.tensor(array, "the array"));
     }
 
-    /**
-     * {@return the device of an array}
-     *
-     * @param array the array
-     */
+    /** {@return the device of an array} */
     public static Device device(NDArray array) {
         return Tensors.device(TorchChecks.tensor(array, "the array"));
     }
@@ -100,8 +88,6 @@ public final class Torch {
      * without elements that is not complex} They can then be copied as one block from {@link
      * #dataPointer}. Complex arrays count as not contiguous: libtorch conjugates lazily, so memory
      * may hold the conjugates.
-     *
-     * @param array the array
      */
     public static boolean isContiguous(NDArray array) {
         long tensor = TorchChecks.tensor(array, "the array");
@@ -117,7 +103,6 @@ public final class Torch {
      * NDArray#intern interned} into another, the memory is never freed.
      *
      * @param manager the manager of the array; its device does not matter
-     * @param memory the memory
      * @param offset the offset of the first element in bytes; {@code memory.address() + offset}
      *     must be a multiple of the element size
      * @param shape the shape, with all sizes known; sizes may be 0
@@ -135,8 +120,6 @@ public final class Torch {
      * {@return an array with given strides over memory, without a copy, on the memory's device}
      * Otherwise as {@link #view(NDManager, NativeMemory, long, Shape, ScalarType)}.
      *
-     * @param manager the manager of the array
-     * @param memory the memory
      * @param offset the offset of the first element in bytes
      * @param sizes the size of every dimension, at most 64 of them
      * @param strides the stride of every dimension, in elements, not negative; elements may overlap
@@ -161,7 +144,6 @@ public final class Torch {
         } catch (IllegalStateException e) {
             throw new IllegalArgumentException(e.getMessage(), e);
         }
-        boolean adopted = false;
         try {
             Scratch scratch = Scratch.get();
             AotiTorch.check(
@@ -178,12 +160,10 @@ public final class Torch {
                     "Torch.view");
             NDArray view =
                     adopt(scratch.getLong(0), handle -> new MemoryView(owner, handle, memory));
-            adopted = true;
             return view;
-        } finally {
-            if (!adopted) {
-                memory.release();
-            }
+        } catch (Throwable e) {
+            memory.release();
+            throw e;
         }
     }
 
@@ -228,8 +208,6 @@ public final class Torch {
      * {@return whether an array requires a gradient, as {@code torch.Tensor.requires_grad}: it is a
      * leaf that requires one, or was computed from such a leaf with the gradient mode on} {@link
      * NDArray#hasGradient()} is true for leaves only.
-     *
-     * @param array the array
      */
     public static boolean requiresGradient(NDArray array) {
         long tensor = TorchChecks.tensor(array, "the array");
@@ -257,7 +235,6 @@ public final class Torch {
      *   <li>Without a gradient, DJL's {@link NDArray#getGradient()} returns new float32 zeros.
      * </ul>
      *
-     * @param array the array
      * @param gradient the gradient, of the array's shape, type and device; null for none
      * @throws IllegalArgumentException if the array does not require a gradient and one is given,
      *     or the gradient has another shape, type or device, requires a gradient itself, or is not
@@ -300,7 +277,6 @@ public final class Torch {
      * {@return the number of open arrays that {@link NDArray#getGradient()} has returned for an
      * array's gradient; 0 if the array has no gradient}
      *
-     * @param array the array
      * @throws EngineException if this version of libtorch has an unexpected layout of gradients
      */
     public static int gradientHolders(NDArray array) {
@@ -311,7 +287,6 @@ public final class Torch {
      * {@return the version counter: how often libtorch's operators have written to an array in
      * place, directly or through views} Kernels and copies that use its address are not counted.
      *
-     * @param array the array
      * @throws EngineException if the array has no counter, as in libtorch's inference mode
      */
     public static long version(NDArray array) {
@@ -328,7 +303,6 @@ public final class Torch {
      * transposes and reshapes, and aliases of them, are valid only as long as their original.
      *
      * @param manager the manager of the new array
-     * @param array the array
      */
     public static NDArray alias(NDManager manager, NDArray array) {
         PtNDManager owner = TorchChecks.manager(manager);
@@ -365,7 +339,6 @@ public final class Torch {
      * @param array the array; closing it invalidates the result
      * @param dimension the dimension, from 0
      * @param start the start of the range, in elements along the dimension
-     * @param length the length of the range
      * @return the range, with the array's number of dimensions, in the array's manager
      */
     public static NDArray narrow(NDArray array, int dimension, long start, long length) {
@@ -391,8 +364,6 @@ public final class Torch {
      * Changes an array, and all arrays of the same tensor, to shape (0). This frees the storage
      * even if other code keeps a reference to the tensor. Arrays of other tensors on the storage,
      * such as views, keep the storage alive.
-     *
-     * @param array the array
      */
     public static void makeEmpty(NDArray array) {
         TorchDispatcher.inPlace(
@@ -406,7 +377,6 @@ public final class Torch {
      *
      * @param manager the manager of the array, on whose device it is allocated
      * @param shape the shape, with all sizes known; sizes may be 0
-     * @param type the element type
      * @throws EngineException also if memory runs out
      */
     public static NDArray empty(NDManager manager, Shape shape, ScalarType type) {
@@ -472,7 +442,6 @@ public final class Torch {
      * NDArray#toType} does not have, in the array's manager and on its device} Elements are
      * converted as by {@link #copy}.
      *
-     * @param array the array
      * @param type the element type of the result; may be the array's own
      */
     public static NDArray cast(NDArray array, ScalarType type) {
@@ -486,17 +455,14 @@ public final class Torch {
                         type,
                         Tensors.device(from),
                         "Torch.cast");
-        boolean copied = false;
         try {
             AotiTorch.check(
                     AotiTorch.aoti_torch_copy_(TorchChecks.tensor(result, "the result"), from, 0),
                     "Torch.cast");
-            copied = true;
             return result;
-        } finally {
-            if (!copied) {
-                result.close();
-            }
+        } catch (Throwable e) {
+            result.close();
+            throw e;
         }
     }
 
@@ -571,7 +537,6 @@ public final class Torch {
      * @param query of shape (batch, query heads, queries, size), of a floating-point type
      * @param key of shape (batch, key heads, keys, size). If there are n times as many query heads
      *     as key heads, n adjacent query heads share a key head (grouped-query attention)
-     * @param value of the key's shape
      * @param causal whether query {@code i} attends only to the keys up to {@code i}
      * @return the result, of the query's shape and type and in its manager
      * @throws IllegalArgumentException also unless all three are of one type and on one device
@@ -712,7 +677,6 @@ public final class Torch {
      * Makes a stream the calling thread's current stream in libtorch, and its GPU the current
      * device, until the guard is closed.
      *
-     * @param device the GPU
      * @param stream a {@code cudaStream_t} of that GPU, which must outlive the guard and the work
      *     queued under it; 0 is the default stream
      * @return the guard; the same thread closes it

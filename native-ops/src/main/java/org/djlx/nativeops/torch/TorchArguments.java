@@ -31,10 +31,8 @@ public final class TorchArguments implements AutoCloseable {
     private long value(int index, TorchSchema.Type type) {
         if (closed) {
             throw new IllegalStateException(
-                    schema.namespace()
-                            + "::"
-                            + schema.name()
-                            + ": arguments must not be read after the call has ended");
+                    "%s::%s: arguments must not be read after the call has ended"
+                            .formatted(schema.namespace(), schema.name()));
         }
         if (schema.arguments().get(index) != type) {
             throw new IllegalArgumentException(

@@ -94,7 +94,6 @@ public final class TorchChecks {
     /**
      * Checks that a device is a GPU that libtorch can use.
      *
-     * @param device the device
      * @throws IllegalArgumentException if it is not
      */
     public static void usableGpu(Device device) {

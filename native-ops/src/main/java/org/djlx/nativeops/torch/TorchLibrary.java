@@ -103,7 +103,6 @@ public final class TorchLibrary {
                         scratch.slot(0)),
                 operation);
         long library = scratch.getLong(0);
-        boolean done = false;
         try {
             AotiTorch.check(
                     AotiTorch.aoti_torch_library_def(library, Pointer.nativeValue(text)),
@@ -118,11 +117,9 @@ public final class TorchLibrary {
             synchronized (DEFINED) {
                 DEFINED.addAll(List.of(boxed, namespace, name, text, file));
             }
-            done = true;
-        } finally {
-            if (!done) {
-                AotiTorch.check(AotiTorch.aoti_torch_delete_library_object(library), operation);
-            }
+        } catch (Throwable e) {
+            AotiTorch.check(AotiTorch.aoti_torch_delete_library_object(library), operation);
+            throw e;
         }
     }
 
@@ -186,7 +183,6 @@ public final class TorchLibrary {
      * the kernel's exception, with the code's exception as a suppressed exception. Calls may be
      * nested.
      *
-     * @param code the code
      * @param <T> the type of the result
      * @return the result
      * @throws Exception if the code throws

@@ -3,6 +3,9 @@ package org.djlx.samples.llama;
 
 import static org.djlx.samples.common.UsageException.refuseIf;
 
+import com.google.gson.JsonArray;
+import com.google.gson.JsonObject;
+import com.google.gson.JsonParser;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.Arrays;
@@ -13,7 +16,6 @@ import java.util.LinkedHashSet;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
-import java.util.TreeMap;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 
@@ -45,6 +47,40 @@ final class BytePairEncoding {
                     Pattern.UNICODE_CHARACTER_CLASS);
 
     private static final int BYTES = 256;
+
+    /** {@code tokenizer.json} without tokens and merges; a text begins with the token BEGIN. */
+    private static final String TOKENIZER =
+            """
+            {
+              "version": "1.0",
+              "added_tokens": [],
+              "pre_tokenizer": {
+                "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true
+              },
+              "post_processor": {
+                "type": "TemplateProcessing",
+                "single": [
+                  {"SpecialToken": {"id": "BEGIN", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
+                ],
+                "pair": [
+                  {"SpecialToken": {"id": "BEGIN", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}},
+                  {"Sequence": {"id": "B", "type_id": 1}}
+                ],
+                "special_tokens": {"BEGIN": {"id": "BEGIN", "ids": [NUMBER], "tokens": ["BEGIN"]}}
+              },
+              "decoder": {
+                "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true
+              },
+              "model": {
+                "type": "BPE", "fuse_unk": false, "byte_fallback": false, "ignore_merges": false
+              }
+            }
+            """;
+
+    private static final String SPECIAL_TOKEN =
+            """
+            {"single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true}
+            """;
 
     private record Pair(String left, String right) {}
 
@@ -171,69 +207,22 @@ final class BytePairEncoding {
         return result;
     }
 
-    /** Sorts the keys, because {@code Map.of} has a different order in every JVM. */
-    private static Map<String, Object> sorted(Map<String, ?> json) {
-        return new TreeMap<>(json);
-    }
-
-    /** Returns Hugging Face's {@code tokenizer.json}, for Gson. */
-    Map<String, Object> toJson() {
-        Map<String, Object> byteLevel =
-                sorted(
-                        Map.of(
-                                "type", "ByteLevel",
-                                "add_prefix_space", false,
-                                "trim_offsets", true,
-                                "use_regex", true));
-        Map<String, Object> json = new TreeMap<>();
-        json.put("version", "1.0");
-        json.put("added_tokens", SPECIAL.stream().map(this::addedToken).toList());
-        json.put("pre_tokenizer", byteLevel);
-        json.put("post_processor", beginsWithToken());
-        json.put("decoder", byteLevel);
-        json.put("model", model());
+    /** Returns Hugging Face's {@code tokenizer.json}. */
+    JsonObject toJson() {
+        String begin = TOKENIZER.replace("BEGIN", BEGIN).replace("NUMBER", "" + id(BEGIN));
+        JsonObject json = JsonParser.parseString(begin).getAsJsonObject();
+        for (String special : SPECIAL) {
+            JsonObject token = JsonParser.parseString(SPECIAL_TOKEN).getAsJsonObject();
+            token.addProperty("id", id(special));
+            token.addProperty("content", special);
+            json.getAsJsonArray("added_tokens").add(token);
+        }
+        JsonObject vocabulary = new JsonObject();
+        tokens.forEach(token -> vocabulary.addProperty(token, vocabulary.size()));
+        JsonArray pairs = new JsonArray();
+        merges.forEach(pair -> pairs.add(pair.left + ' ' + pair.right));
+        json.getAsJsonObject("model").add("vocab", vocabulary);
+        json.getAsJsonObject("model").add("merges", pairs);
         return json;
-    }
-
-    private Map<String, Object> addedToken(String special) {
-        return sorted(
-                Map.of(
-                        "id", id(special),
-                        "content", special,
-                        "single_word", false,
-                        "lstrip", false,
-                        "rstrip", false,
-                        "normalized", false,
-                        "special", true));
-    }
-
-    private Map<String, Object> beginsWithToken() {
-        Map<String, Object> begin = part("SpecialToken", BEGIN, 0);
-        Map<String, Object> text = part("Sequence", "A", 0);
-        Map<String, Object> token =
-                sorted(Map.of("id", BEGIN, "ids", List.of(id(BEGIN)), "tokens", List.of(BEGIN)));
-        return sorted(
-                Map.of(
-                        "type", "TemplateProcessing",
-                        "single", List.of(begin, text),
-                        "pair", List.of(begin, text, part("Sequence", "B", 1)),
-                        "special_tokens", sorted(Map.of(BEGIN, token))));
-    }
-
-    private static Map<String, Object> part(String kind, String id, int type) {
-        return sorted(Map.of(kind, sorted(Map.of("id", id, "type_id", type))));
-    }
-
-    private Map<String, Object> model() {
-        Map<String, Integer> vocabulary = new LinkedHashMap<>();
-        tokens.forEach(token -> vocabulary.put(token, vocabulary.size()));
-        Map<String, Object> model = new TreeMap<>();
-        model.put("type", "BPE");
-        model.put("fuse_unk", false);
-        model.put("byte_fallback", false);
-        model.put("ignore_merges", false);
-        model.put("vocab", vocabulary);
-        model.put("merges", merges.stream().map(pair -> pair.left + ' ' + pair.right).toList());
-        return model;
     }
 }

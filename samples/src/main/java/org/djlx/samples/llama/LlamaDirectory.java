@@ -168,8 +168,7 @@ final class LlamaDirectory {
                 "");
     }
 
-    private static void write(Path directory, String name, Map<String, Object> json)
-            throws IOException {
+    private static void write(Path directory, String name, Object json) throws IOException {
         Files.writeString(directory.resolve(name), GSON.toJson(json) + "\n");
     }
 

@@ -105,19 +105,16 @@ public final class RandomLlama implements AutoCloseable {
         }
         RandomLlama model = new RandomLlama(Files.createTempDirectory(place, "djlx-llama-"));
         Runtime.getRuntime().addShutdownHook(new Thread(model::close, "random-llama-end"));
-        boolean done = false;
         try {
             BytePairEncoding tokenizer =
                     BytePairEncoding.train("", BytePairEncoding.smallest())
                             .fillUp(config.vocabularySize());
             LlamaDirectory.writeAllButWeights(model.directory, config, tokenizer, 1);
             model.writeWeights(tensors);
-            done = true;
             return model;
-        } finally {
-            if (!done) {
-                model.close();
-            }
+        } catch (Throwable e) {
+            model.close();
+            throw e;
         }
     }
 

@@ -5,7 +5,6 @@ import static org.djlx.samples.common.UsageException.refuseIf;
 
 import java.io.PrintWriter;
 import java.nio.file.Path;
-import java.util.List;
 import java.util.Map;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.samples.common.CliCommand;
@@ -55,14 +54,6 @@ public final class MlpCommand extends CliCommand {
                             + " and 2e-2 for bfloat16 if not given.")
     private Double tolerance;
 
-    @Option(
-            names = "--train",
-            paramLabel = "STEPS",
-            description =
-                    "Trains for this many steps through the operators' gradients, in float32, and"
-                            + " compares losses and weights.")
-    private Integer train;
-
     private String dtype;
     private DeviceKind device;
 
@@ -73,10 +64,6 @@ public final class MlpCommand extends CliCommand {
         dtype = options.type();
         device = options.deviceKind();
         refuseIf(!(tolerance() >= 0), "--tolerance must be 0 or more, not %s".formatted(tolerance));
-        refuseIf(
-                train != null && (train < 1 || !dtype.equals("float32")),
-                "--train takes 1 step or more and --dtype float32, not %d and %s"
-                        .formatted(train, dtype));
         byte[] bytes = readFile(text);
         refuseIf(bytes.length == 0, "the text file %s is empty".formatted(text));
         if (options.inProcesses()) {
@@ -91,9 +78,6 @@ public final class MlpCommand extends CliCommand {
 
     /** Runs one rank; rank 0 reports. */
     private int run(ProcessGroup group, byte[] bytes) {
-        if (train != null) {
-            return train(group, bytes);
-        }
         MlpJob.Result result;
         try (MlpJob job = new MlpJob(group, bytes, options.scalarType())) {
             result = job.run();
@@ -119,33 +103,5 @@ public final class MlpCommand extends CliCommand {
             out.flush();
         }
         return good ? 0 : 1;
-    }
-
-    private int train(ProcessGroup group, byte[] bytes) {
-        MlpTraining.Result result;
-        try (MlpJob job = new MlpJob(group, bytes, options.scalarType())) {
-            result = job.train(train);
-        }
-        List<Double> losses = result.losses();
-        List<Double> expected = result.expected();
-        double error = result.error();
-        if (group.rank() == 0) {
-            PrintWriter out = out();
-            out.printf(
-                    "MLP trained on %s, %s, device %s, backend %s%n%n",
-                    text.getFileName(), Ranks.count(group.worldSize()), device, device.backend());
-            for (int i = 0; i < losses.size(); i++) {
-                error = Math.max(error, Math.abs(losses.get(i) / expected.get(i) - 1));
-                out.printf(
-                        "step %3d   loss %.4f, without sharding %.4f%n",
-                        i + 1, losses.get(i), expected.get(i));
-            }
-            out.printf(
-                    "%n%s: the largest error of losses and weights, relative to plain DJL's in"
-                            + " float64, is %.1e, allowed are %.0e%n",
-                    error <= tolerance() ? "PASSED" : "FAILED", error, tolerance());
-            out.flush();
-        }
-        return error <= tolerance() ? 0 : 1;
     }
 }

@@ -207,13 +207,6 @@ final class MlpJob implements AutoCloseable {
         return sorted[sorted.length / 2];
     }
 
-    /** Trains copies of the weights. */
-    MlpTraining.Result train(int steps) {
-        String rows = range(group.rank(), (int) xShard.getShape().get(0));
-        String columns = range(group.rank(), (int) w1Shard.getShape().get(1));
-        return new MlpTraining(group, manager).run(x, w1, w2, rows, columns, steps);
-    }
-
     private NDArray gatherAndMultiply() {
         return FusedOps.allGatherMatmul(xShard, List.of(w1Shard), 0, group, false).outputs().get(0);
     }

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Package-private:
  * MlpJob - one rank of the MLP
- * MlpTraining - its training
  */
 /**
- * The main job: a tensor-parallel MLP, computed or trained, and compared with the undivided MLP.
+ * The main job: a tensor-parallel MLP, compared with the undivided MLP.
  *
  * <ul>
  *   <li>{@link org.djlx.samples.mlp.MlpCommand} - {@code mlp}

@@ -55,29 +55,6 @@ class MlpCommandTest extends CommandTest {
         }
     }
 
-    @ParameterizedTest
-    @ValueSource(ints = {1, 2, 3})
-    void trainsAsPlainDjl(int ranks) {
-        int code = run("mlp", "--ranks", ranks, "--train", 8, "--text", text);
-        assertEquals(0, code, () -> out + "\n" + err);
-        List<Double> losses =
-                out.toString()
-                        .lines()
-                        .filter(line -> line.startsWith("step "))
-                        .map(line -> Double.valueOf(line.replaceAll(".*loss ([0-9.]+),.*", "$1")))
-                        .toList();
-        assertEquals(8, losses.size(), out::toString);
-        assertTrue(losses.get(7) < 0.9 * losses.get(0), out::toString);
-        assertTrue(out.toString().contains("PASSED"), out::toString);
-    }
-
-    @Test
-    void training16BitTypesIsRefused() {
-        assertEquals(2, run("mlp", "--train", 3, "--dtype", "bfloat16", "--text", text));
-        assertTrue(err.toString().contains("not 3 and bfloat16"), err::toString);
-        assertEquals(2, run("mlp", "--train", 0, "--text", text));
-    }
-
     @Test
     void showsTheFallback() {
         try (FusedOps.Scope forced = FusedOps.forceFallback()) {

@@ -98,13 +98,10 @@ public final class MessageFailures {
     /** Returns the exception for a message whose two ends do not match. */
     static CollectiveException mismatch(Transfer transfer, int peer, Letter other) {
         return new CollectiveMismatchException(
-                transfer.operation()
-                        + " does not match "
-                        + Operation.describe(other.signature())
-                        + " of rank "
-                        + peer
-                        + ": a message and its receive must have the same element type and number"
-                        + " of elements");
+                ("%s does not match %s of rank %s: a message and its receive must have the same"
+                                + " element type and number of elements")
+                        .formatted(
+                                transfer.operation(), Operation.describe(other.signature()), peer));
     }
 
     /** Returns the exception for a message that the sender has withdrawn while it was received. */

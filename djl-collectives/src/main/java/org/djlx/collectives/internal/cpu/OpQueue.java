@@ -79,11 +79,9 @@ public final class OpQueue {
     boolean runUntil(OpWork work) {
         if (runner.isHeldByCurrentThread() && running != null && !running.isCompleted()) {
             throw new IllegalStateException(
-                    running.operation()
-                            + " cannot wait for "
-                            + work.operation()
-                            + ", which starts only after the first has ended; do not wait within an"
-                            + " operation");
+                    ("%s cannot wait for %s, which starts only after the first has ended; do not"
+                                    + " wait within an operation")
+                            .formatted(running.operation(), work.operation()));
         }
         if (!runner.tryLock()) {
             return false;

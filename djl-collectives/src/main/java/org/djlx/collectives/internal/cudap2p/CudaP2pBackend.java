@@ -48,14 +48,11 @@ final class CudaP2pBackend extends Backend {
         this.topology = topology;
         this.nccl = nccl;
         this.device = CudaDevice.open(nccl.device());
-        boolean done = false;
         try {
             this.p2p = P2p.create(context, options, device, topology, nccl.group());
-            done = true;
-        } finally {
-            if (!done) {
-                device.close();
-            }
+        } catch (Throwable e) {
+            device.close();
+            throw e;
         }
     }
 

@@ -60,10 +60,8 @@ public final class CudaP2pBackendFactory implements BackendFactory {
         }
         if (options.getClass() != BackendOptions.class) {
             throw new IllegalArgumentException(
-                    "backend '"
-                            + CudaP2pBackend.NAME
-                            + "' takes CudaP2pOptions, NcclOptions or BackendOptions, not "
-                            + options.getClass().getSimpleName());
+                    "backend '%s' takes CudaP2pOptions, NcclOptions or BackendOptions, not %s"
+                            .formatted(CudaP2pBackend.NAME, options.getClass().getSimpleName()));
         }
         NcclOptions ncclOptions = NcclOptions.builder().optTimeout(options.timeout()).build();
         return CudaP2pOptions.builder().optNcclOptions(ncclOptions).build();

@@ -367,11 +367,9 @@ final class CudaP2pBuffers extends P2pBuffers {
     private static void checkEpoch(int value) {
         if (value != EPOCH) {
             throw new IllegalArgumentException(
-                    "epoch "
-                            + value
-                            + " is not the operation's epoch, "
-                            + EPOCH
-                            + ": use another channel for a second signal");
+                    ("epoch %s is not the operation's epoch, %s: use another channel for a second"
+                                    + " signal")
+                            .formatted(value, EPOCH));
         }
     }
 

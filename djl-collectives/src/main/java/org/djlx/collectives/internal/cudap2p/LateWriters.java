@@ -21,7 +21,6 @@ final class LateWriters {
     /**
      * Releases a tensor, at once or when all ranks have left.
      *
-     * @param release releases the tensor
      * @param expected whether a late peer may still write to the tensor
      */
     void release(Runnable release, boolean expected) {

@@ -286,7 +286,6 @@ final class RegionHandshake {
      * Runs a step on all ranks.
      *
      * @param context the group and the rank
-     * @param name the name of the step
      * @param step the step, which throws if it fails
      * @return the problem of the first rank on which it failed, the same on all ranks; null if none
      */
@@ -632,7 +631,6 @@ final class RegionHandshake {
      *
      * @param own frees this rank's memory; null if there is none
      * @param memory the memory of each rank, null if not mapped
-     * @param rank this rank
      * @param hosts the hosts of the group; null if they have not met
      */
     static void retire(AutoCloseable own, NativeMemory[] memory, int rank, HostSync hosts) {

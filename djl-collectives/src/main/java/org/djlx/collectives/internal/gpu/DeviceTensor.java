@@ -41,16 +41,13 @@ public final class DeviceTensor implements AutoCloseable {
             address = info.address();
             return;
         }
-        boolean done = false;
         try {
             contiguous = Torch.empty(manager, new Shape(info.sizes()), info.type());
             hold = new TensorHold(contiguous);
             address = Torch.dataPointer(contiguous);
-            done = true;
-        } finally {
-            if (!done) {
-                original.close(); // Otherwise the tensor would live as long as the manager.
-            }
+        } catch (Throwable e) {
+            original.close(); // Otherwise the tensor would live as long as the manager.
+            throw e;
         }
     }
 

@@ -213,10 +213,9 @@ public final class GpuGroup {
         return refused != null
                 ? refused
                 : new IllegalStateException(
-                        operation
-                                + " cannot go into a CUDA graph, as "
-                                + backend
-                                + " runs it; sums and fused operators of backend 'cuda_p2p' can");
+                        ("%s cannot go into a CUDA graph, as %s runs it; sums and fused operators"
+                                        + " of backend 'cuda_p2p' can")
+                                .formatted(operation, backend));
     }
 
     private Work issue(

@@ -57,10 +57,8 @@ final class MpiBackend extends CpuBackend {
     static MpiBackend create(GroupContext context) {
         if (context.options().getClass() != BackendOptions.class) {
             throw new IllegalArgumentException(
-                    "backend '"
-                            + NAME
-                            + "' takes BackendOptions, not "
-                            + context.options().getClass().getSimpleName());
+                    "backend '%s' takes BackendOptions, not %s"
+                            .formatted(NAME, context.options().getClass().getSimpleName()));
         }
         MpiCommunicator world = MpiProcess.world();
         byte[] own = ByteBuffer.allocate(Integer.BYTES).putInt(world.rank()).array();

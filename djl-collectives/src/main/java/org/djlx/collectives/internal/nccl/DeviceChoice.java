@@ -23,11 +23,9 @@ final class DeviceChoice {
         int rank = context.rank();
         if (devices.size() > 1 && rank >= devices.size()) {
             throw new IllegalArgumentException(
-                    "NcclOptions has "
-                            + devices.size()
-                            + " devices, but no device for rank "
-                            + rank
-                            + ": give one device, or one for each rank");
+                    ("NcclOptions has %s devices, but no device for rank %s: give one device, or"
+                                    + " one for each rank")
+                            .formatted(devices.size(), rank));
         }
         return Optional.of(devices.get(devices.size() == 1 ? 0 : rank));
     }
@@ -66,12 +64,9 @@ final class DeviceChoice {
         }
         if (index < 0 || index >= count) {
             throw new IllegalArgumentException(
-                    "LOCAL_RANK is "
-                            + index
-                            + ", but this process sees "
-                            + count
-                            + " GPUs: start at most one process per GPU, or pass the devices to"
-                            + " NcclOptions");
+                    ("LOCAL_RANK is %s, but this process sees %s GPUs: start at most one process"
+                                    + " per GPU, or pass the devices to NcclOptions")
+                            .formatted(index, count));
         }
         return index;
     }

@@ -133,12 +133,11 @@ final class MessageQueues {
                     group.resources().cuda(), id, sends ? 0 : 1, 2, options.config());
         } catch (StoreTimeoutException e) {
             throw new CollectiveTimeoutException(
-                    "rank "
-                            + (sends ? receiver : sender)
-                            + " did not connect to rank "
-                            + context.rank()
-                            + " for their first message within "
-                            + Durations.text(options.timeout()),
+                    "rank %s did not connect to rank %s for their first message within %s"
+                            .formatted(
+                                    sends ? receiver : sender,
+                                    context.rank(),
+                                    Durations.text(options.timeout())),
                     List.of(),
                     e);
         }

@@ -396,10 +396,8 @@ public final class NcclBackend extends Backend {
             if (other != this) {
                 other.group.breakWith(
                         new CollectiveException(
-                                "group '"
-                                        + context.name()
-                                        + "', which shares NCCL resources with it, failed: "
-                                        + reason.getMessage(),
+                                "group '%s', which shares NCCL resources with it, failed: %s"
+                                        .formatted(context.name(), reason.getMessage()),
                                 reason));
             }
         }

@@ -43,10 +43,8 @@ public final class NcclBackendFactory implements BackendFactory {
         }
         if (options.getClass() != BackendOptions.class) {
             throw new IllegalArgumentException(
-                    "backend '"
-                            + NcclBackend.NAME
-                            + "' takes NcclOptions or BackendOptions, not "
-                            + options.getClass().getSimpleName());
+                    "backend '%s' takes NcclOptions or BackendOptions, not %s"
+                            .formatted(NcclBackend.NAME, options.getClass().getSimpleName()));
         }
         return NcclOptions.builder().optTimeout(options.timeout()).build();
     }

@@ -64,16 +64,14 @@ final class Verification {
             int word = CallWords.COUNT + i;
             if (calls.get(0)[word] != calls.get(1)[word]) {
                 throw new CollectiveMismatchException(
-                        CallWords.describe(calls.get(0))
-                                + " of rank "
-                                + sender
-                                + " does not match "
-                                + CallWords.describe(calls.get(1))
-                                + " of rank "
-                                + receiver
-                                + ": send and recv must have the same element type, number of"
-                                + " elements and tag, and be called in the same order, because NCCL"
-                                + " ignores tags");
+                        ("%s of rank %s does not match %s of rank %s: send and recv must have the"
+                             + " same element type, number of elements and tag, and be called in"
+                             + " the same order, because NCCL ignores tags")
+                                .formatted(
+                                        CallWords.describe(calls.get(0)),
+                                        sender,
+                                        CallWords.describe(calls.get(1)),
+                                        receiver));
             }
         }
     }

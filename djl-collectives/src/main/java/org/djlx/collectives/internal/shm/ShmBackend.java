@@ -113,10 +113,8 @@ final class ShmBackend extends CpuBackend {
         }
         if (options.getClass() != BackendOptions.class) {
             throw new IllegalArgumentException(
-                    "backend '"
-                            + NAME
-                            + "' needs ShmOptions or BackendOptions, but got "
-                            + options.getClass().getSimpleName());
+                    "backend '%s' needs ShmOptions or BackendOptions, but got %s"
+                            .formatted(NAME, options.getClass().getSimpleName()));
         }
         return ShmOptions.builder().optTimeout(options.timeout()).build();
     }

@@ -19,12 +19,11 @@ import java.util.HashMap;
 import java.util.Map;
 import java.util.Objects;
 import java.util.concurrent.Callable;
-import java.util.concurrent.ExecutionException;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CompletionException;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
-import java.util.concurrent.Future;
 import java.util.concurrent.RejectedExecutionException;
-import java.util.function.BiFunction;
 import java.util.function.Function;
 import org.djlx.collectives.CollectiveException;
 import org.slf4j.Logger;
@@ -75,7 +74,6 @@ public final class FileLog {
     /**
      * Opens the log of a file; creates the file if it does not exist.
      *
-     * @param file the file
      * @return the log, for one call of {@link #release}
      */
     public static FileLog acquire(Path file) {
@@ -97,11 +95,7 @@ public final class FileLog {
         }
     }
 
-    /**
-     * Releases a handle; deletes the file if it was the job's last handle.
-     *
-     * @param worldSize the number of handles of the job
-     */
+    /** Releases a handle; deletes the file if it was the job's last handle. */
     public void release(int worldSize) {
         synchronized (OPEN) {
             boolean last = --handles == 0;
@@ -120,29 +114,30 @@ public final class FileLog {
      * Runs a query on the current state.
      *
      * @param operation the operation, for error messages
-     * @param query the query
-     * @param <T> the type of the answer
-     * @return the answer
      */
     public <T> T read(String operation, Function<KeyValueMap, T> query) {
         return call(operation, () -> locked(true, () -> query.apply(values)));
     }
 
     /**
-     * Changes the state.
+     * Changes the state, and appends what has changed to the file.
      *
      * @param operation the operation, for error messages
-     * @param change changes the map and adds the change to the record
-     * @param <T> the type of the answer
-     * @return the answer
+     * @return the answer of the change
      */
-    public <T> T write(String operation, BiFunction<KeyValueMap, LogRecord, T> change) {
+    public <T> T write(String operation, Function<KeyValueMap, T> change) {
         return call(operation, () -> locked(false, () -> write(change)));
     }
 
-    private <T> T write(BiFunction<KeyValueMap, LogRecord, T> change) throws IOException {
+    private <T> T write(Function<KeyValueMap, T> change) throws IOException {
         LogRecord record = new LogRecord();
-        T answer = change.apply(values, record);
+        T answer;
+        values.recordTo(record);
+        try {
+            answer = change.apply(values);
+        } finally {
+            values.recordTo(null);
+        }
         if (!record.isEmpty()) {
             append(record.toBytes());
         }
@@ -315,32 +310,26 @@ public final class FileLog {
 
     /** Runs code on the log's thread; interrupts of the caller do not cancel it. */
     private <T> T call(String operation, Callable<T> action) {
-        Future<T> result;
+        CompletableFuture<T> result = new CompletableFuture<>();
         try {
-            result = thread.submit(action);
+            thread.execute(
+                    () -> {
+                        try {
+                            result.complete(action.call());
+                        } catch (Throwable e) {
+                            result.completeExceptionally(e);
+                        }
+                    });
+            return result.join();
         } catch (RejectedExecutionException e) {
             throw StoreErrors.closed("FileStore " + path, operation);
-        }
-        boolean interrupted = false;
-        try {
-            while (true) {
-                try {
-                    return result.get();
-                } catch (InterruptedException e) {
-                    interrupted = true;
-                }
-            }
-        } catch (ExecutionException e) {
+        } catch (CompletionException e) {
             if (e.getCause() instanceof IllegalArgumentException cause) {
                 throw new IllegalArgumentException(cause.getMessage(), cause);
             }
             throw new CollectiveException(
                     "FileStore " + path + ": " + operation + ": " + e.getCause().getMessage(),
                     e.getCause());
-        } finally {
-            if (interrupted) {
-                Thread.currentThread().interrupt();
-            }
         }
     }
 }

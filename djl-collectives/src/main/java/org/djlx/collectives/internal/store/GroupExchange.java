@@ -60,8 +60,6 @@ public final class GroupExchange {
      * Creates the exchange of one rank.
      *
      * @param group the group's name
-     * @param rank the rank
-     * @param worldSize the number of ranks
      * @param store the store; no other group uses its keys
      * @param known by rank, its process; null if unknown
      * @param obstacle returns a failure that makes waiting for other ranks hopeless, or empty
@@ -84,11 +82,7 @@ public final class GroupExchange {
         this.store = store;
     }
 
-    /**
-     * Returns the known processes of the ranks.
-     *
-     * @return the processes in rank order; null if unknown
-     */
+    /** Returns the processes of the ranks, in rank order; null if unknown. */
     public List<RankProcess> processes() {
         synchronized (processes) {
             return Arrays.asList(processes.clone());
@@ -118,11 +112,9 @@ public final class GroupExchange {
         await(keys, options, found, peers);
         if (!Arrays.equals(own, found[rank])) {
             throw new CollectiveMismatchException(
-                    "creating group '"
-                            + group
-                            + "': another process or thread already has rank "
-                            + rank
-                            + "; give each a different rank");
+                    ("creating group '%s': another process or thread already has rank %s; give each"
+                                    + " a different rank")
+                            .formatted(group, rank));
         }
         if (self.generation() == 0) {
             generation = Introduction.generation(List.of(peers));
@@ -211,17 +203,8 @@ public final class GroupExchange {
     private CollectiveTimeoutException timeout(
             Duration timeout, List<Integer> missing, StoreTimeoutException cause) {
         return new CollectiveTimeoutException(
-                "creating group '"
-                        + group
-                        + "' timed out on rank "
-                        + rank
-                        + " after "
-                        + Durations.text(timeout)
-                        + ": "
-                        + named(missing)
-                        + " of "
-                        + worldSize
-                        + " did not arrive",
+                "creating group '%s' timed out on rank %s after %s: %s of %s did not arrive"
+                        .formatted(group, rank, Durations.text(timeout), named(missing), worldSize),
                 missing,
                 cause);
     }
@@ -238,11 +221,9 @@ public final class GroupExchange {
                             + "'; give one of the groups another name or another store";
         } else if (other.worldSize() != worldSize) {
             problem =
-                    "that rank has world size "
-                            + other.worldSize()
-                            + ", this rank "
-                            + worldSize
-                            + "; pass the same world size on all ranks";
+                    ("that rank has world size %s, this rank %s; pass the same world size on all"
+                                    + " ranks")
+                            .formatted(other.worldSize(), worldSize);
         } else if (other.generation() != 0 && generation != 0 && other.generation() != generation) {
             problem =
                     "some ranks have read values that an earlier group of the same name left in the"
@@ -250,14 +231,8 @@ public final class GroupExchange {
         }
         if (problem != null) {
             throw new CollectiveMismatchException(
-                    "creating group '"
-                            + group
-                            + "' failed on rank "
-                            + rank
-                            + ": value of rank "
-                            + peer
-                            + ": "
-                            + problem);
+                    "creating group '%s' failed on rank %s: value of rank %s: %s"
+                            .formatted(group, rank, peer, problem));
         }
         return other;
     }

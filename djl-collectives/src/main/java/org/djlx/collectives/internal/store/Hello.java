@@ -98,7 +98,6 @@ final class Hello {
          * @param token the client's token, or null
          * @param nonce the client's nonce
          * @param answer the server's answer
-         * @return the reply
          * @throws StrangerException if the tokens differ, or only one side has one
          */
         static Reply to(StoreToken token, byte[] nonce, byte[] answer) throws StrangerException {

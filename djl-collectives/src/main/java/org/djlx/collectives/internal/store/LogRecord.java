@@ -20,7 +20,7 @@ import java.nio.charset.StandardCharsets;
  * { int8 4 }                                                                  a handle is closed
  * </pre>
  */
-public final class LogRecord {
+final class LogRecord {
 
     private static final int PUT = 1;
     private static final int APPEND = 2;
@@ -32,32 +32,18 @@ public final class LogRecord {
 
     LogRecord() {}
 
-    /**
-     * Records that a key is set.
-     *
-     * @param key the key
-     * @param value its new value
-     */
-    public void put(String key, byte[] value) {
+    /** Records that a key is set. */
+    void put(String key, byte[] value) {
         writePair(PUT, key, value);
     }
 
-    /**
-     * Records that bytes are appended to a value.
-     *
-     * @param key the key
-     * @param tail the bytes
-     */
-    public void append(String key, byte[] tail) {
+    /** Records that bytes are appended to a value. */
+    void append(String key, byte[] tail) {
         writePair(APPEND, key, tail);
     }
 
-    /**
-     * Records that a key is deleted.
-     *
-     * @param key the key
-     */
-    public void delete(String key) {
+    /** Records that a key is deleted. */
+    void delete(String key) {
         write(
                 () -> {
                     out.writeByte(DELETE);
@@ -79,13 +65,7 @@ public final class LogRecord {
         return bytes.toByteArray();
     }
 
-    /**
-     * Applies a record.
-     *
-     * @param record the record without its length
-     * @param values the map to change
-     * @return the number of handles closed by the record
-     */
+    /** Applies a record, given without its length. Returns the number of handles that it closes. */
     static int apply(byte[] record, KeyValueMap values) throws IOException {
         int closes = 0;
         DataInputStream in = new DataInputStream(new ByteArrayInputStream(record));

@@ -21,7 +21,6 @@ final class MemoryBudget {
     /**
      * Acquires bytes.
      *
-     * @param bytes the number of bytes
      * @throws IllegalArgumentException if not enough are free; then none is acquired
      */
     void take(long bytes) {
@@ -31,7 +30,6 @@ final class MemoryBudget {
     /**
      * Acquires bytes for the start of a command or for an answer; may use the reserve.
      *
-     * @param bytes the number of bytes
      * @throws IllegalArgumentException if not enough are free; then none is acquired
      */
     void takeLittle(long bytes) {

@@ -141,12 +141,11 @@ final class RequestParser {
             long count = in.readLongLE();
             if (count < 0 || count > limits.maxKeysInCommand()) {
                 throw new TooLongFrameException(
-                        command
-                                + " of "
-                                + Long.toUnsignedString(count)
-                                + " keys; at most "
-                                + limits.maxKeysInCommand()
-                                + " are accepted");
+                        "%s of %s keys; at most %s are accepted"
+                                .formatted(
+                                        command,
+                                        Long.toUnsignedString(count),
+                                        limits.maxKeysInCommand()));
             }
             remaining = count;
         }
@@ -219,14 +218,8 @@ final class RequestParser {
             long found = in.readLongLE();
             if (found < 0 || found > max) {
                 throw new TooLongFrameException(
-                        command
-                                + " with a "
-                                + what
-                                + " of "
-                                + Long.toUnsignedString(found)
-                                + " bytes; at most "
-                                + max
-                                + " are accepted");
+                        "%s with a %s of %s bytes; at most %s are accepted"
+                                .formatted(command, what, Long.toUnsignedString(found), max));
             }
             size += found;
             if (size > limits.maxMessageBytes()) {

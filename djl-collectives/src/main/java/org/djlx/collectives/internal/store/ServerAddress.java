@@ -10,7 +10,6 @@ package org.djlx.collectives.internal.store;
  */
 public record ServerAddress(String host, int port, StoreToken token) {
 
-    /** {@inheritDoc} */
     @Override
     public String toString() {
         return host + ":" + port;

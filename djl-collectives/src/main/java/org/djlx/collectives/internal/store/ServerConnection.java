@@ -62,7 +62,6 @@ final class ServerConnection extends ByteToMessageDecoder {
         return new RequestParser(limits, state.memory());
     }
 
-    /** {@inheritDoc} */
     @Override
     public void channelActive(ChannelHandlerContext ctx) throws Exception {
         context = ctx;
@@ -83,7 +82,6 @@ final class ServerConnection extends ByteToMessageDecoder {
         super.channelActive(ctx);
     }
 
-    /** {@inheritDoc} */
     @Override
     public void channelInactive(ChannelHandlerContext ctx) throws Exception {
         // Drop other received commands: no client reads their answers.
@@ -99,7 +97,6 @@ final class ServerConnection extends ByteToMessageDecoder {
         countUnread(0);
     }
 
-    /** {@inheritDoc} */
     @Override
     public void channelReadComplete(ChannelHandlerContext ctx) throws Exception {
         ctx.flush();
@@ -120,7 +117,6 @@ final class ServerConnection extends ByteToMessageDecoder {
         unread = bytes;
     }
 
-    /** {@inheritDoc} */
     @Override
     public void channelWritabilityChanged(ChannelHandlerContext ctx) throws Exception {
         readAgain(ctx);
@@ -142,7 +138,6 @@ final class ServerConnection extends ByteToMessageDecoder {
         }
     }
 
-    /** {@inheritDoc} */
     @Override
     public void exceptionCaught(ChannelHandlerContext ctx, Throwable cause) {
         if (cause instanceof IOException) {
@@ -157,7 +152,6 @@ final class ServerConnection extends ByteToMessageDecoder {
         }
     }
 
-    /** {@inheritDoc} */
     @Override
     protected void decode(ChannelHandlerContext ctx, ByteBuf in, List<Object> out) {
         if (refused) {

@@ -23,14 +23,7 @@ public record ServerLimits(int maxConnections, int maxKeys, int maxValueBytes, l
 
     private static final int MAX_STRANGERS_VALUE_BYTES = 64;
 
-    /**
-     * Checks the limits.
-     *
-     * @param maxConnections the maximum number of connections
-     * @param maxKeys the maximum number of keys
-     * @param maxValueBytes the maximum length of a value
-     * @param maxBytes the memory limit for all clients together
-     */
+    /** Requires that each limit is at least 1. */
     public ServerLimits {
         checkPositive("maximum number of connections", maxConnections);
         checkPositive("maximum number of keys", maxKeys);

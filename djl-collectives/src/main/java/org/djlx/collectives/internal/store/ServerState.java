@@ -78,7 +78,6 @@ final class ServerState {
     /**
      * Registers a wait for keys.
      *
-     * @param keys the keys
      * @param whenSet called once all keys are set, while another request is executed
      * @return the wait; null if all keys are already set
      */
@@ -116,9 +115,6 @@ final class ServerState {
     /**
      * Records that a value is in transit to a client. It stays in memory and in the budget, even if
      * its key is set to another value meanwhile.
-     *
-     * @param key the key of the value
-     * @param value the value
      */
     void sending(String key, byte[] value) {
         Sent on = sent.get(value);
@@ -277,13 +273,8 @@ final class ServerState {
         long length = (long) get(key).length + tail.length;
         if (length > limits.maxValueBytes()) {
             throw new IllegalArgumentException(
-                    "APPEND makes the value of "
-                            + StoreErrors.quote(key)
-                            + " "
-                            + length
-                            + " bytes long; at most "
-                            + limits.maxValueBytes()
-                            + " are accepted");
+                    "APPEND makes the value of %s %s bytes long; at most %s are accepted"
+                            .formatted(StoreErrors.quote(key), length, limits.maxValueBytes()));
         }
         change(
                 key,
@@ -306,11 +297,9 @@ final class ServerState {
         long size = Arrays.stream(found).mapToLong(value -> value.length).sum();
         if (size > limits.maxMessageBytes()) {
             throw new IllegalArgumentException(
-                    "MULTI_GET of "
-                            + size
-                            + " bytes; at most "
-                            + limits.maxMessageBytes()
-                            + " are allowed; get the values in several calls");
+                    ("MULTI_GET of %s bytes; at most %s are allowed; get the values in several"
+                                    + " calls")
+                            .formatted(size, limits.maxMessageBytes()));
         }
         return found;
     }

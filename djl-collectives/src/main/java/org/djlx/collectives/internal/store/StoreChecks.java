@@ -16,31 +16,18 @@ public final class StoreChecks {
 
     private StoreChecks() {}
 
-    /**
-     * Checks a key.
-     *
-     * @param key the key: not empty, and encodable as UTF-8
-     */
+    /** Requires a key that is not empty, and can be encoded as UTF-8. */
     public static void checkKey(String key) {
         checkKey(key, StandardCharsets.UTF_8.newEncoder());
     }
 
-    /**
-     * Checks keys.
-     *
-     * @param keys the keys
-     */
+    /** Checks keys. */
     public static void checkKeys(List<String> keys) {
         CharsetEncoder encoder = StandardCharsets.UTF_8.newEncoder();
         Required.argument("the list of keys", keys).forEach(key -> checkKey(key, encoder));
     }
 
-    /**
-     * Checks keys and their values.
-     *
-     * @param keys the keys
-     * @param values as many values
-     */
+    /** Checks keys, and as many values. */
     public static void checkPairs(List<String> keys, List<byte[]> values) {
         checkKeys(keys);
         Required.argument("the list of values", values);
@@ -53,23 +40,14 @@ public final class StoreChecks {
         values.forEach(StoreChecks::checkValue);
     }
 
-    /**
-     * Checks a value.
-     *
-     * @param value the value, which may be empty
-     */
+    /** Requires a value; it may be empty. */
     public static void checkValue(byte[] value) {
         if (value == null) {
             throw new IllegalArgumentException("the value is null");
         }
     }
 
-    /**
-     * Checks a timeout.
-     *
-     * @param timeout the timeout, zero or positive
-     * @return the timeout
-     */
+    /** Returns a timeout; requires that it is zero or positive. */
     public static Duration checkTimeout(Duration timeout) {
         if (timeout == null || timeout.isNegative()) {
             throw new IllegalArgumentException(

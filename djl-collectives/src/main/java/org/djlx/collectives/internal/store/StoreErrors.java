@@ -16,69 +16,34 @@ public final class StoreErrors {
 
     private StoreErrors() {}
 
-    /**
-     * Creates the exception for a wait that timed out.
-     *
-     * @param store the description of the store
-     * @param operation the operation
-     * @param timeout the timeout
-     * @param missing the keys that are not set
-     * @return the exception
-     */
+    /** Creates the exception for a wait in a store, given as text, that timed out. */
     public static StoreTimeoutException timeout(
             String store, String operation, Duration timeout, List<String> missing) {
         String message =
-                store
-                        + ": "
-                        + operation
-                        + " timed out after "
-                        + Durations.text(timeout)
-                        + ": no rank has set the keys "
-                        + quote(missing)
-                        + "; check that the ranks that set them are running, or increase the"
-                        + " timeout";
+                ("%s: %s timed out after %s: no rank has set the keys %s; check that the ranks that"
+                                + " set them are running, or increase the timeout")
+                        .formatted(store, operation, Durations.text(timeout), quote(missing));
         return new StoreTimeoutException(message, missing);
     }
 
-    /**
-     * Creates the exception for the use of a closed store.
-     *
-     * @param store the description of the store
-     * @param operation the operation
-     * @return the exception
-     */
+    /** Creates the exception for the use of a closed store. */
     public static CollectiveException closed(String store, String operation) {
         return new CollectiveException(
-                store
-                        + ": "
-                        + operation
-                        + ": the store has been closed; close it after its last use");
+                "%s: %s: the store has been closed; close it after its last use"
+                        .formatted(store, operation));
     }
 
     /**
      * Creates the exception for an interrupted wait. The caller must restore the interrupt flag.
-     *
-     * @param store the description of the store
-     * @param operation the operation
-     * @param keys the awaited keys
-     * @return the exception
      */
     public static CollectiveException interrupted(
             String store, String operation, List<String> keys) {
         return new CollectiveException(
-                store
-                        + ": "
-                        + operation
-                        + ": interrupted while waiting for the keys "
-                        + quote(keys));
+                "%s: %s: interrupted while waiting for the keys %s"
+                        .formatted(store, operation, quote(keys)));
     }
 
-    /**
-     * Formats keys for a message: quoted, without control characters, truncated.
-     *
-     * @param keys the keys
-     * @return the text
-     */
+    /** Formats keys for a message: quoted, without control characters, truncated. */
     public static String quote(List<String> keys) {
         String shown =
                 keys.stream()
@@ -89,12 +54,7 @@ public final class StoreErrors {
         return "[" + shown + (hidden > 0 ? ", and " + hidden + " more" : "") + "]";
     }
 
-    /**
-     * Formats a key for a message: quoted, without control characters, truncated.
-     *
-     * @param key the key
-     * @return the text
-     */
+    /** Formats a key for a message: quoted, without control characters, truncated. */
     public static String quote(String key) {
         StringBuilder text = new StringBuilder("\"");
         key.codePoints()

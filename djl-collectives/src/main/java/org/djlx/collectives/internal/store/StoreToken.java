@@ -28,7 +28,6 @@ public final class StoreToken {
     /**
      * Returns the token of an environment.
      *
-     * @param environment the environment
      * @return the token; null if the variable is not set
      * @throws IllegalArgumentException if the variable is set but empty
      */

@@ -40,7 +40,6 @@ final class TcpConnection implements Closeable {
      * @param server the server's address
      * @param interruptible whether an interrupt of a thread that uses the connection closes it
      * @param deadline until when to try
-     * @return the connection
      * @throws ProtocolException if the peer is not a TCPStore server or has another token
      * @throws IOException if there is no answer
      */
@@ -96,11 +95,7 @@ final class TcpConnection implements Closeable {
         return in.readUnsignedByte();
     }
 
-    /**
-     * Reads a byte.
-     *
-     * @return the byte; -1 if the deadline has passed
-     */
+    /** Reads a byte; returns -1 if the deadline has passed. */
     int readByte(Deadline deadline) throws IOException {
         do {
             try {

@@ -66,7 +66,6 @@ public final class TcpStoreClient implements AutoCloseable {
      * @param timeout how long to try to connect, and how long to wait for an answer (at least 30 s)
      * @param mark a key that identifies the server; the client retries until it finds a server with
      *     this key; null accepts any server
-     * @return the client
      */
     public static TcpStoreClient connect(ServerAddress server, Duration timeout, String mark) {
         TcpStoreClient client = new TcpStoreClient(server, timeout);
@@ -74,30 +73,17 @@ public final class TcpStoreClient implements AutoCloseable {
         return client;
     }
 
-    /**
-     * Increments the number of workers that have joined.
-     *
-     * @return the number after the increment
-     */
+    /** Increments the number of workers that have joined, and returns it. */
     public long join() {
         return addToJoined(1);
     }
 
-    /**
-     * Returns the number of workers that have joined.
-     *
-     * @return the number
-     */
+    /** Returns the number of workers that have joined. */
     public long numJoined() {
         return addToJoined(0);
     }
 
-    /**
-     * See {@code Store.set}.
-     *
-     * @param key the key
-     * @param value the value
-     */
+    /** See {@code Store.set}. */
     public void set(String key, byte[] value) {
         confirmed(
                 "set",
@@ -105,12 +91,7 @@ public final class TcpStoreClient implements AutoCloseable {
                 new RequestWriter().command(Command.SET).key(key).value(value));
     }
 
-    /**
-     * See {@code Store.append}.
-     *
-     * @param key the key
-     * @param value the bytes to append
-     */
+    /** See {@code Store.append}. */
     public void append(String key, byte[] value) {
         confirmed(
                 "append",
@@ -118,12 +99,7 @@ public final class TcpStoreClient implements AutoCloseable {
                 new RequestWriter().command(Command.APPEND).key(key).value(value));
     }
 
-    /**
-     * See {@code Store.multiSet}.
-     *
-     * @param keys the keys
-     * @param values the values
-     */
+    /** See {@code Store.multiSet}. */
     public void multiSet(List<String> keys, List<byte[]> values) {
         RequestWriter request = new RequestWriter().command(Command.MULTI_SET).number(keys.size());
         for (int i = 0; i < keys.size(); i++) {
@@ -132,13 +108,7 @@ public final class TcpStoreClient implements AutoCloseable {
         confirmed("multiSet", keys, request);
     }
 
-    /**
-     * See {@code Store.get}.
-     *
-     * @param key the key
-     * @param deadline until when to wait
-     * @return the value
-     */
+    /** See {@code Store.get}. */
     public byte[] get(String key, Deadline deadline) {
         List<String> keys = List.of(key);
         while (true) {
@@ -151,13 +121,7 @@ public final class TcpStoreClient implements AutoCloseable {
         }
     }
 
-    /**
-     * See {@code Store.multiGet}.
-     *
-     * @param keys the keys
-     * @param deadline until when to wait
-     * @return the values
-     */
+    /** See {@code Store.multiGet}. */
     public List<byte[]> multiGet(List<String> keys, Deadline deadline) {
         waitFor("multiGet", keys, deadline);
         return command(
@@ -173,13 +137,7 @@ public final class TcpStoreClient implements AutoCloseable {
                 });
     }
 
-    /**
-     * See {@code Store.add}.
-     *
-     * @param key the key
-     * @param amount the amount to add
-     * @return the sum
-     */
+    /** See {@code Store.add}. */
     public long add(String key, long amount) {
         return command(
                 "add",
@@ -195,14 +153,7 @@ public final class TcpStoreClient implements AutoCloseable {
                 });
     }
 
-    /**
-     * See {@code Store.compareSet}.
-     *
-     * @param key the key
-     * @param expected the value to compare with
-     * @param desired the value to set
-     * @return the value afterwards
-     */
+    /** See {@code Store.compareSet}. */
     public byte[] compareSet(String key, byte[] expected, byte[] desired) {
         return command(
                 "compareSet",
@@ -218,35 +169,19 @@ public final class TcpStoreClient implements AutoCloseable {
                 });
     }
 
-    /**
-     * See {@code Store.check}.
-     *
-     * @param keys the keys
-     * @return true if all are set
-     */
+    /** See {@code Store.check}. */
     public boolean check(List<String> keys) {
         return check("check", keys);
     }
 
-    /**
-     * See {@code Store.waitFor}.
-     *
-     * @param operation the operation that waits
-     * @param keys the keys
-     * @param deadline until when to wait
-     */
+    /** See {@code Store.waitFor}. */
     public void waitFor(String operation, List<String> keys, Deadline deadline) {
         if (!check(operation, keys)) {
             block(operation, keys, deadline);
         }
     }
 
-    /**
-     * See {@code Store.delete}.
-     *
-     * @param key the key
-     * @return true if it was set
-     */
+    /** See {@code Store.delete}. */
     public boolean delete(String key) {
         return command(
                 "delete",
@@ -257,11 +192,7 @@ public final class TcpStoreClient implements AutoCloseable {
                 });
     }
 
-    /**
-     * See {@code Store.numKeys}.
-     *
-     * @return the number of keys
-     */
+    /** See {@code Store.numKeys}. */
     public long numKeys() {
         return command(
                 "numKeys",
@@ -293,16 +224,14 @@ public final class TcpStoreClient implements AutoCloseable {
             } catch (IOException e) {
                 if (e instanceof ProtocolException || deadline.isOver()) {
                     throw new CollectiveException(
-                            this
-                                    + ": cannot connect"
-                                    + (mark == null ? "" : " to the server of '" + mark + "'")
-                                    + " within "
-                                    + timeout.toMillis()
-                                    + " ms: "
-                                    + reason(e)
-                                    + "; check that rank 0 runs a store there, that it listens on"
-                                    + " an address this host can reach, and the firewall, or"
-                                    + " increase the timeout",
+                            ("%s: cannot connect%s within %s ms: %s; check that rank 0 runs a store"
+                                 + " there, that it listens on an address this host can reach, and"
+                                 + " the firewall, or increase the timeout")
+                                    .formatted(
+                                            this,
+                                            mark == null ? "" : " to the server of '" + mark + "'",
+                                            timeout.toMillis(),
+                                            reason(e)),
                             e);
                 }
             }
@@ -589,7 +518,6 @@ public final class TcpStoreClient implements AutoCloseable {
         return e.getClass().getSimpleName() + (message == null ? "" : ": " + message);
     }
 
-    /** {@inheritDoc} */
     @Override
     public String toString() {
         return "TcpStore " + server;

@@ -53,11 +53,11 @@ public final class TcpStoreServer implements AutoCloseable {
         if (!bound.isSuccess()) {
             stopLoop();
             throw new CollectiveException(
-                    "TcpStore: the server cannot listen on "
-                            + bind
-                            + ": "
-                            + bound.cause().getMessage()
-                            + advice(bind.getPort(), bound.cause()),
+                    "TcpStore: the server cannot listen on %s: %s%s"
+                            .formatted(
+                                    bind,
+                                    bound.cause().getMessage(),
+                                    advice(bind.getPort(), bound.cause())),
                     bound.cause());
         }
         channels.add(bound.channel());
@@ -89,29 +89,19 @@ public final class TcpStoreServer implements AutoCloseable {
         return new TcpStoreServer(bind, limits, worldSize, token);
     }
 
-    /**
-     * Returns the address on which the server listens.
-     *
-     * @return address and port
-     */
+    /** Returns the address and port on which the server listens. */
     public InetSocketAddress address() {
         return address;
     }
 
-    /**
-     * Returns a future that completes when all workers have joined.
-     *
-     * @return the future
-     */
+    /** Returns a future that completes when all workers have joined. */
     public CompletableFuture<Void> joined() {
         return state.joined();
     }
 
     /**
-     * Waits until clients have closed all connections that are open at the time of the call.
-     *
-     * @param timeout how long to wait
-     * @return true if they have
+     * Waits until clients have closed all connections that are open at the time of the call;
+     * returns false if the timeout comes first.
      */
     public boolean awaitDisconnection(Duration timeout) {
         return channels.newCloseFuture(ChannelMatchers.isNonServerChannel())

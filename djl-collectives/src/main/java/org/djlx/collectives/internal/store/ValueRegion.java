@@ -26,7 +26,6 @@ final class ValueRegion extends AbstractReferenceCounted implements FileRegion {
         this.value = value;
     }
 
-    /** {@inheritDoc} */
     @Override
     public long transferTo(WritableByteChannel target, long position) throws IOException {
         int begin = (int) position;
@@ -36,58 +35,49 @@ final class ValueRegion extends AbstractReferenceCounted implements FileRegion {
         return written;
     }
 
-    /** {@inheritDoc} */
     @Override
     public long position() {
         return 0;
     }
 
-    /** {@inheritDoc} */
     @Override
     public long transferred() {
         return transferred;
     }
 
-    /** {@inheritDoc} */
     @Deprecated
     @Override
     public long transfered() {
         return transferred;
     }
 
-    /** {@inheritDoc} */
     @Override
     public long count() {
         return value.length;
     }
 
-    /** {@inheritDoc} */
     @Override
     public FileRegion retain() {
         super.retain();
         return this;
     }
 
-    /** {@inheritDoc} */
     @Override
     public FileRegion retain(int increment) {
         super.retain(increment);
         return this;
     }
 
-    /** {@inheritDoc} */
     @Override
     public FileRegion touch() {
         return this;
     }
 
-    /** {@inheritDoc} */
     @Override
     public FileRegion touch(Object hint) {
         return this;
     }
 
-    /** {@inheritDoc} */
     @Override
     protected void deallocate() {
         // Heap memory: the garbage collector frees it.

@@ -30,7 +30,6 @@ final class WaitConnections implements AutoCloseable {
      *
      * @param deadline until when to try to open one
      * @param check called after a new connection was opened; if it throws, the connection is closed
-     * @return the connection
      * @throws IOException if none can be opened, or this object is closed
      */
     TcpConnection take(Deadline deadline, Runnable check) throws IOException {

@@ -20,7 +20,6 @@ final class Waits {
     /**
      * Registers a wait for keys.
      *
-     * @param keys the keys
      * @param whenSet called within {@link #wake} once all keys are set
      * @return the wait; null if all keys are already set
      */
