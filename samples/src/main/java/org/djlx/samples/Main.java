@@ -8,7 +8,6 @@ import org.djlx.samples.launch.LaunchCommand;
 import org.djlx.samples.llama.GenerateCommand;
 import org.djlx.samples.llama.ServeModelCommand;
 import org.djlx.samples.mlp.MlpCommand;
-import org.djlx.samples.op.OpCommand;
 import org.djlx.samples.plan.PlanCommand;
 import org.djlx.samples.serve.ServeCommand;
 import org.djlx.samples.support.SupportCommand;
@@ -32,7 +31,6 @@ import picocli.CommandLine.Command;
             GenerateCommand.class,
             ServeCommand.class,
             ServeModelCommand.class,
-            OpCommand.class,
             LaunchCommand.class,
             PlanCommand.class,
             FlightCommand.class,
