@@ -12,7 +12,6 @@ import org.djlx.samples.plan.PlanCommand;
 import org.djlx.samples.serve.ServeCommand;
 import org.djlx.samples.support.SupportCommand;
 import org.djlx.samples.topology.TopologyCommand;
-import org.djlx.samples.trace.TraceCommand;
 import org.djlx.samples.train.TrainCommand;
 import picocli.CommandLine;
 import picocli.CommandLine.Command;
@@ -36,7 +35,6 @@ import picocli.CommandLine.Command;
             FlightCommand.class,
             SupportCommand.class,
             TopologyCommand.class,
-            TraceCommand.class,
             HelpCommand.class
         })
 public final class Main extends RootCommand {
