@@ -8,12 +8,10 @@ import org.djlx.samples.launch.LaunchCommand;
 import org.djlx.samples.llama.GenerateCommand;
 import org.djlx.samples.llama.ServeModelCommand;
 import org.djlx.samples.mlp.MlpCommand;
-import org.djlx.samples.op.OpCommand;
 import org.djlx.samples.plan.PlanCommand;
 import org.djlx.samples.serve.ServeCommand;
 import org.djlx.samples.support.SupportCommand;
 import org.djlx.samples.topology.TopologyCommand;
-import org.djlx.samples.trace.TraceCommand;
 import org.djlx.samples.train.TrainCommand;
 import picocli.CommandLine;
 import picocli.CommandLine.Command;
@@ -32,13 +30,11 @@ import picocli.CommandLine.Command;
             GenerateCommand.class,
             ServeCommand.class,
             ServeModelCommand.class,
-            OpCommand.class,
             LaunchCommand.class,
             PlanCommand.class,
             FlightCommand.class,
             SupportCommand.class,
             TopologyCommand.class,
-            TraceCommand.class,
             HelpCommand.class
         })
 public final class Main extends RootCommand {

@@ -43,7 +43,14 @@ class MainTest {
 
     @ParameterizedTest
     @ValueSource(
-            strings = {"--help", "launch --help", "flight --help", "op --help", "help", "help op"})
+            strings = {
+                "--help",
+                "launch --help",
+                "flight --help",
+                "plan --help",
+                "help",
+                "help plan"
+            })
     void helpIsNoError(String args) {
         assertEquals(0, run(args.split(" ")));
         assertTrue(out.toString().startsWith("Usage: samples/run.sh"), out::toString);
@@ -91,7 +98,7 @@ class MainTest {
 
     @Test
     void theMissingValueOfAnOptionIsNamed() {
-        run("op", "barrier", "--ranks");
+        run("mlp", "--ranks");
         assertTrue(err.toString().contains("parameter for option '--ranks'"), err::toString);
     }
 
