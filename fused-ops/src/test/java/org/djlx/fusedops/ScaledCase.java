@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.fusedops;
 
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
@@ -8,6 +9,7 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.List;
 import java.util.Random;
 import org.djlx.collectives.ProcessGroup;
@@ -111,9 +113,11 @@ record ScaledCase(
                 if (call == 0) {
                     NDArray wide = Torch.cast(result.gathered().orElseThrow(), ScalarType.FLOAT32);
                     float[] gathered = wide.toFloatArray();
-                    for (int i = 0; i < gathered.length; i++) {
-                        Scaled peer = left(i / Math.max(1, rows * inner), rows);
-                        assertEquals(peer.values[i % (rows * inner)], gathered[i]);
+                    int size = rows * inner;
+                    for (int peer = 0; peer < group.worldSize(); peer++) {
+                        assertArrayEquals(
+                                left(peer, rows).values,
+                                Arrays.copyOfRange(gathered, peer * size, (peer + 1) * size));
                     }
                 }
             }
