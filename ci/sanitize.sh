@@ -22,7 +22,7 @@ if [[ ${1:-} == --compile ]]; then seed=1; else seed=${2:-$SRANDOM}; fi
 # Two numbers of ranks from 2 to 7; 8 ranks have an algorithm of their own.
 ranks=($((2 + seed % 6)) $((2 + (seed + 1 + seed / 6 % 5) % 6)) 8)
 
-# Name, source and macros of each program. The matmul programs cover both operators, all tile shapes, both types, B by rows and
+# Name, source and macros of each program. The matmul programs cover both operators, all tile shapes, all types, B by rows and
 # by columns, with and without gates.
 programs=(
   "kernels-${ranks[0]} kernels.cu -DRANKS=${ranks[0]}"
@@ -32,6 +32,8 @@ programs=(
   "scatter-columns matmul.cu -DTILE_N=256 -DTYPE=Bfloat16 -DTRANSPOSED=1 -DSCATTER=1"
   "gather-columns matmul.cu -DTILE_N=128 -DTYPE=Float16 -DTRANSPOSED=1 -DSCATTER=0"
   "gather-gated matmul.cu -DTILE_N=256 -DTYPE=Bfloat16 -DTRANSPOSED=1 -DSCATTER=0 -DGATED=1"
+  "gather-scaled matmul.cu -DTILE_N=128 -DTYPE=Bfloat16 -DTRANSPOSED=1 -DSCATTER=0 -DSCALED=1"
+  "scatter-scaled matmul.cu -DTILE_N=64 -DTYPE=Bfloat16 -DTRANSPOSED=1 -DSCATTER=1 -DSCALED=1"
   "scatter-rows matmul.cu -DTILE_N=64 -DTYPE=Float16 -DTRANSPOSED=0 -DSCATTER=1"
 )
 

@@ -3,6 +3,7 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -52,6 +53,10 @@ float load_bfloat16(u32 bits) { return __bfloat162float(__nv_bfloat16(__nv_bfloa
 
 u32 store_bfloat16(float value) { return __nv_bfloat16_raw(__float2bfloat16_rn(value)).x; }
 
+float load_float8(u32 bits) { return __half2float(__half(__nv_cvt_fp8_to_halfraw(bits, __NV_E4M3))); }
+
+u32 store_float8(float value) { return __nv_cvt_float_to_fp8(value, __NV_SATFINITE, __NV_E4M3); }
+
 struct Type {
   const char* name;
   u64 size;
@@ -98,11 +103,13 @@ class Tensor {
   bool has(const Elements& expected, const std::string& name, int units = 0) const {
     std::vector<char> bytes((count + 2 * begin) * type.size);
     check(cudaMemcpy(bytes.data(), memory, bytes.size(), cudaMemcpyDeviceToHost), "cudaMemcpy");
+    u32 margin = 0;
+    memcpy(&margin, &MARGIN, type.size);
     for (u64 i = 0; i < count + 2 * begin; i++) {
       u32 is = 0;
       memcpy(&is, &bytes[i * type.size], type.size);
       bool inside = i >= begin && i < begin + count;
-      u32 wanted = inside ? expected[i - begin] : MARGIN;
+      u32 wanted = inside ? expected[i - begin] : margin;
       if (std::abs((int)is - (int)wanted) > (inside ? units : 0)) {
         printf("WRONG %s: element %lld of %llu is %x, not %x\n", name.c_str(), (long long)(i - begin), count, is,
                wanted);
@@ -113,7 +120,7 @@ class Tensor {
   }
 
  private:
-  static const u32 MARGIN = 0x3c3c;
+  static constexpr u32 MARGIN = 0x3c3c;
 
   const Type& type;
   const u64 begin;

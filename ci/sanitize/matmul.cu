@@ -28,7 +28,11 @@ using kernels::TILE_M;
 
 const bool FLOAT16 = std::is_same<kernels::TYPE, kernels::Float16>::value;
 const Type ELEMENTS = FLOAT16 ? Type ELEMENT(float16, 2) : Type ELEMENT(bfloat16, 2);
-const u64 ITEM = 2;  // bytes of an element
+const Type FLOAT8 = ELEMENT(float8, 1);
+const Type FLOAT32 = ELEMENT(float32, 4);
+const Type& OPERANDS = SCALED ? FLOAT8 : ELEMENTS;
+const u64 ITEM = 2;  // bytes of an element of the products
+const u64 UNIT = 16 / kernels::ITEM;  // elements of A; K is a multiple
 const int THREADS = kernels::FUSED_THREADS;
 const u64 LINE = 64;        // from a rank's signal to the next one's, in bytes
 const u64 FLAGS = 4096;     // of each rank
@@ -70,7 +74,7 @@ struct Matrix {
     Elements bits(values.size());
     for (u64 i = 0; i < values.size(); i++) {
       u64 place = transposed ? i % columns * rows + i / columns : i;
-      bits[place] = ELEMENTS.store(values[i]);
+      bits[place] = OPERANDS.store(values[i]);
     }
     return bits;
   }
@@ -89,7 +93,8 @@ struct Matrix {
 };
 
 // Describes a tensor as TensorMap of native-ops does: dimensions from the innermost, strides of all but that in bytes.
-void describe(kernels::TensorMap& map, void* address, std::vector<u64> sizes, std::vector<u64> strides, std::vector<u32> box) {
+void describe(kernels::TensorMap& map, const Type& of, void* address, std::vector<u64> sizes, std::vector<u64> strides,
+              std::vector<u32> box) {
   static const auto encode = [] {
     void* function = nullptr;
     cudaDriverEntryPointQueryResult found;
@@ -98,7 +103,9 @@ void describe(kernels::TensorMap& map, void* address, std::vector<u64> sizes, st
     return (decltype(&cuTensorMapEncodeTiled))function;
   }();
   const u32 steps[] = {1, 1, 1};
-  CUtensorMapDataType type = FLOAT16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  CUtensorMapDataType type = of.size == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+                             : FLOAT16    ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                          : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   CUresult result = encode((CUtensorMap*)&map, type, sizes.size(), address, (const cuuint64_t*)sizes.data(),
                            (const cuuint64_t*)strides.data(), box.data(), steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
                            CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
@@ -140,7 +147,7 @@ class Group {
     launch.grouped = sizes.grouped();
     launch.rows = sizes.rows;
     launch.inner = sizes.inner;
-    launch.left_bytes = sizes.box_rows() * kernels::BLOCK_K * ITEM;
+    launch.left_bytes = sizes.box_rows() * kernels::STEP_BYTES;
     launch.rank = rank;
     launch.ranks = size();
     launch.factor = 1;
@@ -173,9 +180,23 @@ class Group {
 
 typedef std::unique_ptr<Tensor> Placed;
 
-const u64 MARGIN = 8;  // elements around a tensor: 16 bytes, as tensor maps want it
+// With 16 bytes around a tensor, as tensor maps want it.
+Placed place(int gpu, const Type& type, const Elements& elements) {
+  return Placed(new Tensor(gpu, type, 16 / type.size, elements));
+}
 
-Placed place(int gpu, const Elements& elements) { return Placed(new Tensor(gpu, ELEMENTS, MARGIN, elements)); }
+// Powers of two, so that scaled products are exact.
+std::vector<float> random_scales(u64 count) {
+  std::vector<float> scales(count);
+  for (float& scale : scales) scale = ldexpf(1, (int)(generator() % 4) - 2);
+  return scales;
+}
+
+Placed place(int gpu, const std::vector<float>& scales) {
+  Elements bits;
+  for (float scale : scales) bits.push_back(store_float32(scale));
+  return place(gpu, FLOAT32, bits);
+}
 
 // One operator of a group: its tensors, and what they must become.
 struct Job {
@@ -184,6 +205,10 @@ struct Job {
   std::vector<std::vector<Placed>> rights;  // of each rank
   std::vector<std::vector<Placed>> outs;    // of each rank: the products, or its part of the sum
   std::vector<Placed> wholes;               // of each rank, where they are wanted
+  const u64 scale_step = generator() % 2;   // 1: each row and column has a scale
+  std::vector<std::vector<float>> row_scales;  // of each rank; gather: the same on all ranks
+  std::vector<std::vector<float>> column_scales;  // of each rank, for all its Bs
+  std::vector<Placed> row_scales_placed, column_scales_placed;
   std::vector<std::vector<Elements>> expected;
   Elements whole;
 
@@ -194,30 +219,43 @@ struct Job {
     for (u64 rank = 0; rank < ranks; rank++) {
       int gpu = group.gpu(rank);
       as.emplace_back(sizes.rows * (SCATTER ? ranks : 1), sizes.inner);
-      lefts.push_back(place(gpu, as.back().elements()));
+      lefts.push_back(place(gpu, OPERANDS, as.back().elements()));
+      bool own_scales = SCATTER || rank == 0;
+      row_scales.push_back(own_scales ? random_scales(ranks * sizes.rows) : row_scales[0]);
+      column_scales.push_back(random_scales(*std::max_element(sizes.columns.begin(), sizes.columns.end())));
+      row_scales_placed.push_back(place(gpu, row_scales.back()));
+      column_scales_placed.push_back(place(gpu, column_scales.back()));
       rights.emplace_back();
       outs.emplace_back();
       for (u64 n : sizes.columns) {
         bs[rank].emplace_back(sizes.inner, GATED ? 2 * n : n);
-        rights.back().push_back(place(gpu, bs[rank].back().elements(TRANSPOSED)));
-        outs.back().push_back(place(gpu, Elements(sizes.rows * n * (SCATTER ? 1 : ranks))));
+        rights.back().push_back(place(gpu, OPERANDS, bs[rank].back().elements(TRANSPOSED)));
+        outs.back().push_back(place(gpu, ELEMENTS, Elements(sizes.rows * n * (SCATTER ? 1 : ranks))));
       }
-      if (sizes.whole) wholes.push_back(place(gpu, Elements(ranks * sizes.rows * sizes.inner)));
+      if (sizes.whole) wholes.push_back(place(gpu, OPERANDS, Elements(ranks * sizes.rows * sizes.inner)));
       Elements shard = as.back().elements();
       whole.insert(whole.end(), shard.begin(), shard.end());
     }
     for (u64 rank = 0; rank < ranks; rank++) {
       expected.emplace_back();
       for (size_t i = 0; i < sizes.columns.size(); i++) {
-        expected.back().push_back(SCATTER ? part(as, bs, rank) : product(as, bs[rank][i]));
+        expected.back().push_back(SCATTER ? part(as, bs, rank) : product(as, bs[rank][i], rank));
       }
     }
   }
 
-  Elements product(const std::vector<Matrix>& as, const Matrix& b) const {
+  // Multiplies rows of a product, from row `first` of all rows on, by their scales and those of the columns.
+  void scale(std::vector<float>& values, u64 rank, u64 first, u64 width) const {
+    for (u64 i = 0; SCALED && i < values.size(); i++) {
+      values[i] *= row_scales[rank][scale_step * (first + i / width)] * column_scales[rank][scale_step * (i % width)];
+    }
+  }
+
+  Elements product(const std::vector<Matrix>& as, const Matrix& b, u64 rank) const {
     Elements all;
-    for (const Matrix& a : as) {
-      std::vector<float> values = a.times(b, 0, sizes.rows);
+    for (u64 source = 0; source < as.size(); source++) {
+      std::vector<float> values = as[source].times(b, 0, sizes.rows);
+      scale(values, rank, source * sizes.rows, b.columns);
       for (u64 i = 0; i < values.size(); i++) {
         u64 width = b.columns / 2;
         if (!GATED) all.push_back(ELEMENTS.store(values[i]));
@@ -233,6 +271,7 @@ struct Job {
     std::vector<float> sums(sizes.rows * sizes.columns[0], -0.0f);
     for (u64 source = 0; source < as.size(); source++) {
       std::vector<float> part = as[source].times(bs[source][0], rank * sizes.rows, sizes.rows);
+      scale(part, source, rank * sizes.rows, sizes.columns[0]);
       for (u64 i = 0; i < sums.size(); i++) sums[i] += source == rank ? part[i] : ELEMENTS.load(ELEMENTS.store(part[i]));
     }
     Elements all;
@@ -241,40 +280,43 @@ struct Job {
   }
 
   void enqueue(Group& group, u64 rank, u64 timeout) const {
-    const u32 BOX = kernels::BOX_COLUMNS, HALF_TILE = kernels::HALF_M;
+    const u32 BOX = kernels::BOX_COLUMNS, STEP = kernels::BLOCK_K, HALF_TILE = kernels::HALF_M;
     u64 ranks = group.size(), rows = sizes.rows, inner = sizes.inner, n = sizes.columns[0];
-    u64 slot_bytes = align(rows * (SCATTER ? n : inner) * ITEM, 256);
-    u64 row_bytes = inner * ITEM;
+    u64 slot_bytes = align(rows * (SCATTER ? n * ITEM : inner * kernels::ITEM), 256);
+    u64 row_bytes = inner * kernels::ITEM;
     u32 box_rows = sizes.box_rows();
     Launch launch = {};
     char* left = lefts[rank]->address();
     char* arrived = group.slot(rank, 0, slot_bytes);
     if (SCATTER) {
-      describe(launch.left, left, {inner, rows, ranks}, {row_bytes, rows * row_bytes}, {BOX, box_rows, 1});
-      describe(launch.arrived, arrived, {n, rows, ranks}, {n * ITEM, slot_bytes}, {BOX, HALF_TILE, 1});
+      describe(launch.left, OPERANDS, left, {inner, rows, ranks}, {row_bytes, rows * row_bytes}, {STEP, box_rows, 1});
+      describe(launch.arrived, ELEMENTS, arrived, {n, rows, ranks}, {n * ITEM, slot_bytes}, {BOX, HALF_TILE, 1});
     } else {
-      describe(launch.left, left, {inner, rows}, {row_bytes}, {BOX, box_rows});
-      describe(launch.arrived, arrived, {inner, rows, ranks}, {row_bytes, slot_bytes}, {BOX, box_rows, 1});
+      describe(launch.left, OPERANDS, left, {inner, rows}, {row_bytes}, {STEP, box_rows});
+      describe(launch.arrived, OPERANDS, arrived, {inner, rows, ranks}, {row_bytes, slot_bytes}, {STEP, box_rows, 1});
     }
     for (size_t i = 0; i < sizes.columns.size(); i++) {
       u64 width = sizes.columns[i];
       char* right = rights[rank][i]->address();
       if (TRANSPOSED) {
-        describe(launch.right[i], right, {inner, GATED ? 2 * width : width}, {row_bytes}, {BOX, kernels::OUT_N});
+        describe(launch.right[i], OPERANDS, right, {inner, GATED ? 2 * width : width}, {row_bytes}, {STEP, kernels::OUT_N});
       } else if (sizes.grouped()) {
-        describe(launch.right[i], right, {BOX, inner, width / BOX}, {width * ITEM, BOX * ITEM}, {BOX, BOX, TILE_N / BOX});
+        describe(launch.right[i], OPERANDS, right, {BOX, inner, width / BOX}, {width * ITEM, BOX * ITEM}, {BOX, BOX, TILE_N / BOX});
       } else {
-        describe(launch.right[i], right, {width, inner}, {width * ITEM}, {BOX, BOX});
+        describe(launch.right[i], OPERANDS, right, {width, inner}, {width * ITEM}, {BOX, BOX});
       }
       if (!SCATTER) {
-        describe(launch.out[i], outs[rank][i]->address(), {width, rows, ranks}, {width * ITEM, rows * width * ITEM},
+        describe(launch.out[i], ELEMENTS, outs[rank][i]->address(), {width, rows, ranks}, {width * ITEM, rows * width * ITEM},
                  {BOX, HALF_TILE, 1});
       }
     }
     for (u64 peer = 0; SCATTER && peer < ranks; peer++) {
       char* to = peer == rank ? outs[rank][0]->address() : group.slot(peer, rank, slot_bytes);
-      describe(launch.out[peer], to, {n, rows}, {n * ITEM}, {BOX, HALF_TILE});
+      describe(launch.out[peer], ELEMENTS, to, {n, rows}, {n * ITEM}, {BOX, HALF_TILE});
     }
+    launch.row_scales = (const float*)row_scales_placed[rank]->address();
+    for (const float*& scales : launch.column_scales) scales = (const float*)column_scales_placed[rank]->address();
+    launch.scale_step = scale_step;
     launch.shard = left;
     launch.gathered = sizes.whole ? wholes[rank]->address() : nullptr;
     group.enqueue(rank, sizes, launch, slot_bytes, timeout);
@@ -295,23 +337,23 @@ struct Job {
 // Tiles that are full and not, one and many; all that a block pushes at once, and less.
 std::vector<Sizes> shapes() {
   if (SCATTER) {
-    return {{1, 8, {8}, 0, false},       {5, 16, {16}, 0, false},   {128, 64, {256}, 0, false},
-            {200, 136, {520}, 0, false}, {33, 1032, {32}, 0, false}};
+    return {{1, UNIT, {8}, 0, false},         {5, 16, {16}, 0, false},          {128, 64, {256}, 0, false},
+            {200, 17 * UNIT, {520}, 0, false}, {33, 129 * UNIT, {32}, 0, false}};
   }
   if (GATED) return {{8, 8, {8}, 1, false}, {128, 64, {128}, 1, true}, {200, 136, {264}, 2, true}, {33, 1032, {40}, 8, false}};
-  return {{8, 8, {8}, 1, false},
+  return {{8, UNIT, {8}, 1, false},
           {1, 16, {8, 72, 8, 264}, 8, true},
           {128, 64, {256}, 1, true},
-          {200, 136, {264, 520}, 4, false},
-          {200, 136, {264}, 2, true},
-          {33, 1032, {40}, 8, true}};
+          {200, 17 * UNIT, {264, 520}, 4, false},
+          {200, 17 * UNIT, {264}, 2, true},
+          {33, 129 * UNIT, {40}, 8, true}};
 }
 
 Sizes random_sizes() {
   u64 unit = 8;  // elements, of which the kernel wants whole multiples
   std::vector<u64> columns(SCATTER || GATED ? 1 : random_up_to(3));
   for (u64& n : columns) n = unit * random_up_to(40);
-  return {random_up_to(300), unit * random_up_to(20), columns, SCATTER ? 0 : random_up_to(8), !SCATTER && generator() % 2 == 0};
+  return {random_up_to(300), UNIT * random_up_to(20), columns, SCATTER ? 0 : random_up_to(8), !SCATTER && generator() % 2 == 0};
 }
 
 // A row of launches, each shape several times, and random ones.

@@ -13,7 +13,6 @@ import org.djlx.fusedops.cost.Choice;
 import org.djlx.fusedops.cost.FusedOperator;
 import org.djlx.fusedops.cost.Path;
 import org.djlx.fusedops.cost.Workload;
-import org.djlx.fusedops.internal.Compute;
 import org.djlx.fusedops.internal.FusedMatmul;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.TensorInfo;
@@ -139,7 +138,7 @@ record AllGatherMatmul(
 
     @Override
     public ScalarType typeOfProduct() {
-        return Compute.typeOfProduct(type);
+        return Workload.typeOfProduct(type);
     }
 
     @Override
@@ -149,7 +148,7 @@ record AllGatherMatmul(
 
     @Override
     public boolean isFusable(FusedMatmul kernels, P2pBuffers buffers, Workload work) {
-        return !isScaled() && kernels.gathers(buffers, work);
+        return kernels.gathers(buffers, work);
     }
 
     @Override

@@ -68,7 +68,7 @@ import org.djlx.nativeops.torch.Torch;
  *       {@linkplain org.djlx.fusedops.cost.CostModel cost model}, fitted to measurements, chooses
  *       the path.
  *   <li>Otherwise the operator falls back to a collective of the group and one matmul.
- *   <li>The path FUSED is one kernel. It needs a Hopper GPU, float16 or bfloat16, rows that are
+ *   <li>The path FUSED is one kernel. It needs a Hopper GPU, a 16-bit type or float8, rows that are
  *       multiples of 16 bytes, and buffers with room for the parts of all ranks. It uses all SMs:
  *       call operators of groups that share GPUs in the same order on all ranks.
  *   <li>Calls that are recorded into a CUDA graph may take another path than eager calls. They take
@@ -458,13 +458,20 @@ public final class FusedOps {
      * <p>Numerics: products are summed in float32, multiplied by the scales in float32, and rounded
      * once to bfloat16. On the CPU the error of an element against float64 is at most
      * 2<sup>-8</sup> of its value, plus (K + 1) 2<sup>-23</sup> of the sum of its products'
-     * absolute values. On GPUs Hopper's float8 instructions keep about 13 bits of a product below
-     * the largest product of its sum; libtorch's {@code _scaled_mm} is called without fast
-     * accumulation.
+     * absolute values.
      *
-     * <p>Paths: all except FUSED. On GPUs of compute capability 9.0 or later {@code _scaled_mm}
-     * multiplies if K and N are multiples of 16 and the arrays begin at multiples of 16 bytes.
-     * Otherwise the operands are converted to float32 first.
+     * <p>Numerics of Hopper's float8 tensor cores: they sum 32 products at a time, and keep 13 bits
+     * below the leading bit of the sum so far, or of the largest of the products. Lower bits are
+     * lost. So the kernels sum at most 128 products there, and add these sums in float32. Sums of
+     * equal products are then exact, where 16384 of them would be 6 % too small. The error of an
+     * element is at most 132 2<sup>-13</sup> of the sum of its products' absolute values, in
+     * addition to the above, and far less for products of both signs.
+     *
+     * <p>Paths: all. FUSED needs N in multiples of 8; an all-gather also needs K in multiples of
+     * 16. On the other paths cuBLASLt's float8 kernels multiply on GPUs of compute capability 9.0
+     * or later, if K and N are multiples of 16 and the arrays begin at multiples of 16 bytes;
+     * scales of rows need cuBLAS 12.9. Otherwise the operands are converted first, which is exact:
+     * to float16 on GPUs, to float32 on the CPU.
      *
      * <p>There is no gradient: with gradients on, an input that requires a gradient is refused.
      *

@@ -11,7 +11,6 @@ import org.djlx.collectives.spi.OpType;
 import org.djlx.fusedops.cost.Choice;
 import org.djlx.fusedops.cost.FusedOperator;
 import org.djlx.fusedops.cost.Workload;
-import org.djlx.fusedops.internal.Compute;
 import org.djlx.fusedops.internal.FusedMatmul;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.TensorInfo;
@@ -104,7 +103,7 @@ record MatmulReduceScatter(
     public Workload workload() {
         return new Workload(
                 FusedOperator.MATMUL_REDUCE_SCATTER,
-                typeOfProduct(), // of the bytes that are sent
+                type,
                 worldSize,
                 partRows(),
                 List.of(partColumns()),
@@ -122,7 +121,7 @@ record MatmulReduceScatter(
 
     @Override
     public ScalarType typeOfProduct() {
-        return Compute.typeOfProduct(type);
+        return Workload.typeOfProduct(type);
     }
 
     @Override
@@ -132,7 +131,7 @@ record MatmulReduceScatter(
 
     @Override
     public boolean isFusable(FusedMatmul kernels, P2pBuffers buffers, Workload work) {
-        return !isScaled() && kernels.scatters(buffers, work, op);
+        return kernels.scatters(buffers, work, op);
     }
 
     @Override

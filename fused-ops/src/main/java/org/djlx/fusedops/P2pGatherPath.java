@@ -112,7 +112,7 @@ abstract class P2pGatherPath extends P2pPath<GatheredMatmul, P2pGatherPath.Call>
         List<NDArray> products = new ArrayList<>(count);
         for (int i = 0; i < count; i++) {
             NDArray given = operands.array(1 + i);
-            NDArray b = inPlace.bs[i] ? given : scope.copy(given, operator.type());
+            NDArray b = inPlace.bs[i] ? given : copyOfB(scope, given);
             bs[i] = inPlace.bs[i] ? operands.address(1 + i) : Torch.dataPointer(b);
             NDArray out = scope.result(manager, operator.productFront(i), operator.typeOfProduct());
             outs[i] = Torch.dataPointer(out);
@@ -133,6 +133,11 @@ abstract class P2pGatherPath extends P2pPath<GatheredMatmul, P2pGatherPath.Call>
         }
         scope.hold(used);
         return new Call(shardAddress, bs, outs, whole, products, gathered, scales, used);
+    }
+
+    /** Copies a B to the layout of its copy. */
+    NDArray copyOfB(OperationScope scope, NDArray b) {
+        return scope.copy(b, operator.type());
     }
 
     final boolean returnsA() {

@@ -98,6 +98,11 @@ abstract class P2pScatterPath extends P2pPath<NDArray, P2pScatterPath.Call> {
         return scope.front(a, operator.frontDim(), operator.type());
     }
 
+    /** Copies B to the layout of its copy. */
+    NDArray copyOfB(OperationScope scope, NDArray b) {
+        return scope.copy(b, operator.type());
+    }
+
     /** Allocates arrays that hold products until they are sent. */
     abstract NDArray[] staging(OperationScope scope, NDManager manager);
 
@@ -106,8 +111,7 @@ abstract class P2pScatterPath extends P2pPath<NDArray, P2pScatterPath.Call> {
         NDArray a = operands.array(0);
         NDManager manager = a.getManager();
         NDArray left = inPlace.a ? a : copyOfA(scope, a);
-        NDArray right =
-                inPlace.b ? operands.array(1) : scope.copy(operands.array(1), operator.type());
+        NDArray right = inPlace.b ? operands.array(1) : copyOfB(scope, operands.array(1));
         NDArray part = scope.result(manager, partFront, operator.typeOfProduct());
         NDArray[] staging = staging(scope, manager);
         NDArray[] used = new NDArray[3 + staging.length + operands.scales().size()];

@@ -120,7 +120,9 @@ class FusedOpsGpuTest {
     void matmulAllReduce() {
         List<FusedCase> grid =
                 new ArrayList<>(FusedOpsTest.byFirstDimension(FusedOpsTest.scatterGrid(worldSize)));
-        if (!P2pRanks.isShared()) { // Large pieces are reduced by NCCL.
+        if (P2pRanks.isShared()) { // NCCL reduces float64, large and empty pieces, not on one GPU.
+            grid.removeIf(c -> c.type() == ScalarType.FLOAT64 || c.shape().size() == 0);
+        } else {
             for (ScalarType type : List.of(ScalarType.FLOAT32, ScalarType.BFLOAT16)) {
                 Shape rows = new Shape(5000L * worldSize, 40);
                 grid.add(new FusedCase(type, rows, List.of(72), 0, false, 21));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.fusedops;
 
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
@@ -8,10 +9,12 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.List;
 import java.util.Random;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.TestArrays;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
@@ -110,10 +113,12 @@ record ScaledCase(
                 }
                 if (call == 0) {
                     NDArray wide = Torch.cast(result.gathered().orElseThrow(), ScalarType.FLOAT32);
-                    float[] gathered = wide.toFloatArray();
-                    for (int i = 0; i < gathered.length; i++) {
-                        Scaled peer = left(i / Math.max(1, rows * inner), rows);
-                        assertEquals(peer.values[i % (rows * inner)], gathered[i]);
+                    float[] gathered = TestArrays.awaited(wide).toFloatArray();
+                    int size = rows * inner;
+                    for (int peer = 0; peer < group.worldSize(); peer++) {
+                        assertArrayEquals(
+                                left(peer, rows).values,
+                                Arrays.copyOfRange(gathered, peer * size, (peer + 1) * size));
                     }
                 }
             }
@@ -183,7 +188,7 @@ record ScaledCase(
         assertEquals(ScalarType.BFLOAT16, Torch.scalarType(result));
         float[] actual;
         try (NDArray wide = Torch.cast(result, ScalarType.FLOAT32)) {
-            actual = wide.toFloatArray();
+            actual = TestArrays.awaited(wide).toFloatArray();
         }
         for (int i = 0; i < actual.length; i++) {
             double expected = sums[0][first * columns + i] / divisor;
@@ -193,7 +198,20 @@ record ScaledCase(
             double sent = partial ? absolute : 0;
             double aligned = productError * sums[2][first * columns + i] / divisor;
             double allowed = ROUNDING * (Math.abs(expected) + sent) + sumError * absolute + aligned;
-            assertTrue(error <= allowed, this + ": " + i + ": " + actual[i] + " not " + expected);
+            int index = i;
+            assertTrue(
+                    error <= allowed,
+                    () ->
+                            "%s: row %d, column %d of %d x %d: %s, not %s within %s"
+                                    .formatted(
+                                            this,
+                                            index / columns,
+                                            index % columns,
+                                            count,
+                                            columns,
+                                            actual[index],
+                                            expected,
+                                            allowed));
         }
     }
 }

@@ -103,8 +103,12 @@ __device__ __forceinline__ void wait_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 
-// d = A B + (sum ? d : 0) in float32, for a 64 x 16 matrix A and a 16 x N matrix B in shared memory.
-// K_MAJOR: the columns of B are contiguous; otherwise its rows are.
+// An operand of e4m3: 4 exponent bits, 3 fraction bits.
+struct Float8 {};
+
+// d = A B + (sum ? d : 0) in float32, for a matrix A of 64 rows of 32 bytes and a matrix B of N columns in shared memory.
+// K_MAJOR: the columns of B are contiguous, as float8 needs it; otherwise its rows are.
+// Float8: products and d are aligned to the largest of them, and 13 bits below its leading bit are kept.
 #define D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define D16(i) D4(i), D4(i + 4), D4(i + 8), D4(i + 12)
 #define D32(i) D16(i), D16(i + 16)
@@ -112,29 +116,34 @@ __device__ __forceinline__ void wait_products() {
 #define R32_63 "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define R64_95 "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
 #define R96_127 "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
-#define WGMMA(n, type, registers, a_operand, b_operand, sum_operand, transposed_operand, outputs)                                  \
-  asm volatile("{\n .reg .pred sum;\n setp.ne.b32 sum, " sum_operand ", 0;\n wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type \
-               "." type " {" registers "}, " a_operand ", " b_operand ", sum, 1, 1, 0, " transposed_operand ";\n}"                 \
-               : outputs                                                                                                          \
+#define WGMMA(n, k, type, registers, a_operand, b_operand, sum_operand, majors, outputs)                                            \
+  asm volatile("{\n .reg .pred sum;\n setp.ne.b32 sum, " sum_operand ", 0;\n wgmma.mma_async.sync.aligned.m64n" #n "k" #k ".f32." type \
+               "." type " {" registers "}, " a_operand ", " b_operand ", sum, 1, 1" majors ";\n}"                                   \
+               : outputs                                                                                                            \
                : "l"(a), "l"(b), "r"(sum), "n"(K_MAJOR ? 0 : 1))
 #define COMMA ,
-#define PRODUCTS(T, type)                                                                                                    \
-  template <bool K_MAJOR>                                                                                                 \
-  __device__ __forceinline__ void product(T, float (&d)[32], u64 a, u64 b, u32 sum) {                                        \
-    WGMMA(64, type, R0_31, "%32", "%33", "%34", "%35", D32(0));                                                              \
-  }                                                                                                                          \
-  template <bool K_MAJOR>                                                                                                 \
-  __device__ __forceinline__ void product(T, float (&d)[64], u64 a, u64 b, u32 sum) {                                        \
-    WGMMA(128, type, R0_31 "," R32_63, "%64", "%65", "%66", "%67", D32(0) COMMA D32(32));                                    \
-  }                                                                                                                          \
-  template <bool K_MAJOR>                                                                                                 \
-  __device__ __forceinline__ void product(T, float (&d)[128], u64 a, u64 b, u32 sum) {                                       \
-    WGMMA(256, type, R0_31 "," R32_63 "," R64_95 "," R96_127, "%128", "%129", "%130", "%131",                                \
-          D32(0) COMMA D32(32) COMMA D32(64) COMMA D32(96));                                                                 \
+#define PRODUCTS(T, type, k, MAJORS)                                                                                                \
+  template <bool K_MAJOR>                                                                                                           \
+  __device__ __forceinline__ void product(T, float (&d)[32], u64 a, u64 b, u32 sum) {                                               \
+    WGMMA(64, k, type, R0_31, "%32", "%33", "%34", MAJORS("%35"), D32(0));                                                          \
+  }                                                                                                                                 \
+  template <bool K_MAJOR>                                                                                                           \
+  __device__ __forceinline__ void product(T, float (&d)[64], u64 a, u64 b, u32 sum) {                                               \
+    WGMMA(128, k, type, R0_31 "," R32_63, "%64", "%65", "%66", MAJORS("%67"), D32(0) COMMA D32(32));                                \
+  }                                                                                                                                 \
+  template <bool K_MAJOR>                                                                                                           \
+  __device__ __forceinline__ void product(T, float (&d)[128], u64 a, u64 b, u32 sum) {                                              \
+    WGMMA(256, k, type, R0_31 "," R32_63 "," R64_95 "," R96_127, "%128", "%129", "%130", MAJORS("%131"),                            \
+          D32(0) COMMA D32(32) COMMA D32(64) COMMA D32(96));                                                                        \
   }
-PRODUCTS(Float16, "f16")
-PRODUCTS(Bfloat16, "bf16")
+#define MAJORS_OF_BOTH(b) ", 0, " b
+#define K_MAJORS(b) ""
+PRODUCTS(Float16, "f16", 16, MAJORS_OF_BOTH)
+PRODUCTS(Bfloat16, "bf16", 16, MAJORS_OF_BOTH)
+PRODUCTS(Float8, "e4m3", 32, K_MAJORS)
 #undef PRODUCTS
+#undef MAJORS_OF_BOTH
+#undef K_MAJORS
 #undef COMMA
 #undef WGMMA
 #undef D4

@@ -26,7 +26,7 @@ public final class FusedMatmulModel {
     /** The columns of each shape of tiles. */
     public static final List<Integer> TILE_COLUMNS = List.of(256, 128, 64);
 
-    /** The elements in 16 bytes. The length of rows must be a multiple of it. */
+    /** The 16-bit elements in 16 bytes. The length of rows must be a multiple of 16 bytes. */
     public static final int UNIT = 8;
 
     /** The largest number of Bs of an all-gather + matmul. */
@@ -38,7 +38,7 @@ public final class FusedMatmulModel {
     private static final int MAX_TILES = 1 << 24; // beyond it, PIPELINED is as fast
     private static final int MAX_SIZE = Integer.MAX_VALUE / 2;
     private static final int STEP =
-            KERNEL.value("BLOCK_K"); // columns of A that a tile multiplies at a time
+            KERNEL.value("STEP_BYTES"); // of a row of A that a tile multiplies at a time
     private static final long PIECE =
             KERNEL.value("PUSH_BYTES"); // bytes that a thread block pushes at a time
     private static final int[] PUSHERS = {8, 16, 32, 4, 2, 1};
@@ -77,7 +77,7 @@ public final class FusedMatmulModel {
      * Returns whether the kernel can compute the operator:
      *
      * <ul>
-     *   <li>float16 or bfloat16, and rows of whole {@linkplain #UNIT units}
+     *   <li>float16, bfloat16 or float8 (e4m3), and rows of multiples of 16 bytes
      *   <li>at most {@link #MAX_RANKS} ranks and {@link #MAX_RIGHTS} Bs
      *   <li>for matmul + reduce-scatter, a flag for each half tile of a part
      * </ul>
@@ -86,17 +86,21 @@ public final class FusedMatmulModel {
      * @return true if the kernel can compute it
      */
     public boolean isPossible(int flags) {
-        boolean sizes = work.type() == ScalarType.FLOAT16 || work.type() == ScalarType.BFLOAT16;
+        boolean sizes = work.type().isReducedFloatingPoint() || isScaled();
         sizes &= work.ranks() <= MAX_RANKS && work.columns().size() <= MAX_RIGHTS;
         sizes &= work.rows() > 0 && work.rows() < MAX_SIZE;
         sizes &= work.columns().stream().allMatch(FusedMatmulModel::isWhole);
         if (work.isGather()) {
-            sizes &= isWhole(work.inner());
+            sizes &= isWhole(work.inner()) && (!isScaled() || work.inner() % (2 * UNIT) == 0);
         }
         if (!sizes || work.ranks() * tilesOfPart(TILE_COLUMNS.size() - 1) >= MAX_TILES) {
             return false;
         }
         return work.isGather() || 2 * tilesOfPart(fastest().tile()) <= flags;
+    }
+
+    private boolean isScaled() {
+        return work.type() == ScalarType.FLOAT8_E4M3FN;
     }
 
     private static boolean isWhole(long size) {
@@ -118,17 +122,20 @@ public final class FusedMatmulModel {
 
     /**
      * {@return the fastest division by {@link Machine.Fused#tiles}, with the time of the fastest
-     * division by {@link Machine.Fused#steps}}
+     * division by {@link Machine.Fused#steps}, for float8 by {@code tiles}, too}
      */
     public Tiling fastest() {
         Machine.Fused fused = machine.fused();
         Tiling now = fastest(fused.tiles());
-        return new Tiling(now.tile, now.pushers, fastest(fused.steps()).micros);
+        return isScaled()
+                ? now // Only the current kernel computes float8.
+                : new Tiling(now.tile, now.pushers, fastest(fused.steps()).micros);
     }
 
     private Tiling fastest(List<Double> steps) {
         Tiling best = null;
-        for (int tile = 0; tile < TILE_COLUMNS.size(); tile++) {
+        // Float8 has no tiles of 256 columns: the kernel keeps each sum in two registers.
+        for (int tile = isScaled() ? 1 : 0; tile < TILE_COLUMNS.size(); tile++) {
             if (!work.isGather()) {
                 best = faster(best, tiling(tile, 0, steps));
                 continue;
@@ -149,7 +156,7 @@ public final class FusedMatmulModel {
     }
 
     private Tiling tiling(int tile, int pushers, List<Double> steps) {
-        double one = ceilDiv(work.inner(), STEP) * steps.get(tile);
+        double one = ceilDiv(work.inner() * work.type().itemSize(), STEP) * steps.get(tile);
         double micros = work.isGather() ? gather(tile, one, pushers) : scatter(tile, one);
         return new Tiling(tile, pushers, micros);
     }

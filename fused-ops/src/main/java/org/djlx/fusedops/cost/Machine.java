@@ -82,15 +82,17 @@ public record Machine(
 
         /**
          * Ratio of the 16-bit and the 32-bit rate. Not measured: an H200's data sheet says 989 and
-         * 67.
+         * 67. The rate of float8 is twice the 16-bit rate.
          */
         private static final double WIDE_TYPES = 989.0 / 67;
 
         /** Returns the time of a matmul. */
         double micros(ScalarType type, long m, long n, long k) {
-            double slower = type.itemSize() > 2 ? WIDE_TYPES : 1;
+            int item = type.itemSize();
+            double slower = item > 2 ? WIDE_TYPES : item / 2.0;
             double multiply = 2.0 * m * n * k * slower / teraflops / 1e6;
-            double bytes = ((double) m * k + (double) k * n + (double) m * n) * type.itemSize();
+            double product = (double) m * n * Workload.typeOfProduct(type).itemSize();
+            double bytes = ((double) m * k + (double) k * n) * item + product;
             return start + Math.max(multiply, bytes / memoryRate / 1e3);
         }
     }
@@ -99,9 +101,9 @@ public record Machine(
      * Operators on the path FUSED.
      *
      * @param start the fixed time: from the launch to the first load, and after the last store
-     * @param steps the times of a tile for 64 columns of A, one for each of the {@link
-     *     FusedMatmulModel#TILE_COLUMNS}, with the kernel of the operator measurements; they decide
-     *     the path
+     * @param steps the times of a tile for 64 columns of A, 128 in float8, one for each of the
+     *     {@link FusedMatmulModel#TILE_COLUMNS}, with the kernel of the operator measurements; they
+     *     decide the path
      * @param tiles the same times with the current, faster kernel; they decide the tile
      * @param exchange the additional time of a tile that is sent to another rank, or added to tiles
      *     of other ranks

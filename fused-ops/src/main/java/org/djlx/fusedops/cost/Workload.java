@@ -15,7 +15,7 @@ import org.djlx.nativeops.torch.ScalarType;
  * </ul>
  *
  * @param operator the operator
- * @param type the element type
+ * @param type the element type of A and B
  * @param ranks the number of ranks
  * @param rows the rows of a rank's shard of A, or of its part of the product
  * @param columns the columns of each of this rank's Bs; matmul + reduce-scatter has one B
@@ -33,7 +33,7 @@ public record Workload(
      * Creates a workload.
      *
      * @param operator the operator
-     * @param type the element type
+     * @param type the element type of A and B
      * @param ranks the number of ranks
      * @param rows the rows of a rank's shard or part
      * @param columns the columns of each of this rank's Bs
@@ -118,7 +118,18 @@ public record Workload(
      * product}
      */
     public long partBytes() {
-        return rows * (isGather() ? inner : allColumns()) * type.itemSize();
+        return isGather()
+                ? rows * inner * type.itemSize()
+                : rows * allColumns() * typeOfProduct(type).itemSize();
+    }
+
+    /**
+     * {@return the element type of a product: bfloat16 for float8, otherwise that of A and B}
+     *
+     * @param type the element type of A and B
+     */
+    public static ScalarType typeOfProduct(ScalarType type) {
+        return type == ScalarType.FLOAT8_E4M3FN ? ScalarType.BFLOAT16 : type;
     }
 
     /** {@return the number of bytes that each GPU receives from all peers together} */

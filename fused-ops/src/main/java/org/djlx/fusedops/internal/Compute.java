@@ -2,10 +2,14 @@
 package org.djlx.fusedops.internal;
 
 import ai.djl.Device;
+import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
+import java.util.HashMap;
+import java.util.Map;
 import java.util.Optional;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.p2p.P2pBuffers;
+import org.djlx.fusedops.cost.Workload;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.cuda.CublasLt;
 import org.djlx.nativeops.cuda.CublasLtMatmul;
@@ -17,6 +21,7 @@ import org.djlx.nativeops.cuda.KernelCache;
 import org.djlx.nativeops.cuda.KernelCompiler;
 import org.djlx.nativeops.cuda.MatrixLayout;
 import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
@@ -29,7 +34,8 @@ public final class Compute implements AutoCloseable {
 
     private static final Logger logger = LoggerFactory.getLogger(Compute.class);
 
-    private static final int SCALED_MULTIPLE = 16; // of sizes and addresses, for _scaled_mm
+    private static final int SCALED_MULTIPLE =
+            16; // of sizes and addresses, for float8 tensor cores
 
     private final Libtorch libtorch;
     private final Gpu gpu; // null on the CPU
@@ -170,7 +176,7 @@ public final class Compute implements AutoCloseable {
      */
     public Product product(ScalarType type, MatrixLayout out, MatrixLayout a, MatrixLayout b) {
         if (out.rows() == 0 || out.columns() == 0 || a.columns() == 0) {
-            long bytes = out.rows() * out.columns() * typeOfProduct(type).itemSize();
+            long bytes = out.rows() * out.columns() * Workload.typeOfProduct(type).itemSize();
             return new Zeros(gpu, libtorch, bytes);
         }
         if (type == ScalarType.FLOAT8_E4M3FN) {
@@ -180,14 +186,10 @@ public final class Compute implements AutoCloseable {
         return gpu == null || gpu.cublas == null ? product : new ByCublas(gpu, product);
     }
 
-    /** Returns the element type of a product: bfloat16 for float8, otherwise the operands' type. */
-    public static ScalarType typeOfProduct(ScalarType type) {
-        return type == ScalarType.FLOAT8_E4M3FN ? ScalarType.BFLOAT16 : type;
-    }
-
     private Product scaledProduct(MatrixLayout out, MatrixLayout a, MatrixLayout b) {
-        boolean kernel =
-                gpu != null
+        boolean cublas = gpu != null && gpu.cublas != null;
+        boolean tensorCores =
+                cublas
                         && gpu.cuda.attribute(CudaAttribute.COMPUTE_CAPABILITY_MAJOR) >= 9
                         && a.isRowMajor()
                         && b.transposed().isRowMajor()
@@ -195,22 +197,100 @@ public final class Compute implements AutoCloseable {
                         && b.columnStride() % SCALED_MULTIPLE == 0
                         && a.columns() % SCALED_MULTIPLE == 0
                         && out.columns() % SCALED_MULTIPLE == 0;
-        return new Scaled(libtorch, out, a, b, kernel);
+        CublasLtMatmul half =
+                cublas
+                        ? gpu.cublas
+                                .plan(
+                                        ScalarType.FLOAT16,
+                                        ScalarType.FLOAT32,
+                                        MatrixLayout.contiguous(out.rows(), out.columns()),
+                                        MatrixLayout.contiguous(a.rows(), a.columns()),
+                                        MatrixLayout.contiguous(b.columns(), b.rows()).transposed(),
+                                        SCALED_MULTIPLE)
+                                .orElse(null)
+                        : null;
+        return new Scaled(gpu, libtorch, out, a, b, tensorCores, half, new HashMap<>());
     }
 
+    /**
+     * Matmuls of float8 matrices.
+     *
+     * @param tensorCores whether the layouts are right for float8 tensor cores
+     * @param half multiplies operands that are converted to float16, into float32; null to convert
+     *     them to float32
+     * @param plans by whether rows are scaled; an empty plan is not possible
+     */
     private record Scaled(
-            Libtorch libtorch, MatrixLayout out, MatrixLayout a, MatrixLayout b, boolean kernel)
+            Gpu gpu,
+            Libtorch libtorch,
+            MatrixLayout out,
+            MatrixLayout a,
+            MatrixLayout b,
+            boolean tensorCores,
+            CublasLtMatmul half,
+            Map<Boolean, Optional<CublasLtMatmul>> plans)
             implements Product {
 
         @Override
         public void run(long outAddress, long aAddress, long bAddress, Scales scales) {
             boolean aligned = (outAddress | aAddress | bAddress) % SCALED_MULTIPLE == 0;
-            libtorch.multiplyScaled(
-                    outAddress, out, aAddress, a, bAddress, b, scales, kernel && aligned);
+            CublasLtMatmul plan = tensorCores && aligned ? plan(scales.byRow()) : null;
+            if (plan == null) {
+                libtorch.multiplyScaled(
+                        outAddress,
+                        out,
+                        aAddress,
+                        a,
+                        bAddress,
+                        b,
+                        scales,
+                        half != null ? ScalarType.FLOAT16 : ScalarType.FLOAT32,
+                        this::multiplyHalf);
+                return;
+            }
+            boolean byRow = scales.byRow();
+            try (NDArray ofA = libtorch.aligned(scales.a(), byRow ? out.rows() : 1);
+                    NDArray ofB = libtorch.aligned(scales.b(), byRow ? out.columns() : 1)) {
+                long rows = Torch.dataPointer(ofA);
+                long columns = Torch.dataPointer(ofB);
+                plan.runScaled(gpu.stream, outAddress, aAddress, bAddress, rows, columns);
+                if (rows != scales.a() || columns != scales.b()) {
+                    keep(ofA, ofB);
+                }
+            }
+        }
+
+        private void multiplyHalf(NDArray sums, NDArray left, NDArray right) {
+            half.run(
+                    gpu.stream,
+                    Torch.dataPointer(sums),
+                    Torch.dataPointer(left),
+                    Torch.dataPointer(right));
+            keep(sums, left, right);
+        }
+
+        /** Keeps temporary arrays for replays if the call is recorded into a graph. */
+        private void keep(NDArray... arrays) {
+            if (gpu.stream.isCapturing()) {
+                gpu.stream.keepAlive(arrays);
+            }
+        }
+
+        private CublasLtMatmul plan(boolean byRow) {
+            return plans.computeIfAbsent(
+                            byRow, key -> gpu.cublas.planScaled(out, a, b, SCALED_MULTIPLE, key))
+                    .orElse(null);
         }
 
         @Override
-        public void close() {}
+        public void close() {
+            if (half != null) {
+                half.close();
+            }
+            for (Optional<CublasLtMatmul> plan : plans.values()) {
+                plan.ifPresent(CublasLtMatmul::close); // Not on the CPU, which has no such class.
+            }
+        }
     }
 
     /** Prepares the reduction of parts: SUM, or AVG to divide the sum by their number. */

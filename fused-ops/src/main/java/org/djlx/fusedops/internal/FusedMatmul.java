@@ -41,7 +41,7 @@ import org.djlx.nativeops.torch.Torch;
 
 /**
  * Launches the kernel of {@code fused_matmul.cu}: a persistent matmul that also pushes, signals and
- * waits. It runs on Hopper GPUs, in float16 and bfloat16.
+ * waits. It runs on Hopper GPUs, in float16, bfloat16 and float8 (e4m3).
  *
  * <p>Which ranks must use it:
  *
@@ -63,6 +63,7 @@ public final class FusedMatmul implements AutoCloseable {
     private static final KernelConstants CONSTANTS = new KernelConstants(SOURCE);
     private static final int THREADS = CONSTANTS.value("FUSED_THREADS");
     private static final int TILE_ROWS = FusedMatmulModel.TILE_ROWS;
+    private static final int STEP_BYTES = CONSTANTS.value("STEP_BYTES");
     private static final int BOX = CONSTANTS.value("BOX_COLUMNS");
     private static final int HALF = CONSTANTS.value("HALF_M");
     private static final int SWIZZLED_ROWS =
@@ -97,6 +98,9 @@ public final class FusedMatmul implements AutoCloseable {
     private static final int SHARD = LAUNCH.offset("shard");
     private static final int SLOTS = LAUNCH.offset("slots");
     private static final int GATHERED = LAUNCH.offset("gathered");
+    private static final int ROW_SCALES = LAUNCH.offset("row_scales");
+    private static final int COLUMN_SCALES = LAUNCH.offset("column_scales");
+    private static final int SCALE_STEP = LAUNCH.offset("scale_step");
 
     private final CudaDevice device;
     private final CurrentStreams streams;
@@ -125,7 +129,8 @@ public final class FusedMatmul implements AutoCloseable {
                 "-DTILE_N=" + TILE_COLUMNS.get(tile),
                 "-DTRANSPOSED=" + (transposed ? 1 : 0),
                 "-DSCATTER=" + (kind == Kind.SCATTER ? 1 : 0),
-                "-DGATED=" + (kind == Kind.GATHER_GATED ? 1 : 0)
+                "-DGATED=" + (kind == Kind.GATHER_GATED ? 1 : 0),
+                "-DSCALED=" + (isScaled(type) ? 1 : 0)
             };
         }
 
@@ -193,25 +198,36 @@ public final class FusedMatmul implements AutoCloseable {
         return (a + b - 1) / b;
     }
 
-    private static boolean isRowMajor(MatrixLayout matrix) {
-        // Elements have two bytes.
+    private static boolean isScaled(ScalarType type) {
+        return type == ScalarType.FLOAT8_E4M3FN;
+    }
+
+    private static boolean isRowMajor(ScalarType type, MatrixLayout matrix) {
         return matrix.isRowMajor()
-                && matrix.rowStride() * Short.BYTES % TensorMap.ALIGNMENT == 0
+                && matrix.rowStride() * type.itemSize() % TensorMap.ALIGNMENT == 0
                 && matrix.rowStride() > 0;
     }
 
+    /** Returns whether the kernel loads Bs, which are usable, by columns. */
+    private static boolean isTransposed(ScalarType type, MatrixLayout b) {
+        return isScaled(type) || !isRowMajor(type, b);
+    }
+
     /**
-     * The Bs that the kernel can load without a copy. Other Bs must be copied row by row.
+     * The Bs that the kernel can load without a copy. Other Bs must be copied to the {@link
+     * #layoutOfB}.
      *
+     * @param type the element type
      * @param addresses their addresses
      * @return for each B, true if the kernel can load it
      */
-    public static boolean[] usable(MatrixLayout[] bs, long[] addresses) {
+    public static boolean[] usable(ScalarType type, MatrixLayout[] bs, long[] addresses) {
         boolean[] usable = new boolean[bs.length];
         boolean columnMajor = true;
         for (int i = 0; i < bs.length; i++) {
-            usable[i] = isUsable(bs[i], addresses[i]);
-            columnMajor &= isUsable(bs[i].transposed(), addresses[i]);
+            boolean byColumns = isUsable(type, bs[i].transposed(), addresses[i]);
+            usable[i] = isScaled(type) ? byColumns : isUsable(type, bs[i], addresses[i]);
+            columnMajor &= byColumns;
         }
         if (columnMajor) {
             Arrays.fill(usable, true);
@@ -220,22 +236,26 @@ public final class FusedMatmul implements AutoCloseable {
     }
 
     /** Returns whether the kernel can load a single B at an address without a copy. */
-    public static boolean isUsableB(MatrixLayout b, long address) {
-        return isUsable(b, address) || isUsable(b.transposed(), address);
+    public static boolean isUsableB(ScalarType type, MatrixLayout b, long address) {
+        return usable(type, new MatrixLayout[] {b}, new long[] {address})[0];
     }
 
     /** Returns whether the kernel can load A at an address without a copy. */
-    public static boolean isUsable(MatrixLayout a, long address) {
-        return isRowMajor(a) && address % TensorMap.ALIGNMENT == 0;
+    public static boolean isUsable(ScalarType type, MatrixLayout a, long address) {
+        return isRowMajor(type, a) && address % TensorMap.ALIGNMENT == 0;
     }
 
     /** Returns the layout of a copy of A with {@code inner} columns: rows of whole units. */
     public static MatrixLayout layout(long rows, long inner) {
-        return new MatrixLayout(
-                rows,
-                inner,
-                Math.max(1, ceilDiv(inner, FusedMatmulModel.UNIT)) * FusedMatmulModel.UNIT,
-                1);
+        int unit = TensorMap.ALIGNMENT; // in elements of any type
+        return new MatrixLayout(rows, inner, Math.max(1, ceilDiv(inner, unit)) * unit, 1);
+    }
+
+    /** Returns the layout of a copy of a B: by columns for float8, by rows for other types. */
+    public static MatrixLayout layoutOfB(ScalarType type, long inner, long columns) {
+        return isScaled(type)
+                ? layout(columns, inner).transposed()
+                : MatrixLayout.contiguous(inner, columns);
     }
 
     /**
@@ -309,8 +329,8 @@ public final class FusedMatmul implements AutoCloseable {
     public boolean gates(P2pBuffers buffers, Workload work, MatrixLayout b, long address) {
         Sizes sizes = sizes(buffers, work).orElseThrow();
         // A tile has whole boxes of gates and of values, which may start at any column.
-        return !isRowMajor(b)
-                && isUsable(b.transposed(), address)
+        return isTransposed(work.type(), b)
+                && isUsable(work.type(), b.transposed(), address)
                 && b.columns() % (2 * FusedMatmulModel.UNIT) == 0
                 && TILE_COLUMNS.get(sizes.tiling().tile()) >= 2 * BOX;
     }
@@ -342,7 +362,8 @@ public final class FusedMatmul implements AutoCloseable {
     private Gather gather(Slots slots, Workload work, Kind kind, MatrixLayout... bs) {
         Sizes sizes = sizes(slots.buffers(), work).orElseThrow();
         FusedMatmulModel.Tiling tiling = sizes.tiling();
-        Variant variant = new Variant(work.type(), tiling.tile(), !isRowMajor(bs[0]), kind);
+        Variant variant =
+                new Variant(work.type(), tiling.tile(), isTransposed(work.type(), bs[0]), kind);
         // Encoding tensor maps needs the CUDA context, which may not be current on this thread.
         return device.within(
                 () -> new Gather(slots, sizes, work.inner(), variant, bs, tiling.pushers()));
@@ -363,7 +384,11 @@ public final class FusedMatmul implements AutoCloseable {
             Slots slots, Workload work, MatrixLayout a, MatrixLayout b, ReduceOp op) {
         Sizes sizes = sizes(slots.buffers(), work).orElseThrow();
         Variant variant =
-                new Variant(work.type(), sizes.tiling().tile(), !isRowMajor(b), Kind.SCATTER);
+                new Variant(
+                        work.type(),
+                        sizes.tiling().tile(),
+                        isTransposed(work.type(), b),
+                        Kind.SCATTER);
         float factor = op == ReduceOp.AVG ? 1f / sizes.ranks() : 1;
         return device.within(() -> new Scatter(slots, sizes, variant, a, b, factor));
     }
@@ -415,7 +440,7 @@ public final class FusedMatmul implements AutoCloseable {
             put("rights", sizes.columns().length);
             put("rows", sizes.rows());
             put("inner", inner);
-            put("left_bytes", (long) sizes.boxRows() * BOX * Short.BYTES);
+            put("left_bytes", (long) sizes.boxRows() * STEP_BYTES);
             put("rank", rank);
             put("ranks", sizes.ranks());
             put("own_delay", lag);
@@ -439,8 +464,34 @@ public final class FusedMatmul implements AutoCloseable {
             struct.put(LAUNCH.offset(member), value);
         }
 
-        final TensorMap map(int offset, long[] dimensions, long[] strides, int... box) {
+        /** Makes the tensor map of an operand. Its boxes have the width of a step. */
+        final TensorMap operand(int offset, long[] dimensions, long[] strides, int... box) {
             return new TensorMap(struct, offset, sizes.type(), dimensions, strides, box);
+        }
+
+        /** Makes the tensor map of products, with boxes of half a tile's rows. */
+        final TensorMap product(int offset, long[] dimensions, long... strides) {
+            ScalarType type = Workload.typeOfProduct(sizes.type());
+            int[] box = dimensions.length == 2 ? new int[] {BOX, HALF} : new int[] {BOX, HALF, 1};
+            return new TensorMap(struct, offset, type, dimensions, strides, box);
+        }
+
+        /** Returns the columns of A that a step multiplies. */
+        final int step() {
+            return STEP_BYTES / sizes.type().itemSize();
+        }
+
+        final long itemOfProduct() {
+            return Workload.typeOfProduct(sizes.type()).itemSize();
+        }
+
+        /** Sets the scales of A and of a B; no-op without scales. */
+        final void place(Product.Scales scales, int b) {
+            if (scales != null) {
+                struct.put(ROW_SCALES, scales.a())
+                        .put(COLUMN_SCALES + b * Long.BYTES, scales.b())
+                        .put(SCALE_STEP, scales.byRow() ? 1L : 0L);
+            }
         }
 
         /** Returns the address of the slot for a source rank on a rank. */
@@ -469,18 +520,18 @@ public final class FusedMatmul implements AutoCloseable {
                 long rows = Math.max(b.rows(), 1);
                 maps[i] =
                         grouped
-                                ? map(
+                                ? operand(
                                         place,
                                         new long[] {BOX, rows, columns / BOX},
                                         new long[] {stride, BOX * Short.BYTES},
                                         BOX,
                                         BOX,
                                         tileColumns / BOX)
-                                : map(
+                                : operand(
                                         place,
                                         new long[] {columns, rows},
                                         new long[] {stride},
-                                        BOX,
+                                        step(),
                                         variant.transposed() ? tileColumns : BOX);
             }
             return maps;
@@ -523,13 +574,14 @@ public final class FusedMatmul implements AutoCloseable {
                     pushers);
             long rows = sizes.rows();
             long rowBytes = inner * sizes.type().itemSize();
-            left = map(LEFT, new long[] {inner, rows}, new long[] {rowBytes}, BOX, sizes.boxRows());
-            map(
+            int boxRows = sizes.boxRows();
+            left = operand(LEFT, new long[] {inner, rows}, new long[] {rowBytes}, step(), boxRows);
+            operand(
                             ARRIVED,
                             new long[] {inner, rows, sizes.ranks()},
                             new long[] {rowBytes, slots.distance()},
-                            BOX,
-                            sizes.boxRows(),
+                            step(),
+                            boxRows,
                             1)
                     .place(slot(rank, 0));
             rights = rights(bs, variant);
@@ -537,15 +589,13 @@ public final class FusedMatmul implements AutoCloseable {
             for (int i = 0; i < bs.length; i++) {
                 long columns = sizes.columns()[i] / (variant.kind() == Kind.GATHER_GATED ? 2 : 1);
                 struct.put(COLUMNS + i * Long.BYTES, columns);
-                long outBytes = columns * sizes.type().itemSize();
+                long outBytes = columns * itemOfProduct();
                 outs[i] =
-                        map(
+                        product(
                                 OUT + i * TensorMap.BYTES,
                                 new long[] {columns, rows, sizes.ranks()},
-                                new long[] {outBytes, rows * outBytes},
-                                BOX,
-                                HALF,
-                                1);
+                                outBytes,
+                                rows * outBytes);
             }
         }
 
@@ -557,6 +607,7 @@ public final class FusedMatmul implements AutoCloseable {
          * @param bs the addresses of the Bs
          * @param outs the addresses of the products
          * @param gathered the address of the gathered A; 0 for none
+         * @param scales the scales of A and each B; null for types without scales
          * @param used all arrays, kept for graph replays
          */
         public void run(
@@ -565,10 +616,12 @@ public final class FusedMatmul implements AutoCloseable {
                 long[] bs,
                 long[] outs,
                 long gathered,
+                Product.Scales[] scales,
                 NDArray... used) {
             left.place(shard);
             struct.put(SHARD, shard).put(GATHERED, gathered);
             for (int i = 0; i < bs.length; i++) {
+                place(scales[i], i);
                 rights[i].place(bs[i]);
                 this.outs[i].place(outs[i]);
             }
@@ -601,37 +654,33 @@ public final class FusedMatmul implements AutoCloseable {
                     0);
             long rows = sizes.rows();
             long columns = sizes.columns()[0];
-            long item = sizes.type().itemSize();
+            long item = itemOfProduct();
             long inner = a.columns();
-            long rowBytes = Math.max(a.rowStride(), inner) * item;
+            long rowBytes = Math.max(a.rowStride(), inner) * sizes.type().itemSize();
             put("pull", sizes.ranks() == PULLING_RANKS ? 1 : 0);
             struct.put(FACTOR, factor).put(COLUMNS, columns);
             left =
-                    map(
+                    operand(
                             LEFT,
                             new long[] {Math.max(inner, 1), rows, sizes.ranks()},
                             new long[] {rowBytes, rows * rowBytes},
-                            BOX,
+                            step(),
                             sizes.boxRows(),
                             1);
-            map(
+            product(
                             ARRIVED,
                             new long[] {columns, rows, sizes.ranks()},
-                            new long[] {columns * item, slots.distance()},
-                            BOX,
-                            HALF,
-                            1)
+                            columns * item,
+                            slots.distance())
                     .place(slot(rank, 0));
             right = rights(new MatrixLayout[] {b}, variant)[0];
             TensorMap[] outs = new TensorMap[sizes.ranks()];
             for (int peer = 0; peer < sizes.ranks(); peer++) {
                 outs[peer] =
-                        map(
+                        product(
                                 OUT + peer * TensorMap.BYTES,
                                 new long[] {columns, rows},
-                                new long[] {columns * item},
-                                BOX,
-                                HALF);
+                                columns * item);
                 if (peer != rank) {
                     outs[peer].place(slot(peer, rank));
                 }
@@ -645,9 +694,17 @@ public final class FusedMatmul implements AutoCloseable {
          * @param a the address of A. All addresses are multiples of {@link TensorMap#ALIGNMENT}
          * @param b the address of B
          * @param result the address of this rank's part of the sum
+         * @param scales the scales of A and B; null for types without scales
          * @param used all arrays, kept for graph replays
          */
-        public void run(Operation operation, long a, long b, long result, NDArray... used) {
+        public void run(
+                Operation operation,
+                long a,
+                long b,
+                long result,
+                Product.Scales scales,
+                NDArray... used) {
+            place(scales, 0);
             if (a != 0 && b != 0) { // An address of 0 means no elements.
                 left.place(a);
                 right.place(b);

@@ -20,6 +20,8 @@ import org.djlx.nativeops.torch.TorchInPlace;
 /** Runs libtorch's operators on memory given by address, on one device. */
 final class Libtorch {
 
+    private static final int ALIGNMENT = 16; // of scales, in bytes
+
     private final Device device;
     private final NDManager
             manager; // shared by all calls: creating one takes longer than a small matmul
@@ -69,11 +71,18 @@ final class Libtorch {
         }
     }
 
+    /** Multiplies contiguous matrices, the right one given as its transpose. */
+    @FunctionalInterface
+    interface Matmul {
+        void run(NDArray out, NDArray a, NDArray b);
+    }
+
     /**
-     * Multiplies non-empty float8 matrices and rounds the scaled product to bfloat16.
+     * Multiplies non-empty float8 matrices, and rounds the scaled product to bfloat16. The operands
+     * are converted first, which is exact.
      *
-     * @param kernel whether libtorch has a kernel for the layouts. Otherwise the operands are
-     *     converted to float32, which is exact.
+     * @param type the type to convert to: float32, or float16 for {@code half}
+     * @param half multiplies float16 matrices into float32
      */
     void multiplyScaled(
             long out,
@@ -83,39 +92,63 @@ final class Libtorch {
             long b,
             MatrixLayout bLayout,
             Product.Scales scales,
-            boolean kernel) {
+            ScalarType type,
+            Matmul half) {
         long m = outLayout.rows();
         long n = outLayout.columns();
-        long step = scales.byRow() ? 1 : 0;
-        MatrixLayout ofRows = new MatrixLayout(scales.byRow() ? m : 1, 1, 1, 1);
-        MatrixLayout ofColumns = new MatrixLayout(1, scales.byRow() ? n : 1, n, 1);
+        long step = scales.byRow() ? 1 : 0; // a stride of 0 repeats a scale
+        MatrixLayout rows = new MatrixLayout(m, n, step, 0);
+        MatrixLayout columns = new MatrixLayout(m, n, 0, step);
         try (NDArray result = view(ScalarType.BFLOAT16, out, outLayout);
-                NDArray left = view(ScalarType.FLOAT8_E4M3FN, a, aLayout);
-                NDArray right = view(ScalarType.FLOAT8_E4M3FN, b, bLayout)) {
-            if (kernel) {
-                try (NDArray ofA = view(ScalarType.FLOAT32, scales.a(), ofRows);
-                        NDArray ofB = view(ScalarType.FLOAT32, scales.b(), ofColumns)) {
-                    NoGradient.run(() -> Torch.scaledMmOut(result, left, right, ofA, ofB));
-                }
-                return;
+                NDArray left = converted(a, aLayout, type);
+                NDArray right = converted(b, bLayout.transposed(), type);
+                NDArray sums = Torch.empty(manager, new Shape(m, n), ScalarType.FLOAT32);
+                NDArray ofA = view(ScalarType.FLOAT32, scales.a(), rows);
+                NDArray ofB = view(ScalarType.FLOAT32, scales.b(), columns)) {
+            if (type == ScalarType.FLOAT16) {
+                half.run(sums, left, right);
+            } else {
+                multiply(
+                        type,
+                        Torch.dataPointer(sums),
+                        MatrixLayout.contiguous(m, n),
+                        Torch.dataPointer(left),
+                        MatrixLayout.contiguous(m, aLayout.columns()),
+                        Torch.dataPointer(right),
+                        MatrixLayout.contiguous(n, aLayout.columns()).transposed());
             }
-            // A stride of 0 repeats a scale.
-            MatrixLayout allRows = new MatrixLayout(m, n, step, 0);
-            MatrixLayout allColumns = new MatrixLayout(m, n, 0, step);
-            try (NDArray product = Torch.empty(manager, new Shape(m, n), ScalarType.FLOAT32);
-                    NDArray wideLeft = NoGradient.get(() -> Torch.cast(left, ScalarType.FLOAT32));
-                    NDArray wideRight =
-                            NoGradient.get(() -> Torch.cast(right, ScalarType.FLOAT32));
-                    NDArray ofA = view(ScalarType.FLOAT32, scales.a(), allRows);
-                    NDArray ofB = view(ScalarType.FLOAT32, scales.b(), allColumns)) {
-                NoGradient.run(
-                        () -> {
-                            Torch.mmOut(product, wideLeft, wideRight);
-                            TorchInPlace.mul(product, ofA);
-                            TorchInPlace.mul(product, ofB);
-                            Torch.copy(result, product);
-                        });
-            }
+            NoGradient.run(
+                    () -> {
+                        TorchInPlace.mul(sums, ofA);
+                        TorchInPlace.mul(sums, ofB);
+                        Torch.copy(result, sums);
+                    });
+        }
+    }
+
+    /** Returns a contiguous copy of a float8 matrix in another type. */
+    private NDArray converted(long address, MatrixLayout layout, ScalarType type) {
+        Shape shape = new Shape(layout.rows(), layout.columns());
+        try (NDArray narrow = view(ScalarType.FLOAT8_E4M3FN, address, layout)) {
+            NDArray copy = Torch.empty(manager, shape, type);
+            NoGradient.run(() -> Torch.copy(copy, narrow));
+            return copy;
+        }
+    }
+
+    /**
+     * Returns float32 values as a column at an address that is a multiple of 16: a view, or a copy.
+     */
+    NDArray aligned(long address, long count) {
+        Shape shape = new Shape(count, 1);
+        NDArray values = view(ScalarType.FLOAT32, address, shape);
+        if (address % ALIGNMENT == 0) {
+            return values;
+        }
+        try (values) {
+            NDArray copy = Torch.empty(manager, shape, ScalarType.FLOAT32);
+            NoGradient.run(() -> Torch.copy(copy, values));
+            return copy;
         }
     }
 

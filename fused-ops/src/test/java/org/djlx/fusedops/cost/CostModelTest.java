@@ -358,6 +358,36 @@ class CostModelTest {
         assertEquals(columns, FusedMatmulModel.TILE_COLUMNS.get(tiling.tile()));
     }
 
+    /** Float8 halves the matmul and the bytes of a shard. Products are sent in bfloat16. */
+    @Test
+    void float8IsTwiceAsFast() {
+        for (FusedOperator operator : FusedOperator.values()) {
+            Workload half = bfloat16(operator, 2, 8192, 8192, 8192);
+            Workload work =
+                    Workload.unsharded(operator, ScalarType.FLOAT8_E4M3FN, 2, 8192, 8192, 8192);
+            boolean gather = operator == FusedOperator.ALL_GATHER_MATMUL;
+            assertEquals(half.partBytes() / (gather ? 2 : 1), work.partBytes());
+            assertEquals(0.5, H200.matmul(work) / H200.matmul(half), 0.01);
+            double fused = H200.predict(work, Path.FUSED).device();
+            // A tile that is sent or added takes a fixed time, and there are more tiles.
+            assertEquals(0.55, fused / H200.predict(half, Path.FUSED).device(), 0.07);
+            assertTrue(H200.possible(work).contains(Path.FUSED));
+            assertEquals(Path.FUSED, H200.choose(work, H200::possible, false).path());
+        }
+    }
+
+    /** A sum takes two registers. */
+    @ParameterizedTest
+    @ValueSource(longs = {16, 512, 2048, 8192})
+    void float8HasNoTilesOf256Columns(long m) {
+        for (FusedOperator operator : FusedOperator.values()) {
+            Workload work =
+                    Workload.unsharded(operator, ScalarType.FLOAT8_E4M3FN, 2, m, 8192, 8192);
+            int tile = new FusedMatmulModel(Machine.H200, work).fastest().tile();
+            assertTrue(FusedMatmulModel.TILE_COLUMNS.get(tile) < 256);
+        }
+    }
+
     /** With smaller buffers a pipeline takes longer, up to where NCCL is faster. */
     @Test
     void smallBuffersCostRounds() {

@@ -64,6 +64,37 @@ class FusedMatmulTest {
         assertFalse(MATMUL.gathers(new Buffers(2, true), five));
     }
 
+    /** Rows of A are multiples of 16 bytes, and so are rows of the product in bfloat16. */
+    @Test
+    void takesFloat8InMultiplesOf16Bytes() {
+        ScalarType type = ScalarType.FLOAT8_E4M3FN;
+        assertTrue(gathers(2, type, 512, 8208, 1040)); // 4104 columns of a rank
+        assertFalse(gathers(2, type, 512, 8200, 1040));
+        assertFalse(gathers(2, type, 512, 8208, 1048));
+        assertTrue(scatters(4, type, 2048, 8200, ReduceOp.AVG));
+        assertFalse(scatters(4, type, 2048, 8204, ReduceOp.SUM));
+    }
+
+    /** Only Bs by columns: the tensor cores take no others. */
+    @Test
+    void float8BsAreLoadedByColumns() {
+        ScalarType type = ScalarType.FLOAT8_E4M3FN;
+        MatrixLayout rows = MatrixLayout.contiguous(64, 32);
+        MatrixLayout columns = MatrixLayout.contiguous(32, 64).transposed();
+        MatrixLayout odd = MatrixLayout.contiguous(32, 72).transposed();
+        MatrixLayout[] bs = {rows, columns, odd, columns};
+        assertArrayEquals(
+                usable(false, true, false, false),
+                FusedMatmul.usable(type, bs, new long[] {256, 256, 256, 264}));
+        assertTrue(FusedMatmul.isUsableB(ScalarType.FLOAT16, odd, 256));
+        assertFalse(FusedMatmul.isUsableB(type, odd, 256));
+        MatrixLayout copy = FusedMatmul.layoutOfB(type, 72, 32);
+        assertTrue(FusedMatmul.isUsableB(type, copy, 256));
+        assertArrayEquals(
+                new long[] {72, 32, 1, 80},
+                new long[] {copy.rows(), copy.columns(), copy.rowStride(), copy.columnStride()});
+    }
+
     /** Averages over other numbers of ranks would be rounded twice. Each half tile needs a flag. */
     @Test
     void scattersWhereItIsExactAndFlagsSuffice() {
@@ -91,7 +122,7 @@ class FusedMatmulTest {
     }
 
     private static boolean[] use(long[] addresses, MatrixLayout... bs) {
-        return FusedMatmul.usable(bs, addresses);
+        return FusedMatmul.usable(ScalarType.FLOAT16, bs, addresses);
     }
 
     /** Buffers that answer only the questions asked before a launch. */

@@ -25,6 +25,8 @@ import org.djlx.nativeops.torch.ScalarType;
  */
 public final class CublasLtMatmul implements AutoCloseable {
 
+    private static final long SCALES_BY_ROW = 120900; // the version of cuBLAS
+
     private final CublasLtHandle handle;
     private final cublasLtMatmulDescOpaque_t descriptor = new cublasLtMatmulDescOpaque_t();
     private final cublasLtMatrixLayoutOpaque_t first = new cublasLtMatrixLayoutOpaque_t();
@@ -33,6 +35,7 @@ public final class CublasLtMatmul implements AutoCloseable {
     private final cublasLtMatmulHeuristicResult_t heuristic = new cublasLtMatmulHeuristicResult_t();
     private final Pointer one; // alpha, in the compute type; beta of add()
     private final Pointer zero; // beta of run()
+    private final LongPointer scale = new LongPointer(1);
     private final CudaDriver.Address firstAddress = new CudaDriver.Address(0);
     private final CudaDriver.Address secondAddress = new CudaDriver.Address(0);
     private final CudaDriver.Address resultAddress = new CudaDriver.Address(0);
@@ -56,11 +59,20 @@ public final class CublasLtMatmul implements AutoCloseable {
             MatrixLayout out,
             MatrixLayout a,
             MatrixLayout b,
-            int alignment) {
+            int alignment,
+            boolean byRow) {
         CublasLtMatmul matmul = new CublasLtMatmul(handle, type);
         boolean found = false;
         try {
             matmul.describe(type, outType, out, a, b);
+            if (byRow) {
+                // Without scales cuBLASLt finds no algorithm. Any aligned address will do.
+                long address = handle.workspace().address();
+                matmul.setScales(address, address);
+                int mode = cublas.CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+                matmul.set(cublas.CUBLASLT_MATMUL_DESC_A_SCALE_MODE, mode);
+                matmul.set(cublas.CUBLASLT_MATMUL_DESC_B_SCALE_MODE, mode);
+            }
             found = matmul.choose(alignment);
         } finally {
             if (!found) {
@@ -92,6 +104,7 @@ public final class CublasLtMatmul implements AutoCloseable {
             case BFLOAT16 -> cudart.CUDA_R_16BF;
             case FLOAT32 -> cudart.CUDA_R_32F;
             case FLOAT64 -> cudart.CUDA_R_64F;
+            case FLOAT8_E4M3FN -> cudart.CUDA_R_8F_E4M3;
             default ->
                     throw new IllegalArgumentException(
                             "cuBLASLt plans do not support the element type " + type);
@@ -103,13 +116,24 @@ public final class CublasLtMatmul implements AutoCloseable {
             int attribute, cublasLtMatrixLayoutOpaque_t layout, int cudaType, MatrixLayout matrix) {
         boolean transposed = !matrix.isRowMajor();
         layout(layout, cudaType, transposed ? matrix.transposed() : matrix);
-        try (IntPointer value = word(transposed ? cublas.CUBLAS_OP_T : cublas.CUBLAS_OP_N)) {
-            handle.call(
-                    "cublasLtMatmulDescSetAttribute",
-                    () ->
-                            cublas.cublasLtMatmulDescSetAttribute(
-                                    descriptor, attribute, value, Integer.BYTES));
+        set(attribute, transposed ? cublas.CUBLAS_OP_T : cublas.CUBLAS_OP_N);
+    }
+
+    private void set(int attribute, int value) {
+        try (IntPointer pointer = word(value)) {
+            set(attribute, pointer, Integer.BYTES);
         }
+    }
+
+    private void set(int attribute, Pointer value, long size) {
+        handle.call(
+                "cublasLtMatmulDescSetAttribute",
+                () -> cublas.cublasLtMatmulDescSetAttribute(descriptor, attribute, value, size));
+    }
+
+    /** Returns whether this cuBLAS multiplies each row and each column by a scale. */
+    static boolean scalesByRow() {
+        return cublas.cublasLtGetVersion() >= SCALES_BY_ROW;
     }
 
     /** Returns an int in native memory. (The constructor's number is the size.) */
@@ -200,6 +224,26 @@ public final class CublasLtMatmul implements AutoCloseable {
     }
 
     /**
+     * Queues {@code out = (aScale a) (bScale b)}.
+     *
+     * @param stream a stream of the GPU
+     * @param out the address of the product; must not overlap the operands
+     * @param a the address of the left operand
+     * @param b the address of the right operand
+     * @param aScale the address of a's scale, or of the scales of its rows; a multiple of 16
+     * @param bScale the address of b's scale, or of the scales of its columns; a multiple of 16
+     */
+    public void runScaled(CudaStream stream, long out, long a, long b, long aScale, long bScale) {
+        setScales(aScale, bScale);
+        enqueue(stream, out, a, b, zero);
+    }
+
+    private void setScales(long ofA, long ofB) {
+        set(cublas.CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, scale.put(ofB), Long.BYTES);
+        set(cublas.CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, scale.put(ofA), Long.BYTES);
+    }
+
+    /**
      * Queues {@code out += a b}.
      *
      * @param stream a stream of the GPU
@@ -242,7 +286,7 @@ public final class CublasLtMatmul implements AutoCloseable {
     @Override
     public void close() {
         for (Pointer pointer :
-                new Pointer[] {descriptor, first, second, result, heuristic, one, zero}) {
+                new Pointer[] {descriptor, first, second, result, heuristic, one, zero, scale}) {
             pointer.close();
         }
     }

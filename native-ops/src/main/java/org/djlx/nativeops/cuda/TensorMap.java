@@ -8,9 +8,9 @@ import org.djlx.nativeops.torch.ScalarType;
 
 /**
  * A tensor map in a {@link KernelStruct}, for a GPU's bulk copy engine (TMA; compute capability 9.0
- * and later). It describes the memory layout of a tensor of 16-bit elements, and the box that one
- * copy moves. Boxes have the 128-byte swizzle in shared memory. Elements outside the tensor are
- * read as zeros and not written. Changing the address allocates nothing. Not thread-safe.
+ * and later). It describes the memory layout of a tensor, and the box that one copy moves. Boxes
+ * have the 128-byte swizzle in shared memory. Elements outside the tensor are read as zeros and not
+ * written. Changing the address allocates nothing. Not thread-safe.
  */
 public final class TensorMap {
 
@@ -38,7 +38,8 @@ public final class TensorMap {
      * engine's order: the contiguous dimension first.
      *
      * @param offset the offset of the tensor map in the struct
-     * @param type {@link ScalarType#FLOAT16} or {@link ScalarType#BFLOAT16}
+     * @param type {@link ScalarType#FLOAT16}, {@link ScalarType#BFLOAT16} or {@link
+     *     ScalarType#FLOAT8_E4M3FN}
      * @param sizes the size of each dimension, at least 1
      * @param strides the stride of each dimension except the first, in bytes; multiples of {@link
      *     #ALIGNMENT}
@@ -84,6 +85,7 @@ public final class TensorMap {
         return switch (type) {
             case FLOAT16 -> cudart.CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
             case BFLOAT16 -> cudart.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+            case FLOAT8_E4M3FN -> cudart.CU_TENSOR_MAP_DATA_TYPE_UINT8;
             default ->
                     throw new IllegalArgumentException(
                             "a tensor map does not support the element type " + type);

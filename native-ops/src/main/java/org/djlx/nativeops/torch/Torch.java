@@ -502,29 +502,6 @@ public final class Torch {
     }
 
     /**
-     * Multiplies two scaled matrices of float8 e4m3, as PyTorch's {@code _scaled_mm}: {@code out =
-     * (aScale a) (bScale b)}. Never recorded by autograd. libtorch checks shapes, strides and
-     * types.
-     *
-     * @param out the product, of shape (m, n), in bfloat16; must not overlap an operand
-     * @param a a row-major matrix of shape (m, k); k is a multiple of 16
-     * @param b a column-major matrix of shape (k, n); n is a multiple of 16
-     * @param aScale in float32: one value, or shape (m, 1)
-     * @param bScale in float32: one value, or shape (1, n) if {@code aScale} has shape (m, 1)
-     * @throws EngineException if libtorch refuses the arrays or has no kernel for the device
-     */
-    public static void scaledMmOut(
-            NDArray out, NDArray a, NDArray b, NDArray aScale, NDArray bScale) {
-        TorchDispatcher.scaledMm(
-                "Torch.scaledMmOut",
-                TorchChecks.tensor(out, "out"),
-                TorchChecks.tensor(a, "a"),
-                TorchChecks.tensor(b, "b"),
-                TorchChecks.tensor(aScale, "aScale"),
-                TorchChecks.tensor(bScale, "bScale"));
-    }
-
-    /**
      * Computes attention, {@code softmax(query keyᵀ / sqrt(size)) value} for each head (Vaswani et
      * al., 2017, <a href="https://arxiv.org/abs/1706.03762">arXiv:1706.03762</a>), as PyTorch's
      * {@code scaled_dot_product_attention}. Recorded by autograd.

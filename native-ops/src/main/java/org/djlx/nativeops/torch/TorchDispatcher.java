@@ -24,7 +24,6 @@ final class TorchDispatcher {
         MUL_("aten::mul_", "Tensor"),
         SCALED_DOT_PRODUCT_ATTENTION("aten::scaled_dot_product_attention", ""),
         FLASH_ATTENTION("aten::_flash_attention_forward", ""),
-        SCALED_MM_OUT("aten::_scaled_mm", "out"),
         SET_("aten::set_", ""),
         SILU("aten::silu", ""),
         VERSION("aten::_version", "");
@@ -101,20 +100,6 @@ final class TorchDispatcher {
                     AotiTensor.aoti_torch_delete_tensor_object(scratch.getLong(i)), operation);
         }
         return output;
-    }
-
-    /**
-     * Calls {@code _scaled_mm.out(Tensor self, Tensor mat2, Tensor scale_a, Tensor scale_b, Tensor?
-     * bias, Tensor? scale_result, ScalarType? out_dtype, bool use_fast_accum, *, Tensor(a!) out)}
-     * without optional arguments and without fast accumulation.
-     */
-    static void scaledMm(String operation, long out, long a, long b, long aScale, long bScale) {
-        Scratch scratch = Scratch.get();
-        for (int i = 4; i < 8; i++) {
-            scratch.putLong(i, 0);
-        }
-        AotiTorch.check(AotiTensor.aoti_torch_new_tensor_handle(out, scratch.slot(8)), operation);
-        inPlace(Operator.SCALED_MM_OUT, operation, a, b, aScale, bScale);
     }
 
     /**

@@ -32,6 +32,8 @@
 //   SCATTER     1: matmul + reduce-scatter; 0: all-gather + matmul
 //   GATED       1: all-gather + matmul with one K-major B, the columns of the gates, then the columns of the values; stores
 //               silu(gates) * values of the unrounded sums. TILE_N is 128 or 256
+//   SCALED      1: A and B are float8 (e4m3), and TYPE is of the product. Sums are multiplied by the scales of their row and
+//               their column. K-major, TILE_N is 64 or 128
 #include "hopper.cuh"
 #include "signal.cuh"
 #include "silu.cuh"
@@ -51,19 +53,24 @@
 #ifndef GATED
 #define GATED 0
 #endif
+#ifndef SCALED
+#define SCALED 0
+#endif
 
 const int MAX_RIGHTS = 4;  // Bs of an all-gather + matmul
 const int FUSED_THREADS = 384;  // three warp groups
 const int TILE_M = 128;
 const int HALF_M = TILE_M / 2;  // rows of a tile that a warp group computes
-const int BLOCK_K = 64;         // 128 bytes, the width of a swizzled box
+const int STEP_BYTES = 128;  // of a row of A in a k step: the width of a swizzled box
+const int ITEM = SCALED ? 1 : 2;  // bytes of an element of A and B
+const int BLOCK_K = STEP_BYTES / ITEM;
 const int BOX_COLUMNS = 64;
 const int BOX_BYTES = HALF_M * BOX_COLUMNS * 2;
 const int OUT_N = GATED ? TILE_N / 2 : TILE_N;  // columns that a tile stores
 const int BOXES = OUT_N / BOX_COLUMNS;          // boxes that a warp group stores
 const int RING = TILE_N == 256 ? 4 : 2;         // result boxes in shared memory for each multiplying warp group
-const int LEFT_BYTES = TILE_M * BLOCK_K * 2;
-const int RIGHT_BYTES = BLOCK_K * TILE_N * 2;
+const int LEFT_BYTES = TILE_M * STEP_BYTES;
+const int RIGHT_BYTES = STEP_BYTES * TILE_N;
 const int STAGE_BYTES = LEFT_BYTES + RIGHT_BYTES;
 const int STAGES = TILE_N == 256 ? 3 : TILE_N == 128 ? 5 : 7;
 const int SCHEDULE_AHEAD = 4 * 256 / TILE_N;  // k steps before a tile's last load at which the next tile is scheduled
@@ -74,6 +81,7 @@ const int ROWS_IN_GROUP = 16;  // tile rows that are computed before the next ti
 const int SHARED_BYTES = 1024 + STAGES * STAGE_BYTES + 2 * RING * BOX_BYTES + 2 * COPY_BYTES;
 static_assert(SHARED_BYTES <= 232448, "a block has 227 KB of shared memory");
 static_assert(!GATED || (TRANSPOSED && !SCATTER && TILE_N >= 2 * BOX_COLUMNS), "gated: K-major, all-gather, TILE_N of at least 128");
+static_assert(!SCALED || (TRANSPOSED && !GATED && TILE_N <= 128), "scaled: K-major, without gates, TILE_N of at most 128");
 static_assert(BOXES <= RING, "the ring holds all results of a tile");
 static_assert(PUSH_BUFFERS * PUSH_BYTES <= STAGES * STAGE_BYTES, "push buffers fit into the stages");
 
@@ -107,6 +115,9 @@ struct Launch {
   u64 slot_bytes;            // from one slot to the next
   char* slots[MAX_RANKS];    // gather: of each rank
   char* gathered;            // gather: where the gathered A is copied to, or null
+  const float* row_scales;   // scaled: of the rows of all parts
+  const float* column_scales[MAX_RIGHTS];  // scaled: of the columns of each B
+  u64 scale_step;            // scaled. 1: each row and column has a scale; 0: A has one scale, and each B
 };
 
 // Indices of `counters`.
@@ -221,7 +232,7 @@ __device__ __forceinline__ char* signal_word(const Launch& launch, u32 on, u32 s
   return launch.signals[on] + source * launch.rank_distance;
 }
 
-__device__ __forceinline__ u64 shard_size(const Launch& launch) { return launch.rows * launch.inner * 2; }
+__device__ __forceinline__ u64 shard_size(const Launch& launch) { return launch.rows * launch.inner * ITEM; }
 
 // One thread of each pushing block: pushes the block's share of the shard to all peers, through shared memory.
 __device__ void push(const Launch& launch, Shared& shared, char* memory) {
@@ -357,7 +368,7 @@ __device__ void load_operands(const Launch& launch, Shared& shared, char* stages
       } else {
 #pragma unroll
         for (int box = 0; box < TILE_N / BOX_COLUMNS; box++) {
-          load_box(right_box + box * BLOCK_K * BOX_COLUMNS * 2, right, full, tile.column + box * BOX_COLUMNS, step * BLOCK_K);
+          load_box(right_box + box * STEP_BYTES * BOX_COLUMNS, right, full, tile.column + box * BOX_COLUMNS, step * BLOCK_K);
         }
       }
       if (++stage == STAGES) {
@@ -449,6 +460,40 @@ __device__ __forceinline__ void add(float* sums, const u32 (&pairs)[4][4]) {
   }
 }
 
+#if SCALED
+typedef Float8 Operand;
+
+// The scales of a thread's two rows and of columns lane, lane + 32 and so on of a tile.
+struct Scales {
+  float rows[2], columns[TILE_N / WARP];
+
+  __device__ __forceinline__ void load(const Launch& launch, const Tile& tile, u32 row, u32 lane) {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      u64 index = tile.part * launch.rows + min((u64)tile.row + row + 8 * i, launch.rows - 1);
+      rows[i] = launch.row_scales[launch.scale_step * index];
+    }
+#pragma unroll
+    for (int i = 0; i < TILE_N / WARP; i++) {
+      u64 index = min((u64)tile.column + i * WARP + lane, launch.columns[tile.right] - 1);
+      columns[i] = launch.column_scales[tile.right][launch.scale_step * index];
+    }
+  }
+  __device__ __forceinline__ void apply(float (&sums)[TILE_N / 2], u32 lane) const {
+#pragma unroll
+    for (int i = 0; i < TILE_N / 4; i++) {
+      // Of every eight columns, a thread has two: 2 (lane % 4) and the next.
+      float column = __shfl_sync(~0u, columns[i / 8], i / 2 % 4 * 8 + lane % 4 * 2 + i % 2);
+      float* pair = sums + i / 2 * 4 + i % 2;
+      pair[0] = pair[0] * rows[0] * column;
+      pair[2] = pair[2] * rows[1] * column;
+    }
+  }
+};
+#else
+typedef TYPE Operand;
+#endif
+
 // A warp group: multiplies its half of the rows of each tile.
 __device__ void compute(const Launch& launch, Shared& shared, char* stages, char* ring, u32 half) {
   const int COUNT = TILE_N / 2;  // sums of a thread: in two rows, two of every eight columns
@@ -465,34 +510,55 @@ __device__ void compute(const Launch& launch, Shared& shared, char* stages, char
   u32 boxes = 0;  // added
 #endif
   for (u32 index = 0;; index++) {
-    u32 part = lane == 0 ? next_tile(shared, index).part : 0;
-    part = __shfl_sync(~0u, part, 0);
+    Tile tile = lane == 0 ? next_tile(shared, index) : Tile();
+    u32 part = __shfl_sync(~0u, tile.part, 0);
     if (part == NO_PART) break;
-    if (steps == 0) {
+#if SCALED
+    Scales scales;
+    scales.load(launch, {part, __shfl_sync(~0u, tile.row, 0), __shfl_sync(~0u, tile.right, 0), __shfl_sync(~0u, tile.column, 0)},
+                half * HALF_M + thread / 32 * 16 + lane / 4, lane);
+#endif
+    if (SCALED || steps == 0) {
 #pragma unroll
       for (int i = 0; i < COUNT; i++) d[i] = 0;
     }
     for (u32 step = 0; step < steps; step++) {
       shared.full[stage].wait(parity);
-      u32 left = shared_address(stages + stage * STAGE_BYTES) + half * HALF_M * BLOCK_K * 2;
+      u32 left = shared_address(stages + stage * STAGE_BYTES) + half * HALF_M * STEP_BYTES;
       u32 right = shared_address(stages + stage * STAGE_BYTES + LEFT_BYTES);
+#if SCALED
+      float sums[COUNT];  // of this step: the tensor core keeps too few bits of longer float8 sums
+#else
+      float(&sums)[COUNT] = d;
+#endif
       begin_products();
 #pragma unroll
-      for (int k = 0; k < BLOCK_K / 16; k++) {
-        u64 b = TRANSPOSED ? matrix(right + k * 32, 16, 1024) : matrix(right + k * 2048, BLOCK_K * BOX_COLUMNS * 2, 1024);
-        product<TRANSPOSED>(TYPE(), d, matrix(left + k * 32, 16, 1024), b, step | k);
+      for (int k = 0; k < STEP_BYTES / 32; k++) {
+        u64 b = TRANSPOSED ? matrix(right + k * 32, 16, 1024) : matrix(right + k * 2048, STEP_BYTES * BOX_COLUMNS, 1024);
+        product<TRANSPOSED>(Operand(), sums, matrix(left + k * 32, 16, 1024), b, (!SCALED && step > 0) | k);
       }
       commit_products();
+#if SCALED
+      wait_products<0>();
+      if (lane == 0) shared.empty[stage].arrive();
+#pragma unroll
+      for (int i = 0; i < COUNT; i++) d[i] += sums[i];
+#else
       // The previous step's products are complete: its stage is free.
       wait_products<1>();
       if (step > 0 && lane == 0) shared.empty[stage == 0 ? STAGES - 1 : stage - 1].arrive();
+#endif
       if (++stage == STAGES) {
         stage = 0;
         parity ^= 1;
       }
     }
+#if SCALED
+    scales.apply(d, lane);
+#else
     wait_products<0>();
     if (steps > 0 && lane == 0) shared.empty[stage == 0 ? STAGES - 1 : stage - 1].arrive();
+#endif
 #if SCATTER
     if (part == launch.rank) {
 #pragma unroll

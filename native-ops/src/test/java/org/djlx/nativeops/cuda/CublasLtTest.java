@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.nativeops.cuda;
 
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 
@@ -19,6 +20,7 @@ import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.EnumSource;
+import org.junit.jupiter.params.provider.ValueSource;
 
 /** Products of cuBLASLt against DJL's in float64. */
 @Tag("gpu")
@@ -122,6 +124,47 @@ class CublasLtTest {
                                     layout(a),
                                     layout(b),
                                     1));
+        }
+    }
+
+    /**
+     * Float8 with scales of the matrices, and of rows and columns. Sums of few products are exact.
+     */
+    @ParameterizedTest
+    @ValueSource(booleans = {false, true})
+    void scaledProducts(boolean byRow) {
+        Device gpu = Device.gpu(0);
+        try (NDManager manager = NDManager.newBaseManager(gpu, "PyTorch");
+                CudaDevice device = CudaDevice.open(gpu);
+                CublasLt cublas = CublasLt.create(device)) {
+            int major = device.attribute(CudaAttribute.COMPUTE_CAPABILITY_MAJOR);
+            Assumptions.assumeTrue(major >= 9, "the GPU has no float8 tensor cores");
+            Assumptions.assumeTrue(!byRow || CublasLtMatmul.scalesByRow(), "cuBLAS is too old");
+            CudaStream stream = CudaStream.wrap(device, Torch.currentCudaStream(gpu));
+            ScalarType type = ScalarType.FLOAT8_E4M3FN;
+            NDArray a = Torch.cast(manager.arange(5 * 32f).mod(4).reshape(5, 32), type);
+            NDArray bs = Torch.cast(manager.arange(48 * 32f).mod(3).reshape(48, 32), type);
+            NDArray ofA = byRow ? manager.arange(1f, 6f).reshape(5, 1) : manager.create(2f);
+            NDArray ofB = byRow ? manager.arange(48f).reshape(1, 48) : manager.create(3f);
+            NDArray out = Torch.empty(manager, new Shape(5, 48), ScalarType.BFLOAT16);
+            MatrixLayout b = MatrixLayout.contiguous(48, 32).transposed();
+            try (CublasLtMatmul matmul =
+                    cublas.planScaled(layout(out), layout(a), b, 16, byRow).orElseThrow()) {
+                matmul.runScaled(
+                        stream,
+                        Torch.dataPointer(out),
+                        Torch.dataPointer(a),
+                        Torch.dataPointer(bs),
+                        Torch.dataPointer(ofA),
+                        Torch.dataPointer(ofB));
+                stream.synchronize();
+            }
+            NDArray left = Torch.cast(a, ScalarType.FLOAT32).mul(ofA);
+            NDArray right = Torch.cast(bs, ScalarType.FLOAT32).transpose().mul(ofB);
+            NDArray expected = Torch.cast(left.matMul(right), ScalarType.BFLOAT16);
+            assertArrayEquals(
+                    Torch.cast(expected, ScalarType.FLOAT32).toFloatArray(),
+                    Torch.cast(out, ScalarType.FLOAT32).toFloatArray());
         }
     }
 
