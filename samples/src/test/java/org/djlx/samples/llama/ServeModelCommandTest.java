@@ -20,7 +20,7 @@ import java.util.Properties;
 import java.util.stream.Stream;
 import org.djlx.collectives.safetensors.Safetensors;
 import org.djlx.collectives.safetensors.TensorSpec;
-import org.djlx.fusedops.llm.model.LlamaConfig;
+import org.djlx.fusedops.llm.model.ModelConfig;
 import org.djlx.samples.CommandTest;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
@@ -76,7 +76,7 @@ class ServeModelCommandTest extends CommandTest {
         }
         String tokenizer = Files.readString(first.resolve("tokenizer.json"));
         assertSorted(JsonParser.parseString(tokenizer)); // the same order in every JVM
-        LlamaConfig config = LlamaConfig.read(first);
+        ModelConfig config = ModelConfig.read(first);
         assertEquals(512, config.vocabularySize());
         assertEquals(List.of(508, 511), config.endTokens());
         try (Safetensors weights = Safetensors.open(first)) {
@@ -116,7 +116,7 @@ class ServeModelCommandTest extends CommandTest {
                 4,
                 "--max-length",
                 99);
-        LlamaConfig config = LlamaConfig.read(model);
+        ModelConfig config = ModelConfig.read(model);
         assertEquals(16, config.headSize());
         assertEquals(3, config.layers());
         assertEquals(99, config.maxLength());
