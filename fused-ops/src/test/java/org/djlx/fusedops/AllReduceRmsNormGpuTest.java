@@ -312,6 +312,7 @@ class AllReduceRmsNormGpuTest {
                                                 Torch.dataPointer(output),
                                                 Torch.dataPointer(x),
                                                 Torch.dataPointer(weight),
+                                                0,
                                                 width,
                                                 depth,
                                                 width,

@@ -24,7 +24,7 @@ import java.util.stream.IntStream;
 import java.util.stream.Stream;
 import org.djlx.fusedops.llm.api.TextApi;
 import org.djlx.fusedops.llm.engine.LlamaGenerator;
-import org.djlx.fusedops.llm.model.LlamaConfig;
+import org.djlx.fusedops.llm.model.ModelConfig;
 import org.djlx.fusedops.llm.text.ChatTemplate;
 import org.djlx.fusedops.llm.text.TextTokenizer;
 import org.djlx.nativeops.NativeVersions;
@@ -218,7 +218,7 @@ final class DecodeBenchCommand extends ReportCommand {
         }
         double readSeconds = readSeconds(files, ranks);
         rates = model.isGpu() ? rates() : null; // before the model takes the memory
-        LlamaConfig config = LlamaConfig.read(directory);
+        ModelConfig config = ModelConfig.read(directory);
         List<StepRow> steps;
         FirstToken first;
         List<DecodeBench.Row> served;
@@ -248,7 +248,7 @@ final class DecodeBenchCommand extends ReportCommand {
     }
 
     /** Returns the time to read the weights of a step; null on the CPU, or if it is unknown. */
-    private Double limit(LlamaConfig config, int ranks) {
+    private Double limit(ModelConfig config, int ranks) {
         return rates == null ? null : stepBytes(config, ranks) / rates.gigabytesPerSecond() / 1e3;
     }
 
@@ -286,7 +286,7 @@ final class DecodeBenchCommand extends ReportCommand {
     /**
      * Returns the bytes of weights that a rank reads in a decode step: all except the embedding.
      */
-    private static long stepBytes(LlamaConfig config, int ranks) {
+    private static long stepBytes(ModelConfig config, int ranks) {
         long hidden = config.hiddenSize();
         long heads = config.heads() / ranks + Math.max(1, config.kvHeads() / ranks);
         long layer =
@@ -296,7 +296,7 @@ final class DecodeBenchCommand extends ReportCommand {
         return (layer * config.layers() + output + norms) * config.type().itemSize();
     }
 
-    private void report(LlamaConfig config, Loading loading) {
+    private void report(ModelConfig config, Loading loading) {
         int ranks = model.ranks().worldSize();
         if (model.isGpu()) {
             put("gpus", Gpus.names().subList(0, ranks));
@@ -443,7 +443,7 @@ final class DecodeBenchCommand extends ReportCommand {
     }
 
     /** Measures PyTorch once the generator is closed, and adds its times to the report. */
-    private void compare(LlamaConfig config, int ranks, List<StepRow> steps, FirstToken first) {
+    private void compare(ModelConfig config, int ranks, List<StepRow> steps, FirstToken first) {
         DecodePeer.Result result =
                 DecodePeer.run(
                         python,

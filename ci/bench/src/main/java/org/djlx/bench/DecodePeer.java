@@ -10,7 +10,7 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.stream.Collectors;
-import org.djlx.fusedops.llm.model.LlamaConfig;
+import org.djlx.fusedops.llm.model.ModelConfig;
 
 /**
  * A Llama's decoding written with PyTorch's operators, {@code ci/bench/peers/decode_peer.py}, on
@@ -43,7 +43,7 @@ final class DecodePeer {
      * @param prompt the tokens of the prompt whose matmuls are measured
      */
     static List<String> arguments(
-            LlamaConfig config, int ranks, int context, int[] batches, int prompt) {
+            ModelConfig config, int ranks, int context, int[] batches, int prompt) {
         String all =
                 Arrays.stream(batches).mapToObj(String::valueOf).collect(Collectors.joining(","));
         return List.of(

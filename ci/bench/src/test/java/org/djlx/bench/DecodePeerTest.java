@@ -6,9 +6,12 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.util.Collections;
 import java.util.List;
 import java.util.Map;
-import org.djlx.fusedops.llm.model.LlamaConfig;
+import org.djlx.fusedops.llm.model.LayerConfig;
+import org.djlx.fusedops.llm.model.ModelConfig;
+import org.djlx.fusedops.llm.model.Rope;
 import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
@@ -22,10 +25,24 @@ class DecodePeerTest {
 
     private DecodePeer.Result run(String... lines) throws IOException {
         Path script = Files.write(folder.resolve("peer.sh"), List.of(lines));
-        LlamaConfig.Rope rope = new LlamaConfig.Rope(500, 1, 0, 0, 0);
-        LlamaConfig config =
-                new LlamaConfig(
-                        96, 64, 48, 3, 8, 4, 16, 99, 0, rope, false, List.of(), ScalarType.FLOAT32);
+        Rope rope = Rope.of(500, 16);
+        ModelConfig config =
+                new ModelConfig(
+                        "llama",
+                        96,
+                        64,
+                        8,
+                        4,
+                        16,
+                        99,
+                        0,
+                        false,
+                        List.of(),
+                        ScalarType.FLOAT32,
+                        Collections.nCopies(3, LayerConfig.llama(rope, 16, 48)),
+                        1,
+                        0,
+                        false);
         return DecodePeer.run(
                 "sh", script, DecodePeer.arguments(config, 2, 5, new int[] {1, 8}, 7));
     }

@@ -102,6 +102,7 @@ public final class LlamaKernels implements AutoCloseable {
     private final CudaKernel sample;
     private final CudaKernel prefillRotateAndCache;
     private final CudaKernel activate;
+    private final CudaKernel normHeads;
     private final KernelArguments arguments = new KernelArguments();
 
     /**
@@ -138,6 +139,7 @@ public final class LlamaKernels implements AutoCloseable {
         sample = module.kernel("decode_sample");
         prefillRotateAndCache = module.kernel("prefill_rotate_and_cache");
         activate = module.kernel("prefill_activate");
+        normHeads = module.kernel("norm_heads");
     }
 
     /**
@@ -275,14 +277,15 @@ public final class LlamaKernels implements AutoCloseable {
     }
 
     /**
-     * Multiplies rows with a weight: {@code output = x weightᵀ}, or {@code silu(x gatesᵀ) * (x
-     * valuesᵀ)}.
+     * Multiplies rows with a weight and adds a bias: {@code output = x weightᵀ + bias}, or {@code
+     * silu(x gatesᵀ) * (x valuesᵀ)} with biases of both.
      *
      * @param gated whether the weight holds the rows of the gates, then the rows of the values
      * @param rows the number of rows, at most {@value #MAX_ROWS}
      * @param output the output: rows of {@code width}, {@code stride} apart
      * @param x the rows, of shape (rows, depth)
      * @param weight the weight, of shape (width, depth), or (2 width, depth) if gated
+     * @param bias the bias, of shape (width), or (2 width) if gated; 0 for none
      * @param depth the inner dimension
      * @param stride the distance between rows of the output, in elements
      * @param norm how to normalise x first, allowed if {@link #canNorm}; null for none
@@ -294,6 +297,7 @@ public final class LlamaKernels implements AutoCloseable {
             long output,
             long x,
             long weight,
+            long bias,
             long width,
             long depth,
             long stride,
@@ -312,6 +316,7 @@ public final class LlamaKernels implements AutoCloseable {
                         output,
                         x,
                         weight,
+                        bias,
                         rows,
                         width,
                         depth,
@@ -371,6 +376,7 @@ public final class LlamaKernels implements AutoCloseable {
      * @param chunks temporary memory for (chunks of all rows, heads of keys, group size, head size
      *     + {@value #CHUNK_EXTRA}) floats
      * @param chunksEnded (rows, heads of keys) ints, initially 0
+     * @param window the tokens that a token attends to, itself included; 0 for all
      */
     public record Attention(
             long output,
@@ -383,7 +389,8 @@ public final class LlamaKernels implements AutoCloseable {
             long sines,
             long firstChunks,
             long chunks,
-            long chunksEnded) {}
+            long chunksEnded,
+            int window) {}
 
     /**
      * Writes the keys and values of new tokens, one for each row, to the KV cache, and computes the
@@ -416,6 +423,7 @@ public final class LlamaKernels implements AutoCloseable {
                         of.firstChunks,
                         of.chunks,
                         of.chunksEnded,
+                        of.window == 0 ? Integer.MAX_VALUE : of.window,
                         tableStride,
                         heads);
         if (sharesSequences) {
@@ -540,6 +548,29 @@ public final class LlamaKernels implements AutoCloseable {
                 .clear()
                 .addStruct(qkv, keys, values, slots, start, cosines, sines, queries, heads);
         prefillRotateAndCache.launch(stream, LaunchSize.of(rows, PREFILL_THREADS), arguments);
+    }
+
+    /**
+     * Normalises each head of queries and keys, in place.
+     *
+     * @param qkv queries, keys and values, of shape (rows, heads of all three, head size)
+     * @param queryWeights the weights of the norm of queries, of shape (head size)
+     * @param keyWeights the weights of the norm of keys
+     * @param queries the heads of queries; 0 if there are only keys and values
+     * @param heads the heads of keys
+     */
+    public void normHeads(
+            CudaStream stream,
+            int rows,
+            long qkv,
+            long queryWeights,
+            long keyWeights,
+            int queries,
+            int heads,
+            float epsilon) {
+        int bits = Float.floatToRawIntBits(epsilon);
+        arguments.clear().addStruct(qkv, queryWeights, keyWeights, queries, heads, bits);
+        normHeads.launch(stream, LaunchSize.of(rows, PREFILL_THREADS).asDependent(), arguments);
     }
 
     /**

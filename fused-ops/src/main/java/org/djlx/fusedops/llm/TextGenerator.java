@@ -4,6 +4,7 @@ package org.djlx.fusedops.llm;
 import java.util.Collections;
 import java.util.List;
 import java.util.Optional;
+import org.djlx.fusedops.llm.model.SamplingDefaults;
 import org.djlx.fusedops.llm.text.TextTokenizer;
 
 /**
@@ -50,6 +51,11 @@ public interface TextGenerator extends AutoCloseable {
 
     /** {@return the maximum length of a sequence: the tokens of the prompt and the new tokens} */
     int maxLength();
+
+    /** {@return the sampling parameters that front ends take if a request does not set them} */
+    default SamplingDefaults samplingDefaults() {
+        return SamplingDefaults.NONE;
+    }
 
     /**
      * {@return the model's tokenizer; empty if the model has none: requests must then have token

@@ -80,13 +80,14 @@ class LlamaKernelsGpuTest {
         int most = LlamaKernels.MAX_ROWS;
         Random random = new Random(width);
         try (NDArray x = random(random, most, depth, type);
-                NDArray weight = random(random, gated ? 2 * width : width, depth, type)) {
-            float[] all = multiply(kernels, gated, most, x, weight, width);
-            requireNear(floats(x), floats(weight), all, gated, width, depth, type);
+                NDArray weight = random(random, gated ? 2 * width : width, depth, type);
+                NDArray bias = random(random, 1, gated ? 2 * width : width, type)) {
+            float[] all = multiply(kernels, gated, most, x, weight, bias, width, null);
+            requireNear(floats(x), floats(weight), floats(bias), all, gated, width, depth, type);
             for (int rows : new int[] {1, 8, 13, 16, 29, 32, 50}) {
                 float[] expected = all.clone();
                 Arrays.fill(expected, rows * (width + GAP), expected.length, UNTOUCHED);
-                float[] few = multiply(kernels, gated, rows, x, weight, width);
+                float[] few = multiply(kernels, gated, rows, x, weight, bias, width, null);
                 assertArrayEquals(expected, few, rows + " rows, width " + width);
             }
         }
@@ -150,14 +151,14 @@ class LlamaKernelsGpuTest {
                             rows,
                             depth),
                     epsilon);
-            float[] expected = multiply(kernels, gated, rows, normed, weight, width);
+            float[] expected = multiply(kernels, gated, rows, normed, weight, null, width, null);
             LlamaKernels.Norm norm =
                     new LlamaKernels.Norm(
                             Torch.dataPointer(factors),
                             Torch.dataPointer(residual),
                             Torch.dataPointer(newResidual),
                             epsilon);
-            float[] actual = multiply(kernels, gated, rows, x, weight, width, norm);
+            float[] actual = multiply(kernels, gated, rows, x, weight, null, width, norm);
             assertArrayEquals(expected, actual);
             assertArrayEquals(floats(sum), floats(newResidual));
         }
@@ -180,16 +181,12 @@ class LlamaKernelsGpuTest {
     }
 
     private float[] multiply(
-            LlamaKernels kernels, boolean gated, int rows, NDArray x, NDArray weight, int width) {
-        return multiply(kernels, gated, rows, x, weight, width, null);
-    }
-
-    private float[] multiply(
             LlamaKernels kernels,
             boolean gated,
             int rows,
             NDArray x,
             NDArray weight,
+            NDArray bias,
             int width,
             LlamaKernels.Norm norm) {
         Shape shape = new Shape(LlamaKernels.MAX_ROWS, width + GAP);
@@ -202,6 +199,7 @@ class LlamaKernelsGpuTest {
                     Torch.dataPointer(output),
                     Torch.dataPointer(x),
                     Torch.dataPointer(weight),
+                    bias == null ? 0 : Torch.dataPointer(bias),
                     width,
                     x.getShape().get(1),
                     width + GAP,
@@ -213,6 +211,7 @@ class LlamaKernelsGpuTest {
     private static void requireNear(
             float[] x,
             float[] weight,
+            float[] bias,
             float[] actual,
             boolean gated,
             int width,
@@ -222,10 +221,11 @@ class LlamaKernelsGpuTest {
         for (int row = 0; row < LlamaKernels.MAX_ROWS; row++) {
             for (int n = 0; n < width; n++) {
                 double[] sum = dot(x, row * depth, weight, n * depth, depth);
-                double expected = sum[0];
+                double expected = sum[0] + bias[n];
                 double most = sum[1];
                 if (gated) {
                     double[] value = dot(x, row * depth, weight, (width + n) * depth, depth);
+                    value[0] += bias[width + n];
                     double sigmoid = 1 / (1 + Math.exp(-expected));
                     // The derivative of silu is at most 1.1.
                     most = 1.1 * most * Math.abs(value[0]) + Math.abs(expected) * value[1];

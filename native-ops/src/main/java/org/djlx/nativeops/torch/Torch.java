@@ -554,11 +554,13 @@ public final class Torch {
      *     there are n times as many query heads as key heads, n adjacent query heads share a key
      *     head
      * @param value of the key's shape
+     * @param window the number of keys that a query attends to, its own included (a sliding
+     *     window); 0 for all
      * @return the result, of the query's shape and type and in its manager
      * @throws IllegalArgumentException also unless all three are of one type and on one device, and
      *     if one of them requires a gradient
      */
-    public static NDArray attentionOfLast(NDArray query, NDArray key, NDArray value) {
+    public static NDArray attentionOfLast(NDArray query, NDArray key, NDArray value, int window) {
         PtNDArray array = TorchChecks.array(query, "the query");
         long queries = TorchChecks.tensor(query, "the query");
         long keys = TorchChecks.tensor(key, "the key");
@@ -592,7 +594,8 @@ public final class Torch {
                             TorchChecks.tensor(k, "the key"),
                             TorchChecks.tensor(v, "the value"),
                             q.getShape().get(1),
-                            k.getShape().get(1));
+                            k.getShape().get(1),
+                            window);
             try (NDArray output =
                     adopt(result, handle -> new PtNDArray(array.getManager(), handle))) {
                 return output.transpose(0, 2, 1, 3);

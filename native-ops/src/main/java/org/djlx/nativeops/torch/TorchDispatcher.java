@@ -2,6 +2,7 @@
 package org.djlx.nativeops.torch;
 
 import com.sun.jna.Memory;
+import com.sun.jna.Native;
 import com.sun.jna.Pointer;
 import org.djlx.nativeops.host.Scratch;
 
@@ -79,17 +80,28 @@ final class TorchDispatcher {
      * rng_state, Tensor unused, Tensor debug_attn_mask)}.
      *
      * <p>The attention is causal, without dropout, mask and scale. All sequences have one length.
+     * An optional int is a pointer to memory that the dispatcher frees.
      *
-     * <p>Does not use {@code _scaled_dot_product_flash_attention}: libtorch 2.11 mixes up the types
-     * of its results.
-     *
+     * @param window the number of keys that a query attends to; 0 for all
+     *     <p>Does not use {@code _scaled_dot_product_flash_attention}: libtorch 2.11 mixes up the
+     *     types of its results.
      * @return a handle of the output; the caller deletes it
      */
     static long flashAttention(
-            String operation, long query, long key, long value, long queries, long keys) {
+            String operation,
+            long query,
+            long key,
+            long value,
+            long queries,
+            long keys,
+            long window) {
         Scratch scratch = Scratch.get();
         long noDropout = Double.doubleToRawLongBits(0);
-        long[] others = {0, 0, queries, keys, noDropout, 1, 0};
+        long before = window == 0 ? 0 : Native.malloc(Long.BYTES);
+        if (before != 0) {
+            new Pointer(before).setLong(0, window - 1);
+        }
+        long[] others = {0, 0, queries, keys, noDropout, 1, 0, 0, before};
         for (int i = 3; i < Scratch.SLOTS; i++) {
             // The remaining arguments are optional, and 0 means none.
             scratch.putLong(i, i - 3 < others.length ? others[i - 3] : 0);

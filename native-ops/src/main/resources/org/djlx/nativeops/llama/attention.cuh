@@ -36,6 +36,7 @@ struct Attention {
   const int* first_chunks;  // of each row: the chunks of all previous rows
   float* chunks;            // partial results: (rows, KV heads, chunks of the row, GROUP_SIZE, HEAD_SIZE + 2)
   u32* chunks_ended;        // (rows, KV heads); 0 before and after a launch
+  u64 window;               // tokens that a token attends to, itself included
   u64 table_stride;
   u64 heads;                // KV heads
 };
@@ -185,7 +186,8 @@ __device__ __forceinline__ void attend(const Attention& args, float scale) {
   float max_score = LOWEST, sum = 0, weights[4];
 #pragma unroll
   for (int i = 0; i < 4; i++) {
-    bool there = first + i / 2 * 8 + (int)within * 2 + i % 2 <= position;
+    int distance = position - (first + i / 2 * 8 + (int)within * 2 + i % 2);
+    bool there = distance >= 0 && distance < (int)args.window;
     weights[i] = there ? scores[i / 2][i % 2] * scale : 2 * LOWEST;
     max_score = fmaxf(max_score, weights[i]);
   }

@@ -2,7 +2,7 @@
 //
 //   decode steps   embedding; matmul of few rows (matmul.cuh); attention to the KV cache (attention.cuh); logits to tokens
 //                  (sampling.cuh). all_reduce_rms_norm.cu has the all-reduce and norm after attention and MLP
-//   prefill        rotary embedding with the write to the KV cache; the MLP's gated activation
+//   prefill        norms of heads; rotary embedding with the write to the KV cache; the MLP's gated activation
 //
 // All are bound by memory bandwidth. Decode kernels use programmatic dependent launch: a matmul loads its first weights, which no
 // kernel writes, while the primary kernel still runs.
@@ -73,6 +73,31 @@ extern "C" __global__ void prefill_rotate_and_cache(const __grid_constant__ Rota
   u64 angles = position * (HEAD_SIZE / 2);
   rotate_and_cache(qkv, args.queries, args.heads, args.keys, args.values, args.slots[row], args.cosines + angles,
                    args.sines + angles);
+}
+
+struct HeadNorms {
+  Bits* qkv;                  // (rows, query heads + key heads + value heads, HEAD_SIZE); queries and keys are normed in place
+  const Bits* query_weights;  // (HEAD_SIZE)
+  const Bits* key_weights;
+  u64 queries;                // query heads; may be 0
+  u64 heads;                  // KV heads
+  u64 epsilon;                // the bits of a float
+};
+
+// Norms each head of queries and keys, before the rotation; also in decode steps. One block per row, one warp per head.
+extern "C" __global__ void norm_heads(const __grid_constant__ HeadNorms args) {
+  launch_dependents();
+  wait_for_primary();
+  u32 lane = threadIdx.x % WARP;
+  for (u64 head = threadIdx.x / WARP; head < args.queries + args.heads; head += blockDim.x / WARP) {
+    Bits* x = args.qkv + (blockIdx.x * (args.queries + 2 * args.heads) + head) * HEAD_SIZE;
+    const Bits* weights = head < args.queries ? args.query_weights : args.key_weights;
+    float squares = 0;
+    for (u32 i = lane; i < HEAD_SIZE; i += WARP) squares += T::load(x[i]) * T::load(x[i]);
+    for (int step = WARP / 2; step > 0; step /= 2) squares += __shfl_xor_sync(~0u, squares, step);
+    float scale = norm_scale(squares, HEAD_SIZE, __uint_as_float((u32)args.epsilon));
+    for (u32 i = lane; i < HEAD_SIZE; i += WARP) x[i] = T::store(T::load(x[i]) * scale * T::load(weights[i]));
+  }
 }
 
 struct Activation {

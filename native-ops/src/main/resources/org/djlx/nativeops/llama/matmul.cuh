@@ -1,4 +1,4 @@
-// Matmul of few rows, for decode steps: output[b][n] = sum over k of x[b][k] * weight[n][k], in float32, rounded once.
+// Matmul of few rows, for decode steps: output[b][n] = bias[n] + sum over k of x[b][k] * weight[n][k], in float32, rounded once.
 //
 // Tensor cores: the left operand is a weight tile, 16 rows of the weight; the right operand is an x tile, 8 rows of x. A lane loads
 // 16 bytes that are contiguous in k, for both operands alike. mma takes them for other values of k; as the order is the same in
@@ -29,6 +29,7 @@ struct Matmul {
   Bits* output;        // (batch, width), rows `stride` elements apart
   const Bits* x;       // (batch, depth)
   const Bits* weight;  // (width, depth); gated: (2 width, depth), gates then values
+  const Bits* bias;    // (width); gated: (2 width); may be null
   u64 batch;
   u64 width;
   u64 depth;  // a multiple of 8
@@ -245,6 +246,16 @@ __device__ __forceinline__ void matmul(const Matmul& args) {
         sum[3] += part_sums.w;
       }
       u32 n = group + part / X_TILES * columns + row, b = part % X_TILES * 8 + lane % 4 * 2;
+      if (args.bias && n < width) {
+        float upper = T::load(args.bias[n]);
+        sum[0] += upper;
+        sum[1] += upper;
+        if (gated || n + 8 < width) {
+          float lower = T::load(args.bias[n + (gated ? width : 8)]);
+          sum[2] += lower;
+          sum[3] += lower;
+        }
+      }
 #pragma unroll
       for (int i = 0; i < 2; i++) {
         if (b + i >= batch || n >= width) continue;

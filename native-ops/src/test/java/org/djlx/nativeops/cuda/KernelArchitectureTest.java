@@ -148,7 +148,7 @@ class KernelArchitectureTest {
                 List.of("decode_embed", "decode_rotate_and_cache", "decode_top", "decode_sample"));
         names.addAll(
                 List.of("decode_attention", "decode_attention_late", "decode_attention_cached"));
-        names.addAll(List.of("prefill_rotate_and_cache", "prefill_activate"));
+        names.addAll(List.of("prefill_rotate_and_cache", "prefill_activate", "norm_heads"));
         return names;
     }
 

@@ -102,18 +102,19 @@ class TorchCudaTest {
     void theLastPlacesAttendToAllBefore() {
         for (int[] places : new int[][] {{1, 300}, {70, 70}, {70, 300}, {200, 201}}) {
             for (ScalarType type : new ScalarType[] {ScalarType.FLOAT16, ScalarType.BFLOAT16}) {
-                checkAttentionOfLast(places[0], places[1], type);
+                checkAttentionOfLast(places[0], places[1], 0, type);
+                checkAttentionOfLast(places[0], places[1], 20, type);
             }
         }
     }
 
     /** Against float64, with 2 heads of queries for each of 3 of keys. */
-    private void checkAttentionOfLast(int queries, int keys, ScalarType type) {
+    private void checkAttentionOfLast(int queries, int keys, int window, ScalarType type) {
         int size = 32;
         NDArray query = random(1, new Shape(2, 6, queries, size), type);
         NDArray key = random(2, new Shape(2, keys, 3, size), type).transpose(0, 2, 1, 3);
         NDArray value = random(3, new Shape(2, 3, keys, size), type);
-        NDArray output = Torch.attentionOfLast(query, key, value);
+        NDArray output = Torch.attentionOfLast(query, key, value, window);
         assertEquals(query.getShape(), output.getShape());
         float[] q = values(query);
         float[] k = values(key);
@@ -126,7 +127,8 @@ class TorchCudaTest {
                 int row = (head * queries + i) * size;
                 double[] sums = new double[size];
                 double all = 0;
-                for (int j = 0; j <= keys - queries + i; j++) {
+                int last = keys - queries + i;
+                for (int j = window == 0 ? 0 : Math.max(0, last - window + 1); j <= last; j++) {
                     double score = 0;
                     for (int e = 0; e < size; e++) {
                         score += (double) q[row + e] * k[shared + j * size + e];
@@ -143,7 +145,11 @@ class TorchCudaTest {
             }
         }
         float rounding = type == ScalarType.FLOAT16 ? 1f / (1 << 11) : 1f / (1 << 8);
-        assertArrayEquals(expected, actual, 2 * rounding, queries + " of " + keys + " " + type);
+        assertArrayEquals(
+                expected,
+                actual,
+                2 * rounding,
+                queries + " of " + keys + " window " + window + " " + type);
     }
 
     private NDArray random(int seed, Shape shape, ScalarType type) {

@@ -256,7 +256,7 @@ class TorchRecordedTest {
         IllegalArgumentException e =
                 assertThrows(
                         IllegalArgumentException.class,
-                        () -> Torch.attentionOfLast(query, key, key));
+                        () -> Torch.attentionOfLast(query, key, key, 0));
         assertTrue(e.getMessage().contains(what), e.getMessage());
     }
 

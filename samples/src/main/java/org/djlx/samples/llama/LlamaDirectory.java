@@ -13,6 +13,7 @@ import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
+import java.util.Collections;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Locale;
@@ -20,7 +21,9 @@ import java.util.Map;
 import java.util.function.Function;
 import org.djlx.collectives.safetensors.SafetensorsWriter;
 import org.djlx.collectives.safetensors.TensorSpec;
-import org.djlx.fusedops.llm.model.LlamaConfig;
+import org.djlx.fusedops.llm.model.LayerConfig;
+import org.djlx.fusedops.llm.model.ModelConfig;
+import org.djlx.fusedops.llm.model.Rope;
 import org.djlx.nativeops.torch.ScalarType;
 
 /** Writes the model directory of a Llama in Hugging Face's layout. */
@@ -39,7 +42,7 @@ final class LlamaDirectory {
     private LlamaDirectory() {}
 
     /** Returns a configuration without RoPE scaling and with the usual epsilon. */
-    static LlamaConfig config(
+    static ModelConfig config(
             int vocabulary,
             int hidden,
             int intermediate,
@@ -50,20 +53,25 @@ final class LlamaDirectory {
             double theta,
             boolean tied,
             ScalarType type) {
-        return new LlamaConfig(
+        return new ModelConfig(
+                "llama",
                 vocabulary,
                 hidden,
-                intermediate,
-                layers,
                 heads,
                 kvHeads,
                 hidden / heads,
                 maxLength,
                 1e-5,
-                new LlamaConfig.Rope(theta, 1, 0, 0, 0),
                 tied,
                 List.of(),
-                type);
+                type,
+                Collections.nCopies(
+                        layers,
+                        LayerConfig.llama(
+                                Rope.of(theta, hidden / heads), hidden / heads, intermediate)),
+                1,
+                0,
+                false);
     }
 
     /**
@@ -71,7 +79,7 @@ final class LlamaDirectory {
      *
      * @return their names, types and shapes, from the embedding to the output
      */
-    static List<TensorSpec> tensors(LlamaConfig config) {
+    static List<TensorSpec> tensors(ModelConfig config) {
         int hidden = config.hiddenSize();
         int queries = config.heads() * config.headSize();
         int keys = config.kvHeads() * config.headSize();
@@ -98,7 +106,7 @@ final class LlamaDirectory {
     }
 
     private static void add(
-            List<TensorSpec> specs, LlamaConfig config, String module, long... sizes) {
+            List<TensorSpec> specs, ModelConfig config, String module, long... sizes) {
         specs.add(TensorSpec.of(module + ".weight", config.type(), new Shape(sizes)));
     }
 
@@ -115,7 +123,7 @@ final class LlamaDirectory {
      */
     static void write(
             Path directory,
-            LlamaConfig config,
+            ModelConfig config,
             BytePairEncoding tokenizer,
             int ranks,
             long maxFileBytes,
@@ -127,7 +135,7 @@ final class LlamaDirectory {
 
     /** Writes all files of a model except its weights, as {@link #write} does. */
     static void writeAllButWeights(
-            Path directory, LlamaConfig config, BytePairEncoding tokenizer, int ranks)
+            Path directory, ModelConfig config, BytePairEncoding tokenizer, int ranks)
             throws IOException {
         refuseIf(
                 tokenizer.size() > config.vocabularySize(),
@@ -181,7 +189,7 @@ final class LlamaDirectory {
         return json;
     }
 
-    private static Map<String, Object> config(LlamaConfig config, BytePairEncoding tokenizer) {
+    private static Map<String, Object> config(ModelConfig config, BytePairEncoding tokenizer) {
         Map<String, Object> json = textTokens(tokenizer);
         json.put("architectures", List.of("LlamaForCausalLM"));
         json.put("model_type", "llama");

@@ -17,7 +17,7 @@ import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.fusedops.llm.djl.LoadingProgress;
 import org.djlx.fusedops.llm.engine.LlamaGenerator;
-import org.djlx.fusedops.llm.model.LlamaConfig;
+import org.djlx.fusedops.llm.model.ModelConfig;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.samples.common.DeviceKind;
 import org.djlx.samples.common.Gpus;
@@ -170,7 +170,7 @@ public final class ModelOptions {
         if (!Files.exists(directory.resolve("config.json"))) {
             return; // load() reports it.
         }
-        int most = parsed(() -> LlamaConfig.read(directory).maxLength());
+        int most = parsed(() -> ModelConfig.read(directory).maxLength());
         int wanted = maxLength == null ? LlamaGenerator.DEFAULT_MAX_LENGTH : maxLength;
         int limit = Math.min(wanted, most);
         refuseIf(

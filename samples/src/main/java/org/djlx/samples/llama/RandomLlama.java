@@ -22,7 +22,7 @@ import java.util.Map;
 import java.util.function.Function;
 import org.djlx.collectives.safetensors.SafetensorsWriter;
 import org.djlx.collectives.safetensors.TensorSpec;
-import org.djlx.fusedops.llm.model.LlamaConfig;
+import org.djlx.fusedops.llm.model.ModelConfig;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
@@ -56,9 +56,9 @@ public final class RandomLlama implements AutoCloseable {
                         ScalarType.BFLOAT16));
 
         private final String text;
-        private final LlamaConfig config;
+        private final ModelConfig config;
 
-        Size(String text, LlamaConfig config) {
+        Size(String text, ModelConfig config) {
             this.text = text;
             this.config = config;
         }
@@ -92,7 +92,7 @@ public final class RandomLlama implements AutoCloseable {
         return write(size.config, parent);
     }
 
-    static RandomLlama write(LlamaConfig config, Path parent) throws IOException {
+    static RandomLlama write(ModelConfig config, Path parent) throws IOException {
         List<TensorSpec> tensors = LlamaDirectory.tensors(config);
         long bytes = tensors.stream().mapToLong(TensorSpec::byteSize).sum();
         Path place = parent == null ? place(bytes) : parent;

@@ -11,7 +11,7 @@ import java.nio.charset.StandardCharsets;
 import java.nio.file.Path;
 import java.util.List;
 import org.djlx.collectives.safetensors.TensorSpec;
-import org.djlx.fusedops.llm.model.LlamaConfig;
+import org.djlx.fusedops.llm.model.ModelConfig;
 import org.djlx.samples.common.CliCommand;
 import org.djlx.samples.common.RankOptions;
 import picocli.CommandLine.Command;
@@ -94,7 +94,7 @@ public final class ServeModelCommand extends CliCommand {
                 vocabulary < BytePairEncoding.smallest(),
                 "--vocabulary must be %s or more, not %s"
                         .formatted(BytePairEncoding.smallest(), vocabulary));
-        LlamaConfig config = config();
+        ModelConfig config = config();
         // A larger vocabulary would take long to train, and the README has no more words.
         BytePairEncoding tokenizer =
                 BytePairEncoding.train(words, Math.min(vocabulary, MOST_LEARNED));
@@ -120,13 +120,13 @@ public final class ServeModelCommand extends CliCommand {
         return 0;
     }
 
-    private LlamaConfig config() {
+    private ModelConfig config() {
         refuseIf(
                 heads < 1 || hidden % heads != 0,
                 "--heads %d does not divide --hidden %d".formatted(heads, hidden));
         return parsed(
                 () -> {
-                    LlamaConfig config =
+                    ModelConfig config =
                             LlamaDirectory.config(
                                     vocabulary,
                                     hidden,

@@ -5,7 +5,7 @@ import ai.djl.ndarray.NDArray;
 import java.io.IOException;
 import java.nio.file.Path;
 import java.util.Map;
-import org.djlx.fusedops.llm.model.LlamaConfig;
+import org.djlx.fusedops.llm.model.ModelConfig;
 
 /** Writes a Llama trained on bytes of text in Hugging Face's layout. */
 public final class TrainedLlama {
@@ -36,7 +36,7 @@ public final class TrainedLlama {
      * @throws IOException if a file cannot be written
      * @throws IllegalArgumentException if a tensor is missing or has another shape
      */
-    public static void write(Path directory, LlamaConfig config, Map<String, NDArray> weights)
+    public static void write(Path directory, ModelConfig config, Map<String, NDArray> weights)
             throws IOException {
         LlamaDirectory.write(
                 directory,

@@ -20,6 +20,7 @@ import java.io.IOException;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Path;
 import java.util.Arrays;
+import java.util.Collections;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
@@ -31,7 +32,9 @@ import org.djlx.collectives.checkpoint.TrainingProgress;
 import org.djlx.collectives.gradient.DifferentiableCollectives;
 import org.djlx.collectives.train.DataParallelConfig;
 import org.djlx.collectives.train.GradientReduction;
-import org.djlx.fusedops.llm.model.LlamaConfig;
+import org.djlx.fusedops.llm.model.LayerConfig;
+import org.djlx.fusedops.llm.model.ModelConfig;
+import org.djlx.fusedops.llm.model.Rope;
 import org.djlx.fusedops.nn.ColumnParallelLinear;
 import org.djlx.fusedops.nn.ParallelEmbedding;
 import org.djlx.fusedops.nn.ParallelTransformerBlock;
@@ -383,21 +386,26 @@ final class TrainJob {
     /** Gathers the weights on all ranks of a model; its first rank writes them. */
     private void saveLlama(SequentialBlock block, ProcessGroup tensor, NDManager parent)
             throws IOException {
-        LlamaConfig config =
-                new LlamaConfig(
+        ModelConfig config =
+                new ModelConfig(
+                        "llama",
                         TrainedLlama.VOCABULARY,
                         SIZE,
-                        HIDDEN,
-                        LAYERS,
                         HEADS,
                         KEY_VALUE_HEADS,
                         SIZE / HEADS,
                         settings.context,
                         EPSILON,
-                        new LlamaConfig.Rope(THETA, 1, 0, 0, 0),
                         true,
                         List.of(),
-                        ScalarType.FLOAT32);
+                        ScalarType.FLOAT32,
+                        Collections.nCopies(
+                                LAYERS,
+                                LayerConfig.llama(
+                                        Rope.of(THETA, SIZE / HEADS), SIZE / HEADS, HIDDEN)),
+                        1,
+                        0,
+                        false);
         try (NDManager manager = parent.newSubManager()) {
             Map<String, NDArray> weights = new HashMap<>();
             List<Block> blocks = block.getChildren().values();

@@ -12,12 +12,15 @@ import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.Arrays;
+import java.util.Collections;
 import java.util.Comparator;
 import java.util.List;
 import java.util.stream.Stream;
 import org.djlx.collectives.safetensors.Safetensors;
 import org.djlx.collectives.safetensors.TensorSpec;
-import org.djlx.fusedops.llm.model.LlamaConfig;
+import org.djlx.fusedops.llm.model.LayerConfig;
+import org.djlx.fusedops.llm.model.ModelConfig;
+import org.djlx.fusedops.llm.model.Rope;
 import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
@@ -28,21 +31,23 @@ import org.junit.jupiter.api.io.TempDir;
 @Tag("slow")
 class RandomLlamaTest {
 
-    private static final LlamaConfig SMALL =
-            new LlamaConfig(
+    private static final ModelConfig SMALL =
+            new ModelConfig(
+                    "llama",
                     300,
                     16,
-                    24,
-                    2,
                     4,
                     2,
                     4,
                     64,
                     1e-5,
-                    new LlamaConfig.Rope(10_000, 1, 0, 0, 0),
                     false,
                     List.of(),
-                    ScalarType.BFLOAT16);
+                    ScalarType.BFLOAT16,
+                    Collections.nCopies(2, LayerConfig.llama(Rope.of(10_000, 4), 4, 24)),
+                    1,
+                    0,
+                    false);
 
     @TempDir private Path folder;
 
@@ -63,7 +68,7 @@ class RandomLlamaTest {
                 Path other = second.directory().resolve(file.getFileName());
                 assertEquals(-1, Files.mismatch(file, other), file::toString);
             }
-            LlamaConfig config = LlamaConfig.read(first.directory());
+            ModelConfig config = ModelConfig.read(first.directory());
             assertEquals(ScalarType.BFLOAT16, config.type());
             for (TensorSpec tensor : LlamaDirectory.tensors(config)) {
                 assertEquals(tensor, weights.spec(tensor.name()));

@@ -18,7 +18,7 @@ import java.util.Properties;
 import java.util.stream.Stream;
 import org.djlx.collectives.safetensors.Safetensors;
 import org.djlx.collectives.safetensors.TensorSpec;
-import org.djlx.fusedops.llm.model.LlamaConfig;
+import org.djlx.fusedops.llm.model.ModelConfig;
 import org.djlx.samples.CommandTest;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
@@ -65,7 +65,7 @@ class ServeModelCommandTest extends CommandTest {
         assertEquals( // the same order in every JVM
                 "version added_tokens pre_tokenizer post_processor decoder model",
                 String.join(" ", tokenizer.keySet()));
-        LlamaConfig config = LlamaConfig.read(first);
+        ModelConfig config = ModelConfig.read(first);
         assertEquals(512, config.vocabularySize());
         assertEquals(List.of(508, 511), config.endTokens());
         try (Safetensors weights = Safetensors.open(first)) {
@@ -105,7 +105,7 @@ class ServeModelCommandTest extends CommandTest {
                 4,
                 "--max-length",
                 99);
-        LlamaConfig config = LlamaConfig.read(model);
+        ModelConfig config = ModelConfig.read(model);
         assertEquals(16, config.headSize());
         assertEquals(3, config.layers());
         assertEquals(99, config.maxLength());

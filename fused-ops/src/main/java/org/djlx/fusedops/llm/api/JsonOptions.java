@@ -43,6 +43,7 @@ final class JsonOptions {
     private final JsonObject json;
     private final String path;
     private final Set<String> known = new HashSet<>();
+    private Map<String, Double> defaults = Map.of(); // of numbers that the request leaves out
 
     private JsonOptions(JsonObject json, String path) {
         this.json = json;
@@ -86,6 +87,11 @@ final class JsonOptions {
         return get(name) != null;
     }
 
+    /** Sets the values of numbers that the request leaves out, in place of a getter's default. */
+    void setDefaults(Map<String, Double> defaults) {
+        this.defaults = defaults;
+    }
+
     /** Creates an error about the value of an option. */
     ApiException wrong(String name, String must) {
         return ApiException.badRequest(path + name, "'" + path + name + "' must be " + must);
@@ -121,7 +127,7 @@ final class JsonOptions {
     double number(String name, double min, double max, double defaultValue) {
         JsonElement value = get(name);
         if (value == null) {
-            return defaultValue;
+            return defaults.getOrDefault(name, defaultValue);
         }
         double number = number(value);
         if (!(number >= min && number <= max)) {
@@ -146,7 +152,10 @@ final class JsonOptions {
 
     long integer(String name, long min, long max, long defaultValue) {
         JsonElement value = get(name);
-        return value == null ? defaultValue : integer(name, value, min, max);
+        if (value == null) {
+            return defaults.containsKey(name) ? defaults.get(name).longValue() : defaultValue;
+        }
+        return integer(name, value, min, max);
     }
 
     private long integer(String name, JsonElement value, long min, long max) {

@@ -85,6 +85,7 @@ public final class TextApi {
     }
 
     private TextCall chat(JsonOptions json) {
+        json.setDefaults(generator.samplingDefaults().values());
         checkModel(json);
         boolean streamed = json.flag("stream", false);
         boolean usage = usage(json, streamed);
@@ -159,6 +160,7 @@ public final class TextApi {
     }
 
     private TextCall completion(JsonOptions json) {
+        json.setDefaults(generator.samplingDefaults().values());
         checkModel(json);
         boolean streamed = json.flag("stream", false);
         boolean usage = usage(json, streamed);
@@ -235,7 +237,7 @@ public final class TextApi {
         }
     }
 
-    private static TextCall invocation(JsonOptions json) {
+    private TextCall invocation(JsonOptions json) {
         try {
             return readInvocation(json);
         } catch (ApiException e) {
@@ -243,7 +245,7 @@ public final class TextApi {
         }
     }
 
-    private static TextCall readInvocation(JsonOptions json) {
+    private TextCall readInvocation(JsonOptions json) {
         boolean array = json.isArray("inputs");
         JsonOptions inputs = json.prompts("inputs");
         List<String> prompts = inputs.names().stream().map(name -> notEmpty(inputs, name)).toList();
@@ -253,6 +255,7 @@ public final class TextApi {
                     "stream", "false if 'inputs' is an array; send a request for each input");
         }
         JsonOptions options = json.object("parameters");
+        options.setDefaults(generator.samplingDefaults().values());
         boolean samples =
                 options.flag(
                         "do_sample",

@@ -26,8 +26,8 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * Loads a Llama for DJL and DJL Serving, from a model directory in Hugging Face's layout with a
- * {@code serving.properties}:
+ * Loads a language model for DJL and DJL Serving, from a model directory in Hugging Face's layout
+ * with a {@code serving.properties}:
  *
  * <pre>
  * engine=PyTorch-P2P

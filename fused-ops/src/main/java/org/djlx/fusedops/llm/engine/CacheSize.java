@@ -13,8 +13,8 @@ import java.util.List;
 import org.djlx.collectives.ObjectCollectives;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.fusedops.llm.model.KvCache;
-import org.djlx.fusedops.llm.model.LlamaConfig;
-import org.djlx.fusedops.llm.model.LlamaModel;
+import org.djlx.fusedops.llm.model.ModelConfig;
+import org.djlx.fusedops.llm.model.TransformerModel;
 import org.djlx.nativeops.cuda.CudaDevice;
 
 /** Chooses the size of the KV cache from the memory that the devices have left. */
@@ -31,7 +31,7 @@ final class CacheSize {
      * Returns the number of KV cache blocks, the same on all ranks. All ranks call this after they
      * have read their weights.
      */
-    static int blocks(LlamaConfig config, GeneratorSettings settings, ProcessGroup group) {
+    static int blocks(ModelConfig config, GeneratorSettings settings, ProcessGroup group) {
         if (settings.cacheBytes() != 0) {
             return settings.cacheBlocks(config, 0);
         }
@@ -55,13 +55,13 @@ final class CacheSize {
      * @param sharing the number of ranks that share the device
      */
     private static long available(
-            LlamaConfig config, GeneratorSettings settings, Device device, int sharing) {
+            ModelConfig config, GeneratorSettings settings, Device device, int sharing) {
         double part = settings.memoryUtilization();
         if (device.isGpu()) {
             try (CudaDevice gpu = CudaDevice.open(device)) {
                 long workspace =
                         GPU_LIBRARY_BYTES
-                                + LlamaModel.activationBytes(
+                                + TransformerModel.activationBytes(
                                         config,
                                         settings.ranks(),
                                         settings.prefillTokens(),

@@ -12,7 +12,7 @@ import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.pool.RankPool;
 import org.djlx.fusedops.llm.FinishReason;
 import org.djlx.fusedops.llm.GeneratorStatistics;
-import org.djlx.fusedops.llm.model.LlamaConfig;
+import org.djlx.fusedops.llm.model.ModelConfig;
 import org.djlx.fusedops.llm.model.TokenBatch;
 import org.djlx.fusedops.llm.sampling.Sampler;
 import org.slf4j.Logger;
@@ -31,7 +31,7 @@ final class EngineCore {
     private static final long SPIN_NANOS = 20_000_000;
 
     private final Path directory;
-    private final LlamaConfig config;
+    private final ModelConfig config;
     private final GeneratorSettings settings;
     private final Thread thread;
 
@@ -53,7 +53,7 @@ final class EngineCore {
      *
      * @throws IOException if files cannot be read
      */
-    EngineCore(Path directory, LlamaConfig config, GeneratorSettings settings) throws IOException {
+    EngineCore(Path directory, ModelConfig config, GeneratorSettings settings) throws IOException {
         this.directory = directory;
         this.config = config;
         this.settings = settings;

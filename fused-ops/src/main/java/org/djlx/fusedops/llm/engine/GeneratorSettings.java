@@ -11,7 +11,7 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.fusedops.llm.model.KvCache;
-import org.djlx.fusedops.llm.model.LlamaConfig;
+import org.djlx.fusedops.llm.model.ModelConfig;
 
 /**
  * The checked options of a {@link LlamaGenerator}; its builder describes them.
@@ -44,7 +44,7 @@ record GeneratorSettings(
         Progress progress) {
 
     /** Checks the options of a builder, and sets the defaults that depend on the model. */
-    static GeneratorSettings of(LlamaGenerator.Builder builder, LlamaConfig config) {
+    static GeneratorSettings of(LlamaGenerator.Builder builder, ModelConfig config) {
         if (builder.devices == null || builder.timeout == null) {
             throw new IllegalArgumentException("the devices or the timeout are null");
         }
@@ -124,7 +124,7 @@ record GeneratorSettings(
      * @param availableBytes the memory for the cache on this rank, if {@code cacheBytes} is 0
      * @throws IllegalArgumentException if a sequence of maximum length does not fit
      */
-    int cacheBlocks(LlamaConfig config, long availableBytes) {
+    int cacheBlocks(ModelConfig config, long availableBytes) {
         long blockBytes = KvCache.byteSize(config, ranks(), KvCache.BLOCK_TOKENS);
         long ofSequence = KvCacheManager.blocks(maxLength);
         long most = Integer.MAX_VALUE / KvCache.BLOCK_TOKENS;

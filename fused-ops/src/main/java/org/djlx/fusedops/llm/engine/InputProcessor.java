@@ -6,7 +6,7 @@ import java.util.Arrays;
 import java.util.HashSet;
 import java.util.Set;
 import org.djlx.fusedops.llm.GenerationRequest;
-import org.djlx.fusedops.llm.model.LlamaConfig;
+import org.djlx.fusedops.llm.model.ModelConfig;
 import org.djlx.fusedops.llm.text.TextTokenizer;
 
 /**
@@ -17,7 +17,7 @@ import org.djlx.fusedops.llm.text.TextTokenizer;
  * @param maxLength the maximum number of tokens of a sequence
  * @param tokenizer the tokenizer; null if the model has none
  */
-record InputProcessor(Path directory, LlamaConfig config, int maxLength, TextTokenizer tokenizer) {
+record InputProcessor(Path directory, ModelConfig config, int maxLength, TextTokenizer tokenizer) {
 
     /**
      * Creates the sequence of a request.

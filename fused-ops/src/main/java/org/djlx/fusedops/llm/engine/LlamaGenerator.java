@@ -17,13 +17,14 @@ import org.djlx.fusedops.llm.Generation;
 import org.djlx.fusedops.llm.GenerationRequest;
 import org.djlx.fusedops.llm.GeneratorStatistics;
 import org.djlx.fusedops.llm.TextGenerator;
-import org.djlx.fusedops.llm.model.LlamaConfig;
+import org.djlx.fusedops.llm.model.ModelConfig;
+import org.djlx.fusedops.llm.model.SamplingDefaults;
 import org.djlx.fusedops.llm.sampling.Sampler;
 import org.djlx.fusedops.llm.text.ModelTokenizer;
 import org.djlx.fusedops.llm.text.TextTokenizer;
 
 /**
- * Generates text with a Llama model, tensor-parallel over CPU ranks or GPUs.
+ * Generates text with a language model, tensor-parallel over CPU ranks or GPUs.
  *
  * <pre>{@code
  * try (TextGenerator generator =
@@ -69,7 +70,8 @@ public final class LlamaGenerator implements TextGenerator {
     /** The default maximum number of tokens of a prompt and its new tokens together. */
     public static final int DEFAULT_MAX_LENGTH = 8192;
 
-    private final LlamaConfig config;
+    private final ModelConfig config;
+    private final SamplingDefaults samplingDefaults;
     private final TextTokenizer tokenizer; // null if the model has none
     private final GeneratorSettings settings;
     private final InputProcessor inputs;
@@ -77,7 +79,8 @@ public final class LlamaGenerator implements TextGenerator {
 
     private LlamaGenerator(Builder builder) throws IOException {
         Path directory = builder.directory;
-        config = LlamaConfig.read(directory);
+        config = ModelConfig.read(directory);
+        samplingDefaults = SamplingDefaults.read(directory);
         settings = GeneratorSettings.of(builder, config);
         Path file = directory.resolve("tokenizer.json");
         tokenizer = Files.exists(file) ? ModelTokenizer.read(file) : null;
@@ -120,12 +123,17 @@ public final class LlamaGenerator implements TextGenerator {
     }
 
     @Override
+    public SamplingDefaults samplingDefaults() {
+        return samplingDefaults;
+    }
+
+    @Override
     public Optional<TextTokenizer> tokenizer() {
         return Optional.ofNullable(tokenizer);
     }
 
     /** {@return the model's configuration} */
-    public LlamaConfig config() {
+    public ModelConfig config() {
         return config;
     }
 
@@ -258,7 +266,7 @@ public final class LlamaGenerator implements TextGenerator {
         /**
          * Sets the maximum number of tokens of a prompt and its new tokens together.
          *
-         * @param maxLength the number of tokens; by default the {@linkplain LlamaConfig#maxLength()
+         * @param maxLength the number of tokens; by default the {@linkplain ModelConfig#maxLength()
          *     maximum of the model}, but at most {@link LlamaGenerator#DEFAULT_MAX_LENGTH}
          * @return this builder
          */

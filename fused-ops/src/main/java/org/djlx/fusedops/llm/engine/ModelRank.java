@@ -5,7 +5,7 @@ import ai.djl.ndarray.NDManager;
 import java.util.List;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.pool.RankWorker;
-import org.djlx.fusedops.llm.model.LlamaModel;
+import org.djlx.fusedops.llm.model.TransformerModel;
 import org.djlx.fusedops.llm.sampling.Logits;
 import org.djlx.fusedops.llm.sampling.Sampler;
 
@@ -16,14 +16,14 @@ import org.djlx.fusedops.llm.sampling.Sampler;
 final class ModelRank implements RankWorker<StepRequest, List<Sampler.SampledToken>> {
 
     private final ProcessGroup group;
-    private final LlamaModel model;
+    private final TransformerModel model;
     private InFlight inFlight; // null if no step is in flight
 
     /** A launched step whose tokens are not sampled yet. */
     private record InFlight(NDManager manager, Logits logits, List<Sampler> samplers) {}
 
     /** Takes ownership of the model. */
-    ModelRank(ProcessGroup group, LlamaModel model) {
+    ModelRank(ProcessGroup group, TransformerModel model) {
         this.group = group;
         this.model = model;
     }

@@ -15,10 +15,10 @@ import org.djlx.collectives.pool.RankPool;
 import org.djlx.collectives.pool.RankWorker;
 import org.djlx.collectives.safetensors.Safetensors;
 import org.djlx.fusedops.llm.model.KvCache;
-import org.djlx.fusedops.llm.model.LlamaConfig;
-import org.djlx.fusedops.llm.model.LlamaGpu;
-import org.djlx.fusedops.llm.model.LlamaModel;
-import org.djlx.fusedops.llm.model.LlamaWeights;
+import org.djlx.fusedops.llm.model.ModelConfig;
+import org.djlx.fusedops.llm.model.ModelKernels;
+import org.djlx.fusedops.llm.model.ModelWeights;
+import org.djlx.fusedops.llm.model.TransformerModel;
 import org.djlx.fusedops.llm.sampling.Sampler;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
@@ -44,16 +44,16 @@ record ModelRanks(
      * @return the ranks; the caller closes the pool
      */
     static ModelRanks load(
-            String name, Path directory, LlamaConfig config, GeneratorSettings settings)
+            String name, Path directory, ModelConfig config, GeneratorSettings settings)
             throws IOException {
         int ranks = settings.ranks();
         try (Safetensors files = Safetensors.open(directory)) {
             try {
-                LlamaWeights.check(config, files);
+                ModelWeights.check(config, files);
             } catch (IllegalArgumentException e) {
                 throw new IllegalArgumentException(directory + ": " + e.getMessage(), e);
             }
-            long weightBytes = LlamaWeights.byteSize(config, ranks);
+            long weightBytes = ModelWeights.byteSize(config, ranks);
             String memory =
                     String.format(
                             "%.1f MB of weights on each of %s",
@@ -69,7 +69,7 @@ record ModelRanks(
             AtomicInteger cacheBlocks = new AtomicInteger();
             ProcessGroups.RankBody<RankWorker<StepRequest, List<Sampler.SampledToken>>> maker =
                     group -> {
-                        LlamaModel model = model(config, settings, group, files);
+                        TransformerModel model = model(config, settings, group, files);
                         cacheBlocks.set(model.cacheSlots() / KvCache.BLOCK_TOKENS);
                         if (group.rank() == 0) {
                             samplesOnDevice.set(model.hasDecoder());
@@ -77,15 +77,15 @@ record ModelRanks(
                         return new ModelRank(group, model);
                     };
             RankPool<StepRequest, List<Sampler.SampledToken>> pool;
-            Optional<LlamaGpu.Compilations> compiling =
-                    LlamaGpu.compile(config, settings.device(), ranks);
+            Optional<ModelKernels.Compilations> compiling =
+                    ModelKernels.compile(config, settings.device(), ranks);
             try {
                 pool =
                         settings.group() == null
                                 ? RankPool.start(name, settings.groups(), maker)
                                 : RankPool.join(name, settings.group(), StepRequest.CODEC, maker);
             } finally {
-                compiling.ifPresent(LlamaGpu.Compilations::close);
+                compiling.ifPresent(ModelKernels.Compilations::close);
             }
             boolean done = false;
             try {
@@ -103,13 +103,13 @@ record ModelRanks(
     }
 
     /** Loads a rank's part of the model. */
-    private static LlamaModel model(
-            LlamaConfig config, GeneratorSettings settings, ProcessGroup group, Safetensors files) {
+    private static TransformerModel model(
+            ModelConfig config, GeneratorSettings settings, ProcessGroup group, Safetensors files) {
         int ranks = group.worldSize();
         Progress progress = group.rank() == 0 ? settings.progress() : null;
         long start = System.nanoTime();
-        LlamaWeights weights =
-                LlamaWeights.read(
+        ModelWeights weights =
+                ModelWeights.read(
                         config,
                         group.rank(),
                         ranks,
@@ -134,7 +134,7 @@ record ModelRanks(
                         String.format("%.1f", KvCache.byteSize(config, ranks, slots) / 1e6));
             }
             cache = new KvCache(config, ranks, slots, group.device());
-            return new LlamaModel(config, group, weights, cache, settings.maxLength());
+            return new TransformerModel(config, group, weights, cache, settings.maxLength());
         } catch (RuntimeException | Error e) { // For example if memory runs out.
             if (cache != null) {
                 cache.close();
@@ -150,7 +150,7 @@ record ModelRanks(
      *
      * @throws IllegalArgumentException on all ranks if they differ
      */
-    static void checkAgreement(LlamaConfig config, GeneratorSettings settings) {
+    static void checkAgreement(ModelConfig config, GeneratorSettings settings) {
         String own =
                 String.format(
                         "%s with maxLength %d, cacheBytes %d and gpuMemoryUtilization %s",

@@ -10,7 +10,7 @@ import java.util.concurrent.RejectedExecutionException;
 import org.djlx.fusedops.llm.FinishReason;
 import org.djlx.fusedops.llm.GeneratorStatistics;
 import org.djlx.fusedops.llm.model.KvCache;
-import org.djlx.fusedops.llm.model.LlamaConfig;
+import org.djlx.fusedops.llm.model.ModelConfig;
 import org.djlx.fusedops.llm.model.TokenBatch;
 
 /**
@@ -243,7 +243,7 @@ final class Scheduler {
         return all;
     }
 
-    GeneratorStatistics statistics(LlamaConfig config, int rebuilds) {
+    GeneratorStatistics statistics(ModelConfig config, int rebuilds) {
         removeEnded(waiting); // Cancelled requests no longer wait.
         return new GeneratorStatistics(
                 running.size(),

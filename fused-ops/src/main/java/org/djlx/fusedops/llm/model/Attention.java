@@ -8,8 +8,10 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.index.NDIndex;
 import ai.djl.ndarray.types.Shape;
 import java.util.ArrayList;
-import java.util.Arrays;
+import java.util.HashMap;
 import java.util.List;
+import java.util.Map;
+import org.djlx.fusedops.internal.BlockMath;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
@@ -17,7 +19,8 @@ import org.djlx.nativeops.torch.Torch;
  * Attention of one rank's heads over the KV cache, with libtorch's operators:
  *
  * <ul>
- *   <li>the first chunk of a prompt attends to itself: {@link Torch#attention};
+ *   <li>the first chunk of a prompt attends to itself: {@link Torch#attention}, unless scores are
+ *       limited or a window hides some of them;
  *   <li>later chunks, and single tokens, attend to the cache as well: {@link Torch#attentionOfLast}
  *       if the model has kernels, otherwise matmuls and softmax.
  * </ul>
@@ -30,53 +33,53 @@ final class Attention {
     // The matmul path holds the attention scores of at most this many query tokens in memory.
     private static final int QUERY_BLOCK = 512;
 
-    private final LlamaConfig config;
+    private final ModelConfig config;
     private final KvCache cache;
-    private final LlamaGpu gpu; // null if the model has no kernels
+    private final ModelKernels gpu; // null if the model has no kernels
     private final int queryHeads;
     private final int kvHeads;
-    private final NDArray cosines; // (positions, 1, head size / 2), in float32
-    private final NDArray sines;
+    private final Map<Rope, Tables> tables = new HashMap<>();
+
+    /**
+     * The tables of a rotary embedding, of shape (positions, 1, head size / 2), in float32; in
+     * metadata, those of the tokens.
+     */
+    record Tables(NDArray cosines, NDArray sines) {}
 
     /**
      * Computes the tables of the rotary embedding. Without kernels, {@code gpu} is null, and
      * libtorch applies the rotary embedding.
      */
     Attention(
-            LlamaConfig config,
+            ModelConfig config,
             int ranks,
             KvCache cache,
-            LlamaGpu gpu,
+            ModelKernels gpu,
             NDManager manager,
             int maxLength) {
         this.config = config;
         this.cache = cache;
         this.gpu = gpu;
         queryHeads = config.heads() / ranks;
-        kvHeads = LlamaWeights.kvHeads(config, ranks);
-        double[] frequencies = config.rope().frequencies(config.headSize());
-        float[] cosine = new float[maxLength * frequencies.length];
-        float[] sine = new float[maxLength * frequencies.length];
-        for (int position = 0; position < maxLength; position++) {
-            for (int i = 0; i < frequencies.length; i++) {
-                double angle = position * frequencies[i];
-                cosine[position * frequencies.length + i] = (float) Math.cos(angle);
-                sine[position * frequencies.length + i] = (float) Math.sin(angle);
-            }
+        kvHeads = ModelWeights.kvHeads(config, ranks);
+        for (LayerConfig layer : config.layerConfigs()) {
+            tables.computeIfAbsent(
+                    layer.attention().rope(), rope -> tables(rope, manager, maxLength));
         }
-        Shape shape = new Shape(maxLength, 1, frequencies.length);
-        cosines = manager.create(cosine, shape);
-        sines = manager.create(sine, shape);
     }
 
-    /** Returns the cosines of the rotary embedding, of shape (positions, 1, head size / 2). */
-    NDArray cosines() {
-        return cosines;
+    private Tables tables(Rope rope, NDManager manager, int maxLength) {
+        int half = config.headSize() / 2;
+        float[] cosines = new float[maxLength * half];
+        float[] sines = new float[maxLength * half];
+        rope.fillTables(config.headSize(), maxLength, cosines, sines);
+        Shape shape = new Shape(maxLength, 1, half);
+        return new Tables(manager.create(cosines, shape), manager.create(sines, shape));
     }
 
-    /** Returns the sines of the rotary embedding, of shape (positions, 1, head size / 2). */
-    NDArray sines() {
-        return sines;
+    /** Returns the tables of a layer's rotary embedding. */
+    Tables tables(int layer) {
+        return tables.get(config.layer(layer).attention().rope());
     }
 
     /**
@@ -84,17 +87,15 @@ final class Attention {
      *
      * @param tokens the number of tokens, including padding
      * @param prefill the input of prefill kernels; null if the model has no kernels
-     * @param cosines the cosines of the tokens' positions; null with kernels
-     * @param sines the sines of the tokens' positions; null with kernels
+     * @param tables the rotary embeddings at the tokens' positions; null with kernels
      * @param slots the KV cache slot of each token; null with kernels
      * @param decodes the sequences with one token, computed together; null if there are none
      * @param prefills the sequences with more than one token, computed one by one
      */
     record Metadata(
             int tokens,
-            LlamaGpu.PrefillInputs prefill,
-            NDArray cosines,
-            NDArray sines,
+            ModelKernels.PrefillInputs prefill,
+            Map<Rope, Tables> tables,
             NDArray slots,
             Span decodes,
             List<Span> prefills) {}
@@ -102,24 +103,32 @@ final class Attention {
     /**
      * Query tokens that are computed in one call.
      *
+     * @param sequences the number of sequences; more than one have one token each
+     * @param length the length of the longest sequence
+     * @param isFirst whether this is the first chunk of a prompt, which attends to itself only
      * @param slots the cache slots that each sequence attends to, (sequences · length); shorter
-     *     sequences are padded. Null for the first chunk of a prompt, which attends to itself only
-     * @param mask the mask added to the scores, of shape (sequences, 1, 1, tokens, length): 0, or
-     *     -infinity where a token must not attend. Null if {@code slots} is null, and with kernels
+     *     sequences are padded. Null for a first chunk with kernels
+     * @param masks masks added to the scores by window, of shape (sequences, 1, 1, tokens, length):
+     *     0, or -infinity where a token must not attend. Null with kernels
      */
-    private record Span(int first, int tokens, int sequences, NDArray slots, NDArray mask) {
-
-        long length() {
-            return slots.getShape().get(0) / sequences;
-        }
-    }
+    private record Span(
+            int first,
+            int tokens,
+            int sequences,
+            int length,
+            boolean isFirst,
+            NDArray slots,
+            Map<Integer, NDArray> masks) {}
 
     /** Returns the metadata for prefill kernels. */
-    Metadata metadata(NDManager manager, TokenBatch.Chunk chunk, LlamaGpu.PrefillInputs prefill) {
+    Metadata metadata(
+            NDManager manager, TokenBatch.Chunk chunk, ModelKernels.PrefillInputs prefill) {
         int tokens = prefill.rows();
-        NDArray slots = chunk.start() == 0 ? null : manager.create(slots(chunk, tokens));
-        List<Span> prefills = List.of(new Span(0, tokens, 1, slots, null));
-        return new Metadata(tokens, prefill, null, null, null, null, prefills);
+        boolean isFirst = chunk.start() == 0;
+        NDArray slots = isFirst ? null : manager.create(slots(chunk, tokens));
+        int length = chunk.start() + tokens;
+        List<Span> prefills = List.of(new Span(0, tokens, 1, length, isFirst, slots, null));
+        return new Metadata(tokens, prefill, null, null, null, prefills);
     }
 
     /** Returns the metadata of a batch without kernels. */
@@ -141,31 +150,80 @@ final class Attention {
             first += chunk.tokens().length;
         }
         NDIndex index = new NDIndex("{}", manager.create(positions));
+        Map<Rope, Tables> ofTokens = new HashMap<>();
+        tables.forEach(
+                (rope, all) ->
+                        ofTokens.put(
+                                rope,
+                                new Tables(
+                                        all.cosines.get(manager, index),
+                                        all.sines.get(manager, index))));
         return new Metadata(
                 batch.tokens(),
                 null,
-                cosines.get(manager, index),
-                sines.get(manager, index),
+                ofTokens,
                 manager.create(slots),
                 decodes == 0 ? null : decodes(manager, batch.chunks().subList(0, decodes)),
                 prefills);
     }
 
     /** Returns the span of all chunks that have one token. */
-    private static Span decodes(NDManager manager, List<TokenBatch.Chunk> chunks) {
+    private Span decodes(NDManager manager, List<TokenBatch.Chunk> chunks) {
         int length = chunks.stream().mapToInt(TokenBatch.Chunk::length).max().orElseThrow();
         long[] slots = new long[chunks.size() * length];
-        float[] mask = new float[chunks.size() * length];
+        int[] positions = new int[chunks.size()];
         int entry = 0;
         for (TokenBatch.Chunk chunk : chunks) {
+            positions[entry / length] = chunk.start();
             for (int i = 0; i < length; i++) {
-                slots[entry + i] = chunk.slots()[Math.min(i, chunk.length() - 1)];
+                slots[entry++] = chunk.slots()[Math.min(i, chunk.length() - 1)];
             }
-            Arrays.fill(mask, entry + chunk.length(), entry + length, Float.NEGATIVE_INFINITY);
-            entry += length;
         }
-        Shape shape = new Shape(chunks.size(), 1, 1, 1, length);
-        return new Span(0, 1, chunks.size(), manager.create(slots), manager.create(mask, shape));
+        int count = chunks.size();
+        Map<Integer, NDArray> masks =
+                masks(manager.create(positions), new Shape(count, 1, 1, 1, length));
+        return new Span(0, 1, count, length, false, manager.create(slots), masks);
+    }
+
+    /**
+     * Returns a mask for each window of the layers.
+     *
+     * @param positions the positions of query tokens
+     * @param shape of a mask; has a row for each query token
+     */
+    private Map<Integer, NDArray> masks(NDArray positions, Shape shape) {
+        NDManager manager = positions.getManager();
+        NDArray keys = manager.arange((int) shape.get(4));
+        NDArray distance = positions.reshape(-1, 1).sub(keys);
+        Map<Integer, NDArray> masks = new HashMap<>();
+        for (LayerConfig layer : config.layerConfigs()) {
+            masks.computeIfAbsent(
+                    layer.attention().window(), window -> mask(distance, window).reshape(shape));
+        }
+        return masks;
+    }
+
+    private static NDArray mask(NDArray distance, int window) {
+        NDManager manager = distance.getManager();
+        try (NDArray future = distance.lt(0);
+                NDArray past = distance.gte(window == 0 ? Integer.MAX_VALUE : window);
+                NDArray hidden = future.logicalOr(past);
+                NDArray infinite = manager.create(Float.NEGATIVE_INFINITY);
+                NDArray infinities = infinite.broadcast(hidden.getShape());
+                NDArray zero = manager.create(0f);
+                NDArray zeros = zero.broadcast(hidden.getShape())) {
+            return NDArrays.where(hidden, infinities, zeros);
+        }
+    }
+
+    /**
+     * Returns an upper estimate of the bytes of the matmul path, for a chunk of a prompt: scores
+     * with four intermediate results, distances, and masks for all tokens and for a block.
+     */
+    static long byteSize(ModelConfig config, int ranks, long tokens, long length) {
+        long heads = config.heads() / ranks;
+        long block = Math.min(tokens, QUERY_BLOCK);
+        return Float.BYTES * length * (5 * block * heads + 3 * tokens + 2 * block);
     }
 
     /**
@@ -182,37 +240,44 @@ final class Attention {
     }
 
     /** Returns the span of a chunk with more than one token. */
-    private static Span prefill(NDManager manager, int first, TokenBatch.Chunk chunk) {
+    private Span prefill(NDManager manager, int first, TokenBatch.Chunk chunk) {
         int tokens = chunk.tokens().length;
-        if (chunk.start() == 0) {
-            return new Span(first, tokens, 1, null, null);
-        }
         int length = chunk.length();
-        NDArray own = manager.arange(chunk.start(), length).reshape(tokens, 1);
-        NDArray hidden = manager.arange(length).gt(own);
-        NDArray mask =
-                NDArrays.where(
-                        hidden,
-                        manager.full(hidden.getShape(), Float.NEGATIVE_INFINITY),
-                        manager.zeros(hidden.getShape()));
-        Shape shape = new Shape(1, 1, 1, tokens, length);
+        boolean isFirst = chunk.start() == 0;
+        if (isFirst && config.layerConfigs().stream().allMatch(layer -> isPlain(layer, length))) {
+            return new Span(first, tokens, 1, length, true, null, null);
+        }
+        NDArray own = manager.arange(chunk.start(), length);
+        Map<Integer, NDArray> masks = masks(own, new Shape(1, 1, 1, tokens, length));
         NDArray slots = manager.create(slots(chunk, tokens));
-        return new Span(first, tokens, 1, slots, mask.reshape(shape));
+        return new Span(first, tokens, 1, length, isFirst, slots, masks);
+    }
+
+    private boolean isPlain(LayerConfig layer, int length) {
+        return layer.attention().isPlain(config.headSize(), length);
     }
 
     /**
-     * Applies the rotary embedding, writes keys and values to the cache, and computes attention.
+     * Applies head norms and rotary embedding, writes keys and values to the cache, and computes
+     * attention.
      *
+     * @param weights the weights of the layer
      * @param qkv of shape (tokens or more, (query + 2 · KV heads) · head size)
      * @return of shape (tokens, query heads · head size)
      */
-    NDArray apply(NDManager manager, int layer, NDArray qkv, Metadata metadata) {
+    NDArray apply(
+            NDManager manager,
+            int layer,
+            ModelWeights.Layer weights,
+            NDArray qkv,
+            Metadata metadata) {
         if (metadata.prefill != null) {
-            return applyWithKernels(manager, layer, qkv, metadata);
+            return applyWithKernels(manager, layer, weights, qkv, metadata);
         }
         NDArray heads = splitHeads(qkv.get(new NDIndex().addSliceDim(0, metadata.tokens)));
         NDArray values = heads(heads, queryHeads + kvHeads, queryHeads + 2L * kvHeads);
-        NDArray rotated = rotate(heads(heads, 0, queryHeads + kvHeads), metadata);
+        Tables tables = metadata.tables.get(config.layer(layer).attention().rope());
+        NDArray rotated = rotate(norm(heads, weights), tables);
         NDArray queries = heads(rotated, 0, queryHeads);
         NDArray keys = heads(rotated, queryHeads, queryHeads + kvHeads);
         cache.write(layer, metadata.slots, keys, values);
@@ -221,7 +286,7 @@ final class Attention {
             outputs.add(attend(manager, layer, queries, metadata.decodes));
         }
         for (Span span : metadata.prefills) {
-            if (span.slots == null) {
+            if (span.isFirst && isPlain(config.layer(layer), span.length)) {
                 outputs.add(
                         mergeHeads(
                                 Torch.attention(
@@ -238,17 +303,27 @@ final class Attention {
     }
 
     /** As {@link #apply}, with kernels. All rows of {@code qkv} are tokens of one prompt. */
-    private NDArray applyWithKernels(NDManager manager, int layer, NDArray qkv, Metadata metadata) {
-        gpu.rotate(layer, qkv, cache, this, metadata.prefill);
+    private NDArray applyWithKernels(
+            NDManager manager,
+            int layer,
+            ModelWeights.Layer weights,
+            NDArray qkv,
+            Metadata metadata) {
+        gpu.rotate(layer, weights, qkv, cache, this, metadata.prefill);
         NDList parts =
                 headsFirst(splitHeads(qkv)).split(new long[] {queryHeads, queryHeads + kvHeads}, 1);
-        NDArray slots = metadata.prefills.get(0).slots;
-        if (slots == null) {
-            return mergeHeads(Torch.attention(parts.get(0), parts.get(1), parts.get(2), true));
+        Span span = metadata.prefills.get(0);
+        NDArray keys = parts.get(1);
+        NDArray values = parts.get(2);
+        if (span.isFirst && isPlain(config.layer(layer), span.length)) {
+            return mergeHeads(Torch.attention(parts.get(0), keys, values, true));
         }
-        NDArray keys = headsFirst(cache.keys(manager, layer, slots));
-        NDArray values = headsFirst(cache.values(manager, layer, slots));
-        return mergeHeads(Torch.attentionOfLast(parts.get(0), keys, values));
+        if (!span.isFirst) {
+            keys = headsFirst(cache.keys(manager, layer, span.slots));
+            values = headsFirst(cache.values(manager, layer, span.slots));
+        }
+        int window = config.layer(layer).attention().window();
+        return mergeHeads(Torch.attentionOfLast(parts.get(0), keys, values, window));
     }
 
     /** Returns a view of shape (tokens, heads, head size) of queries, keys and values. */
@@ -257,12 +332,17 @@ final class Attention {
     }
 
     /** Returns the key and value columns of a layer's query, key and value projection. */
-    NDArray keyValueColumns(NDManager manager, NDArray weight) {
+    ModelWeights.Linear keysAndValues(NDManager manager, ModelWeights.Linear all) {
         long first = (long) queryHeads * config.headSize();
-        NDArray columns =
-                weight.get(new NDIndex().addAllDim().addSliceDim(first, weight.getShape().get(1)));
-        columns.attach(manager);
-        return columns;
+        long end = all.weight().getShape().get(1);
+        NDArray weight = all.weight().get(new NDIndex().addAllDim().addSliceDim(first, end));
+        weight.attach(manager);
+        NDArray bias = null;
+        if (all.bias() != null) {
+            bias = all.bias().get(new NDIndex().addSliceDim(first, end));
+            bias.attach(manager);
+        }
+        return new ModelWeights.Linear(weight, bias);
     }
 
     /** Divides the query tokens of a span into blocks, to bound the memory of their scores. */
@@ -270,8 +350,18 @@ final class Attention {
         List<Span> blocks = new ArrayList<>();
         for (int begin = 0; begin < span.tokens; begin += QUERY_BLOCK) {
             int end = Math.min(span.tokens, begin + QUERY_BLOCK);
-            NDArray mask = span.mask.get(new NDIndex().addAllDim(3).addSliceDim(begin, end));
-            blocks.add(new Span(span.first + begin, end - begin, 1, span.slots, mask));
+            NDIndex rows = new NDIndex().addAllDim(3).addSliceDim(begin, end);
+            Map<Integer, NDArray> masks = new HashMap<>();
+            span.masks.forEach((window, mask) -> masks.put(window, mask.get(rows)));
+            blocks.add(
+                    new Span(
+                            span.first + begin,
+                            end - begin,
+                            1,
+                            span.length,
+                            span.isFirst,
+                            span.slots,
+                            masks));
         }
         return blocks;
     }
@@ -300,7 +390,7 @@ final class Attention {
      * Applies the rotary embedding: rotates element i of a head's first half with element i of its
      * second half.
      */
-    private NDArray rotate(NDArray heads, Metadata metadata) {
+    private NDArray rotate(NDArray heads, Tables tables) {
         int half = config.headSize() / 2;
         NDArray wide = Torch.cast(heads, ScalarType.FLOAT32);
         NDArray first = wide.get(new NDIndex().addAllDim(2).addSliceDim(0, half));
@@ -308,38 +398,61 @@ final class Attention {
         NDArray rotated =
                 NDArrays.concat(
                         new NDList(
-                                first.mul(metadata.cosines).sub(second.mul(metadata.sines)),
-                                second.mul(metadata.cosines).add(first.mul(metadata.sines))),
+                                first.mul(tables.cosines).sub(second.mul(tables.sines)),
+                                second.mul(tables.cosines).add(first.mul(tables.sines))),
                         2);
         return narrow(rotated);
     }
 
+    /** Returns queries and keys, after the norms of heads if the layer has them. */
+    private NDArray norm(NDArray heads, ModelWeights.Layer weights) {
+        if (weights.queryNorm() == null) {
+            return heads(heads, 0, queryHeads + kvHeads);
+        }
+        float epsilon = (float) config.epsilon();
+        NDArray queries = heads(heads, 0, queryHeads);
+        NDArray keys = heads(heads, queryHeads, queryHeads + kvHeads);
+        return NDArrays.concat(
+                new NDList(
+                        BlockMath.rmsNorm(queries, weights.queryNorm(), epsilon),
+                        BlockMath.rmsNorm(keys, weights.keyNorm(), epsilon)),
+                1);
+    }
+
     private NDArray attend(NDManager manager, int layer, NDArray queries, Span span) {
+        LayerConfig.Attention of = config.layer(layer).attention();
         int size = config.headSize();
         int groupSize = queryHeads / kvHeads;
-        long length = span.length();
         long count = (long) span.sequences * span.tokens;
-        // (sequences, KV heads, groupSize · tokens, head size)
-        NDArray q =
-                queries.get(new NDIndex().addSliceDim(span.first, span.first + count))
-                        .reshape(span.sequences, span.tokens, kvHeads, groupSize, size)
-                        .transpose(0, 2, 3, 1, 4)
-                        .reshape(span.sequences, kvHeads, (long) groupSize * span.tokens, size);
-        Shape cached = new Shape(span.sequences, length, kvHeads, size);
-        NDArray keys = cache.keys(manager, layer, span.slots).reshape(cached);
-        NDArray values = cache.values(manager, layer, span.slots).reshape(cached);
-        NDArray products = q.matMul(keys.transpose(0, 2, 3, 1));
-        NDArray scores =
-                Torch.cast(products, ScalarType.FLOAT32)
-                        .mul((float) (1 / Math.sqrt(size)))
-                        .reshape(span.sequences, kvHeads, groupSize, span.tokens, length)
-                        .add(span.mask);
-        NDArray probabilities = narrow(scores.softmax(4)).reshape(products.getShape());
-        return probabilities
-                .matMul(values.transpose(0, 2, 1, 3))
-                .reshape(span.sequences, kvHeads, groupSize, span.tokens, size)
-                .transpose(0, 3, 1, 2, 4)
-                .reshape(count, (long) queryHeads * size);
+        long rows = (long) groupSize * span.tokens;
+        Shape grouped = new Shape(span.sequences, kvHeads, groupSize, span.tokens, span.length);
+        Shape cached = new Shape(span.sequences, span.length, kvHeads, size);
+        NDIndex own = new NDIndex().addSliceDim(span.first, span.first + count);
+        try (NDManager block = manager.newSubManager()) { // Frees the scores before the next block.
+            // (sequences, KV heads, groupSize · tokens, head size)
+            NDArray q =
+                    queries.get(block, own)
+                            .reshape(span.sequences, span.tokens, kvHeads, groupSize, size)
+                            .transpose(0, 2, 3, 1, 4)
+                            .reshape(span.sequences, kvHeads, rows, size);
+            NDArray keys = cache.keys(block, layer, span.slots).reshape(cached);
+            NDArray values = cache.values(block, layer, span.slots).reshape(cached);
+            NDArray products = q.matMul(keys.transpose(0, 2, 3, 1));
+            NDArray scaled = Torch.cast(products, ScalarType.FLOAT32).mul((float) of.scale());
+            NDArray scores =
+                    BlockMath.cap(scaled, of.cap())
+                            .reshape(grouped)
+                            .add(span.masks.get(of.window()));
+            NDArray probabilities = narrow(scores.softmax(4)).reshape(products.getShape());
+            NDArray output =
+                    probabilities
+                            .matMul(values.transpose(0, 2, 1, 3))
+                            .reshape(span.sequences, kvHeads, groupSize, span.tokens, size)
+                            .transpose(0, 3, 1, 2, 4)
+                            .reshape(count, (long) queryHeads * size);
+            output.attach(manager);
+            return output;
+        }
     }
 
     private NDArray narrow(NDArray wide) {

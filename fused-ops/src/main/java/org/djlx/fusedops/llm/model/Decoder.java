@@ -58,9 +58,9 @@ final class Decoder implements AutoCloseable {
     private static final int SPLIT_BLOCKS = LlamaKernels.CHUNK / KvCache.BLOCK_TOKENS;
     private static final int TOP_BYTES = LlamaKernels.TOP_FLOATS * Float.BYTES;
 
-    private final LlamaConfig config;
+    private final ModelConfig config;
     private final ProcessGroup group;
-    private final LlamaWeights weights;
+    private final ModelWeights weights;
     private final KvCache cache;
     private final NDManager manager;
     private final int queryHeads;
@@ -68,8 +68,8 @@ final class Decoder implements AutoCloseable {
     private final int inner;
     private final int tokens; // vocabulary tokens whose logits this rank computes
     private final int splitCapacity;
-    private final NDArray cosines;
-    private final NDArray sines;
+    private final Attention attention;
+    private final ModelKernels gpu;
 
     // Buffers for the maximum number of rows. A graph of fewer rows uses the first rows.
     private final NDArray[] residuals = new NDArray[3];
@@ -189,11 +189,11 @@ final class Decoder implements AutoCloseable {
      * @param maxLength the maximum number of tokens of a sequence
      */
     Decoder(
-            LlamaConfig config,
+            ModelConfig config,
             ProcessGroup group,
-            LlamaWeights weights,
+            ModelWeights weights,
             KvCache cache,
-            LlamaGpu gpu,
+            ModelKernels gpu,
             Attention attention,
             int maxLength) {
         kernels = gpu.kernels();
@@ -202,13 +202,13 @@ final class Decoder implements AutoCloseable {
         this.group = group;
         this.weights = weights;
         this.cache = cache;
-        cosines = attention.cosines();
-        sines = attention.sines();
+        this.attention = attention;
+        this.gpu = gpu;
         int ranks = group.worldSize();
         queryHeads = config.heads() / ranks;
-        kvHeads = LlamaWeights.kvHeads(config, ranks);
+        kvHeads = ModelWeights.kvHeads(config, ranks);
         inner = config.intermediateSize() / ranks;
-        tokens = LlamaWeights.vocabularyPart(config, ranks);
+        tokens = ModelWeights.vocabularyPart(config, ranks);
         int maxSplits = roundUpToPower(splits(maxLength));
         boolean done = false;
         try {
@@ -473,13 +473,14 @@ final class Decoder implements AutoCloseable {
                     tokens,
                     hidden);
         }
-        int head = config.headSize();
-        int width = (queryHeads + 2 * kvHeads) * head;
+        int headSize = config.headSize();
+        int width = (queryHeads + 2 * kvHeads) * headSize;
         for (int i = firstLayer; i < config.layers(); i++) {
-            LlamaWeights.Layer layer = weights.layer(i);
+            ModelWeights.Layer layer = weights.layer(i);
             long queries = Torch.dataPointer(qkv);
             residual.multiply(
                     false, queries, layer.attentionNorm(), layer.queriesKeysValues(), width, width);
+            gpu.normHeads(stream, layer, rows, qkv);
             kernels.attend(
                     stream,
                     attention(i, positions, firstSplits, table),
@@ -488,14 +489,15 @@ final class Decoder implements AutoCloseable {
                     kvHeads,
                     key.splits,
                     key.tableStride());
-            multiplyToPartial(residual, attended, layer.attentionOut(), queryHeads * head);
+            multiplyToPartial(residual, attended, layer.attentionOut(), queryHeads * headSize);
             long inside = Torch.dataPointer(activated);
-            residual.multiply(true, inside, layer.mlpNorm(), layer.gateUp(), inner, inner);
-            multiplyToPartial(residual, activated, layer.down(), inner);
+            residual.multiply(true, inside, layer.mlpNorm(), layer.mlp().gateUp(), inner, inner);
+            multiplyToPartial(residual, activated, layer.mlp().down(), inner);
         }
         long ownLogits = Torch.dataPointer(logits) + (long) firstToken * config.type().itemSize();
         long allTokens = logits.getShape().get(1);
-        residual.multiply(false, ownLogits, weights.norm(), weights.head(), tokens, allTokens);
+        ModelWeights.Linear head = new ModelWeights.Linear(weights.head(), null);
+        residual.multiply(false, ownLogits, weights.norm(), head, tokens, allTokens);
         kernels.top(
                 stream,
                 rows,
@@ -519,15 +521,17 @@ final class Decoder implements AutoCloseable {
                 Torch.dataPointer(cache.values(layer)),
                 positions,
                 table,
-                Torch.dataPointer(cosines),
-                Torch.dataPointer(sines),
+                Torch.dataPointer(attention.tables(layer).cosines()),
+                Torch.dataPointer(attention.tables(layer).sines()),
                 firstSplits,
                 Torch.dataPointer(splits),
-                Torch.dataPointer(counters));
+                Torch.dataPointer(counters),
+                config.layer(layer).attention().window());
     }
 
     /** Computes this rank's partial sum, which is added to the residual stream next. */
-    private void multiplyToPartial(Residual residual, NDArray x, NDArray weight, int depth) {
+    private void multiplyToPartial(
+            Residual residual, NDArray x, ModelWeights.Linear linear, int depth) {
         int hidden = config.hiddenSize();
         kernels.matmul(
                 stream,
@@ -535,11 +539,16 @@ final class Decoder implements AutoCloseable {
                 residual.rows,
                 Torch.dataPointer(residual.partial),
                 Torch.dataPointer(x),
-                Torch.dataPointer(weight),
+                Torch.dataPointer(linear.weight()),
+                group.rank() == 0 ? bias(linear) : 0, // Added once by all ranks together.
                 hidden,
                 depth,
                 hidden,
                 null);
+    }
+
+    private static long bias(ModelWeights.Linear linear) {
+        return linear.bias() == null ? 0 : Torch.dataPointer(linear.bias());
     }
 
     /** The residual stream, and the partial sum not yet added to it. */
@@ -567,7 +576,12 @@ final class Decoder implements AutoCloseable {
          * sum by a weight.
          */
         void multiply(
-                boolean gated, long out, NDArray norm, NDArray weight, int width, long stride) {
+                boolean gated,
+                long out,
+                NDArray norm,
+                ModelWeights.Linear linear,
+                int width,
+                long stride) {
             LlamaKernels.Norm normed = null;
             NDArray x = Decoder.this.norm;
             NDArray before = sum;
@@ -599,7 +613,8 @@ final class Decoder implements AutoCloseable {
                     rows,
                     out,
                     Torch.dataPointer(x),
-                    Torch.dataPointer(weight),
+                    Torch.dataPointer(linear.weight()),
+                    bias(linear),
                     width,
                     config.hiddenSize(),
                     stride,

@@ -42,7 +42,7 @@ public final class KvCache implements AutoCloseable {
      * @param slots the number of slots
      * @param device the rank's device
      */
-    public KvCache(LlamaConfig config, int ranks, int slots, Device device) {
+    public KvCache(ModelConfig config, int ranks, int slots, Device device) {
         this.slots = slots;
         manager = NDManager.newBaseManager(device);
         boolean done = false;
@@ -54,7 +54,7 @@ public final class KvCache implements AutoCloseable {
             } else {
                 memory = NativeMemory.allocateZeros(bytes);
             }
-            Shape shape = new Shape(slots, LlamaWeights.kvHeads(config, ranks), config.headSize());
+            Shape shape = new Shape(slots, ModelWeights.kvHeads(config, ranks), config.headSize());
             for (int layer = 0; layer < config.layers(); layer++) {
                 keys.add(zeros(2 * layer, shape, config.type()));
                 values.add(zeros(2 * layer + 1, shape, config.type()));
@@ -90,11 +90,11 @@ public final class KvCache implements AutoCloseable {
      * @param ranks the number of ranks
      * @param slots the number of slots
      */
-    public static long byteSize(LlamaConfig config, int ranks, long slots) {
+    public static long byteSize(ModelConfig config, int ranks, long slots) {
         return 2L
                 * config.layers()
                 * slots
-                * LlamaWeights.kvHeads(config, ranks)
+                * ModelWeights.kvHeads(config, ranks)
                 * config.headSize()
                 * config.type().itemSize();
     }

@@ -1,20 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Package-private:
- * Attention  attention of a rank's heads over the KV cache, and rotary embedding, with libtorch
- * Decoder    decode steps on a GPU, recorded as CUDA graphs
+ * Architecture   what is particular to an architecture; found by model_type
+ * Attention      attention of a rank's heads over the KV cache, and rotary embedding, with libtorch
+ * ConfigEntries  checked entries of a JSON file
+ * Decoder        decode steps on a GPU, recorded as CUDA graphs
+ * ExpertRouter   chooses the experts of tokens
+ * Gemma2         Gemma 2
+ * Gemma3         Gemma 3 for text
+ * Llama          Llama
+ * Mistral        Mistral
+ * Mixtral        Mixtral
+ * Phi3           Phi 3
+ * Qwen2          Qwen 2 and 2.5
+ * Qwen3          Qwen 3
+ * Qwen3Moe       Qwen 3 with experts
+ * TensorPart     the parts of a layer's weights, their names and how ranks divide them
  */
 /**
- * One rank's part of a Llama model: configuration, weights, KV cache, and the forward pass on CPU
- * and GPU. Start with {@link org.djlx.fusedops.llm.model.LlamaModel}.
+ * One rank's part of a language model: configuration, weights, KV cache, and the forward pass on
+ * CPU and GPU. Start with {@link org.djlx.fusedops.llm.model.TransformerModel}.
  *
  * <ul>
  *   <li>{@link org.djlx.fusedops.llm.model.KvCache} - a rank's part of the paged KV cache
- *   <li>{@link org.djlx.fusedops.llm.model.LlamaConfig} - the configuration, from {@code
+ *   <li>{@link org.djlx.fusedops.llm.model.LayerConfig} - what one layer computes
+ *   <li>{@link org.djlx.fusedops.llm.model.ModelConfig} - the configuration, from {@code
  *       config.json}
- *   <li>{@link org.djlx.fusedops.llm.model.LlamaGpu} - the model's kernels on a rank's GPU
- *   <li>{@link org.djlx.fusedops.llm.model.LlamaModel} - the layers, prefill and decode
- *   <li>{@link org.djlx.fusedops.llm.model.LlamaWeights} - a rank's weights, read from safetensors
+ *   <li>{@link org.djlx.fusedops.llm.model.ModelKernels} - the model's kernels on a rank's GPU
+ *   <li>{@link org.djlx.fusedops.llm.model.ModelWeights} - a rank's weights, read from safetensors
+ *   <li>{@link org.djlx.fusedops.llm.model.Rope} - rotary embedding and its scaling
+ *   <li>{@link org.djlx.fusedops.llm.model.SamplingDefaults} - from {@code generation_config.json}
  *   <li>{@link org.djlx.fusedops.llm.model.TokenBatch} - the tokens of one forward pass
+ *   <li>{@link org.djlx.fusedops.llm.model.TransformerModel} - the layers, prefill and decode
  * </ul>
  */
 package org.djlx.fusedops.llm.model;

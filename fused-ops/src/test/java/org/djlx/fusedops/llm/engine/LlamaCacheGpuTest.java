@@ -18,8 +18,8 @@ import org.djlx.fusedops.llm.Generation;
 import org.djlx.fusedops.llm.GenerationRequest;
 import org.djlx.fusedops.llm.TextGenerator;
 import org.djlx.fusedops.llm.model.KvCache;
-import org.djlx.fusedops.llm.model.LlamaConfig;
 import org.djlx.fusedops.llm.model.LlamaFiles;
+import org.djlx.fusedops.llm.model.ModelConfig;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.Tag;
@@ -42,7 +42,7 @@ class LlamaCacheGpuTest {
             throws Exception {
         GpuTests.require(ranks, NativeLibrary.NCCL, NativeLibrary.NVRTC);
         List<Device> devices = IntStream.range(0, ranks).mapToObj(Device::gpu).toList();
-        LlamaConfig config = LlamaFiles.decodable(ScalarType.BFLOAT16, true, 32);
+        ModelConfig config = LlamaFiles.decodable(ScalarType.BFLOAT16, true, 32);
         LlamaFiles.write(directory, config, 5);
         long blockBytes = KvCache.byteSize(config, ranks, KvCache.BLOCK_TOKENS);
         return change.apply(

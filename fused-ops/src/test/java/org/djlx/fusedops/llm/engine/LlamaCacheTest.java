@@ -23,8 +23,8 @@ import org.djlx.fusedops.llm.GenerationRequest;
 import org.djlx.fusedops.llm.GeneratorStatistics;
 import org.djlx.fusedops.llm.TextGenerator;
 import org.djlx.fusedops.llm.model.KvCache;
-import org.djlx.fusedops.llm.model.LlamaConfig;
 import org.djlx.fusedops.llm.model.LlamaFiles;
+import org.djlx.fusedops.llm.model.ModelConfig;
 import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
@@ -44,7 +44,7 @@ class LlamaCacheTest {
     private static final Duration LONG = Duration.ofSeconds(120);
     private static final int VOCABULARY = 203;
     @TempDir private Path directory;
-    private LlamaConfig config;
+    private ModelConfig config;
 
     static Stream<Arguments> cases() {
         return Stream.of(1, 2, 4)

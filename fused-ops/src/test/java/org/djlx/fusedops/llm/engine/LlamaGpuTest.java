@@ -16,6 +16,7 @@ import java.nio.file.Path;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.Collections;
 import java.util.List;
 import java.util.Random;
 import java.util.concurrent.CompletableFuture;
@@ -38,11 +39,12 @@ import org.djlx.fusedops.llm.Generation;
 import org.djlx.fusedops.llm.GenerationRequest;
 import org.djlx.fusedops.llm.TextGenerator;
 import org.djlx.fusedops.llm.model.KvCache;
-import org.djlx.fusedops.llm.model.LlamaConfig;
+import org.djlx.fusedops.llm.model.LayerConfig;
 import org.djlx.fusedops.llm.model.LlamaFiles;
-import org.djlx.fusedops.llm.model.LlamaModel;
 import org.djlx.fusedops.llm.model.LlamaModelTest;
+import org.djlx.fusedops.llm.model.ModelConfig;
 import org.djlx.fusedops.llm.model.TokenBatch;
+import org.djlx.fusedops.llm.model.TransformerModel;
 import org.djlx.fusedops.llm.sampling.Logits;
 import org.djlx.fusedops.llm.sampling.SamplingParameters;
 import org.djlx.nativeops.NativeLibrary;
@@ -111,8 +113,8 @@ class LlamaGpuTest {
     @ParameterizedTest
     @ValueSource(ints = {1, 2, 4})
     void readsAPromptAsItDecodesIt(int ranks) throws Exception {
-        LlamaConfig small = LlamaFiles.decodable(ScalarType.BFLOAT16, false, 32);
-        LlamaConfig config = resized(small, small.vocabularySize(), 256, 16_384, 2);
+        ModelConfig small = LlamaFiles.decodable(ScalarType.BFLOAT16, false, 32);
+        ModelConfig config = resized(small, small.vocabularySize(), 256, 16_384, 2);
         LlamaFiles.write(directory, config, 1);
         int[] tokens = new Random(3).ints(300, 0, config.vocabularySize()).toArray();
         int[] slots = LlamaModelTest.slots(0, tokens.length);
@@ -155,8 +157,8 @@ class LlamaGpuTest {
     private void twoModels(Duration time) throws Exception {
         P2pRanks.require(2);
         P2pRanks.requireNccl();
-        LlamaConfig small = LlamaFiles.decodable(ScalarType.BFLOAT16, false, 32);
-        LlamaConfig config = resized(small, small.vocabularySize(), 256, 16_384, 2);
+        ModelConfig small = LlamaFiles.decodable(ScalarType.BFLOAT16, false, 32);
+        ModelConfig config = resized(small, small.vocabularySize(), 256, 16_384, 2);
         try (AloneAndTogether x = new AloneAndTogether(config, directory.resolve("x"), 1);
                 AloneAndTogether y = new AloneAndTogether(config, directory.resolve("y"), 2)) {
             x.answerAlone();
@@ -183,7 +185,7 @@ class LlamaGpuTest {
         private final Safetensors files;
         private final RankPool<TokenBatch, float[]> pool;
 
-        AloneAndTogether(LlamaConfig config, Path directory, int seed) throws IOException {
+        AloneAndTogether(ModelConfig config, Path directory, int seed) throws IOException {
             LlamaFiles.write(Files.createDirectories(directory), config, seed);
             random = new Random(Soak.SEED * 10 + seed);
             tokens = new Random(seed).ints(LENGTH, 0, config.vocabularySize()).toArray();
@@ -197,7 +199,7 @@ class LlamaGpuTest {
         }
 
         /** Reads on a stream of its own, as ranks that share a GPU must. */
-        private RankWorker<TokenBatch, float[]> onStream(ProcessGroup group, LlamaConfig config) {
+        private RankWorker<TokenBatch, float[]> onStream(ProcessGroup group, ModelConfig config) {
             CudaDevice device = CudaDevice.open(group.device());
             CudaStream stream = CudaStream.create(device);
             CudaStreamGuard loading = Torch.cudaStreamGuard(group.device(), stream.handle());
@@ -269,7 +271,8 @@ class LlamaGpuTest {
                                 SamplingParameters.GREEDY)));
     }
 
-    private static RankWorker<TokenBatch, float[]> reading(ProcessGroup group, LlamaModel model) {
+    private static RankWorker<TokenBatch, float[]> reading(
+            ProcessGroup group, TransformerModel model) {
         return new RankWorker<>() {
             @Override
             public float[] serve(TokenBatch batch) {
@@ -340,8 +343,8 @@ class LlamaGpuTest {
     @ParameterizedTest
     @ValueSource(ints = {1, 2})
     void drawsByTheWeightsOfScores(int ranks) throws Exception {
-        LlamaConfig small = LlamaFiles.decodable(ScalarType.BFLOAT16, false, 32);
-        LlamaConfig config =
+        ModelConfig small = LlamaFiles.decodable(ScalarType.BFLOAT16, false, 32);
+        ModelConfig config =
                 resized(small, 150_003, small.hiddenSize(), small.intermediateSize(), 1);
         LlamaFiles.write(directory, config, 1);
         Random random = new Random(2);
@@ -374,7 +377,8 @@ class LlamaGpuTest {
         }
     }
 
-    private static RankWorker<TokenBatch, Void> sampling(ProcessGroup group, LlamaModel model) {
+    private static RankWorker<TokenBatch, Void> sampling(
+            ProcessGroup group, TransformerModel model) {
         return new RankWorker<>() {
             @Override
             public Void serve(TokenBatch batch) {
@@ -449,7 +453,7 @@ class LlamaGpuTest {
     @ValueSource(ints = {1, 2})
     void stopsAtTokensThatAreFoundLate(int ranks) throws Exception {
         List<Device> devices = List.of(gpus(ranks));
-        LlamaConfig config = LlamaFiles.decodable(ScalarType.BFLOAT16, true, 32);
+        ModelConfig config = LlamaFiles.decodable(ScalarType.BFLOAT16, true, 32);
         LlamaFiles.write(directory, config, 5);
         long blockBytes = KvCache.byteSize(config, ranks, KvCache.BLOCK_TOKENS);
         int blocks = KvCacheManager.blocks(config.maxLength());
@@ -604,21 +608,24 @@ class LlamaGpuTest {
         return change.apply(LlamaGenerator.builder().setDirectory(directory)).build();
     }
 
-    private static LlamaConfig resized(
-            LlamaConfig config, int vocabulary, int hidden, int intermediate, int layers) {
-        return new LlamaConfig(
+    private static ModelConfig resized(
+            ModelConfig config, int vocabulary, int hidden, int intermediate, int layers) {
+        return new ModelConfig(
+                "llama",
                 vocabulary,
                 hidden,
-                intermediate,
-                layers,
                 config.heads(),
                 config.kvHeads(),
                 config.headSize(),
                 config.maxLength(),
                 config.epsilon(),
-                config.rope(),
                 false,
                 List.of(),
-                config.type());
+                config.type(),
+                Collections.nCopies(
+                        layers, LayerConfig.llama(config.rope(), config.headSize(), intermediate)),
+                1,
+                0,
+                false);
     }
 }

@@ -13,14 +13,16 @@ import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
 import java.util.ArrayList;
+import java.util.Collections;
 import java.util.List;
 import java.util.Map;
 import org.djlx.collectives.RankProcesses;
 import org.djlx.collectives.safetensors.SafetensorsWriter;
 import org.djlx.collectives.safetensors.TensorSpec;
-import org.djlx.fusedops.llm.model.LlamaConfig;
+import org.djlx.fusedops.llm.model.LayerConfig;
 import org.djlx.fusedops.llm.model.LlamaFiles;
-import org.djlx.fusedops.llm.model.LlamaWeights;
+import org.djlx.fusedops.llm.model.ModelConfig;
+import org.djlx.fusedops.llm.model.ModelWeights;
 import org.djlx.nativeops.host.CHeap;
 import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.Tag;
@@ -37,25 +39,27 @@ class LlamaMemoryTest {
     @TempDir private Path folder;
 
     /** A model whose weights, in files in float32, take much more than a JVM does meanwhile. */
-    private static LlamaConfig write(Path directory, ScalarType type) throws IOException {
-        LlamaConfig config =
-                new LlamaConfig(
+    private static ModelConfig write(Path directory, ScalarType type) throws IOException {
+        ModelConfig config =
+                new ModelConfig(
+                        "llama",
                         4096,
                         512,
-                        2048,
-                        4,
                         8,
                         8,
                         64,
                         16,
                         1e-5,
-                        new LlamaConfig.Rope(10000, 4, 1, 4, 8),
                         true,
                         List.of(7),
-                        type);
+                        type,
+                        Collections.nCopies(4, LayerConfig.llama(LlamaFiles.rope(64), 64, 2048)),
+                        1,
+                        0,
+                        false);
         Files.createDirectories(directory);
         Files.writeString(directory.resolve("config.json"), LlamaFiles.json(config).toString());
-        Map<String, Shape> shapes = LlamaWeights.shapes(config);
+        Map<String, Shape> shapes = ModelWeights.shapes(config);
         List<TensorSpec> specs = new ArrayList<>();
         shapes.forEach((name, shape) -> specs.add(TensorSpec.of(name, FLOAT32, shape)));
         try (NDManager manager = NDManager.newBaseManager()) {
@@ -83,8 +87,8 @@ class LlamaMemoryTest {
         Path warm = LlamaFiles.write(folder.resolve("warm"), LlamaFiles.config(FLOAT32, true), 1);
         Path equal = folder.resolve("equal");
         Path converted = folder.resolve("converted");
-        LlamaConfig config = write(equal, FLOAT32);
-        LlamaConfig narrow = write(converted, BFLOAT16);
+        ModelConfig config = write(equal, FLOAT32);
+        ModelConfig narrow = write(converted, BFLOAT16);
         String options = "-Xms128m -XX:+AlwaysPreTouch -XX:+UseSerialGC";
         try (RankProcesses process =
                 new RankProcesses(
@@ -116,8 +120,8 @@ class LlamaMemoryTest {
         return bytes;
     }
 
-    private static void check(LlamaConfig config, long taken) {
-        long weights = RANKS * LlamaWeights.byteSize(config, RANKS);
+    private static void check(ModelConfig config, long taken) {
+        long weights = RANKS * ModelWeights.byteSize(config, RANKS);
         assertTrue(
                 taken > weights * 0.9 && taken < weights * 1.2,
                 () -> taken + " bytes for weights of " + weights + " in " + config.type());
@@ -126,9 +130,9 @@ class LlamaMemoryTest {
     @Test
     void closingFreesTheWeights() throws Exception {
         Path directory = folder.resolve("model");
-        LlamaConfig config = write(directory, FLOAT32);
+        ModelConfig config = write(directory, FLOAT32);
         load(directory).close(); // What the first one loads for good is not counted.
-        long weights = RANKS * LlamaWeights.byteSize(config, RANKS);
+        long weights = RANKS * ModelWeights.byteSize(config, RANKS);
         long before = CHeap.bytesInUse();
         long freed = 0; // by the closing that freed most, as the JVM's compilers use this heap, too
         for (int i = 0; i < 4; i++) {

@@ -16,8 +16,8 @@ import org.djlx.collectives.RankProcesses;
 import org.djlx.fusedops.llm.GeneratedPiece;
 import org.djlx.fusedops.llm.GenerationRequest;
 import org.djlx.fusedops.llm.TextGenerator;
-import org.djlx.fusedops.llm.model.LlamaConfig;
 import org.djlx.fusedops.llm.model.LlamaFiles;
+import org.djlx.fusedops.llm.model.ModelConfig;
 import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Tag;
@@ -135,7 +135,7 @@ class LlamaProcessesTest {
     /** Rank 1's files, on a disk of its own for example, are not those of rank 0. */
     @Test
     void noRankWaitsForOneWhoseFilesAreWrong() throws Exception {
-        Path wrong = LlamaFiles.write(directory.resolve("cut-off"), LlamaConfig.read(directory), 3);
+        Path wrong = LlamaFiles.write(directory.resolve("cut-off"), ModelConfig.read(directory), 3);
         Path shard = wrong.resolve("model-00002-of-00005.safetensors");
         Files.write(shard, Arrays.copyOf(Files.readAllBytes(shard), 20_000));
         try (RankProcesses ranks = ranks("cut off")) {

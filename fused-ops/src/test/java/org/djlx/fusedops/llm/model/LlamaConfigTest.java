@@ -11,6 +11,7 @@ import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.NoSuchFileException;
 import java.nio.file.Path;
+import java.util.Collections;
 import java.util.List;
 import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.Test;
@@ -53,29 +54,34 @@ class LlamaConfigTest {
 
     @TempDir private Path directory;
 
-    private LlamaConfig read(String json) throws IOException {
+    private ModelConfig read(String json) throws IOException {
         Files.writeString(directory.resolve("config.json"), json);
-        return LlamaConfig.read(directory);
+        return ModelConfig.read(directory);
     }
 
     @Test
     void readsLlama3() throws IOException {
-        LlamaConfig config = read(LLAMA_3_1);
+        ModelConfig config = read(LLAMA_3_1);
         assertEquals(
-                new LlamaConfig(
+                new ModelConfig(
+                        "llama",
                         128256,
                         4096,
-                        14336,
-                        32,
                         32,
                         8,
                         128,
                         131072,
                         1e-5,
-                        new LlamaConfig.Rope(500000, 8, 1, 4, 8192),
                         false,
                         List.of(128001, 128008, 128009),
-                        ScalarType.BFLOAT16),
+                        ScalarType.BFLOAT16,
+                        Collections.nCopies(
+                                32,
+                                LayerConfig.llama(
+                                        Rope.llama3(500000, 64, 8, 1, 4, 8192), 128, 14336)),
+                        1,
+                        0,
+                        false),
                 config);
         for (int ranks : new int[] {1, 2, 4, 8, 16, 32}) {
             config.checkDivisible(ranks);
@@ -84,7 +90,7 @@ class LlamaConfigTest {
 
     @Test
     void readsWhatOldFilesLeaveOut() throws IOException {
-        LlamaConfig config =
+        ModelConfig config =
                 read(
                         """
                         {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96,
@@ -95,7 +101,7 @@ class LlamaConfigTest {
         assertEquals(16, config.headSize());
         assertEquals(2048, config.maxLength());
         assertEquals(1e-6, config.epsilon());
-        assertEquals(new LlamaConfig.Rope(10000, 1, 0, 0, 0), config.rope());
+        assertEquals(Rope.of(10000, 16), config.rope());
         assertFalse(config.tied());
         assertEquals(List.of(2), config.endTokens());
         assertEquals(ScalarType.FLOAT32, config.type());
@@ -105,7 +111,7 @@ class LlamaConfigTest {
     void readsWhatNewFilesCallOtherwise() throws IOException {
         Files.writeString(
                 directory.resolve("generation_config.json"), "{\"eos_token_id\": [5, 6]}");
-        LlamaConfig config =
+        ModelConfig config =
                 read(
                         """
                         {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96,
@@ -114,7 +120,8 @@ class LlamaConfigTest {
                          "rope_parameters": {"rope_theta": 1e6, "rope_type": "linear", "factor": 2},
                          "tie_word_embeddings": true}
                         """);
-        assertEquals(new LlamaConfig.Rope(1e6, 2, 0, 0, 0), config.rope());
+        assertEquals(1e6, config.rope().theta());
+        assertEquals(Collections.nCopies(16, 2.0), config.rope().divisors());
         assertEquals(List.of(5, 6), config.endTokens());
         assertEquals(ScalarType.FLOAT16, config.type());
         assertEquals(32, config.headSize());
@@ -124,8 +131,8 @@ class LlamaConfigTest {
     /** The formula is that of transformers' {@code _compute_llama3_parameters}. */
     @Test
     void stretchesLongWavesOnly() throws IOException {
-        double[] plain = new LlamaConfig.Rope(500000, 1, 0, 0, 0).frequencies(128);
-        double[] scaled = read(LLAMA_3_1).rope().frequencies(128);
+        double[] plain = Rope.of(500000, 128).frequencies(128, 0, 1);
+        double[] scaled = read(LLAMA_3_1).rope().frequencies(128, 0, 1);
         assertEquals(64, scaled.length);
         assertEquals(1, scaled[0]);
         assertEquals(plain[20], scaled[20]); // a wave of 380 tokens
@@ -143,7 +150,7 @@ class LlamaConfigTest {
                             "\"rope_type\": \"llama3\"", "\"rope_type\": \"" + kind + '"');
             double[] expected =
                     LlamaReference.frequencies(JsonParser.parseString(json).getAsJsonObject(), 128);
-            double[] frequencies = read(json).rope().frequencies(128);
+            double[] frequencies = read(json).rope().frequencies(128, 0, 1);
             for (int i = 0; i < 64; i++) {
                 assertEquals(1, frequencies[i] / expected[i], 1e-12, kind + ", pair " + i);
             }
@@ -154,7 +161,6 @@ class LlamaConfigTest {
     void namesTheEntryThatIsWrong() throws IOException {
         refuse("\"model_type\": \"llama\"", "\"model_type\": \"gpt2\"", "model_type");
         refuse("\"hidden_act\": \"silu\"", "\"hidden_act\": \"gelu\"", "hidden_act");
-        refuse("\"mlp_bias\": false", "\"mlp_bias\": true", "mlp_bias");
         refuse("\"mlp_bias\": false", "\"mlp_bias\": 7", "mlp_bias");
         refuse("\"hidden_size\": 4096,", "", "hidden_size is missing");
         refuse("\"hidden_size\": 4096", "\"hidden_size\": 4100.5", "must be a whole number");
@@ -167,7 +173,7 @@ class LlamaConfigTest {
         refuse("\"vocab_size\": 128256", "\"vocab_size\": -1", "vocab_size");
         refuse("\"vocab_size\": 128256", "\"vocab_size\": 1000", "eos_token_id 128001");
         refuse("\"rms_norm_eps\": 1e-05", "\"rms_norm_eps\": -1", "rms_norm_eps");
-        refuse("\"rope_type\": \"llama3\"", "\"rope_type\": \"yarn\"", "'yarn'");
+        refuse("\"rope_type\": \"llama3\"", "\"rope_type\": \"ntk\"", "'ntk'");
         refuse("\"low_freq_factor\": 1.0,", "", "low_freq_factor is missing");
         refuse("\"low_freq_factor\": 1.0", "\"low_freq_factor\": 5", "low_freq_factor");
         refuse("\"factor\": 8.0", "\"factor\": 0", "factor of rope_scaling");
@@ -176,7 +182,7 @@ class LlamaConfigTest {
         refuse("{", "[", "not JSON");
         assertThrows(IllegalArgumentException.class, () -> read("[]"));
         Files.delete(directory.resolve("config.json"));
-        assertThrows(NoSuchFileException.class, () -> LlamaConfig.read(directory));
+        assertThrows(NoSuchFileException.class, () -> ModelConfig.read(directory));
     }
 
     private void refuse(String text, String instead, String problem) {
@@ -206,7 +212,7 @@ class LlamaConfigTest {
         refuse(read(LLAMA_3_1), 0, "number of ranks");
     }
 
-    private static void refuse(LlamaConfig config, int ranks, String problem) {
+    private static void refuse(ModelConfig config, int ranks, String problem) {
         String message =
                 assertThrows(IllegalArgumentException.class, () -> config.checkDivisible(ranks))
                         .getMessage();

@@ -10,6 +10,7 @@ import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
+import java.util.Collections;
 import java.util.List;
 import java.util.Map;
 import java.util.Random;
@@ -25,49 +26,58 @@ public final class LlamaFiles {
     /**
      * A model with everything that is particular: grouped heads, Llama 3's rope, odd vocabulary.
      */
-    public static LlamaConfig config(ScalarType type, boolean tied) {
+    public static ModelConfig config(ScalarType type, boolean tied) {
         return config(type, tied, 203, 7);
     }
 
+    /** The rotary embedding that {@link #json} writes. */
+    public static Rope rope(int headSize) {
+        return Rope.llama3(10000, headSize / 2, 4, 1, 4, 64);
+    }
+
     /** A model whose sizes GPUs have kernels for, among up to 8 ranks. */
-    public static LlamaConfig decodable(ScalarType type, boolean tied, int headSize) {
-        return new LlamaConfig(
+    public static ModelConfig decodable(ScalarType type, boolean tied, int headSize) {
+        return new ModelConfig(
+                "llama",
                 203,
                 64,
-                128,
-                2,
                 8,
                 2,
                 headSize,
                 512,
                 1e-5,
-                new LlamaConfig.Rope(10000, 4, 1, 4, 64),
                 tied,
                 List.of(7),
-                type);
+                type,
+                Collections.nCopies(2, LayerConfig.llama(rope(headSize), headSize, 128)),
+                1,
+                0,
+                false);
     }
 
-    public static LlamaConfig config(ScalarType type, boolean tied, int vocabulary, int end) {
-        return new LlamaConfig(
+    public static ModelConfig config(ScalarType type, boolean tied, int vocabulary, int end) {
+        return new ModelConfig(
+                "llama",
                 vocabulary,
                 40,
-                48,
-                2,
                 8,
                 2,
                 6,
                 256,
                 1e-5,
-                new LlamaConfig.Rope(10000, 4, 1, 4, 64),
                 tied,
                 List.of(end),
-                type);
+                type,
+                Collections.nCopies(2, LayerConfig.llama(rope(6), 6, 48)),
+                1,
+                0,
+                false);
     }
 
-    public static Path write(Path directory, LlamaConfig config, long seed) throws IOException {
+    public static Path write(Path directory, ModelConfig config, long seed) throws IOException {
         Files.createDirectories(directory);
         Files.writeString(directory.resolve("config.json"), json(config).toString());
-        Map<String, Shape> shapes = LlamaWeights.shapes(config);
+        Map<String, Shape> shapes = ModelWeights.shapes(config);
         List<TensorSpec> specs = new ArrayList<>();
         shapes.forEach((name, shape) -> specs.add(TensorSpec.of(name, config.type(), shape)));
         try (NDManager manager = NDManager.newBaseManager()) {
@@ -90,13 +100,13 @@ public final class LlamaFiles {
         return manager.create(values, spec.shape());
     }
 
-    public static JsonObject json(LlamaConfig config) {
+    public static JsonObject json(ModelConfig config) {
         JsonObject rope = new JsonObject();
         rope.addProperty("rope_type", "llama3");
-        rope.addProperty("factor", config.rope().factor());
-        rope.addProperty("low_freq_factor", config.rope().lowFrequency());
-        rope.addProperty("high_freq_factor", config.rope().highFrequency());
-        rope.addProperty("original_max_position_embeddings", config.rope().originalLength());
+        rope.addProperty("factor", 4);
+        rope.addProperty("low_freq_factor", 1);
+        rope.addProperty("high_freq_factor", 4);
+        rope.addProperty("original_max_position_embeddings", 64);
         JsonArray end = new JsonArray();
         config.endTokens().forEach(end::add);
         JsonObject json = new JsonObject();

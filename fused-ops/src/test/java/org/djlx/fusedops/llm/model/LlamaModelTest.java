@@ -97,7 +97,7 @@ public class LlamaModelTest {
                 new TokenBatch.Chunk(
                         0, new int[] {3, 1, 2}, 2, slots, true, SamplingParameters.GREEDY);
         try (NDManager manager = NDManager.newBaseManager()) {
-            LlamaGpu.PrefillInputs prompt = LlamaGpu.inputs(manager, chunk, 5);
+            ModelKernels.PrefillInputs prompt = ModelKernels.inputs(manager, chunk, 5);
             assertArrayEquals(
                     new int[] {3, 1, 2, 2, 2, 7, 6, 5, 0, 0}, prompt.inputs().toIntArray());
             assertEquals(3, prompt.tokens());
@@ -110,7 +110,7 @@ public class LlamaModelTest {
         for (int ranks : new int[] {1, 2, 3, 8}) {
             Set<Integer> all = new HashSet<>();
             for (int tokens = 1; tokens <= 8192; tokens++) {
-                int rows = LlamaModel.paddedRows(tokens, ranks);
+                int rows = TransformerModel.paddedRows(tokens, ranks);
                 int most = Math.max(64, tokens / 16) - 1 + ranks - 1;
                 assertTrue(rows >= tokens && rows - tokens <= most, tokens + ": " + rows);
                 assertEquals(0, rows % ranks);
@@ -118,7 +118,7 @@ public class LlamaModelTest {
             }
             assertEquals(4 * 16, all.size());
         }
-        assertEquals(4096, LlamaModel.paddedRows(4096, 1));
+        assertEquals(4096, TransformerModel.paddedRows(4096, 1));
     }
 
     @ParameterizedTest(name = "{0} ranks, {1}, tied {2}")
@@ -137,7 +137,7 @@ public class LlamaModelTest {
     public static void compare(Path directory, List<ProcessGroup> groups, boolean decodes)
             throws IOException, InterruptedException, ExecutionException {
         int ranks = groups.size();
-        LlamaConfig config = LlamaConfig.read(directory);
+        ModelConfig config = ModelConfig.read(directory);
         LlamaReference reference = new LlamaReference(directory);
         // No sequence begins at block 0, so that slots and positions differ.
         Sequence a = new Sequence(10, 1, 4, reference);
@@ -187,7 +187,7 @@ public class LlamaModelTest {
      * then four times as far off; twice that allows for what is larger than 1 on the way. In
      * float32 most comes of the sums within products, whose order is the library's.
      */
-    private static double tolerance(LlamaConfig config) {
+    private static double tolerance(ModelConfig config) {
         int bits =
                 switch (config.type()) {
                     case FLOAT16 -> 11;
@@ -214,8 +214,8 @@ public class LlamaModelTest {
     }
 
     private static RankWorker<Reading, Void> rank(
-            LlamaConfig config, ProcessGroup group, Safetensors files, boolean decodes) {
-        LlamaModel model = model(config, group, files);
+            ModelConfig config, ProcessGroup group, Safetensors files, boolean decodes) {
+        TransformerModel model = model(config, group, files);
         assertEquals(decodes, model.hasDecoder());
         return new RankWorker<>() {
             @Override
@@ -231,12 +231,13 @@ public class LlamaModelTest {
         };
     }
 
-    public static LlamaModel model(LlamaConfig config, ProcessGroup group, Safetensors files) {
+    public static TransformerModel model(
+            ModelConfig config, ProcessGroup group, Safetensors files) {
         int ranks = group.worldSize();
-        LlamaWeights weights =
-                LlamaWeights.read(config, group.rank(), ranks, group.device(), files, bytes -> {});
+        ModelWeights weights =
+                ModelWeights.read(config, group.rank(), ranks, group.device(), files, bytes -> {});
         KvCache cache = new KvCache(config, ranks, BLOCKS * BLOCK_TOKENS, group.device());
-        return new LlamaModel(config, group, weights, cache, config.maxLength());
+        return new TransformerModel(config, group, weights, cache, config.maxLength());
     }
 
     /** A model and tokens of which PyTorch has computed the logits, and the file that has them. */
@@ -261,10 +262,10 @@ public class LlamaModelTest {
                 IntStream.range(0, 140).map(i -> (37 * i + 11) % 203).toArray());
 
         private final String file;
-        private final LlamaConfig config;
+        private final ModelConfig config;
         private final int[] tokens;
 
-        OfPyTorch(String file, LlamaConfig config, int... tokens) {
+        OfPyTorch(String file, ModelConfig config, int... tokens) {
             this.file = file;
             this.config = config;
             this.tokens = tokens;
@@ -282,7 +283,7 @@ public class LlamaModelTest {
     })
     void hasTheScoresOfPyTorch(int ranks, OfPyTorch of) throws Exception {
         LlamaFiles.write(directory, of.config, 1);
-        LlamaConfig config = LlamaConfig.read(directory);
+        ModelConfig config = ModelConfig.read(directory);
         String text;
         try (InputStream in = getClass().getResourceAsStream(of.file)) {
             text = new String(in.readAllBytes(), StandardCharsets.US_ASCII);
@@ -346,7 +347,7 @@ public class LlamaModelTest {
         }
     }
 
-    private static float[] logits(LlamaModel model, TokenBatch batch) {
+    private static float[] logits(TransformerModel model, TokenBatch batch) {
         try (NDManager manager = NDManager.newBaseManager()) {
             Logits logits = model.forward(batch, true, manager);
             if (logits.count() == 0) {

@@ -19,12 +19,12 @@ import org.djlx.nativeops.torch.Torch;
 /** A reference Llama: float64, plain loops, one sequence, no cache. */
 public final class LlamaReference {
 
-    private final LlamaConfig config;
+    private final ModelConfig config;
     private final double[] frequencies;
     private final Map<String, double[]> weights = new HashMap<>();
 
     public LlamaReference(Path directory) throws IOException {
-        config = LlamaConfig.read(directory);
+        config = ModelConfig.read(directory);
         String json = Files.readString(directory.resolve("config.json"));
         frequencies =
                 frequencies(JsonParser.parseString(json).getAsJsonObject(), config.headSize());

@@ -6,6 +6,7 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import java.nio.file.Path;
 import java.time.Duration;
 import java.util.ArrayList;
+import java.util.Collections;
 import java.util.List;
 import java.util.Random;
 import org.djlx.fusedops.llm.GeneratedPiece;
@@ -64,20 +65,22 @@ class LlamaTypesTest {
     }
 
     /** Wide enough that products of more rows, in another order, are seen to be others. */
-    private static LlamaConfig wide(ScalarType type) {
-        return new LlamaConfig(
+    private static ModelConfig wide(ScalarType type) {
+        return new ModelConfig(
+                "llama",
                 VOCABULARY,
                 256,
-                512,
-                2,
                 8,
                 8,
                 32,
                 128,
                 1e-5,
-                new LlamaConfig.Rope(10000, 4, 1, 4, 64),
                 false,
                 List.of(7),
-                type);
+                type,
+                Collections.nCopies(2, LayerConfig.llama(LlamaFiles.rope(32), 32, 512)),
+                1,
+                0,
+                false);
     }
 }

@@ -25,25 +25,25 @@ import org.junit.jupiter.api.io.TempDir;
 
 class LlamaWeightsTest {
 
-    private final LlamaConfig config = LlamaFiles.config(ScalarType.BFLOAT16, false);
+    private final ModelConfig config = LlamaFiles.config(ScalarType.BFLOAT16, false);
     @TempDir private Path directory;
 
     @Test
     void takesTheMemoryThatIsStated() throws IOException {
         LlamaFiles.write(directory, config, 1);
         try (Safetensors files = Safetensors.open(directory)) {
-            LlamaWeights.check(config, files);
+            ModelWeights.check(config, files);
             for (int ranks : new int[] {1, 2, 4, 8}) {
                 AtomicLong filled = new AtomicLong();
                 for (int rank = 0; rank < ranks; rank++) {
-                    LlamaWeights.read(config, rank, ranks, Device.cpu(), files, filled::addAndGet)
+                    ModelWeights.read(config, rank, ranks, Device.cpu(), files, filled::addAndGet)
                             .close();
                 }
                 int missing =
-                        LlamaWeights.vocabularyPart(config, ranks) * ranks
+                        ModelWeights.vocabularyPart(config, ranks) * ranks
                                 - config.vocabularySize();
                 long zeros = 2L * missing * config.hiddenSize() * config.type().itemSize();
-                long stated = ranks * LlamaWeights.byteSize(config, ranks);
+                long stated = ranks * ModelWeights.byteSize(config, ranks);
                 assertEquals(stated, filled.get() + zeros);
             }
         }
@@ -68,7 +68,7 @@ class LlamaWeightsTest {
         String unused = "model.layers.0.self_attn.rotary_emb.inv_freq";
         write(shapes -> shapes.put(unused, TensorSpec.of(unused, config.type(), new Shape(4))));
         try (Safetensors files = Safetensors.open(directory)) {
-            LlamaWeights.check(config, files);
+            ModelWeights.check(config, files);
         }
         refuse(
                 "has type int32",
@@ -80,7 +80,7 @@ class LlamaWeightsTest {
 
     private void write(Consumer<Map<String, TensorSpec>> change) throws IOException {
         Map<String, TensorSpec> specs = new LinkedHashMap<>();
-        LlamaWeights.shapes(config)
+        ModelWeights.shapes(config)
                 .forEach(
                         (name, shape) ->
                                 specs.put(name, TensorSpec.of(name, config.type(), shape)));
@@ -99,7 +99,7 @@ class LlamaWeightsTest {
             String message =
                     assertThrows(
                                     IllegalArgumentException.class,
-                                    () -> LlamaWeights.check(config, files))
+                                    () -> ModelWeights.check(config, files))
                             .getMessage();
             assertTrue(message.toLowerCase().contains(problem.toLowerCase()), message);
         }

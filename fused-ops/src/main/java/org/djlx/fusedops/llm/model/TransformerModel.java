@@ -11,6 +11,7 @@ import ai.djl.ndarray.types.Shape;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
+import java.util.Map;
 import java.util.Optional;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
@@ -24,8 +25,8 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * One rank's part of a Llama model, and its forward pass for inference. Tensor parallel: each rank
- * has some of the heads and a part of the MLP. Between layers, the hidden state is either
+ * One rank's part of a model, and its forward pass for inference. Tensor parallel: each rank has
+ * some of the heads and a part of the MLP. Between layers, the hidden state is either
  *
  * <ul>
  *   <li>complete on all ranks, and partial sums are combined by all-reduce; or,
@@ -36,18 +37,18 @@ import org.djlx.nativeops.torch.Torch;
  * <p>RMSNorm, rotary embedding, softmax and activation compute in float32 and round once. Use the
  * model only on the rank's thread, with gradients off.
  */
-public final class LlamaModel implements AutoCloseable {
+public final class TransformerModel implements AutoCloseable {
 
     // The minimum number of tokens per rank for sequence parallelism.
     private static final int SEQUENCE_PARALLEL_TOKENS = 16;
 
-    private final LlamaConfig config;
+    private final ModelConfig config;
     private final ProcessGroup group;
-    private final LlamaWeights weights;
+    private final ModelWeights weights;
     private final KvCache cache;
     private final NDManager manager;
     private final Attention attention;
-    private final LlamaGpu gpu; // null if the model has no kernels
+    private final ModelKernels gpu; // null if the model has no kernels
     private final Decoder decoder; // null if the model has no kernels
 
     /**
@@ -59,10 +60,10 @@ public final class LlamaModel implements AutoCloseable {
      * @param cache this rank's KV cache
      * @param maxLength the maximum number of tokens of a sequence
      */
-    public LlamaModel(
-            LlamaConfig config,
+    public TransformerModel(
+            ModelConfig config,
             ProcessGroup group,
-            LlamaWeights weights,
+            ModelWeights weights,
             KvCache cache,
             int maxLength) {
         this.config = config;
@@ -71,9 +72,9 @@ public final class LlamaModel implements AutoCloseable {
         this.cache = cache;
         manager = NDManager.newBaseManager(group.device());
         boolean done = false;
-        LlamaGpu kernels = null;
+        ModelKernels kernels = null;
         try {
-            kernels = LlamaGpu.create(config, group).orElse(null);
+            kernels = ModelKernels.create(config, group).orElse(null);
             gpu = kernels;
             attention = new Attention(config, group.worldSize(), cache, gpu, manager, maxLength);
             decoder =
@@ -111,8 +112,8 @@ public final class LlamaModel implements AutoCloseable {
      * @param tokens the tokens of the prefill
      * @param maxLength the maximum number of tokens of a sequence
      */
-    public static long activationBytes(LlamaConfig config, int ranks, int tokens, int maxLength) {
-        long kvWidth = (long) LlamaWeights.kvHeads(config, ranks) * config.headSize();
+    public static long activationBytes(ModelConfig config, int ranks, int tokens, int maxLength) {
+        long kvWidth = (long) ModelWeights.kvHeads(config, ranks) * config.headSize();
         long qkvWidth = (long) config.heads() / ranks * config.headSize() + 2 * kvWidth;
         long inner = config.intermediateSize() / ranks;
         // Residuals, norms and gathered rows; queries, keys and values before and after attention;
@@ -120,7 +121,11 @@ public final class LlamaModel implements AutoCloseable {
         long row = 8L * config.hiddenSize() + 3 * qkvWidth + 4 * inner;
         long attended = 4L * maxLength * kvWidth; // copies of a prefix for a later chunk
         long logits = 2L * LlamaKernels.MAX_ROWS * config.vocabularySize();
-        return (tokens * row + attended + logits) * config.type().itemSize();
+        long scores =
+                ModelKernels.computes(config)
+                        ? 0
+                        : Attention.byteSize(config, ranks, tokens, maxLength);
+        return (tokens * row + attended + logits) * config.type().itemSize() + scores;
     }
 
     /**
@@ -180,7 +185,7 @@ public final class LlamaModel implements AutoCloseable {
         try (NDManager step = this.manager.newSubManager()) {
             boolean divided = isDivided(batch.tokens());
             Attention.Metadata metadata = attention.metadata(step, batch);
-            NDArray tokens = embed(step, batch, divided);
+            NDArray tokens = scaled(embed(step, batch, divided));
             NDArray norm = rmsNorm(tokens, weights.layer(0).attentionNorm());
             Hidden hidden =
                     layers(step, new Hidden(tokens, norm), metadata, divided, config.layers());
@@ -190,7 +195,9 @@ public final class LlamaModel implements AutoCloseable {
             }
             NDArray last = divided ? gather(hidden.norm) : hidden.norm;
             NDArray selected = last.get(new NDIndex("{}", rows));
-            NDArray logits = gatherColumns(selected.matMul(weights.head()));
+            NDArray logits =
+                    BlockMath.cap(
+                            gatherColumns(selected.matMul(weights.head())), config.logitCap());
             logits.attach(manager);
             return Optional.of(Logits.of(logits));
         }
@@ -206,16 +213,17 @@ public final class LlamaModel implements AutoCloseable {
         boolean divided = isDivided(count);
         int last = config.layers() - 1;
         try (NDManager step = this.manager.newSubManager()) {
-            LlamaGpu.PrefillInputs inputs =
-                    LlamaGpu.inputs(step, chunk, paddedRows(count, group.worldSize()));
+            ModelKernels.PrefillInputs inputs =
+                    ModelKernels.inputs(step, chunk, paddedRows(count, group.worldSize()));
             Attention.Metadata metadata = attention.metadata(step, chunk, inputs);
             NDArray tokens = sum(gpu.embed(inputs, weights), divided);
             NDArray norm = gpu.rmsNorm(tokens, weights.layer(0).attentionNorm());
             Hidden hidden = layers(step, new Hidden(tokens, norm), metadata, divided, last);
-            NDArray weight =
-                    attention.keyValueColumns(step, weights.layer(last).queriesKeysValues());
-            NDArray keysValues = columnParallel(hidden.norm, weight, divided);
-            gpu.rotate(last, keysValues, cache, attention, inputs);
+            ModelWeights.Layer layer = weights.layer(last);
+            ModelWeights.Linear keysAndValues =
+                    attention.keysAndValues(step, layer.queriesKeysValues());
+            NDArray keysValues = columnParallel(hidden.norm, keysAndValues, divided);
+            gpu.rotate(last, layer, keysValues, cache, attention, inputs);
             if (!chunk.needsLogits()) {
                 return Optional.empty();
             }
@@ -283,38 +291,94 @@ public final class LlamaModel implements AutoCloseable {
             Hidden hidden,
             Attention.Metadata metadata,
             boolean divided) {
-        LlamaWeights.Layer layer = weights.layer(index);
+        ModelWeights.Layer layer = weights.layer(index);
         NDArray qkv = columnParallel(hidden.norm, layer.queriesKeysValues(), divided);
-        NDArray heads = pad(attention.apply(temporary, index, qkv, metadata), qkv);
+        NDArray heads = pad(attention.apply(temporary, index, layer, qkv, metadata), qkv);
         Hidden attended =
-                addRowParallel(
-                        hidden.residual, heads, layer.attentionOut(), layer.mlpNorm(), divided);
-        NDArray inner = siluAndMul(attended.norm, layer.gateUp(), divided);
+                add(
+                        hidden.residual,
+                        rowParallel(heads, layer.attentionOut(), divided),
+                        layer.attentionPostNorm(),
+                        layer.mlpNorm(),
+                        divided);
+        LayerConfig.Mlp mlp = config.layer(index).mlp();
+        NDArray changes =
+                layer.router() == null
+                        ? rowParallel(
+                                activated(attended.norm, layer.mlp().gateUp(), mlp, divided),
+                                layer.mlp().down(),
+                                divided)
+                        : experts(attended.norm, layer, mlp, divided);
         NDArray next =
                 index + 1 < config.layers()
                         ? weights.layer(index + 1).attentionNorm()
                         : weights.norm();
-        return addRowParallel(attended.residual, inner, layer.down(), next, divided);
+        return add(attended.residual, changes, layer.mlpPostNorm(), next, divided);
     }
 
     /**
-     * Multiplies by this rank's rows of the weight, adds the sum over all ranks to the residual,
-     * and applies RMSNorm.
+     * Multiplies by this rank's rows of a weight. Returns the rank's partial sum; with sequence
+     * parallelism the sum over all ranks, of this rank's rows.
      */
-    private Hidden addRowParallel(
-            NDArray residual, NDArray x, NDArray weight, NDArray norm, boolean divided) {
-        if (divided) {
-            NDArray sum = FusedOps.matmulReduceScatter(x, weight, ReduceOp.SUM, 0, group);
-            if (gpu != null) {
-                return new Hidden(sum, gpu.addRmsNorm(sum, residual, norm));
-            }
-            sum = residual.add(sum);
-            return new Hidden(sum, rmsNorm(sum, norm));
+    private NDArray rowParallel(NDArray x, ModelWeights.Linear linear, boolean divided) {
+        NDArray sum =
+                divided
+                        ? FusedOps.matmulReduceScatter(x, linear.weight(), ReduceOp.SUM, 0, group)
+                        : x.matMul(linear.weight());
+        boolean biased = linear.bias() != null && (divided || group.rank() == 0);
+        return biased ? sum.addi(linear.bias()) : sum;
+    }
+
+    /**
+     * Adds a {@link #rowParallel} result to the residual, and applies RMSNorm.
+     *
+     * @param postNorm the norm of the result; null if there is none
+     * @param norm the norm of the sum
+     */
+    private Hidden add(
+            NDArray residual, NDArray x, NDArray postNorm, NDArray norm, boolean divided) {
+        if (!divided && postNorm == null) {
+            NormedResidual sum =
+                    FusedOps.allReduceRmsNorm(x, residual, norm, (float) config.epsilon(), group);
+            return new Hidden(sum.residual(), sum.norm());
         }
-        NormedResidual sum =
-                FusedOps.allReduceRmsNorm(
-                        x.matMul(weight), residual, norm, (float) config.epsilon(), group);
-        return new Hidden(sum.residual(), sum.norm());
+        if (gpu != null) { // Then there is no norm of the result.
+            return new Hidden(x, gpu.addRmsNorm(x, residual, norm));
+        }
+        NDArray complete = divided ? x : sum(x, false);
+        NDArray sum = residual.add(postNorm == null ? complete : rmsNorm(complete, postNorm));
+        return new Hidden(sum, rmsNorm(sum, norm));
+    }
+
+    /**
+     * Computes a mixture of experts: each rank computes its part of every expert. The host chooses
+     * the experts, all ranks the same.
+     *
+     * @return as {@link #rowParallel}
+     */
+    private NDArray experts(
+            NDArray x, ModelWeights.Layer layer, LayerConfig.Mlp mlp, boolean divided) {
+        NDArray all = divided ? gather(x) : x;
+        NDArray scores = Torch.cast(all.matMul(layer.router()), ScalarType.FLOAT32);
+        Map<Integer, ExpertRouter> routes =
+                ExpertRouter.route(mlp.experts(), scores.toFloatArray());
+        NDManager manager = all.getManager();
+        NDArray sum = manager.zeros(all.getShape());
+        for (Map.Entry<Integer, ExpertRouter> route : routes.entrySet()) {
+            try (NDManager temporary = manager.newSubManager()) {
+                ModelWeights.Mlp expert = layer.mlps().get(route.getKey());
+                ExpertRouter chosen = route.getValue();
+                NDIndex rows = new NDIndex("{}", temporary.create(chosen.tokens()));
+                NDArray own = all.get(temporary, rows);
+                NDArray inner = gated(own.matMul(expert.gateUp().weight()), mlp);
+                NDArray result =
+                        Torch.cast(inner.matMul(expert.down().weight()), ScalarType.FLOAT32)
+                                .mul(temporary.create(chosen.weights()).expandDims(1));
+                sum.set(rows, sum.get(temporary, rows).add(result));
+            }
+        }
+        NDArray partial = Torch.cast(sum, config.type());
+        return divided ? sum(partial, true) : partial;
     }
 
     /**
@@ -324,7 +388,7 @@ public final class LlamaModel implements AutoCloseable {
     private NDArray embed(NDManager step, TokenBatch batch, boolean divided) {
         int ranks = group.worldSize();
         int rows = divided ? roundUp(batch.tokens(), ranks) : batch.tokens();
-        int own = LlamaWeights.vocabularyPart(config, ranks);
+        int own = ModelWeights.vocabularyPart(config, ranks);
         int first = own * group.rank();
         long[] ids = new long[rows];
         float[] factors = new float[rows];
@@ -344,11 +408,23 @@ public final class LlamaModel implements AutoCloseable {
         return sum(found.mul(mask), divided);
     }
 
-    /** Multiplies all tokens by this rank's columns of the weight. */
-    private NDArray columnParallel(NDArray x, NDArray weight, boolean divided) {
-        return divided
-                ? FusedOps.allGatherMatmul(x, List.of(weight), 0, group, false).outputs().get(0)
-                : x.matMul(weight);
+    /** Multiplies embeddings by their scale, rounded to their type. */
+    private NDArray scaled(NDArray tokens) {
+        if (config.embeddingScale() == 1) {
+            return tokens;
+        }
+        NDArray scale = tokens.getManager().create((float) config.embeddingScale());
+        return tokens.mul(Torch.cast(scale, config.type()));
+    }
+
+    /** Multiplies all tokens by this rank's columns of the weight, and adds the bias. */
+    private NDArray columnParallel(NDArray x, ModelWeights.Linear linear, boolean divided) {
+        List<NDArray> weight = List.of(linear.weight());
+        NDArray product =
+                divided
+                        ? FusedOps.allGatherMatmul(x, weight, 0, group, false).outputs().get(0)
+                        : x.matMul(linear.weight());
+        return linear.bias() == null ? product : product.addi(linear.bias());
     }
 
     /** Returns the sum over all ranks; with sequence parallelism, only this rank's rows. */
@@ -403,22 +479,28 @@ public final class LlamaModel implements AutoCloseable {
         return BlockMath.rmsNorm(x, weight, (float) config.epsilon());
     }
 
-    /** Returns {@code silu(gate) · up} of all tokens. */
-    private NDArray siluAndMul(NDArray x, NDArray weight, boolean divided) {
-        if (gpu != null && divided) {
-            Optional<NDArray> gated = FusedOps.allGatherGated(x, weight, group);
+    /** Returns {@code activation(gate) · up} of all tokens. */
+    private NDArray activated(
+            NDArray x, ModelWeights.Linear gateUp, LayerConfig.Mlp mlp, boolean divided) {
+        if (gpu != null && divided && gateUp.bias() == null) {
+            Optional<NDArray> gated = FusedOps.allGatherGated(x, gateUp.weight(), group);
             if (gated.isPresent()) {
                 return gated.get();
             }
         }
-        NDArray gateUp = columnParallel(x, weight, divided);
+        return gated(columnParallel(x, gateUp, divided), mlp);
+    }
+
+    private NDArray gated(NDArray gateUp, LayerConfig.Mlp mlp) {
         if (gpu != null) {
             return gpu.siluAndMul(gateUp);
         }
         long inner = gateUp.getShape().get(1) / 2;
         NDArray gate = gateUp.get(new NDIndex().addAllDim().addSliceDim(0, inner));
         NDArray up = gateUp.get(new NDIndex().addAllDim().addSliceDim(inner, 2 * inner));
-        return BlockMath.siluGate(gate, up);
+        return mlp.activation() == LayerConfig.Activation.SILU
+                ? BlockMath.siluGate(gate, up)
+                : BlockMath.geluGate(gate, up);
     }
 
     /** Appends rows of zeros, up to the number of rows of another array. */

@@ -15,6 +15,7 @@ import org.djlx.fusedops.FusedOps;
 import org.djlx.fusedops.internal.LlamaKernels;
 import org.djlx.fusedops.internal.RmsNormKernels;
 import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.nativeops.cuda.CudaStream;
 import org.djlx.nativeops.cuda.CurrentStreams;
 import org.djlx.nativeops.cuda.KernelCache;
 import org.djlx.nativeops.cuda.KernelCompiler;
@@ -25,9 +26,9 @@ import org.djlx.nativeops.torch.Torch;
  * The kernels of a model on one rank's GPU, and the prefill operations that launch them on the
  * current stream. Kernels compute in float32 and round once. Use it on the rank's thread only.
  */
-public final class LlamaGpu implements AutoCloseable {
+public final class ModelKernels implements AutoCloseable {
 
-    private final LlamaConfig config;
+    private final ModelConfig config;
     private final ProcessGroup group;
     private final int kvHeads;
     private final CudaDevice device;
@@ -35,11 +36,11 @@ public final class LlamaGpu implements AutoCloseable {
     private final LlamaKernels kernels;
     private final RmsNormKernels norms;
 
-    private LlamaGpu(LlamaConfig config, ProcessGroup group) {
+    private ModelKernels(ModelConfig config, ProcessGroup group) {
         this.config = config;
         this.group = group;
         int ranks = group.worldSize();
-        kvHeads = LlamaWeights.kvHeads(config, ranks);
+        kvHeads = ModelWeights.kvHeads(config, ranks);
         device = CudaDevice.open(group.device());
         currentStreams = new CurrentStreams(device);
         KernelCompiler compiler = new KernelCompiler(KernelCache.user());
@@ -55,13 +56,13 @@ public final class LlamaGpu implements AutoCloseable {
     }
 
     /** Returns the query heads of a KV head. */
-    private static int groupSize(LlamaConfig config, int ranks) {
-        return config.heads() / ranks / LlamaWeights.kvHeads(config, ranks);
+    private static int groupSize(ModelConfig config, int ranks) {
+        return config.heads() / ranks / ModelWeights.kvHeads(config, ranks);
     }
 
     /**
      * Running compilations. They run on their own threads, so ranks can connect and read weights
-     * while kernels that are not cached are compiled. {@link LlamaGpu#create} waits for them.
+     * while kernels that are not cached are compiled. {@link ModelKernels#create} waits for them.
      */
     public static final class Compilations implements AutoCloseable {
 
@@ -90,7 +91,7 @@ public final class LlamaGpu implements AutoCloseable {
      * @return the compilations, to be closed after all ranks have created their kernels; empty if
      *     there are no kernels for the model
      */
-    public static Optional<Compilations> compile(LlamaConfig config, Device device, int ranks) {
+    public static Optional<Compilations> compile(ModelConfig config, Device device, int ranks) {
         // A GPU that does not exist is reported when the group is created.
         if (!device.isGpu() || device.getDeviceId() >= CudaDevice.count()) {
             return Optional.empty();
@@ -120,6 +121,7 @@ public final class LlamaGpu implements AutoCloseable {
      *     <ul>
      *       <li>CPU ranks, a compute capability below 8.0, or no NVRTC
      *       <li>float32
+     *       <li>a mixture of experts; GELU; norms after attention or MLP; limited scores or logits
      *       <li>a head size above 128, or not a multiple of 16
      *       <li>a vocabulary of more than {@value LlamaKernels#MAX_TOKENS} tokens
      *       <li>more than 8 query heads for each KV head
@@ -128,7 +130,7 @@ public final class LlamaGpu implements AutoCloseable {
      *       <li>no peer access between the ranks
      *     </ul>
      */
-    static Optional<LlamaGpu> create(LlamaConfig config, ProcessGroup group) {
+    static Optional<ModelKernels> create(ModelConfig config, ProcessGroup group) {
         if (!group.device().isGpu() || config.type() == ScalarType.FLOAT32) {
             return Optional.empty();
         }
@@ -139,10 +141,10 @@ public final class LlamaGpu implements AutoCloseable {
                 return Optional.empty();
             }
         }
-        return Optional.of(new LlamaGpu(config, group));
+        return Optional.of(new ModelKernels(config, group));
     }
 
-    private static boolean isPossible(LlamaConfig config, ProcessGroup group) {
+    private static boolean isPossible(ModelConfig config, ProcessGroup group) {
         int ranks = group.worldSize();
         // Called also for one rank: it loads the kernels, which cannot be done during graph
         // capture.
@@ -154,8 +156,9 @@ public final class LlamaGpu implements AutoCloseable {
         }
     }
 
-    private static boolean isSupported(LlamaConfig config, CudaDevice device, int ranks) {
-        return config.vocabularySize() <= LlamaKernels.MAX_TOKENS
+    private static boolean isSupported(ModelConfig config, CudaDevice device, int ranks) {
+        return computes(config)
+                && config.vocabularySize() <= LlamaKernels.MAX_TOKENS
                 && LlamaKernels.isSupported(
                         device,
                         config.type(),
@@ -164,6 +167,21 @@ public final class LlamaGpu implements AutoCloseable {
                         config.hiddenSize(),
                         config.heads() / ranks * config.headSize(),
                         config.intermediateSize() / ranks);
+    }
+
+    /** Returns whether the kernels compute all that the configuration describes. */
+    static boolean computes(ModelConfig config) {
+        return config.layerConfigs().stream().allMatch(layer -> hasKernels(config, layer))
+                && config.embeddingScale() == 1
+                && config.logitCap() == 0;
+    }
+
+    private static boolean hasKernels(ModelConfig config, LayerConfig layer) {
+        LayerConfig.Attention attention = layer.attention();
+        return attention.withWindow(0).isPlain(config.headSize(), config.maxLength())
+                && layer.mlp().activation() == LayerConfig.Activation.SILU
+                && layer.mlp().experts() == null
+                && !layer.postNorms();
     }
 
     CudaDevice device() {
@@ -209,10 +227,10 @@ public final class LlamaGpu implements AutoCloseable {
      * Looks up the embedding of tokens in this rank's part of the vocabulary; zeros for other
      * tokens.
      */
-    NDArray embed(PrefillInputs prompt, LlamaWeights weights) {
+    NDArray embed(PrefillInputs prompt, ModelWeights weights) {
         Shape shape = new Shape(prompt.rows, config.hiddenSize());
         NDArray output = Torch.empty(prompt.inputs.getManager(), shape, config.type());
-        int tokens = LlamaWeights.vocabularyPart(config, group.worldSize());
+        int tokens = ModelWeights.vocabularyPart(config, group.worldSize());
         kernels.embed(
                 currentStreams.get(),
                 prompt.rows,
@@ -276,12 +294,19 @@ public final class LlamaGpu implements AutoCloseable {
     }
 
     /**
-     * Applies the rotary embedding to queries and keys in place, and writes keys and values to the
-     * cache. {@code qkv} is contiguous, of shape (tokens, (query + 2 · KV heads) · head size), and
-     * may have no queries.
+     * Applies head norms and rotary embedding to queries and keys in place, and writes keys and
+     * values to the cache. {@code qkv} is contiguous, of shape (tokens, (query + 2 · KV heads) ·
+     * head size), and may have no queries.
      */
-    void rotate(int layer, NDArray qkv, KvCache cache, Attention attention, PrefillInputs prompt) {
+    void rotate(
+            int layer,
+            ModelWeights.Layer weights,
+            NDArray qkv,
+            KvCache cache,
+            Attention attention,
+            PrefillInputs prompt) {
         int heads = (int) (qkv.getShape().get(1) / config.headSize());
+        normHeads(currentStreams.get(), weights, (int) qkv.getShape().get(0), qkv);
         kernels.rotateAndCache(
                 currentStreams.get(),
                 prompt.tokens,
@@ -290,10 +315,31 @@ public final class LlamaGpu implements AutoCloseable {
                 Torch.dataPointer(cache.values(layer)),
                 prompt.slots(),
                 prompt.start,
-                Torch.dataPointer(attention.cosines()),
-                Torch.dataPointer(attention.sines()),
+                Torch.dataPointer(attention.tables(layer).cosines()),
+                Torch.dataPointer(attention.tables(layer).sines()),
                 heads - 2 * kvHeads,
                 kvHeads);
+    }
+
+    /**
+     * Applies the norms of heads in place, if the layer has them.
+     *
+     * @param qkv contiguous; may have no queries
+     */
+    void normHeads(CudaStream stream, ModelWeights.Layer weights, int rows, NDArray qkv) {
+        if (weights.queryNorm() == null) {
+            return;
+        }
+        int heads = (int) (qkv.getShape().get(1) / config.headSize());
+        kernels.normHeads(
+                stream,
+                rows,
+                Torch.dataPointer(qkv),
+                Torch.dataPointer(weights.queryNorm()),
+                Torch.dataPointer(weights.keyNorm()),
+                heads - 2 * kvHeads,
+                kvHeads,
+                (float) config.epsilon());
     }
 
     @Override

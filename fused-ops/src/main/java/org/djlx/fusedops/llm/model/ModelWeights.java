@@ -1,0 +1,534 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.fusedops.llm.model;
+
+import ai.djl.Device;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.index.NDIndex;
+import ai.djl.ndarray.types.Shape;
+import java.util.ArrayList;
+import java.util.EnumSet;
+import java.util.HashMap;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+import java.util.function.LongConsumer;
+import org.djlx.collectives.safetensors.Safetensors;
+import org.djlx.collectives.safetensors.TensorSpec;
+import org.djlx.fusedops.llm.model.TensorPart.Division;
+import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
+
+/**
+ * One rank's part of a model's weights, under Hugging Face's names. All weights have the model's
+ * type.
+ *
+ * <p>Matrices are stored as in the files, (outputs, inputs). Activations are multiplied by
+ * transposed views. Division among ranks:
+ *
+ * <ul>
+ *   <li>query, key, value, gate and up projections: by outputs (column parallel). Query, key and
+ *       value projections are one matrix; so are gate and up, of each expert.
+ *   <li>output and down projections: by inputs (row parallel).
+ *   <li>embedding and output matrix: by tokens of the vocabulary, padded with zeros on the last
+ *       rank.
+ *   <li>norm weights, routers, and biases of row-parallel projections: not divided.
+ *   <li>KV heads, if there are fewer than ranks: several ranks hold the same KV head.
+ * </ul>
+ */
+public final class ModelWeights implements AutoCloseable {
+
+    // The types that files may have; weights are converted to the type of the configuration.
+    private static final Set<ScalarType> TYPES =
+            EnumSet.of(
+                    ScalarType.FLOAT16,
+                    ScalarType.BFLOAT16,
+                    ScalarType.FLOAT32,
+                    ScalarType.FLOAT64);
+
+    private static final String EMBEDDING = "model.embed_tokens.weight";
+    private static final String HEAD = "lm_head.weight";
+    private static final String NORM = "model.norm.weight";
+
+    /**
+     * A projection.
+     *
+     * @param weight of shape (inputs, outputs), a transposed view
+     * @param bias of shape (outputs); null if there is none
+     */
+    record Linear(NDArray weight, NDArray bias) {}
+
+    /**
+     * The weights of an MLP, or of an expert.
+     *
+     * @param gateUp gates, then values
+     */
+    record Mlp(Linear gateUp, Linear down) {}
+
+    /**
+     * The weights of a layer. Norms that the layer does not have are null.
+     *
+     * @param attentionPostNorm the norm of the attention's result
+     * @param router of shape (hidden size, experts); null if the layer has one MLP
+     * @param mlps the experts, or the MLP
+     * @param mlpPostNorm the norm of the MLP's result
+     */
+    record Layer(
+            NDArray attentionNorm,
+            Linear queriesKeysValues,
+            NDArray queryNorm,
+            NDArray keyNorm,
+            Linear attentionOut,
+            NDArray attentionPostNorm,
+            NDArray mlpNorm,
+            NDArray router,
+            List<Mlp> mlps,
+            NDArray mlpPostNorm) {
+
+        /** Returns the MLP of a layer without experts. */
+        Mlp mlp() {
+            return mlps.get(0);
+        }
+    }
+
+    /**
+     * A part of a layer's weights, in a file.
+     *
+     * @param name the name of the tensor
+     * @param first the first row of the part in the tensor
+     * @param rows the number of rows, outputs of a projection
+     * @param columns the number of inputs; 0 for a vector
+     * @param division how ranks divide the part
+     * @param type the type in memory
+     */
+    private record Piece(
+            String name, long first, long rows, long columns, Division division, ScalarType type) {
+
+        Shape shape(long rows) {
+            return columns == 0 ? new Shape(rows) : new Shape(rows, columns);
+        }
+
+        /** Returns the rows that a rank has. */
+        long rows(ModelConfig config, int ranks) {
+            return switch (division) {
+                case ROWS -> rows / ranks;
+                case KV_HEADS -> (long) kvHeads(config, ranks) * config.headSize();
+                default -> rows;
+            };
+        }
+
+        long byteSize(ModelConfig config, int ranks) {
+            long size = shape(rows(config, ranks)).size() * type.itemSize();
+            return division == Division.COLUMNS ? size / ranks : size;
+        }
+    }
+
+    private record Key(TensorPart part, int expert, boolean isBias) {}
+
+    /** The parts of a layer's weights. */
+    private static final class Pieces {
+
+        final Map<Key, Piece> all = new LinkedHashMap<>();
+        final List<TensorPart> mlpParts; // gate, up, down
+        final int mlps;
+        private final Map<String, Long> ends = new HashMap<>(); // rows of each tensor
+        private final ModelConfig config;
+        private final Map<TensorPart, String> names;
+        private final String layer;
+
+        Pieces(ModelConfig config, int index) {
+            this.config = config;
+            names = Architecture.of(config).names();
+            layer = "model.layers." + index + ".";
+            LayerConfig of = config.layer(index);
+            LayerConfig.Attention attention = of.attention();
+            long hidden = config.hiddenSize();
+            long queries = (long) config.heads() * config.headSize();
+            long keys = (long) config.kvHeads() * config.headSize();
+            norm(TensorPart.ATTENTION_NORM, hidden);
+            add(TensorPart.QUERIES, 0, queries, hidden, attention.inputBias());
+            add(TensorPart.KEYS, 0, keys, hidden, attention.inputBias());
+            add(TensorPart.VALUES, 0, keys, hidden, attention.inputBias());
+            if (attention.headNorms()) {
+                norm(TensorPart.QUERY_NORM, config.headSize());
+                norm(TensorPart.KEY_NORM, config.headSize());
+            }
+            add(TensorPart.ATTENTION_OUT, 0, hidden, queries, attention.outputBias());
+            norm(TensorPart.MLP_NORM, hidden);
+            if (of.postNorms()) {
+                norm(TensorPart.ATTENTION_POST_NORM, hidden);
+                norm(TensorPart.MLP_POST_NORM, hidden);
+            }
+            LayerConfig.Mlp mlp = of.mlp();
+            long inner = mlp.intermediateSize();
+            boolean mixture = mlp.experts() != null;
+            mlps = mixture ? mlp.experts().count() : 1;
+            mlpParts = mixture ? TensorPart.EXPERT : TensorPart.MLP;
+            if (mixture) {
+                add(TensorPart.ROUTER, 0, mlps, hidden, false);
+            }
+            for (int expert = 0; expert < mlps; expert++) {
+                add(mlpParts.get(0), expert, inner, hidden, mlp.bias());
+                add(mlpParts.get(1), expert, inner, hidden, mlp.bias());
+                add(mlpParts.get(2), expert, hidden, inner, mlp.bias());
+            }
+        }
+
+        private void norm(TensorPart part, long rows) {
+            add(new Key(part, 0, false), ".weight", rows, 0, Division.NONE, normType(config));
+        }
+
+        private void add(TensorPart part, int expert, long rows, long columns, boolean bias) {
+            ScalarType type = config.type();
+            add(new Key(part, expert, false), ".weight", rows, columns, part.division, type);
+            if (bias) {
+                boolean whole = part.division == Division.COLUMNS;
+                Division division = whole ? Division.NONE : part.division;
+                add(new Key(part, expert, true), ".bias", rows, 0, division, type);
+            }
+        }
+
+        private void add(
+                Key key, String suffix, long rows, long columns, Division division, ScalarType t) {
+            String part = names.getOrDefault(key.part, key.part.defaultName);
+            String name = layer + String.format(part, key.expert) + suffix;
+            long end = ends.merge(name, rows, Long::sum);
+            all.put(key, new Piece(name, end - rows, rows, columns, division, t));
+        }
+
+        Piece get(TensorPart part, int expert, boolean isBias) {
+            return all.get(new Key(part, expert, isBias));
+        }
+    }
+
+    private final ModelConfig config;
+    private final int rank;
+    private final int ranks;
+    private final Safetensors files;
+    private final LongConsumer progress;
+    private final NDManager manager;
+    private final List<Layer> layers = new ArrayList<>();
+    private NDArray embedding;
+    private NDArray norm;
+    private NDArray head;
+
+    private ModelWeights(
+            ModelConfig config,
+            int rank,
+            int ranks,
+            Device device,
+            Safetensors files,
+            LongConsumer progress) {
+        this.config = config;
+        this.rank = rank;
+        this.ranks = ranks;
+        this.files = files;
+        this.progress = progress;
+        manager = NDManager.newBaseManager(device);
+    }
+
+    /**
+     * Reads a rank's part.
+     *
+     * @param config the model's configuration
+     * @param rank the rank
+     * @param ranks the number of ranks
+     * @param device the rank's device
+     * @param files the files, which must have passed {@link #check}
+     * @param progress receives the number of bytes read, after each tensor
+     * @return the weights; the caller closes them
+     */
+    public static ModelWeights read(
+            ModelConfig config,
+            int rank,
+            int ranks,
+            Device device,
+            Safetensors files,
+            LongConsumer progress) {
+        ModelWeights weights = new ModelWeights(config, rank, ranks, device, files, progress);
+        boolean done = false;
+        try {
+            weights.read();
+            done = true;
+            return weights;
+        } finally {
+            if (!done) {
+                weights.close();
+            }
+        }
+    }
+
+    /**
+     * Checks that the files have exactly the tensors of the model, with the right shapes and
+     * readable types. Allocates nothing.
+     *
+     * @param config the model's configuration
+     * @param files the files
+     * @throws IllegalArgumentException if a tensor is missing, wrong or unknown; the message names
+     *     it
+     */
+    public static void check(ModelConfig config, Safetensors files) {
+        Map<String, Shape> shapes = shapes(config);
+        shapes.forEach((name, shape) -> check(files, name, shape));
+        for (TensorSpec spec : files.specs()) {
+            String name = spec.name();
+            // Some files have rotary frequencies, or an output matrix that is tied to the
+            // embedding.
+            boolean unused = name.endsWith(".rotary_emb.inv_freq") || name.equals(HEAD);
+            ConfigEntries.check(
+                    shapes.containsKey(name) || unused,
+                    "%s has a tensor '%s', which a %s with this config.json does not have; take"
+                            + " weights and config.json from the same model",
+                    files.file(name),
+                    name,
+                    config.modelType());
+        }
+    }
+
+    private static void check(Safetensors files, String name, Shape shape) {
+        ConfigEntries.check(
+                files.contains(name),
+                "the weights have no tensor '%s' of shape %s; take weights and config.json from"
+                        + " the same model",
+                name,
+                shape);
+        TensorSpec spec = files.spec(name);
+        ConfigEntries.check(
+                spec.shape().equals(shape),
+                "the tensor '%s' in %s has the shape %s, but config.json requires %s; take weights"
+                        + " and config.json from the same model",
+                name,
+                files.file(name),
+                spec.shape(),
+                shape);
+        ConfigEntries.check(
+                TYPES.contains(spec.type()),
+                "the tensor '%s' in %s has type %s; supported are %s; convert the file",
+                name,
+                files.file(name),
+                spec.type(),
+                TYPES);
+    }
+
+    /**
+     * {@return the shapes of a model's tensors, by name}
+     *
+     * @param config the model's configuration
+     */
+    public static Map<String, Shape> shapes(ModelConfig config) {
+        long hidden = config.hiddenSize();
+        Map<String, Shape> shapes = new LinkedHashMap<>();
+        shapes.put(EMBEDDING, new Shape(config.vocabularySize(), hidden));
+        for (int i = 0; i < config.layers(); i++) {
+            for (Piece piece : new Pieces(config, i).all.values()) {
+                shapes.put(piece.name, piece.shape(piece.first + piece.rows));
+            }
+        }
+        shapes.put(NORM, new Shape(hidden));
+        if (!config.tied()) {
+            shapes.put(HEAD, new Shape(config.vocabularySize(), hidden));
+        }
+        return shapes;
+    }
+
+    /**
+     * {@return the size of a rank's part in bytes}
+     *
+     * @param config the model's configuration
+     * @param ranks the number of ranks
+     */
+    public static long byteSize(ModelConfig config, int ranks) {
+        long hidden = config.hiddenSize();
+        long tokens = (config.tied() ? 1 : 2) * hidden * vocabularyPart(config, ranks);
+        long bytes = tokens * config.type().itemSize() + hidden * normType(config).itemSize();
+        for (int i = 0; i < config.layers(); i++) {
+            for (Piece piece : new Pieces(config, i).all.values()) {
+                bytes += piece.byteSize(config, ranks);
+            }
+        }
+        return bytes;
+    }
+
+    /** Returns the type of norms' weights: 1 plus a 16-bit weight does not fit 16 bits. */
+    private static ScalarType normType(ModelConfig config) {
+        return config.addsOneToNorms() ? ScalarType.FLOAT32 : config.type();
+    }
+
+    /** Returns the number of KV heads of a rank. */
+    static int kvHeads(ModelConfig config, int ranks) {
+        return Math.max(1, config.kvHeads() / ranks);
+    }
+
+    /** Returns the number of rows of a rank's part of the embedding, including padding. */
+    static int vocabularyPart(ModelConfig config, int ranks) {
+        return (config.vocabularySize() + ranks - 1) / ranks;
+    }
+
+    private void read() {
+        embedding = tokenRows(EMBEDDING);
+        for (int i = 0; i < config.layers(); i++) {
+            layers.add(layer(new Pieces(config, i), config.layer(i)));
+        }
+        norm = norm(new Piece(NORM, 0, config.hiddenSize(), 0, Division.NONE, normType(config)), 0);
+        head = (config.tied() ? embedding : tokenRows(HEAD)).transpose();
+    }
+
+    private Layer layer(Pieces pieces, LayerConfig of) {
+        int pairs = of.attention().rope().pairs();
+        List<Mlp> mlps = new ArrayList<>();
+        for (int expert = 0; expert < pieces.mlps; expert++) {
+            List<TensorPart> parts = pieces.mlpParts;
+            mlps.add(
+                    new Mlp(
+                            rows(pieces, expert, 0, parts.get(0), parts.get(1)),
+                            columns(pieces, expert, parts.get(2))));
+        }
+        return new Layer(
+                norm(pieces, TensorPart.ATTENTION_NORM, 0),
+                rows(pieces, 0, pairs, TensorPart.QUERIES, TensorPart.KEYS, TensorPart.VALUES),
+                norm(pieces, TensorPart.QUERY_NORM, pairs),
+                norm(pieces, TensorPart.KEY_NORM, pairs),
+                columns(pieces, 0, TensorPart.ATTENTION_OUT),
+                norm(pieces, TensorPart.ATTENTION_POST_NORM, 0),
+                norm(pieces, TensorPart.MLP_NORM, 0),
+                of.mlp().experts() == null ? null : rows(pieces, 0, 0, TensorPart.ROUTER).weight,
+                mlps,
+                norm(pieces, TensorPart.MLP_POST_NORM, 0));
+    }
+
+    /**
+     * Reads this rank's rows of parts into one projection.
+     *
+     * @param pairs the rotated pairs of a head of queries and keys
+     */
+    private Linear rows(Pieces pieces, int expert, int pairs, TensorPart... parts) {
+        NDArray weight = rows(pieces, expert, pairs, false, parts);
+        NDArray bias =
+                pieces.get(parts[0], expert, true) == null
+                        ? null
+                        : rows(pieces, expert, pairs, true, parts);
+        return new Linear(weight.transpose(), bias);
+    }
+
+    private NDArray rows(
+            Pieces pieces, int expert, int pairs, boolean isBias, TensorPart... parts) {
+        long total = 0;
+        for (TensorPart part : parts) {
+            total += pieces.get(part, expert, isBias).rows(config, ranks);
+        }
+        NDArray array = empty(pieces.get(parts[0], expert, isBias).shape(total));
+        long row = 0;
+        for (TensorPart part : parts) {
+            Piece piece = pieces.get(part, expert, isBias);
+            long count = piece.rows(config, ranks);
+            long from =
+                    switch (piece.division) {
+                        case ROWS -> rank * count;
+                        case KV_HEADS -> (long) rank * config.kvHeads() / ranks * config.headSize();
+                        default -> 0;
+                    };
+            fill(array, row, piece, from, count, part == TensorPart.VALUES ? 0 : pairs);
+            row += count;
+        }
+        return array;
+    }
+
+    private NDArray empty(Shape shape) {
+        return Torch.empty(manager, shape, config.type());
+    }
+
+    /**
+     * Reads rows of a part into the rows of an array from {@code row} on. If heads are rotated in
+     * part, reorders their rows: the first half of a head holds the first elements of pairs, then
+     * half of the elements that are not rotated. So all heads rotate alike; scores do not change.
+     *
+     * @param pairs the rotated pairs of a head; 0 if the rows are not rotated
+     */
+    private void fill(NDArray array, long row, Piece piece, long from, long count, int pairs) {
+        int head = config.headSize();
+        int half = head / 2;
+        int rest = half - pairs;
+        long first = piece.first + from;
+        if (pairs == 0 || rest == 0) {
+            fill(array, row, piece.name, first, count);
+            return;
+        }
+        for (long at = 0; at < count; at += head) {
+            fill(array, row + at, piece.name, first + at, pairs);
+            fill(array, row + at + pairs, piece.name, first + at + 2 * pairs, rest);
+            fill(array, row + at + half, piece.name, first + at + pairs, pairs);
+            fill(array, row + at + half + pairs, piece.name, first + at + half + pairs, rest);
+        }
+    }
+
+    private void fill(NDArray array, long row, String name, long from, long count) {
+        try (NDArray rows = array.get(new NDIndex().addSliceDim(row, row + count))) {
+            files.read(name, 0, from, from + count, rows);
+            progress.accept(rows.size() * Torch.scalarType(rows).itemSize());
+        }
+    }
+
+    /** Reads this rank's columns of a projection. Each rank has the whole bias. */
+    private Linear columns(Pieces pieces, int expert, TensorPart part) {
+        Piece piece = pieces.get(part, expert, false);
+        long count = piece.columns / ranks;
+        NDArray array = empty(new Shape(piece.rows, count));
+        files.read(piece.name, 1, rank * count, (rank + 1) * count, array);
+        progress.accept(array.size() * config.type().itemSize());
+        boolean biased = pieces.get(part, expert, true) != null;
+        return new Linear(array.transpose(), biased ? rows(pieces, expert, 0, true, part) : null);
+    }
+
+    /** Reads this rank's rows of a matrix that has one row per token of the vocabulary. */
+    private NDArray tokenRows(String name) {
+        long count = vocabularyPart(config, ranks);
+        long from = Math.min(rank * count, config.vocabularySize());
+        long present = Math.min(count, config.vocabularySize() - from);
+        NDArray array = empty(new Shape(count, config.hiddenSize()));
+        if (present < count) {
+            try (NDArray rest = array.get(new NDIndex().addSliceDim(present, count));
+                    NDArray zeros = manager.zeros(rest.getShape())) {
+                Torch.copy(rest, zeros);
+            }
+        }
+        if (present > 0) {
+            fill(array, 0, name, from, present);
+        }
+        return array;
+    }
+
+    /** Reads the weight of a norm; null if there is none. */
+    private NDArray norm(Pieces pieces, TensorPart part, int pairs) {
+        Piece piece = pieces.get(part, 0, false);
+        return piece == null ? null : norm(piece, pairs);
+    }
+
+    private NDArray norm(Piece piece, int pairs) {
+        NDArray array = Torch.empty(manager, piece.shape(piece.rows), piece.type);
+        fill(array, 0, piece, 0, piece.rows, pairs);
+        return config.addsOneToNorms() ? array.addi(1) : array;
+    }
+
+    /** Returns the embedding of this rank's part of the vocabulary: one row per token. */
+    NDArray embedding() {
+        return embedding;
+    }
+
+    Layer layer(int index) {
+        return layers.get(index);
+    }
+
+    NDArray norm() {
+        return norm;
+    }
+
+    NDArray head() {
+        return head;
+    }
+
+    @Override
+    public void close() {
+        manager.close();
+    }
+}
