@@ -5,6 +5,7 @@ import java.nio.file.Path;
 import java.util.Arrays;
 import java.util.HashSet;
 import java.util.Set;
+import org.djlx.fusedops.llm.ContextLengthException;
 import org.djlx.fusedops.llm.GenerationRequest;
 import org.djlx.fusedops.llm.model.LlamaConfig;
 import org.djlx.fusedops.llm.text.TextTokenizer;
@@ -31,13 +32,18 @@ record InputProcessor(Path directory, LlamaConfig config, int maxLength, TextTok
         check(prompt.length > 0, "the prompt has no tokens");
         checkTokens("of the prompt", prompt);
         checkTokens("of stopTokens", request.stopTokens());
-        check(
-                prompt.length <= maxLength - request.maxNewTokens(),
-                "the prompt has %d tokens and maxNewTokens is %d, together more than the maxLength"
-                        + " %d of this generator",
-                prompt.length,
-                request.maxNewTokens(),
-                maxLength);
+        checkTokens("of allowedTokens", request.allowedTokens());
+        checkTokens(
+                "of logitBias",
+                request.logitBias().keySet().stream().mapToInt(Integer::intValue).toArray());
+        if (prompt.length > maxLength - request.maxNewTokens()) {
+            throw new ContextLengthException(
+                    String.format(
+                            "generation request: the prompt has %d tokens and maxNewTokens is %d,"
+                                + " together more than the maxLength %d of this generator; shorten"
+                                + " the prompt or ask for fewer new tokens",
+                            prompt.length, request.maxNewTokens(), maxLength));
+        }
         check(
                 tokenizer != null || request.stopStrings().isEmpty(),
                 "stopStrings requires a tokenizer, and %s has no tokenizer.json",

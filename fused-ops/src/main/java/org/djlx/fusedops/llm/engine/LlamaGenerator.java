@@ -4,10 +4,13 @@ package org.djlx.fusedops.llm.engine;
 import ai.djl.Device;
 import ai.djl.util.Progress;
 import java.io.IOException;
+import java.nio.IntBuffer;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
+import java.util.HashMap;
 import java.util.List;
+import java.util.Map;
 import java.util.Optional;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ProcessGroup;
@@ -110,6 +113,10 @@ public final class LlamaGenerator implements TextGenerator {
         engine.checkAvailable(); // Before the tokenizer is used, which close() frees.
         List<Sequence> sequences =
                 requests.stream().map(each -> inputs.sequence(each, engine::wake)).toList();
+        Map<IntBuffer, Sequence> prompts = new HashMap<>();
+        for (Sequence sequence : sequences) {
+            sequence.awaitPrompt(prompts.putIfAbsent(sequence.prompt(), sequence));
+        }
         engine.add(sequences);
         return sequences.stream().<Generation>map(sequence -> sequence.queue).toList();
     }
