@@ -13,6 +13,7 @@ import java.nio.ByteBuffer;
 import java.nio.charset.CharacterCodingException;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
+import java.util.HashMap;
 import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
@@ -22,7 +23,7 @@ import org.djlx.fusedops.internal.RequestJson;
 /**
  * Reads options from a JSON object of a request. Getters check type and range. {@link
  * #requireNoOthers} refuses options that no getter has read, so no option is ignored. An option of
- * null counts as missing.
+ * null counts as missing, whatever its name.
  */
 final class JsonOptions {
 
@@ -105,6 +106,18 @@ final class JsonOptions {
             throw wrong(name, "text without unpaired surrogates");
         }
         return text;
+    }
+
+    /**
+     * Reads an option that does not change the answer.
+     *
+     * @param values the values in JSON that do not; none if no value does
+     */
+    void neutral(String name, String... values) {
+        JsonElement value = get(name);
+        if (value != null && values.length > 0 && !List.of(values).contains(value.toString())) {
+            throw wrong(name, String.join(" or ", values) + "; other values are not supported");
+        }
     }
 
     boolean flag(String name, boolean defaultValue) {
@@ -247,6 +260,22 @@ final class JsonOptions {
         return numbers;
     }
 
+    /** Returns an object of numbers by token. */
+    Map<Integer, Double> numbersByToken(String name, double min, double max, int maxCount) {
+        JsonOptions numbers = object(name);
+        if (numbers.names().size() > maxCount) {
+            throw wrong(name, "an object of at most " + maxCount + " tokens");
+        }
+        Map<Integer, Double> result = new HashMap<>();
+        for (String token : numbers.names()) {
+            if (!token.matches("[0-9]{1,9}")) {
+                throw wrong(name, "an object of numbers by token id, not by '" + token + "'");
+            }
+            result.put(Integer.valueOf(token), numbers.number(token, min, max, 0));
+        }
+        return result;
+    }
+
     /** Returns a nested object; empty if the option is missing. */
     JsonOptions object(String name) {
         JsonElement value = get(name);
@@ -286,10 +315,17 @@ final class JsonOptions {
         return objects;
     }
 
+    /** Returns the options that have a default, a JSON object. */
+    JsonObject echo(String defaults) {
+        JsonObject echo = GSON.fromJson(defaults, JsonObject.class);
+        echo.keySet().stream().filter(this::has).forEach(name -> echo.add(name, get(name)));
+        return echo;
+    }
+
     /** Refuses options that no getter has read. */
     void requireNoOthers() {
         for (String name : json.keySet()) {
-            if (!known.contains(name)) {
+            if (!known.contains(name) && !json.get(name).isJsonNull()) {
                 throw ApiException.badRequest(path + name, "unknown option '" + path + name + "'");
             }
         }

@@ -2,9 +2,11 @@
 package org.djlx.fusedops.llm.api;
 
 import com.google.gson.JsonArray;
+import com.google.gson.JsonElement;
 import com.google.gson.JsonNull;
 import com.google.gson.JsonObject;
 import java.time.Instant;
+import java.util.ArrayList;
 import java.util.List;
 import java.util.UUID;
 import java.util.stream.Collectors;
@@ -19,6 +21,10 @@ final class OpenAiAnswer implements AnswerFormat {
     private final boolean streamed;
     private final boolean includesUsage;
     private final List<String> echoes;
+    private final int choicesPerPrompt;
+    private final LogProbabilities logProbabilities; // null if not asked for
+    private final int[] offsets; // of the next token of each choice of a streamed completion
+    private final boolean[] begun; // each choice
     private final String model;
     private final String id;
     private final long created = Instant.now().getEpochSecond();
@@ -29,17 +35,24 @@ final class OpenAiAnswer implements AnswerFormat {
      * @param chat whether this is a chat completion
      * @param includesUsage whether a streamed answer ends with the token counts
      * @param echoes the text before the generated text of each choice
+     * @param logProbabilities formats log probabilities; null for an answer without them
      */
     OpenAiAnswer(
             boolean chat,
             boolean streamed,
             boolean includesUsage,
             List<String> echoes,
+            int choicesPerPrompt,
+            LogProbabilities logProbabilities,
             String model) {
         this.chat = chat;
         this.streamed = streamed;
         this.includesUsage = includesUsage;
         this.echoes = echoes;
+        this.choicesPerPrompt = choicesPerPrompt;
+        this.logProbabilities = logProbabilities;
+        offsets = new int[echoes.size()];
+        begun = new boolean[echoes.size()];
         this.model = model;
         id = (chat ? "chatcmpl-" : "cmpl-") + UUID.randomUUID();
     }
@@ -49,38 +62,53 @@ final class OpenAiAnswer implements AnswerFormat {
         return streamed;
     }
 
-    @Override
-    public String contentType() {
-        return streamed ? "text/event-stream" : "application/json";
-    }
-
-    @Override
-    public String begin() {
-        if (chat) {
-            JsonObject delta = new JsonObject();
-            delta.addProperty("role", "assistant");
-            delta.addProperty("content", "");
-            return event(chunk(0, delta, null));
+    /** Begins a choice: a chat with the role, a completion with the echo. */
+    private String begin(int choice, Generation generation) {
+        if (begun[choice]) {
+            return "";
         }
-        StringBuilder events = new StringBuilder();
-        for (int choice = 0; choice < echoes.size(); choice++) {
-            events.append(textEvent(choice, echoes.get(choice)));
+        begun[choice] = true;
+        if (!chat) {
+            return textEvent(choice, echoes.get(choice), generation.promptPieces());
         }
-        return events.toString();
+        JsonObject delta = new JsonObject();
+        delta.addProperty("role", "assistant");
+        delta.addProperty("content", "");
+        return event(chunk(choice, delta, JsonNull.INSTANCE, null));
     }
 
     @Override
-    public String piece(int choice, GeneratedPiece piece) {
-        return textEvent(choice, piece.text());
+    public String piece(int choice, GeneratedPiece piece, Generation generation) {
+        return begin(choice, generation) + textEvent(choice, piece.text(), List.of(piece));
     }
 
-    private String textEvent(int choice, String text) {
-        return text.isEmpty() ? "" : event(chunk(choice, text(text), null));
+    private String textEvent(int choice, String text, List<GeneratedPiece> pieces) {
+        boolean isEmpty = text.isEmpty() && (logProbabilities == null || pieces.isEmpty());
+        JsonElement probabilities = logProbabilities(pieces, offsets[choice]);
+        if (logProbabilities != null) {
+            offsets[choice] += pieces.stream().mapToInt(logProbabilities::length).sum();
+        }
+        return isEmpty ? "" : event(chunk(choice, text(text), probabilities, null));
+    }
+
+    private JsonElement logProbabilities(List<GeneratedPiece> pieces, int offset) {
+        if (logProbabilities == null || pieces.isEmpty()) {
+            return JsonNull.INSTANCE;
+        }
+        if (!chat) {
+            return logProbabilities.completion(pieces, offset);
+        }
+        JsonObject json = new JsonObject();
+        json.add("content", logProbabilities.tokens(pieces));
+        json.add("refusal", JsonNull.INSTANCE);
+        return json;
     }
 
     @Override
     public String end(int choice, Generation generation) {
-        return event(chunk(choice, chat ? new JsonObject() : text(""), reason(generation)));
+        JsonObject content = chat ? new JsonObject() : text("");
+        return begin(choice, generation)
+                + event(chunk(choice, content, JsonNull.INSTANCE, reason(generation)));
     }
 
     @Override
@@ -98,11 +126,6 @@ final class OpenAiAnswer implements AnswerFormat {
     @Override
     public String failure(ApiException failure) {
         return "data: " + failure.toJson() + "\n\n";
-    }
-
-    @Override
-    public ApiException refusal(ApiException failure) {
-        return failure;
     }
 
     private static String event(JsonObject json) {
@@ -126,7 +149,8 @@ final class OpenAiAnswer implements AnswerFormat {
         return json;
     }
 
-    private JsonObject chunk(int index, JsonObject content, String reason) {
+    private JsonObject chunk(
+            int index, JsonObject content, JsonElement probabilities, String reason) {
         JsonObject choice = new JsonObject();
         if (chat) {
             choice.add("delta", content);
@@ -134,15 +158,16 @@ final class OpenAiAnswer implements AnswerFormat {
             choice.add("text", content.get("text"));
         }
         JsonArray choices = new JsonArray();
-        choices.add(choice(choice, index, reason));
+        choices.add(choice(choice, index, probabilities, reason));
         JsonObject json = header();
         json.add("choices", choices);
         return json;
     }
 
-    private static JsonObject choice(JsonObject choice, int index, String reason) {
+    private static JsonObject choice(
+            JsonObject choice, int index, JsonElement probabilities, String reason) {
         choice.addProperty("index", index);
-        choice.add("logprobs", JsonNull.INSTANCE);
+        choice.add("logprobs", probabilities);
         choice.addProperty("finish_reason", reason);
         return choice;
     }
@@ -161,7 +186,10 @@ final class OpenAiAnswer implements AnswerFormat {
             } else {
                 choice.addProperty("text", text);
             }
-            choices.add(choice(choice, i, reason(generations.get(i))));
+            List<GeneratedPiece> listed = new ArrayList<>(generations.get(i).promptPieces());
+            listed.addAll(pieces.get(i));
+            JsonElement probabilities = logProbabilities(listed, 0);
+            choices.add(choice(choice, i, probabilities, reason(generations.get(i))));
         }
         JsonObject json = header();
         json.add("choices", choices);
@@ -178,15 +206,20 @@ final class OpenAiAnswer implements AnswerFormat {
         return generation.finishReason().orElseThrow() == FinishReason.LENGTH ? "length" : "stop";
     }
 
-    private static JsonObject usage(List<Generation> generations) {
-        int prompts = generations.stream().mapToInt(Generation::promptTokens).sum();
+    /** Returns the token counts. A prompt counts once, whatever its number of choices. */
+    private JsonObject usage(List<Generation> generations) {
+        int prompts = 0;
+        int cached = 0;
+        for (int i = 0; i < generations.size(); i += choicesPerPrompt) {
+            prompts += generations.get(i).promptTokens();
+            cached += generations.get(i).cachedTokens();
+        }
         int generated = generations.stream().mapToInt(Generation::generatedTokens).sum();
         JsonObject usage = new JsonObject();
         usage.addProperty("prompt_tokens", prompts);
         usage.addProperty("completion_tokens", generated);
         usage.addProperty("total_tokens", prompts + generated);
         JsonObject details = new JsonObject();
-        int cached = generations.stream().mapToInt(Generation::cachedTokens).sum();
         details.addProperty("cached_tokens", cached);
         usage.add("prompt_tokens_details", details);
         return usage;
