@@ -5,6 +5,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.Optional;
 import java.util.OptionalLong;
+import org.djlx.fusedops.llm.sampling.Grammar;
 
 /**
  * A request to generate text: prompt, sampling parameters and stop conditions. The parameters apply
@@ -120,6 +121,11 @@ public final class GenerationRequest {
         return values.minNewTokens;
     }
 
+    /** {@return the grammar that the generated text follows, if one was set} */
+    public Optional<Grammar> grammar() {
+        return Optional.ofNullable(values.grammar);
+    }
+
     /** {@return how many of the most probable tokens each piece lists} */
     public int topLogProbabilities() {
         return values.topLogProbabilities;
@@ -150,6 +156,7 @@ public final class GenerationRequest {
         private Map<Integer, Double> logitBias = Map.of();
         private int[] allowedTokens = {};
         private int minNewTokens;
+        private Grammar grammar;
         private int topLogProbabilities;
         private boolean promptLogProbabilities;
 
@@ -355,6 +362,17 @@ public final class GenerationRequest {
          */
         public Builder optMinNewTokens(int minNewTokens) {
             this.minNewTokens = minNewTokens;
+            return this;
+        }
+
+        /**
+         * Generates only texts of a grammar (structured output). The model must have a tokenizer.
+         *
+         * @param grammar the texts; default null, any text
+         * @return this builder
+         */
+        public Builder optGrammar(Grammar grammar) {
+            this.grammar = grammar;
             return this;
         }
 

@@ -262,7 +262,12 @@ final class EngineCore {
                     new ArithmeticException("the model's logits are infinite or NaN"));
             return false;
         }
-        return sequence.append(sampled);
+        try {
+            return sequence.append(sampled);
+        } catch (IllegalArgumentException e) { // No token continues the grammar.
+            sequence.queue.end(FinishReason.ERROR, e);
+            return false;
+        }
     }
 
     private static void publish(Sequence sequence, Sampler.SampledToken sampled) {

@@ -22,6 +22,7 @@ import org.djlx.fusedops.llm.GeneratorStatistics;
 import org.djlx.fusedops.llm.TextGenerator;
 import org.djlx.fusedops.llm.model.LlamaConfig;
 import org.djlx.fusedops.llm.sampling.Sampler;
+import org.djlx.fusedops.llm.sampling.Vocabulary;
 import org.djlx.fusedops.llm.text.ModelTokenizer;
 import org.djlx.fusedops.llm.text.TextTokenizer;
 
@@ -74,6 +75,7 @@ public final class LlamaGenerator implements TextGenerator {
 
     private final LlamaConfig config;
     private final TextTokenizer tokenizer; // null if the model has none
+    private Vocabulary vocabulary; // null until a request has a grammar
     private final GeneratorSettings settings;
     private final InputProcessor inputs;
     private final EngineCore engine;
@@ -84,7 +86,9 @@ public final class LlamaGenerator implements TextGenerator {
         settings = GeneratorSettings.of(builder, config);
         Path file = directory.resolve("tokenizer.json");
         tokenizer = Files.exists(file) ? ModelTokenizer.read(file) : null;
-        inputs = new InputProcessor(directory, config, settings.maxLength(), tokenizer);
+        inputs =
+                new InputProcessor(
+                        directory, config, settings.maxLength(), tokenizer, this::vocabulary);
         boolean done = false;
         try {
             engine = new EngineCore(directory, config, settings);
@@ -94,6 +98,13 @@ public final class LlamaGenerator implements TextGenerator {
                 closeTokenizer();
             }
         }
+    }
+
+    private synchronized Vocabulary vocabulary() {
+        if (vocabulary == null) {
+            vocabulary = new Vocabulary(tokenizer.tokenBytes(), config.vocabularySize());
+        }
+        return vocabulary;
     }
 
     /** {@return a new builder} */

@@ -213,9 +213,12 @@ final class Sequence {
         return pending;
     }
 
-    /** Returns whether the maximum length leaves room for a token after the pending one. */
+    /**
+     * Returns whether the token after the pending one can be scheduled: the maximum length leaves
+     * room for it, and what it may be does not depend on the pending one.
+     */
     boolean canRunAhead() {
-        return count + 1 < tokens.length;
+        return count + 1 < tokens.length && !sampler.hasGrammar();
     }
 
     /** Schedules the pending token, whose value only the device knows (async scheduling). */
@@ -270,10 +273,15 @@ final class Sequence {
         return true;
     }
 
-    /** Returns whether generation ends here: the maximum length or a stop token is reached. */
+    /**
+     * Returns whether generation ends here: the maximum length, a stop token or the end of the
+     * grammar is reached.
+     */
     boolean isComplete() {
         return count > promptTokens
-                && (count == tokens.length || stopTokens.contains(tokens[count - 1]));
+                && (count == tokens.length
+                        || sampler.isComplete()
+                        || stopTokens.contains(tokens[count - 1]));
     }
 
     /** Returns whether the sequence needs no more steps. */
@@ -289,9 +297,10 @@ final class Sequence {
             return;
         }
         String certain = text.add(token, count - promptTokens > request.minNewTokens());
-        if (!text.isStopped() && count == tokens.length) {
+        if (!text.isStopped() && isComplete()) {
             certain += text.end();
-            FinishReason reason = text.isStopped() ? FinishReason.STOP_STRING : FinishReason.LENGTH;
+            FinishReason reason = sampler.isComplete() ? FinishReason.STOP : FinishReason.LENGTH;
+            reason = text.isStopped() ? FinishReason.STOP_STRING : reason;
             publish(sampled, certain, reason);
             return;
         }

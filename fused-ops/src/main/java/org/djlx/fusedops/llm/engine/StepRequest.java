@@ -140,7 +140,7 @@ class StepRequest {
             out.writeFloat(edits.frequencyPenalty());
             out.writeFloat(edits.presencePenalty());
             write(edits.entries(), out);
-            write(edits.allowed() == null ? new int[0] : edits.allowed(), out);
+            write(edits.allowed() == null ? new int[0] : edits.allowed().get(), out);
         }
     }
 
@@ -167,7 +167,7 @@ class StepRequest {
                 frequencyPenalty,
                 presencePenalty,
                 entries,
-                allowed.length == 0 ? null : allowed);
+                allowed.length == 0 ? null : () -> allowed);
     }
 
     private static void write(int[] values, DataOutputStream out) throws IOException {

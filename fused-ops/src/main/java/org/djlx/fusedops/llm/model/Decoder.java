@@ -381,7 +381,7 @@ final class Decoder implements AutoCloseable {
         HostBuffers buffers = hostBuffers[nextBuffers];
         buffers.await();
         nextBuffers = 1 - nextBuffers;
-        writeInputs(buffers, key, rows);
+        long[] edits = writeInputs(buffers, key, rows);
         before.record(currentStreams.get());
         List<Work> works = new ArrayList<>();
         CudaStreamGuard guard = Torch.cudaStreamGuard(group.device(), stream.handle());
@@ -403,6 +403,7 @@ final class Decoder implements AutoCloseable {
             if (gathers) {
                 works.add(gather(logits, key.rows));
             }
+            writeAllowed(buffers, rows, edits);
             if (group.worldSize() > 1) {
                 works.add(gather(argMaxes, group.worldSize() * key.rows));
             }
@@ -422,8 +423,11 @@ final class Decoder implements AutoCloseable {
         }
     }
 
-    /** Writes the inputs of a graph, laid out as {@link Key#inputBytes} says, to host memory. */
-    private void writeInputs(HostBuffers buffers, Key key, List<Row> rows) {
+    /**
+     * Writes the inputs of a graph, laid out as {@link Key#inputBytes} says, to host memory.
+     * Returns the addresses of {@link #writeEdits}.
+     */
+    private long[] writeInputs(HostBuffers buffers, Key key, List<Row> rows) {
         nextInputs.clear();
         long[] edits = writeEdits(buffers, rows);
         for (int i = 0; i < key.rows; i++) {
@@ -455,9 +459,13 @@ final class Decoder implements AutoCloseable {
         }
         new AtomicBuffer(buffers.inputs, 0, nextInputs.capacity())
                 .putBytes(0, nextInputs.array(), key.inputBytes());
+        return edits;
     }
 
-    /** Writes the edits of all rows. Returns their addresses, 0 for rows without edits. */
+    /**
+     * Writes the edits of all rows, but leaves room for the bits of allowed tokens. Returns their
+     * addresses, 0 for rows without edits.
+     */
     private long[] writeEdits(HostBuffers buffers, List<Row> rows) {
         long[] addresses = new long[rows.size()];
         int bytes = rows.stream().mapToInt(row -> editBytes(row.sampling().edits())).sum();
@@ -478,11 +486,26 @@ final class Decoder implements AutoCloseable {
             addresses[i] = memory.address() + (long) next.position() * Integer.BYTES;
             next.put(edits.entries());
             if (edits.allowed() != null) {
-                next.put(Arrays.copyOf(edits.allowed(), allowedWords()));
+                next.position(next.position() + allowedWords());
             }
         }
         new AtomicBuffer(memory, 0, bytes).putBytes(0, all.array(), bytes);
         return addresses;
+    }
+
+    /** Writes the allowed tokens of rows, which may still be computed while the graph runs. */
+    private void writeAllowed(HostBuffers buffers, List<Row> rows, long[] addresses) {
+        for (int i = 0; i < addresses.length; i++) {
+            LogitEdits edits = rows.get(i).sampling().edits();
+            if (edits != null && edits.allowed() != null) {
+                int bytes = allowedWords() * Integer.BYTES;
+                ByteBuffer bits = ByteBuffer.allocate(bytes).order(ByteOrder.nativeOrder());
+                bits.asIntBuffer().put(Arrays.copyOf(edits.allowed().get(), allowedWords()));
+                long entries = (long) edits.entries().length * Integer.BYTES;
+                long offset = addresses[i] + entries - buffers.edits.address();
+                new AtomicBuffer(buffers.edits, offset, bytes).putBytes(0, bits.array(), bytes);
+            }
+        }
     }
 
     /** Returns the bytes of the edits of a row, and of its bits of allowed tokens behind them. */

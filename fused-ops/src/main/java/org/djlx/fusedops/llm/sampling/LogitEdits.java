@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.fusedops.llm.sampling;
 
+import java.util.function.Supplier;
 import org.djlx.fusedops.internal.LlamaKernels;
 
 /**
@@ -17,14 +18,15 @@ import org.djlx.fusedops.internal.LlamaKernels;
  *     generated, plus {@link #IN_PROMPT} if the prompt has it; the bits of a float that is added,
  *     negative infinity to forbid the token
  * @param allowed a bit for each token of the vocabulary, the lowest bit of each int first: 1 if the
- *     token is allowed, 0 or missing if not; null if all are allowed
+ *     token is allowed, 0 or missing if not; null if all are allowed. May wait until the bits are
+ *     computed, and is thread-safe
  */
 public record LogitEdits(
         float repetitionPenalty,
         float frequencyPenalty,
         float presencePenalty,
         int[] entries,
-        int[] allowed) {
+        Supplier<int[]> allowed) {
 
     /** Marks a token of the prompt in a count of {@link #entries}. */
     public static final int IN_PROMPT = LlamaKernels.IN_PROMPT;
@@ -34,9 +36,10 @@ public record LogitEdits(
 
     /** Changes the logits of all tokens. */
     void apply(float[] logits) {
-        for (int token = 0; allowed != null && token < logits.length; token++) {
+        int[] bits = allowed == null ? null : allowed.get();
+        for (int token = 0; bits != null && token < logits.length; token++) {
             int word = token / Integer.SIZE;
-            if (word >= allowed.length || (allowed[word] >> token & 1) == 0) {
+            if (word >= bits.length || (bits[word] >> token & 1) == 0) {
                 logits[token] = Float.NEGATIVE_INFINITY;
             }
         }

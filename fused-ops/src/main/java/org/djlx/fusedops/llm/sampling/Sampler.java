@@ -8,6 +8,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.SplittableRandom;
+import java.util.function.Supplier;
 import org.djlx.fusedops.llm.GenerationRequest;
 import org.djlx.fusedops.llm.TokenLogProbability;
 
@@ -39,6 +40,7 @@ public final class Sampler {
     private final float repetitionPenalty;
     private final boolean penalizes;
     private final int[] allowed; // null for all tokens
+    private Constraint constraint; // null if there is no grammar
     private int sampled; // how many parameters were given
 
     // The tokens whose logits change: their places in entries() of LogitEdits.
@@ -81,6 +83,25 @@ public final class Sampler {
         }
     }
 
+    /**
+     * Samples only tokens that follow a grammar.
+     *
+     * @param constraint the state of the grammar, which this sampler advances
+     */
+    public void follow(Constraint constraint) {
+        this.constraint = constraint;
+    }
+
+    /** {@return whether the tokens follow a grammar: each depends on the one before it} */
+    public boolean hasGrammar() {
+        return constraint != null;
+    }
+
+    /** {@return whether the tokens are a complete text of the grammar, which nothing can follow} */
+    public boolean isComplete() {
+        return constraint != null && constraint.isComplete();
+    }
+
     private static int[] bits(int[] tokens) {
         int[] bits = new int[Arrays.stream(tokens).max().orElseThrow() / Integer.SIZE + 1];
         for (int token : tokens) {
@@ -107,8 +128,13 @@ public final class Sampler {
     /**
      * Tells the sampler a generated token. May be called after {@link #next} for the token after
      * it, if the device has sampled it and counts it itself.
+     *
+     * @throws IllegalArgumentException if the grammar does not allow the token
      */
     public void append(int token) {
+        if (constraint != null && !stopTokens.contains(token)) {
+            constraint.accept(token);
+        }
         if (penalizes) {
             int place = place(token);
             entries[place + 1]++;
@@ -133,7 +159,11 @@ public final class Sampler {
 
     private LogitEdits edits(boolean mayStop) {
         boolean forbids = !mayStop && !stopTokens.isEmpty();
-        if (!penalizes && !forbids && allowed == null && request.logitBias().isEmpty()) {
+        Supplier<int[]> bits = allowed == null ? null : () -> allowed;
+        if (constraint != null) {
+            bits = constraint.prepare(allowed);
+        }
+        if (!penalizes && !forbids && bits == null && request.logitBias().isEmpty()) {
             return null;
         }
         int[] now = Arrays.copyOf(entries, places.size() * LogitEdits.ENTRY);
@@ -146,7 +176,7 @@ public final class Sampler {
                 (float) request.frequencyPenalty(),
                 (float) request.presencePenalty(),
                 now,
-                allowed);
+                bits);
     }
 
     /**

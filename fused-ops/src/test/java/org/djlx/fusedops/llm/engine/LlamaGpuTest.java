@@ -407,7 +407,7 @@ class LlamaGpuTest {
                 new float[] {0, 0.3f, -0.3f}[random.nextInt(3)],
                 new float[] {0, 1.1f, -1.1f}[random.nextInt(3)],
                 entries,
-                random.nextBoolean() ? null : allowed);
+                random.nextBoolean() ? null : () -> allowed);
     }
 
     /** Edited logits in float64. */
@@ -417,7 +417,7 @@ class LlamaGpuTest {
             boolean allowed =
                     edits == null
                             || edits.allowed() == null
-                            || BitSet.valueOf(bytes(edits.allowed())).get(token);
+                            || BitSet.valueOf(bytes(edits.allowed().get())).get(token);
             result[token] = allowed ? logits[token] : Double.NEGATIVE_INFINITY;
         }
         for (int i = 0; edits != null && i < edits.entries().length; i += 3) {

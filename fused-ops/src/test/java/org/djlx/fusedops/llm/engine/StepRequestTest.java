@@ -8,6 +8,7 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 import com.google.gson.Gson;
 import java.util.Arrays;
 import java.util.List;
+import java.util.function.Supplier;
 import java.util.stream.IntStream;
 import org.djlx.fusedops.llm.model.TokenBatch;
 import org.djlx.fusedops.llm.sampling.LogitEdits;
@@ -45,7 +46,7 @@ class StepRequestTest {
                                 0,
                                 many,
                                 true,
-                                with(new LogitEdits(1, 0, 0, new int[0], new int[] {5, 6}))));
+                                with(new LogitEdits(1, 0, 0, new int[0], () -> new int[] {5, 6}))));
         StepRequest sent = new StepRequest(new TokenBatch(chunks));
         StepRequest step = StepRequest.CODEC.decode(StepRequest.CODEC.encode(sent));
         assertEquals(4, step.sampling().size()); // of chunks that need logits
@@ -67,10 +68,19 @@ class StepRequestTest {
     /** All values: records compare arrays by identity. */
     private static String text(SamplingParameters sampling) {
         LogitEdits edits = sampling.edits();
+        if (edits == null) {
+            return new Gson().toJson(sampling);
+        }
+        Supplier<int[]> allowed = edits.allowed();
         return new Gson()
                 .toJson(
-                        edits == null
-                                ? sampling
-                                : List.of(sampling.minP(), sampling.topLogProbabilities(), edits));
+                        List.of(
+                                sampling.minP(),
+                                sampling.topLogProbabilities(),
+                                edits.repetitionPenalty(),
+                                edits.frequencyPenalty(),
+                                edits.presencePenalty(),
+                                edits.entries(),
+                                allowed == null ? "all" : allowed.get()));
     }
 }
