@@ -34,7 +34,7 @@ final class JsonOptions {
                     .setObjectToNumberStrategy(ToNumberPolicy.LONG_OR_DOUBLE)
                     .create();
 
-    private static final int MAX_DEPTH = 16;
+    private static final int MAX_DEPTH = 64;
     private static final int MAX_NUMBER_LENGTH = 40;
     private static final int MAX_STRINGS = 16;
 
@@ -179,6 +179,11 @@ final class JsonOptions {
 
     /** Returns an array of strings; a single string counts as an array of one. */
     List<String> texts(String name) {
+        return texts(name, MAX_STRINGS);
+    }
+
+    /** As {@link #texts(String)}, with a maximum length. */
+    List<String> texts(String name, int maxLength) {
         JsonElement value = get(name);
         if (value == null) {
             return List.of();
@@ -189,12 +194,22 @@ final class JsonOptions {
         }
         List<String> texts = new ArrayList<>();
         for (JsonElement element : value.getAsJsonArray()) {
-            if (texts.size() == MAX_STRINGS) {
-                throw wrong(name, "at most " + MAX_STRINGS + " strings");
+            if (texts.size() == maxLength) {
+                throw wrong(name, "at most " + maxLength + " strings");
             }
             texts.add(text(name, element, must));
         }
         return texts;
+    }
+
+    boolean isObject(String name) {
+        JsonElement value = get(name);
+        return value != null && value.isJsonObject();
+    }
+
+    /** Returns whether an option is missing or an empty array. */
+    boolean isEmpty(String name) {
+        return !has(name) || isArray(name) && get(name).getAsJsonArray().isEmpty();
     }
 
     boolean isArray(String name) {
@@ -286,6 +301,12 @@ final class JsonOptions {
                 value == null ? new JsonObject() : value.getAsJsonObject(), path + name + '.');
     }
 
+    /** Returns a nested object as it is; null if the option is missing. */
+    JsonObject json(String name) {
+        object(name);
+        return has(name) ? get(name).getAsJsonObject() : null;
+    }
+
     /** Returns a nested object of any values, as Java's maps, lists, numbers and strings. */
     Map<String, Object> values(String name) {
         JsonElement value = get(name);
@@ -295,7 +316,12 @@ final class JsonOptions {
         if (!value.isJsonObject()) {
             throw wrong(name, "an object");
         }
-        return GSON.fromJson(value, new TypeToken<Map<String, Object>>() {}.getType());
+        return new JsonOptions(value.getAsJsonObject(), path).values();
+    }
+
+    /** Returns these options, as {@link #values(String)} does. */
+    Map<String, Object> values() {
+        return GSON.fromJson(json, new TypeToken<Map<String, Object>>() {}.getType());
     }
 
     /** Returns an array of one or more objects. */

@@ -13,6 +13,7 @@ import java.util.stream.Collectors;
 import org.djlx.fusedops.llm.FinishReason;
 import org.djlx.fusedops.llm.GeneratedPiece;
 import org.djlx.fusedops.llm.Generation;
+import org.djlx.fusedops.llm.text.ToolCallStream;
 
 /** Formats answers in OpenAI's schema. A streamed answer is server-sent events. */
 final class OpenAiAnswer implements AnswerFormat {
@@ -23,6 +24,8 @@ final class OpenAiAnswer implements AnswerFormat {
     private final List<String> echoes;
     private final int choicesPerPrompt;
     private final LogProbabilities logProbabilities; // null if not asked for
+    private final Tools tools; // null if the answer calls none
+    private final List<ToolCallStream> calls = new ArrayList<>(); // of the choices, if streamed
     private final int[] offsets; // of the next token of each choice of a streamed completion
     private final boolean[] begun; // each choice
     private final String model;
@@ -36,6 +39,7 @@ final class OpenAiAnswer implements AnswerFormat {
      * @param includesUsage whether a streamed answer ends with the token counts
      * @param echoes the text before the generated text of each choice
      * @param logProbabilities formats log probabilities; null for an answer without them
+     * @param tools the tools that the answer may call; null for none
      */
     OpenAiAnswer(
             boolean chat,
@@ -44,6 +48,7 @@ final class OpenAiAnswer implements AnswerFormat {
             List<String> echoes,
             int choicesPerPrompt,
             LogProbabilities logProbabilities,
+            Tools tools,
             String model) {
         this.chat = chat;
         this.streamed = streamed;
@@ -51,6 +56,10 @@ final class OpenAiAnswer implements AnswerFormat {
         this.echoes = echoes;
         this.choicesPerPrompt = choicesPerPrompt;
         this.logProbabilities = logProbabilities;
+        this.tools = tools;
+        if (tools != null) {
+            echoes.forEach(choice -> calls.add(tools.newStream()));
+        }
         offsets = new int[echoes.size()];
         begun = new boolean[echoes.size()];
         this.model = model;
@@ -79,7 +88,43 @@ final class OpenAiAnswer implements AnswerFormat {
 
     @Override
     public String piece(int choice, GeneratedPiece piece, Generation generation) {
-        return begin(choice, generation) + textEvent(choice, piece.text(), List.of(piece));
+        String begin = begin(choice, generation);
+        if (tools == null) {
+            return begin + textEvent(choice, piece.text(), List.of(piece));
+        }
+        return begin + parts(choice, calls.get(choice).add(tools.text(piece)), List.of(piece));
+    }
+
+    /** Returns the events of parts of an answer with tools. */
+    private String parts(int choice, List<ToolCallStream.Part> parts, List<GeneratedPiece> pieces) {
+        String text =
+                parts.stream().map(ToolCallStream.Part::content).collect(Collectors.joining());
+        StringBuilder events = new StringBuilder(textEvent(choice, text, pieces));
+        for (ToolCallStream.Part part : parts) {
+            if (part.call() >= 0) {
+                JsonArray call = new JsonArray();
+                call.add(call(part));
+                JsonObject delta = new JsonObject();
+                delta.add("tool_calls", call);
+                events.append(event(chunk(choice, delta, JsonNull.INSTANCE, null)));
+            }
+        }
+        return events.toString();
+    }
+
+    /** Returns a part of a call. Only the first one has id, type and name. */
+    private static JsonObject call(ToolCallStream.Part part) {
+        JsonObject function = new JsonObject();
+        JsonObject call = new JsonObject();
+        call.addProperty("index", part.call());
+        if (part.id() != null) {
+            call.addProperty("id", part.id());
+            call.addProperty("type", "function");
+            function.addProperty("name", part.name());
+        }
+        function.addProperty("arguments", part.arguments());
+        call.add("function", function);
+        return call;
     }
 
     private String textEvent(int choice, String text, List<GeneratedPiece> pieces) {
@@ -107,8 +152,11 @@ final class OpenAiAnswer implements AnswerFormat {
     @Override
     public String end(int choice, Generation generation) {
         JsonObject content = chat ? new JsonObject() : text("");
+        ToolCallStream stream = tools == null ? null : calls.get(choice);
+        String rest = tools == null ? "" : parts(choice, stream.end(), List.of());
         return begin(choice, generation)
-                + event(chunk(choice, content, JsonNull.INSTANCE, reason(generation)));
+                + rest
+                + event(chunk(choice, content, JsonNull.INSTANCE, reason(generation, stream)));
     }
 
     @Override
@@ -177,11 +225,15 @@ final class OpenAiAnswer implements AnswerFormat {
         JsonArray choices = new JsonArray();
         for (int i = 0; i < generations.size(); i++) {
             String text = echoes.get(i) + text(pieces.get(i));
+            ToolCallStream stream = tools == null ? null : tools.newStream();
             JsonObject choice = new JsonObject();
             if (chat) {
                 JsonObject message = new JsonObject();
                 message.addProperty("role", "assistant");
                 message.addProperty("content", text);
+                if (tools != null) {
+                    addCalls(message, pieces.get(i), stream);
+                }
                 choice.add("message", message);
             } else {
                 choice.addProperty("text", text);
@@ -189,7 +241,7 @@ final class OpenAiAnswer implements AnswerFormat {
             List<GeneratedPiece> listed = new ArrayList<>(generations.get(i).promptPieces());
             listed.addAll(pieces.get(i));
             JsonElement probabilities = logProbabilities(listed, 0);
-            choices.add(choice(choice, i, probabilities, reason(generations.get(i))));
+            choices.add(choice(choice, i, probabilities, reason(generations.get(i), stream)));
         }
         JsonObject json = header();
         json.add("choices", choices);
@@ -202,8 +254,38 @@ final class OpenAiAnswer implements AnswerFormat {
         return pieces.stream().map(GeneratedPiece::text).collect(Collectors.joining());
     }
 
-    private static String reason(Generation generation) {
-        return generation.finishReason().orElseThrow() == FinishReason.LENGTH ? "length" : "stop";
+    /** Sets the calls of a message, and its content: null if there is nothing but calls. */
+    private void addCalls(JsonObject message, List<GeneratedPiece> pieces, ToolCallStream stream) {
+        List<ToolCallStream.Part> parts = new ArrayList<>();
+        pieces.forEach(piece -> parts.addAll(stream.add(tools.text(piece))));
+        parts.addAll(stream.end());
+        JsonArray whole = new JsonArray();
+        StringBuilder content = new StringBuilder();
+        for (ToolCallStream.Part part : parts) {
+            content.append(part.content());
+            if (part.id() != null) {
+                JsonObject call = call(part);
+                call.remove("index");
+                whole.add(call);
+            } else if (part.call() >= 0) {
+                JsonObject function =
+                        whole.get(part.call()).getAsJsonObject().getAsJsonObject("function");
+                String before = function.get("arguments").getAsString();
+                function.addProperty("arguments", before + part.arguments());
+            }
+        }
+        boolean isNull = content.isEmpty() && !whole.isEmpty();
+        message.addProperty("content", isNull ? null : content.toString());
+        if (!whole.isEmpty()) {
+            message.add("tool_calls", whole);
+        }
+    }
+
+    private static String reason(Generation generation, ToolCallStream calls) {
+        if (generation.finishReason().orElseThrow() == FinishReason.LENGTH) {
+            return "length";
+        }
+        return calls != null && calls.calls() > 0 ? "tool_calls" : "stop";
     }
 
     /** Returns the token counts. A prompt counts once, whatever its number of choices. */

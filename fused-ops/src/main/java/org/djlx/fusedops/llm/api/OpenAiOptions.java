@@ -4,7 +4,9 @@ package org.djlx.fusedops.llm.api;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
+import java.util.function.Supplier;
 import org.djlx.fusedops.llm.GenerationRequest;
+import org.djlx.fusedops.llm.sampling.Grammar;
 
 /** Reads the options that OpenAI's chat completions and completions share. */
 final class OpenAiOptions {
@@ -13,6 +15,7 @@ final class OpenAiOptions {
     private static final String STOP_TOKENS = "stop_token_ids";
 
     private static final int MAX_STOP_TOKENS = 128; // Each prompt of a request has a copy.
+    private static final int MAX_CHOICES = 1024;
     private static final int MAX_BIASES = 1024;
     private static final int MAX_ALLOWED_TOKENS = 131_072;
 
@@ -30,12 +33,9 @@ final class OpenAiOptions {
                     neutral("safety_identifier"),
                     neutral("service_tier"),
                     neutral("request_id"),
-                    neutral("parallel_tool_calls"),
                     neutral("spaces_between_special_tokens"),
                     neutral("store"), // Nothing is stored.
                     neutral("modalities", "[\"text\"]"),
-                    neutral("tools", "[]"),
-                    neutral("tool_choice", "\"none\"", "\"auto\""),
                     neutral("functions", "[]"),
                     neutral("function_call", "\"none\"", "\"auto\""),
                     neutral("reasoning_effort", "\"none\""),
@@ -60,14 +60,78 @@ final class OpenAiOptions {
      */
     static GenerationRequest.Builder read(JsonOptions json) {
         NEUTRAL.forEach(json::neutral);
-        JsonOptions format = json.object("response_format");
-        if (!format.text("type", "text").equals("text")) {
-            throw format.wrong("type", "text");
-        }
-        format.requireNoOthers();
         return sampling(json, 1, 1)
                 .optIgnoreEndOfText(json.flag("ignore_eos", false))
                 .optStopStrings(stops(json, "stop"));
+    }
+
+    /** Refuses tools, in schemas that do not have them. */
+    static void refuseTools(JsonOptions json) {
+        json.neutral("tools", "[]");
+        json.neutral("tool_choice", "\"none\"", "\"auto\"");
+        json.neutral("parallel_tool_calls");
+    }
+
+    /**
+     * Reads OpenAI's {@code response_format}, or one of vLLM's {@code guided_} options. Returns
+     * null if any text is allowed.
+     */
+    static Grammar grammar(JsonOptions json) {
+        List<String> names =
+                List.of("response_format", "guided_json", "guided_regex", "guided_choice");
+        List<String> set = names.stream().filter(json::has).toList();
+        if (set.size() > 1) {
+            throw json.wrong(set.get(1), "left out beside '" + set.get(0) + "'");
+        }
+        if (set.isEmpty()) {
+            return null;
+        }
+        String name = set.get(0);
+        return grammar(
+                json,
+                name,
+                () ->
+                        switch (name) {
+                            case "guided_json" -> Grammar.jsonSchema(json.json(name));
+                            case "guided_regex" -> Grammar.regex(json.text(name, null));
+                            case "guided_choice" -> Grammar.choice(json.texts(name, MAX_CHOICES));
+                            default -> format(json.object(name), "json_schema");
+                        });
+    }
+
+    /** Makes a grammar. Its refusal names the option. */
+    static Grammar grammar(JsonOptions json, String name, Supplier<Grammar> maker) {
+        try {
+            return maker.get();
+        } catch (IllegalArgumentException e) {
+            throw json.wrong(name, "supported: " + e.getMessage());
+        }
+    }
+
+    /**
+     * Reads a format of answers; null if it is text.
+     *
+     * @param nested the name of the object that holds the schema; null if it is in the format
+     */
+    static Grammar format(JsonOptions format, String nested) {
+        String type = format.text("type", "text");
+        if (!List.of("text", "json_object", "json_schema").contains(type)) {
+            throw format.wrong("type", "text, json_object or json_schema");
+        }
+        Grammar grammar = type.equals("json_object") ? Grammar.jsonObject() : null;
+        if (type.equals("json_schema")) {
+            JsonOptions holder = nested == null ? format : format.object(nested);
+            holder.neutral("name");
+            holder.neutral("description");
+            holder.neutral("strict"); // Answers always follow the schema.
+            if (!holder.has("schema")) {
+                throw holder.wrong("schema", "a JSON schema");
+            }
+            grammar = grammar(holder, "schema", () -> Grammar.jsonSchema(holder.json("schema")));
+            holder.requireNoOthers();
+        }
+        format.requireNoOthers();
+        return grammar;
     }
 
     /**

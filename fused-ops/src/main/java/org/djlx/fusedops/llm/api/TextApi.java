@@ -3,14 +3,21 @@ package org.djlx.fusedops.llm.api;
 
 import com.google.gson.JsonNull;
 import com.google.gson.JsonObject;
+import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.Collections;
+import java.util.HashMap;
+import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.stream.IntStream;
 import org.djlx.fusedops.llm.GenerationRequest;
 import org.djlx.fusedops.llm.TextGenerator;
+import org.djlx.fusedops.llm.sampling.Grammar;
 import org.djlx.fusedops.llm.text.ChatTemplate;
 import org.djlx.fusedops.llm.text.TextTokenizer;
+import org.djlx.fusedops.llm.text.ToolFormat;
 
 /**
  * Reads requests for one model: OpenAI's <a
@@ -40,6 +47,8 @@ public final class TextApi {
     private final TextTokenizer tokenizer;
     private final ChatTemplate template;
     private final LogProbabilities logProbabilities;
+    private final ToolFormat toolFormat; // null if the model has none
+    private final int toolMarker; // -1 if the format's marker is no special token
 
     /**
      * Creates an API.
@@ -50,6 +59,20 @@ public final class TextApi {
      * @throws IllegalArgumentException if an argument is null, or the model has no tokenizer
      */
     public TextApi(String model, TextGenerator generator, ChatTemplate template) {
+        this(model, generator, template, null);
+    }
+
+    /**
+     * Creates an API for a model that calls tools in a format of its own.
+     *
+     * @param model the model's name for clients
+     * @param generator the generator; the caller closes it
+     * @param template the model's chat template
+     * @param toolFormat how the model writes calls of tools; null for what the template asks for
+     * @throws IllegalArgumentException if another argument is null, or the model has no tokenizer
+     */
+    public TextApi(
+            String model, TextGenerator generator, ChatTemplate template, ToolFormat toolFormat) {
         if (model == null || generator == null || template == null) {
             throw new IllegalArgumentException("the name, generator or chat template is null");
         }
@@ -64,6 +87,15 @@ public final class TextApi {
                                         new IllegalArgumentException(
                                                 "the model " + model + " has no tokenizer"));
         logProbabilities = new LogProbabilities(tokenizer);
+        this.toolFormat = toolFormat == null ? ToolFormat.of(template).orElse(null) : toolFormat;
+        toolMarker = this.toolFormat == null ? -1 : marker(this.toolFormat.marker());
+    }
+
+    /** Returns the special token that stands for a text; -1 if there is none. */
+    private int marker(String text) {
+        boolean isSpecial = tokenizer.specialTokens().contains(text);
+        int[] tokens = isSpecial ? tokenizer.encode(text, false) : new int[0];
+        return tokens.length == 1 ? tokens[0] : -1;
     }
 
     /** {@return the model's name} */
@@ -117,7 +149,18 @@ public final class TextApi {
         json.neutral("echo", "false");
         json.neutral("continue_final_message", "false");
         json.neutral("add_special_tokens", "false");
-        readPrompt(json, "messages", messages(json, "messages"), name, builder);
+        Tools tools = tools(json);
+        Grammar grammar = OpenAiOptions.grammar(json);
+        if (tools != null && (tools.isForced() || grammar != null)) {
+            Grammar calls = tools.grammar(json);
+            boolean isEither = !tools.isForced() && toolFormat.promptSuffix().isEmpty();
+            if (!tools.isForced() && !isEither) {
+                throw json.wrong("tool_choice", "none or required beside a grammar");
+            }
+            grammar = isEither ? Grammar.anyOf(List.of(grammar, calls)) : calls;
+        }
+        builder.optGrammar(grammar);
+        readPrompt(json, "messages", messages(json, "messages"), tools, name, builder);
         json.requireNoOthers();
         return new TextCall(
                 OpenAiOptions.build(builder.optTopLogProbabilities(top), json, choices),
@@ -128,6 +171,7 @@ public final class TextApi {
                         Collections.nCopies(choices, ""),
                         choices,
                         listed ? logProbabilities : null,
+                        tools,
                         model));
     }
 
@@ -136,20 +180,30 @@ public final class TextApi {
             JsonOptions json,
             String of,
             List<ChatTemplate.Message> messages,
+            Tools tools,
             String maxTokensName,
             GenerationRequest.Builder builder) {
         long maxTokens = json.integer(maxTokensName, 1, Integer.MAX_VALUE, 0);
-        int[] prompt = encode(json, of, messages);
+        int[] prompt = encode(json, of, messages, tools);
         builder.setPromptTokens(prompt);
         long left = Math.max(1, generator.maxLength() - prompt.length);
         builder.optMaxNewTokens((int) (maxTokens == 0 ? left : maxTokens));
     }
 
-    private int[] encode(JsonOptions json, String of, List<ChatTemplate.Message> messages) {
+    private int[] encode(
+            JsonOptions json, String of, List<ChatTemplate.Message> messages, Tools tools) {
         boolean generation = json.flag("add_generation_prompt", true);
-        Map<String, Object> options = json.values("chat_template_kwargs");
+        Map<String, Object> options = new HashMap<>(json.values("chat_template_kwargs"));
+        if (tools != null) {
+            options.put("tools", tools.declarations());
+        }
         try {
-            return template.encode(messages, generation, options, tokenizer);
+            int[] prompt = template.encode(messages, generation, options, tokenizer);
+            if (tools == null || !tools.isForced()) {
+                return prompt;
+            }
+            int[] suffix = tokenizer.encode(toolFormat.promptSuffix(), false);
+            return IntStream.concat(Arrays.stream(prompt), Arrays.stream(suffix)).toArray();
         } catch (IllegalArgumentException e) {
             throw ApiException.badRequest(of, e.getMessage());
         }
@@ -166,7 +220,6 @@ public final class TextApi {
     private static ChatTemplate.Message message(JsonOptions json) {
         json.neutral("name");
         json.neutral("annotations", "[]");
-        json.neutral("tool_calls", "[]");
         json.neutral("type", "\"message\""); // of responses, as these:
         json.neutral("id");
         json.neutral("status");
@@ -174,8 +227,8 @@ public final class TextApi {
         if (role.equals("developer")) {
             role = "system";
         }
-        if (!List.of("system", "user", "assistant").contains(role)) {
-            throw json.wrong("role", "system, developer, user or assistant");
+        if (!List.of("system", "user", "assistant", "tool").contains(role)) {
+            throw json.wrong("role", "system, developer, user, assistant or tool");
         }
         String content;
         if (json.isArray("content")) {
@@ -193,11 +246,53 @@ public final class TextApi {
         } else {
             content = json.text("content", null);
         }
-        if (content == null) {
+        Map<String, Object> more = new LinkedHashMap<>();
+        if (role.equals("assistant") && !json.isEmpty("tool_calls")) {
+            more.put("tool_calls", json.objects("tool_calls").stream().map(TextApi::call).toList());
+        } else {
+            json.neutral("tool_calls", "[]");
+        }
+        if (content == null && more.isEmpty()) {
             throw json.wrong("content", "a string or an array of texts");
         }
+        if (role.equals("tool")) {
+            more.put("tool_call_id", json.text("tool_call_id", ""));
+        }
         json.requireNoOthers();
-        return new ChatTemplate.Message(role, content);
+        return new ChatTemplate.Message(role, content, more);
+    }
+
+    /** Reads a call of a tool, for the template: with its arguments as an object. */
+    private static Map<String, Object> call(JsonOptions json) {
+        json.neutral("type", "\"function\"");
+        String id = json.text("id", "");
+        JsonOptions function = json.object("function");
+        String text = function.text("arguments", "");
+        Map<String, Object> arguments;
+        try {
+            byte[] utf8 = (text.isBlank() ? "{}" : text).getBytes(StandardCharsets.UTF_8);
+            arguments = JsonOptions.parse(utf8).values();
+        } catch (ApiException e) {
+            throw function.wrong("arguments", "a JSON object in a string: " + e.getMessage());
+        }
+        String name = function.text("name", "");
+        if (name.isEmpty()) {
+            throw function.wrong("name", "the name of a tool");
+        }
+        function.requireNoOthers();
+        json.neutral("index");
+        json.requireNoOthers();
+        return Map.of(
+                "id",
+                id,
+                "type",
+                "function",
+                "function",
+                Map.of("name", name, "arguments", arguments));
+    }
+
+    private Tools tools(JsonOptions json) {
+        return Tools.read(json, toolFormat, toolMarker);
     }
 
     /**
@@ -228,10 +323,11 @@ public final class TextApi {
         reasoning.neutral("effort", "\"none\"");
         reasoning.neutral("summary");
         reasoning.requireNoOthers();
+        OpenAiOptions.refuseTools(json);
         JsonOptions text = json.object("text");
-        JsonOptions format = text.object("format");
-        format.neutral("type", "\"text\"");
-        format.requireNoOthers();
+        if (text.has("format")) {
+            builder.optGrammar(OpenAiOptions.format(text.object("format"), null));
+        }
         text.neutral("verbosity", "\"medium\"");
         text.requireNoOthers();
         List<ChatTemplate.Message> messages = new ArrayList<>();
@@ -244,7 +340,7 @@ public final class TextApi {
         } else {
             messages.add(new ChatTemplate.Message("user", notEmpty(json, "input")));
         }
-        readPrompt(json, "input", messages, "max_output_tokens", builder);
+        readPrompt(json, "input", messages, null, "max_output_tokens", builder);
         json.requireNoOthers();
         GenerationRequest request = OpenAiOptions.build(builder);
         return new TextCall(
@@ -274,7 +370,7 @@ public final class TextApi {
         }
         int[] tokens =
                 isChat
-                        ? encode(json, "messages", messages(json, "messages"))
+                        ? encode(json, "messages", messages(json, "messages"), tools(json))
                         : tokenizer.encode(notEmpty(json, "prompt"), specialTokens);
         json.requireNoOthers();
         JsonObject answer = new JsonObject();
@@ -302,12 +398,14 @@ public final class TextApi {
         boolean usage = usage(json, streamed);
         json.neutral("suffix", "\"\"");
         json.neutral("add_special_tokens", "true");
+        OpenAiOptions.refuseTools(json);
         boolean echoes = json.flag("echo", false);
         boolean listed = json.has("logprobs");
         JsonOptions prompts = json.prompts("prompt");
         int choices = OpenAiOptions.choices(json, prompts.names().size());
         GenerationRequest.Builder builder =
                 OpenAiOptions.read(json)
+                        .optGrammar(OpenAiOptions.grammar(json))
                         .optTopLogProbabilities(topLogProbabilities(json, "logprobs"))
                         .optPromptLogProbabilities(echoes && listed)
                         .optMaxNewTokens(
@@ -345,6 +443,7 @@ public final class TextApi {
                         echoed,
                         choices,
                         listed ? logProbabilities : null,
+                        null,
                         model));
     }
 

@@ -6,6 +6,7 @@
  * OpenAiAnswer      OpenAI's answers, to chats and completions
  * OpenAiOptions     the options that OpenAI's schemas share
  * ResponsesAnswer   OpenAI's responses
+ * Tools             the tools of a chat, and how the model may call them
  */
 /**
  * The HTTP schemas of OpenAI and DJL Serving, independent of the HTTP server. {@link

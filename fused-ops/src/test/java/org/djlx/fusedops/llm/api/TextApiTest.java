@@ -335,7 +335,7 @@ class TextApiTest {
                 new Bad("7", 400, "not a JSON object"),
                 new Bad("{} {}", 400, "not JSON"),
                 new Bad("[".repeat(100_000), 400, "not JSON that can be read"),
-                new Bad("{'prompt':" + "[".repeat(20) + "]".repeat(20) + "}", 400, "esting"),
+                new Bad("{'prompt':" + "[".repeat(80) + "]".repeat(80) + "}", 400, "esting"),
                 new Bad("{}", 400, "'prompt' must be a non-empty text"),
                 new Bad("{'prompt':''}", 400, "'prompt' must be"),
                 new Bad("{'prompt':null}", 400, "'prompt' must be"),
@@ -387,7 +387,7 @@ class TextApiTest {
                 new Bad("{'messages':[]}", 400, "'messages' must be"),
                 new Bad("{'messages':[1]}", 400, "'messages' must be"),
                 new Bad("{'messages':[{}]}", 400, "'messages[0].role' must be"),
-                new Bad("{'messages':[{'role':'tool','content':'x'}]}", 400, "role' must be"),
+                new Bad("{'messages':[{'role':'function','content':'x'}]}", 400, "role' must be"),
                 new Bad("{'messages':[{'role':'user'}]}", 400, "'messages[0].content' must"),
                 new Bad(
                         "{'messages':[{'role':'user','content':[{'type':'image_url'}]}]}",
@@ -408,7 +408,7 @@ class TextApiTest {
                 new Bad(
                         "{'messages':[{'role':'assistant','content':'x','tool_calls':[{}]}]}",
                         400,
-                        "'messages[0].tool_calls' must be []; other values are not supported"),
+                        "'messages[0].tool_calls[0].function.name' must be the name of a tool"),
                 new Bad("{'inputs':[]}", 400, "'inputs' must be a string"),
                 new Bad("{'inputs':['a','']}", 400, "'inputs[1]' must be a non-empty text"),
                 new Bad("{'inputs':['a',['b']]}", 400, "'inputs[1]' must be a string"),
@@ -627,7 +627,7 @@ class TextApiTest {
                     prompt_cache_key | 'x',null | |
                     prompt_cache_retention | '24h',null | |
                     reasoning_effort | 'none',null | 'high' | 'reasoning_effort' must be "none"
-                    response_format | {'type':'text'},null | {'type':'json_object'} | 'response_format.type' must be
+                    response_format | {'type':'text'},{'type':'json_object'},null | {'type':'structural_tag'} | 'response_format.type' must be
                     safety_identifier | 'x',null | |
                     seed | 5,null | 0.5 | 'seed' must be
                     service_tier | 'auto','flex',null | |
@@ -636,8 +636,8 @@ class TextApiTest {
                     stream | true,false,null | 1 | 'stream' must be true or false
                     stream_options | {'include_usage':true,'include_obfuscation':false},null | {'x':1} | unknown option 'stream_options.x'
                     temperature | 0,1.5,null | -1 | 'temperature' must be
-                    tool_choice | 'none','auto',null | 'required' | 'tool_choice' must be
-                    tools | [],null | [{'type':'function'}] | 'tools' must be []
+                    tool_choice | 'none','auto',null | 'required' | 'tool_choice' must be one of the tools
+                    tools | [],null | [{'type':'function','function':{'name':'f'}}] | 'tools' must be left out
                     top_logprobs | 0,null | 21 | 'top_logprobs' must be
                     top_p | 0.5,1,null | 0 | 'top_p' must be
                     user | 'x',null | |
@@ -903,7 +903,7 @@ class TextApiTest {
                     {'input':'x','background':true} | 'background' must be false
                     {'input':'x','truncation':'auto'} | 'truncation' must be "disabled"
                     {'input':'x','reasoning':{'effort':'high'}} | 'reasoning.effort' must be "none"
-                    {'input':'x','text':{'format':{'type':'json_object'}}} | 'text.format.type' must be "text"
+                    {'input':'x','text':{'format':{'type':'grammar'}}} | 'text.format.type' must be text, json_object or json_schema
                     {'input':[{'type':'item_reference','id':'x'}]} | 'input[0].type' must be "message"
                     {'input':'x','tools':[{'type':'web_search'}]} | 'tools' must be []
                     """)
