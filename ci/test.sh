@@ -119,7 +119,7 @@ check_newest_java() {
   while read -r module classes; do
     (cd "$root/$module" && "$newest/bin/java" -Xmx2g --enable-native-access=ALL-UNNAMED -Dtest.foreign=true -cp "$class_path" \
       org.junit.platform.console.ConsoleLauncher execute --disable-banner --disable-ansi-colors --details=summary --fail-if-no-tests \
-      --select-package org.djlx --include-classname "$classes" --exclude-tag 'slow | gpu | soak') >"$out/newest.log" 2>&1 ||
+      --select-package org.djlx --include-classname "$classes" --exclude-tag 'slow | gpu | soak | clients') >"$out/newest.log" 2>&1 ||
       die "tests of $module fail on $newest:"$'\n'"$(sed -n '/^Failures/,$p' "$out/newest.log")"
     ! grep -q 'WARNING: A restricted method' "$out/newest.log" || die "native access warns on $newest: $(grep -A2 'A restricted' "$out/newest.log")"
   done <<EOF
@@ -211,7 +211,7 @@ check_maps
 
 if [[ -n $quick ]]; then
   say "Compiling and running the quick tests, log in target/test.log"
-  run_maven test "${options[@]}" -Dtest.excludedGroups='soak | gpu | slow' "$@" || die "failed after $(elapsed)"
+  run_maven test "${options[@]}" -Dtest.excludedGroups='soak | gpu | slow | clients' "$@" || die "failed after $(elapsed)"
   say "All quick checks passed in $(elapsed); ci/test.sh runs the rest"
   exit
 fi
@@ -223,7 +223,7 @@ check_kernels >"$out/kernels.log" 2>&1 &
 kernels=$!
 say "Building and testing with $forks test JVMs, log in target/test.log"
 # One invocation: in a second one, without `install`, a module would not find the others' jars. Javadoc is part of it.
-run_maven verify "${options[@]}" -Dtest.excludedGroups= -Dtest.soak.seconds=2 "$@" || die "failed after $(elapsed)"
+run_maven verify "${options[@]}" -Dtest.excludedGroups=clients -Dtest.soak.seconds=2 "$@" || die "failed after $(elapsed)"
 wait "$kernels" || die "kernels: $(<"$out/kernels.log")"
 tail -1 "$out/kernels.log"
 if ((!$#)); then

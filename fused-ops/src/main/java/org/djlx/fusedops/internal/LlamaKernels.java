@@ -40,7 +40,19 @@ public final class LlamaKernels implements AutoCloseable {
     public static final int TOP_FLOATS = 4;
 
     /** The bytes of the sampling parameters of a row for {@link #sample}, a multiple of 8. */
-    public static final int SAMPLING_BYTES = 32;
+    public static final int SAMPLING_BYTES = 80;
+
+    /** The bytes of an edit of a logit: an int and two more of 4 bytes; see {@link Sampling}. */
+    public static final int EDIT_BYTES = 12;
+
+    /** Marks, in the count of an edit, a token of the prompt. */
+    public static final int IN_PROMPT = 1 << 30;
+
+    /** The most logits that {@link #sample} lists for a row. */
+    public static final int MAX_MOST = 20;
+
+    /** The bytes of a listed logit: its token as an int, and a float. */
+    public static final int MOST_BYTES = 8;
 
     /** Stands for the token that {@link #sample} returned last for the sequence. */
     public static final int LAST_SAMPLED = -2;
@@ -486,11 +498,26 @@ public final class LlamaKernels implements AutoCloseable {
      *       <li>a double, top-p; 1 for all tokens
      *       <li>a long, the random number
      *       <li>a long, top-k; 0 for all tokens
+     *       <li>a double, min-p; 0 for all tokens
+     *       <li>the address of edits, in pinned memory: for each of distinct tokens an int, the
+     *           token; an int, how often it was generated, plus {@value #IN_PROMPT} if the prompt
+     *           has it; a float, its bias. 0 if the logits are not edited
+     *       <li>the address of a bit for each token, in pinned memory: 1 if it is allowed. 0 if all
+     *           are
+     *       <li>an int, the number of edits
+     *       <li>an int, the token to report instead of a sampled one; -1 for none
+     *       <li>an int, how many of the highest logits to list
+     *       <li>three floats, the repetition, frequency and presence penalties
      *     </ol>
      *
-     * @param logits the logits of all ranks, used by rows that sample: rows of {@code width},
-     *     {@code stride} apart
+     * @param logits the logits of all ranks, used by rows that are not plainly greedy: rows of
+     *     {@code width}, {@code stride} apart
      * @param stride the distance between rows, in elements
+     * @param tokens the tokens of {@link #embed}: edits do not count the {@link #LAST_SAMPLED} yet
+     * @param most receives the listed logits of each row, {@value #MAX_MOST} times {@value
+     *     #MOST_BYTES} bytes a row; may be pinned memory
+     * @param edited temporary memory for {@code width} floats of each row; used by rows with edits
+     * @param editedStride the distance between its rows, in floats
      */
     public record Sampling(
             long top,
@@ -500,7 +527,11 @@ public final class LlamaKernels implements AutoCloseable {
             long parameters,
             long logits,
             long width,
-            long stride) {}
+            long stride,
+            long tokens,
+            long most,
+            long edited,
+            long editedStride) {}
 
     /** Samples a token for each row, or takes the argmax. Keeps it for the next {@link #embed}. */
     public void sample(CudaStream stream, Sampling of, int ranks, int rows) {
@@ -516,7 +547,11 @@ public final class LlamaKernels implements AutoCloseable {
                         of.width,
                         of.stride,
                         ranks,
-                        rows);
+                        rows,
+                        of.tokens,
+                        of.most,
+                        of.edited,
+                        of.editedStride);
         sample.launch(stream, LaunchSize.of(rows, SAMPLE_THREADS), arguments);
     }
 

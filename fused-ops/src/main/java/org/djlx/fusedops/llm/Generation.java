@@ -69,6 +69,16 @@ public interface Generation {
      */
     int cachedTokens();
 
+    /**
+     * {@return the tokens of the prompt with their log probabilities, in pieces with empty texts,
+     * if the request {@linkplain GenerationRequest.Builder#optPromptLogProbabilities asks for
+     * them}} The first token has no log probability, but NaN. Empty until the first piece is
+     * generated.
+     */
+    default List<GeneratedPiece> promptPieces() {
+        return List.of();
+    }
+
     /** {@return the number of tokens generated so far, taken or not, including a stop token} */
     int generatedTokens();
 

@@ -2,40 +2,25 @@
 package org.djlx.fusedops.llm;
 
 import java.util.List;
+import java.util.Map;
 import java.util.Optional;
 import java.util.OptionalLong;
+import org.djlx.fusedops.llm.sampling.Grammar;
 
 /**
  * A request to generate text: prompt, sampling parameters and stop conditions. The parameters apply
- * to the logits in this order, as in Hugging Face's transformers: repetition penalty, temperature,
- * top-k, top-p. Immutable.
+ * to the logits in this order, as in vLLM: allowed tokens, bias, repetition penalty, frequency
+ * penalty, presence penalty, temperature, min-p, top-k, top-p. Immutable.
  */
 public final class GenerationRequest {
 
-    private final String prompt; // null if promptTokens is set
-    private final int[] promptTokens; // null if prompt is set
-    private final int maxNewTokens;
-    private final double temperature;
-    private final int topK;
-    private final double topP;
-    private final double repetitionPenalty;
-    private final Long seed;
-    private final int[] stopTokens;
-    private final List<String> stopStrings;
-    private final boolean ignoreEndOfText;
+    /** The largest number of {@linkplain Builder#optTopLogProbabilities most probable tokens}. */
+    public static final int MAX_TOP_LOG_PROBABILITIES = 20;
 
-    private GenerationRequest(Builder builder) {
-        prompt = builder.prompt;
-        promptTokens = builder.promptTokens;
-        maxNewTokens = builder.maxNewTokens;
-        temperature = builder.temperature;
-        topK = builder.topK;
-        topP = builder.topP;
-        repetitionPenalty = builder.repetitionPenalty;
-        seed = builder.seed;
-        stopTokens = builder.stopTokens;
-        stopStrings = builder.stopStrings;
-        ignoreEndOfText = builder.ignoreEndOfText;
+    private final Builder values; // never changed
+
+    private GenerationRequest(Builder values) {
+        this.values = values;
     }
 
     /** {@return a new builder} */
@@ -45,44 +30,44 @@ public final class GenerationRequest {
 
     /** {@return the prompt's text; empty if the prompt was set by its tokens} */
     public Optional<String> prompt() {
-        return Optional.ofNullable(prompt);
+        return Optional.ofNullable(values.prompt);
     }
 
     /** {@return a copy of the prompt's tokens; empty if the prompt was set as text} */
     public Optional<int[]> promptTokens() {
-        return Optional.ofNullable(promptTokens).map(int[]::clone);
+        return Optional.ofNullable(values.promptTokens).map(int[]::clone);
     }
 
     /** {@return the maximum number of tokens to generate} */
     public int maxNewTokens() {
-        return maxNewTokens;
+        return values.maxNewTokens;
     }
 
     /** {@return the temperature; 0 for greedy sampling} */
     public double temperature() {
-        return temperature;
+        return values.temperature;
     }
 
     /** {@return top-k: the number of most probable tokens to sample from; 0 for all} */
     public int topK() {
-        return topK;
+        return values.topK;
     }
 
     /**
      * {@return top-p: the cumulative probability of the tokens to sample from; 1 for all tokens}
      */
     public double topP() {
-        return topP;
+        return values.topP;
     }
 
     /** {@return the repetition penalty; 1 for none} */
     public double repetitionPenalty() {
-        return repetitionPenalty;
+        return values.repetitionPenalty;
     }
 
     /** {@return the seed, if one was set} */
     public OptionalLong seed() {
-        return seed == null ? OptionalLong.empty() : OptionalLong.of(seed);
+        return values.seed == null ? OptionalLong.empty() : OptionalLong.of(values.seed);
     }
 
     /**
@@ -90,21 +75,69 @@ public final class GenerationRequest {
      * end-of-text tokens}
      */
     public int[] stopTokens() {
-        return stopTokens.clone();
+        return values.stopTokens.clone();
     }
 
     /** {@return the stop strings} */
     public List<String> stopStrings() {
-        return stopStrings;
+        return values.stopStrings;
     }
 
     /** {@return whether generation continues after the model's end-of-text tokens} */
     public boolean ignoresEndOfText() {
-        return ignoreEndOfText;
+        return values.ignoreEndOfText;
+    }
+
+    /**
+     * {@return min-p: the least probability of the tokens to sample from, relative to the most
+     * probable token; 0 for all tokens}
+     */
+    public double minP() {
+        return values.minP;
+    }
+
+    /** {@return what is subtracted from a logit for each time its token was generated} */
+    public double frequencyPenalty() {
+        return values.frequencyPenalty;
+    }
+
+    /** {@return what is subtracted from the logits of generated tokens} */
+    public double presencePenalty() {
+        return values.presencePenalty;
+    }
+
+    /** {@return what is added to the logits of some tokens} */
+    public Map<Integer, Double> logitBias() {
+        return values.logitBias;
+    }
+
+    /** {@return a copy of the only tokens that may be generated; empty for all} */
+    public int[] allowedTokens() {
+        return values.allowedTokens.clone();
+    }
+
+    /** {@return the number of tokens to generate before a stop token or stop string counts} */
+    public int minNewTokens() {
+        return values.minNewTokens;
+    }
+
+    /** {@return the grammar that the generated text follows, if one was set} */
+    public Optional<Grammar> grammar() {
+        return Optional.ofNullable(values.grammar);
+    }
+
+    /** {@return how many of the most probable tokens each piece lists} */
+    public int topLogProbabilities() {
+        return values.topLogProbabilities;
+    }
+
+    /** {@return whether the log probabilities of the prompt's tokens are computed} */
+    public boolean hasPromptLogProbabilities() {
+        return values.promptLogProbabilities;
     }
 
     /** Builds a {@link GenerationRequest}. */
-    public static final class Builder {
+    public static final class Builder implements Cloneable {
 
         private String prompt;
         private int[] promptTokens;
@@ -117,6 +150,15 @@ public final class GenerationRequest {
         private int[] stopTokens = {};
         private List<String> stopStrings = List.of();
         private boolean ignoreEndOfText;
+        private double minP;
+        private double frequencyPenalty;
+        private double presencePenalty;
+        private Map<Integer, Double> logitBias = Map.of();
+        private int[] allowedTokens = {};
+        private int minNewTokens;
+        private Grammar grammar;
+        private int topLogProbabilities;
+        private boolean promptLogProbabilities;
 
         private Builder() {}
 
@@ -255,6 +297,111 @@ public final class GenerationRequest {
         }
 
         /**
+         * Samples only from tokens that are at least {@code minP} times as probable as the most
+         * probable token (Nguyen et al., 2024, <a
+         * href="https://arxiv.org/abs/2407.01082">arXiv:2407.01082</a>).
+         *
+         * @param minP the share, from 0 to 1; default 0, all tokens
+         * @return this builder
+         */
+        public Builder optMinP(double minP) {
+            this.minP = minP;
+            return this;
+        }
+
+        /**
+         * Subtracts the penalty from the logit of a token for each time it was generated.
+         *
+         * @param frequencyPenalty the penalty, from -2 to 2; default 0, no change
+         * @return this builder
+         */
+        public Builder optFrequencyPenalty(double frequencyPenalty) {
+            this.frequencyPenalty = frequencyPenalty;
+            return this;
+        }
+
+        /**
+         * Subtracts the penalty from the logits of tokens that were generated.
+         *
+         * @param presencePenalty the penalty, from -2 to 2; default 0, no change
+         * @return this builder
+         */
+        public Builder optPresencePenalty(double presencePenalty) {
+            this.presencePenalty = presencePenalty;
+            return this;
+        }
+
+        /**
+         * Adds to the logits of tokens, before the penalties.
+         *
+         * @param logitBias what is added, from -100 to 100, by token; default none
+         * @return this builder
+         */
+        public Builder optLogitBias(Map<Integer, Double> logitBias) {
+            this.logitBias = logitBias;
+            return this;
+        }
+
+        /**
+         * Generates only these tokens. A stop token has to be among them to be generated.
+         *
+         * @param tokens the tokens; default none, which allows all
+         * @return this builder
+         */
+        public Builder optAllowedTokens(int... tokens) {
+            allowedTokens = tokens == null ? null : tokens.clone();
+            return this;
+        }
+
+        /**
+         * Generates no end-of-text token and no stop token before a minimum number of new tokens.
+         * Stop strings in the text of these tokens are ignored.
+         *
+         * @param minNewTokens the number, from 0 to the maximum number of new tokens; default 0
+         * @return this builder
+         */
+        public Builder optMinNewTokens(int minNewTokens) {
+            this.minNewTokens = minNewTokens;
+            return this;
+        }
+
+        /**
+         * Generates only texts of a grammar (structured output). The model must have a tokenizer.
+         *
+         * @param grammar the texts; default null, any text
+         * @return this builder
+         */
+        public Builder optGrammar(Grammar grammar) {
+            this.grammar = grammar;
+            return this;
+        }
+
+        /**
+         * Lists the most probable tokens in each {@link GeneratedPiece}, with the log probabilities
+         * of the model: before penalties, biases and temperature.
+         *
+         * @param count how many, from 0 to {@link #MAX_TOP_LOG_PROBABILITIES}; default 0
+         * @return this builder
+         */
+        public Builder optTopLogProbabilities(int count) {
+            topLogProbabilities = count;
+            return this;
+        }
+
+        /**
+         * Computes the log probabilities of the prompt's tokens, too: {@link
+         * Generation#promptPieces}. Such a prompt is computed in decode steps, which takes longer,
+         * and does not use the prefix cache.
+         *
+         * @param promptLogProbabilities whether to compute them; default false
+         * @return this builder
+         */
+        public Builder optPromptLogProbabilities(boolean promptLogProbabilities) {
+            this.promptLogProbabilities = promptLogProbabilities;
+            return this;
+        }
+
+        /**
          * {@return the request}
          *
          * @throws IllegalArgumentException if a value is out of range; the message names the value
@@ -277,8 +424,29 @@ public final class GenerationRequest {
             check(
                     stopStrings.stream().noneMatch(stop -> stop == null || stop.isEmpty()),
                     "stopStrings must not contain an empty string: " + stopStrings);
-            stopStrings = List.copyOf(stopStrings);
-            return new GenerationRequest(this);
+            checkRange("minP", minP, 0, 1);
+            checkRange("frequencyPenalty", frequencyPenalty, -2, 2);
+            checkRange("presencePenalty", presencePenalty, -2, 2);
+            check(logitBias != null, "logitBias is null");
+            logitBias.forEach(
+                    (token, bias) -> checkRange("logitBias of " + token, bias, -100, 100));
+            check(allowedTokens != null, "allowedTokens is null");
+            checkRange("minNewTokens", minNewTokens, 0, maxNewTokens);
+            checkRange("topLogProbabilities", topLogProbabilities, 0, MAX_TOP_LOG_PROBABILITIES);
+            try {
+                Builder values = (Builder) clone();
+                values.stopStrings = List.copyOf(stopStrings);
+                values.logitBias = Map.copyOf(logitBias);
+                return new GenerationRequest(values);
+            } catch (CloneNotSupportedException e) {
+                throw new AssertionError(e); // Builders are cloneable.
+            }
+        }
+
+        private static void checkRange(String name, double value, double least, double most) {
+            check(
+                    value >= least && value <= most,
+                    name + " must be from " + least + " to " + most + ", not " + value);
         }
 
         private static void check(boolean condition, String problem) {
@@ -291,7 +459,9 @@ public final class GenerationRequest {
     @Override
     public String toString() {
         String of =
-                prompt != null ? prompt.length() + " characters" : promptTokens.length + " tokens";
-        return "request(prompt of " + of + ", at most " + maxNewTokens + " new tokens)";
+                values.prompt != null
+                        ? values.prompt.length() + " characters"
+                        : values.promptTokens.length + " tokens";
+        return "request(prompt of " + of + ", at most " + maxNewTokens() + " new tokens)";
     }
 }

@@ -38,11 +38,14 @@ public interface TextGenerator extends AutoCloseable {
     /**
      * Submits requests: all of them or none. Returns immediately.
      *
-     * @param requests one or more requests
+     * @param requests one or more requests. With prefix caching, a prompt that several of them have
+     *     is computed once
      * @return a generation for each
-     * @throws IllegalArgumentException if a prompt is empty, a prompt and its new tokens are longer
-     *     than {@link #maxLength()}, a token of a prompt or a stop token is not in the vocabulary,
-     *     or there are more requests than the queue holds
+     * @throws ContextLengthException if a prompt and its new tokens are longer than {@link
+     *     #maxLength()}
+     * @throws IllegalArgumentException if a prompt is empty, a token of a prompt, a stop token or
+     *     another token of a request is not in the vocabulary, or there are more requests than the
+     *     queue holds
      * @throws java.util.concurrent.RejectedExecutionException if the queue is full
      * @throws IllegalStateException if the generator is closed or has failed; {@link
      *     #unavailabilityCause()} has the reason

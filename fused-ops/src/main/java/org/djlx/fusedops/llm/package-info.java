@@ -5,6 +5,7 @@
  * org.djlx.fusedops.llm.TextGenerator}.
  *
  * <ul>
+ *   <li>{@link org.djlx.fusedops.llm.ContextLengthException} - a request is too long
  *   <li>{@link org.djlx.fusedops.llm.FinishReason} - why a generation has ended
  *   <li>{@link org.djlx.fusedops.llm.GeneratedPiece} - a generated token and its text
  *   <li>{@link org.djlx.fusedops.llm.Generation} - an accepted request and its generated pieces
@@ -12,6 +13,7 @@
  *       conditions
  *   <li>{@link org.djlx.fusedops.llm.GeneratorStatistics} - counters of a generator
  *   <li>{@link org.djlx.fusedops.llm.TextGenerator} - generates text for many requests at a time
+ *   <li>{@link org.djlx.fusedops.llm.TokenLogProbability} - a token that could have been generated
  * </ul>
  */
 package org.djlx.fusedops.llm;

@@ -24,6 +24,10 @@ class KernelLayoutTest {
         assertEquals(llama.value("TOP_BLOCKS"), LlamaKernels.TOP_BLOCKS);
         assertEquals(llama.value("SAMPLED"), LlamaKernels.LAST_SAMPLED);
         assertEquals(llama.struct("SamplingParameters").byteSize(), LlamaKernels.SAMPLING_BYTES);
+        assertEquals(llama.struct("Edit").byteSize(), LlamaKernels.EDIT_BYTES);
+        assertEquals(llama.value("IN_PROMPT"), LlamaKernels.IN_PROMPT);
+        assertEquals(llama.struct("Most").byteSize(), LlamaKernels.MOST_BYTES);
+        assertEquals(llama.value("MAX_MOST"), LlamaKernels.MAX_MOST);
         assertEquals(llama.struct("Top").byteSize(), LlamaKernels.TOP_FLOATS * Float.BYTES);
         assertEquals(
                 LlamaKernels.MAX_ROWS,

@@ -3,11 +3,14 @@ package org.djlx.fusedops.llm;
 
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.util.ArrayList;
+import java.util.HashMap;
 import java.util.List;
+import java.util.Map;
 import java.util.function.UnaryOperator;
 import org.junit.jupiter.api.Test;
 
@@ -24,6 +27,29 @@ class GenerationRequestTest {
         assertEquals(1, request.topP());
         assertEquals(1, request.repetitionPenalty());
         assertTrue(request.seed().isEmpty());
+        assertEquals(0, request.minP());
+        assertEquals(0, request.frequencyPenalty());
+        assertEquals(0, request.presencePenalty());
+        assertEquals(Map.of(), request.logitBias());
+        assertEquals(0, request.allowedTokens().length);
+        assertEquals(0, request.minNewTokens());
+        assertEquals(0, request.topLogProbabilities());
+        assertFalse(request.hasPromptLogProbabilities());
+    }
+
+    @Test
+    void aRequestDoesNotChangeWithItsBuilder() {
+        Map<Integer, Double> bias = new HashMap<>(Map.of(3, 1.0));
+        GenerationRequest.Builder builder =
+                GenerationRequest.builder().setPrompt("a").optLogitBias(bias).optSeed(1);
+        GenerationRequest request = builder.build();
+        builder.setPrompt("b").optSeed(2).optAllowedTokens(5);
+        bias.put(4, 2.0);
+        assertEquals("a", request.prompt().orElseThrow());
+        assertEquals(1, request.seed().getAsLong());
+        assertEquals(0, request.allowedTokens().length);
+        assertEquals(Map.of(3, 1.0), request.logitBias());
+        assertEquals(5, builder.build().allowedTokens()[0]);
     }
 
     @Test
@@ -63,6 +89,14 @@ class GenerationRequestTest {
         refuse("stopTokens", builder -> builder.optStopTokens((int[]) null));
         refuse("stopStrings", builder -> builder.optStopStrings(null));
         refuse("stopStrings", builder -> builder.optStopStrings(List.of("a", "")));
+        refuse("minP must be from 0.0 to 1.0, not 1.1", builder -> builder.optMinP(1.1));
+        refuse("frequencyPenalty", builder -> builder.optFrequencyPenalty(-2.1));
+        refuse("presencePenalty", builder -> builder.optPresencePenalty(Double.NaN));
+        refuse("logitBias is null", builder -> builder.optLogitBias(null));
+        refuse("logitBias of 7", builder -> builder.optLogitBias(Map.of(7, 101.0)));
+        refuse("allowedTokens is null", builder -> builder.optAllowedTokens((int[]) null));
+        refuse("minNewTokens must be from 0", builder -> builder.optMinNewTokens(129));
+        refuse("topLogProbabilities", builder -> builder.optTopLogProbabilities(21));
     }
 
     private static void refuse(String problem, UnaryOperator<GenerationRequest.Builder> change) {

@@ -27,6 +27,9 @@ const int PACK = Pack<T>::COUNT;
 const int STEP = 4 * PACK;  // elements of a row that 4 lanes load at a time
 const float LOWEST = -1e30f;  // below every attention score and logit
 
+// A placeholder for an input token: the token that decode_sample stored for the sequence. The host does not know it yet.
+const int SAMPLED = -2;
+
 // Copies a pack to shared memory (cp.async), or zeros if `there` is false. ONCE: weights; also fetches neighbouring bytes into L2.
 template <bool ONCE>
 __device__ __forceinline__ void copy_pack_async(u32 to, const Bits* from, bool there) {

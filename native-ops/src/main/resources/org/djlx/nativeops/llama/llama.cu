@@ -24,9 +24,6 @@
 // ---------------------------------------------------------------------------------------------------------------------------
 // Embedding of each row's token; zeros if another rank has the token, or if the row has no token.
 
-// Placeholder: use the token that decode_sample stored for the sequence. The host does not know this token yet.
-const int SAMPLED = -2;
-
 struct Embedding {
   Bits* output;           // (rows, hidden)
   const int* tokens;      // of each row; -1: none; or SAMPLED

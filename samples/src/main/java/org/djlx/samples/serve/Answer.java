@@ -21,6 +21,7 @@ import java.util.concurrent.CancellationException;
 import java.util.concurrent.RejectedExecutionException;
 import java.util.concurrent.atomic.AtomicBoolean;
 import org.djlx.collectives.CollectiveException;
+import org.djlx.fusedops.llm.Generation;
 import org.djlx.fusedops.llm.api.AnswerFormat;
 import org.djlx.fusedops.llm.api.ApiException;
 import org.djlx.fusedops.llm.api.TextAnswer;
@@ -60,7 +61,7 @@ final class Answer {
     private final Ending ending;
     private final AtomicBoolean awake = new AtomicBoolean();
     private boolean begun;
-    private boolean hasPieces;
+    private long firstPiece; // when it was there, by System.nanoTime(); 0 before
     private String whole; // an answer that is not streamed, at its end
     private boolean over;
 
@@ -152,9 +153,9 @@ final class Answer {
     }
 
     private void take(String next) {
-        if (!hasPieces) {
-            hasPieces = true;
-            metrics.firstToken(Duration.ofNanos(System.nanoTime() - start));
+        if (firstPiece == 0) {
+            firstPiece = System.nanoTime();
+            metrics.firstToken(Duration.ofNanos(firstPiece - start));
         }
         if (!format.isStreamed()) {
             whole = next; // The last one is all of it.
@@ -227,6 +228,7 @@ final class Answer {
         if (!over) {
             over = true;
             text.cancel();
+            text.generations().forEach(metrics::ended);
             metrics.disconnected();
         }
     }
@@ -239,6 +241,13 @@ final class Answer {
 
     private void end(Object last, int status, boolean complete) {
         over = true;
+        text.generations().forEach(metrics::ended);
+        // All choices are generated in the same steps.
+        int tokens =
+                text.generations().stream().mapToInt(Generation::generatedTokens).max().orElse(0);
+        if (complete && tokens > 1) {
+            metrics.token(Duration.ofNanos((System.nanoTime() - firstPiece) / (tokens - 1)));
+        }
         ChannelFuture sent = context.writeAndFlush(last);
         sent.addListener(
                 future -> {

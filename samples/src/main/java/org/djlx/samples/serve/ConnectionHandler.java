@@ -27,6 +27,7 @@ import java.time.Duration;
 import java.util.ArrayDeque;
 import java.util.Deque;
 import java.util.Optional;
+import java.util.UUID;
 import java.util.concurrent.RejectedExecutionException;
 import java.util.concurrent.TimeUnit;
 import org.djlx.fusedops.llm.api.ApiException;
@@ -44,6 +45,9 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
     /** Event: running answers must end now. */
     static final Object TIME_IS_UP = new Object();
 
+    /** The header of a request's id: the client's, or one of the server. */
+    static final String REQUEST_ID = "x-request-id";
+
     private static final int MAX_PIPELINED = 16;
     private static final Duration PROBE_PERIOD = Duration.ofMillis(500);
 
@@ -59,6 +63,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
     private static final Drain DRAIN = new Drain();
 
     private static final Logger logger = LoggerFactory.getLogger(ConnectionHandler.class);
+    private static final Logger access = LoggerFactory.getLogger("org.djlx.samples.serve.access");
 
     private final GenerationServer server;
     private final Deque<FullHttpRequest> waiting = new ArrayDeque<>(); // pipelined
@@ -70,6 +75,9 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
     private boolean chunked;
     private boolean keepAlive;
     private Route route = Route.OTHER;
+    private String requestId = newId();
+    private String line = "-"; // method and path of the request, for the access log
+    private long start = System.nanoTime(); // when the answer began, by System.nanoTime()
     private Answer answer;
 
     ConnectionHandler(GenerationServer server) {
@@ -110,6 +118,27 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
             answer.abandon();
             answer = null;
         }
+    }
+
+    /** Returns the id of the request that is being answered. */
+    String requestId() {
+        return requestId;
+    }
+
+    private static String newId() {
+        return "req_" + UUID.randomUUID();
+    }
+
+    /** Counts and logs a reply. The log has neither the query nor the body. */
+    private void replied(ChannelHandlerContext context, int status) {
+        server.metrics().replied(route.path(), status);
+        access.info(
+                "{} \"{}\" {} {} ms {}",
+                context.channel().remoteAddress(),
+                line,
+                status,
+                (System.nanoTime() - start) / 1_000_000,
+                requestId);
     }
 
     /** Returns whether a request is being answered. */
@@ -227,10 +256,17 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
         chunked = request.protocolVersion().equals(HttpVersion.HTTP_1_1);
         keepAlive = !(last && waiting.isEmpty()) && !server.isClosing();
         route = Route.of(request.uri());
+        requestId = request.headers().get(REQUEST_ID, "");
+        if (!requestId.matches("[!-~]{1,128}")) {
+            requestId = newId();
+        }
+        // What a client made up must not forge lines of the log.
+        line = (request.method() + " " + Route.path(request.uri())).replaceAll("[^ -~]", "?");
+        start = System.nanoTime();
         setClock(context, server.options().answerTimeout(), () -> timeOut(context));
         Throwable failure = request.decoderResult().cause();
-        if (failure == null && route.generates()) {
-            generate(context, request);
+        if (failure == null && route.takesBody()) {
+            read(context, request);
             return;
         }
         server.release(request);
@@ -271,7 +307,8 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
     private FullHttpResponse get(String uri) {
         return switch (route) {
             case PAGE -> Replies.page();
-            case HEALTH -> health();
+            case HEALTH, PING -> health();
+            case VERSION -> Replies.version();
             case METRICS -> metrics();
             case MODELS -> {
                 String path = Route.path(uri);
@@ -295,7 +332,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
         return Replies.text(
                 200,
                 "text/plain; version=0.0.4; charset=utf-8",
-                server.metrics().write(server.generator().statistics()));
+                server.metrics().write(server.api().model(), server.generator().statistics()));
     }
 
     private FullHttpResponse models() {
@@ -336,10 +373,9 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
         return json;
     }
 
-    private void generate(ChannelHandlerContext context, FullHttpRequest request) {
-        long start = System.nanoTime();
+    private void read(ChannelHandlerContext context, FullHttpRequest request) {
         try {
-            server.readers().execute(() -> submit(context, request, start));
+            server.readers().execute(() -> submit(context, request));
         } catch (RejectedExecutionException e) {
             server.release(request);
             refuse(context, tooMany());
@@ -352,7 +388,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
     }
 
     /** Tokenizes and submits a request, on a reader thread because this may take long. */
-    private void submit(ChannelHandlerContext context, FullHttpRequest request, long start) {
+    private void submit(ChannelHandlerContext context, FullHttpRequest request) {
         if (!context.channel().isActive()) {
             server.release(request);
             server.metrics().disconnected();
@@ -360,9 +396,18 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
         }
         ApiException failure;
         try {
-            TextCall call = read(request);
+            Route of = Route.of(request.uri());
+            byte[] json = read(request);
+            if (of == Route.TOKENIZE) {
+                String tokens = server.api().tokenize(json);
+                onLoop(
+                        context,
+                        () -> reply(context, Replies.text(200, "application/json", tokens)));
+                return;
+            }
+            TextCall call = of.read(server.api(), json);
             TextAnswer text = call.submit(server.generator());
-            if (!onLoop(context, () -> begin(context, call, text, start))) {
+            if (!onLoop(context, () -> begin(context, call, text))) {
                 text.cancel();
             }
             return;
@@ -383,10 +428,9 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
         onLoop(context, () -> refuse(context, failure));
     }
 
-    private TextCall read(FullHttpRequest request) {
+    private byte[] read(FullHttpRequest request) {
         try {
-            byte[] json = ByteBufUtil.getBytes(request.content());
-            return Route.of(request.uri()).read(server.api(), json);
+            return ByteBufUtil.getBytes(request.content());
         } finally {
             server.release(request);
         }
@@ -402,7 +446,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
         }
     }
 
-    private void begin(ChannelHandlerContext context, TextCall call, TextAnswer text, long start) {
+    private void begin(ChannelHandlerContext context, TextCall call, TextAnswer text) {
         if (!context.channel().isActive()) {
             text.cancel();
             server.metrics().disconnected();
@@ -419,7 +463,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
                         server.metrics(),
                         (status, sent) -> {
                             answer = null;
-                            server.metrics().replied(route.path(), status);
+                            replied(context, status);
                             next(context, sent);
                         });
         answer.start();
@@ -441,7 +485,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
     }
 
     private ChannelFuture send(ChannelHandlerContext context, FullHttpResponse reply) {
-        server.metrics().replied(route.path(), reply.status().code());
+        replied(context, reply.status().code());
         HttpUtil.setKeepAlive(reply, keepAlive);
         return context.writeAndFlush(reply);
     }

@@ -21,6 +21,8 @@ import org.djlx.fusedops.llm.api.ApiException;
 final class Replies {
 
     private static final byte[] PAGE = resource("chat.html");
+    private static final String VERSION =
+            new String(resource("version.txt"), StandardCharsets.UTF_8).strip();
 
     private Replies() {}
 
@@ -43,6 +45,11 @@ final class Replies {
                                 + " connect-src 'self'; base-uri 'none'; form-action 'none';"
                                 + " frame-ancestors 'none'");
         return page;
+    }
+
+    /** Returns the version of this project, in vLLM's schema. */
+    static FullHttpResponse version() {
+        return text(200, "application/json", "{\"version\":\"" + VERSION + "\"}");
     }
 
     /**

@@ -2,8 +2,9 @@
 package org.djlx.samples.serve;
 
 import io.netty.buffer.Unpooled;
+import io.netty.channel.ChannelDuplexHandler;
 import io.netty.channel.ChannelHandlerContext;
-import io.netty.channel.ChannelInboundHandlerAdapter;
+import io.netty.channel.ChannelPromise;
 import io.netty.handler.codec.DecoderResult;
 import io.netty.handler.codec.http.DefaultLastHttpContent;
 import io.netty.handler.codec.http.HttpContent;
@@ -11,6 +12,7 @@ import io.netty.handler.codec.http.HttpHeaderNames;
 import io.netty.handler.codec.http.HttpHeaderValues;
 import io.netty.handler.codec.http.HttpHeaders;
 import io.netty.handler.codec.http.HttpRequest;
+import io.netty.handler.codec.http.HttpResponse;
 import io.netty.handler.codec.http.HttpUtil;
 import io.netty.handler.codec.http.HttpVersion;
 import io.netty.handler.codec.http.LastHttpContent;
@@ -26,7 +28,7 @@ import org.djlx.fusedops.llm.api.ApiException;
  * <p>Each buffered byte has a permit of {@link GenerationServer#bodies}. The handler behind the
  * aggregator releases the permits of the requests that it gets.
  */
-final class RequestFilter extends ChannelInboundHandlerAdapter {
+final class RequestFilter extends ChannelDuplexHandler {
 
     private final GenerationServer server;
     private final ConnectionHandler connection;
@@ -55,6 +57,15 @@ final class RequestFilter extends ChannelInboundHandlerAdapter {
         } else if (message instanceof HttpContent part) {
             readPart(context, part);
         }
+    }
+
+    /** Adds the request's id to its response. */
+    @Override
+    public void write(ChannelHandlerContext context, Object message, ChannelPromise promise) {
+        if (message instanceof HttpResponse response) {
+            response.headers().set(ConnectionHandler.REQUEST_ID, connection.requestId());
+        }
+        context.write(message, promise);
     }
 
     private void readHead(ChannelHandlerContext context, HttpRequest head) {
@@ -124,7 +135,7 @@ final class RequestFilter extends ChannelInboundHandlerAdapter {
                 && !HttpUtil.is100ContinueExpected(head)) {
             throw refusal(417, "the only expectation allowed is 100-continue");
         }
-        buffers = route.generates();
+        buffers = route.takesBody();
         if (buffers) {
             checkBody(headers);
         }

@@ -10,12 +10,17 @@ import org.djlx.fusedops.llm.api.TextCall;
 enum Route {
     PAGE("/", false, null),
     HEALTH("/health", false, null),
+    /** As {@link #HEALTH}, for SageMaker. */
+    PING("/ping", false, null),
+    VERSION("/version", true, null),
     METRICS("/metrics", true, null),
     /** The list of models; with {@code /NAME} behind it, one model. */
     MODELS("/v1/models", true, null),
     CHAT("/v1/chat/completions", true, TextApi::chat),
     COMPLETION("/v1/completions", true, TextApi::completion),
+    RESPONSE("/v1/responses", true, TextApi::response),
     INVOCATION("/invocations", true, TextApi::invocation),
+    TOKENIZE("/tokenize", true, null),
     /** All other paths; the name is their label in metrics. */
     OTHER("other", false, null);
 
@@ -52,20 +57,20 @@ enum Route {
         return needsToken;
     }
 
-    /** Returns whether requests have a body and are answered by the model. */
-    boolean generates() {
-        return reader != null;
+    /** Returns whether requests have a body, which is read on another thread. */
+    boolean takesBody() {
+        return reader != null || this == TOKENIZE;
     }
 
     boolean allows(HttpMethod method) {
-        return generates()
+        return takesBody()
                 ? method.equals(HttpMethod.POST)
                 : method.equals(HttpMethod.GET) || method.equals(HttpMethod.HEAD);
     }
 
     /** Returns the allowed methods, as in the header {@code Allow}. */
     String allowedMethods() {
-        return generates() ? "POST" : "GET, HEAD";
+        return takesBody() ? "POST" : "GET, HEAD";
     }
 
     /** Reads the body of a request. */

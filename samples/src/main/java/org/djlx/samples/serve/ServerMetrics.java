@@ -2,20 +2,24 @@
 package org.djlx.samples.serve;
 
 import java.time.Duration;
-import java.util.Locale;
 import java.util.Map;
 import java.util.concurrent.ConcurrentSkipListMap;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.LongAdder;
+import org.djlx.fusedops.llm.FinishReason;
+import org.djlx.fusedops.llm.Generation;
 import org.djlx.fusedops.llm.GeneratorStatistics;
 
 /**
  * Counters and times of the server, written in <a
- * href="https://prometheus.io/docs/instrumenting/exposition_formats/">Prometheus's format</a>.
+ * href="https://prometheus.io/docs/instrumenting/exposition_formats/">Prometheus's format</a>. What
+ * vLLM has too has its name and meaning; the other names begin with {@code djlx_}.
  */
 final class ServerMetrics {
 
-    private static final double[] BOUNDS = {0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100};
+    private static final double[] BOUNDS = {
+        0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300
+    };
 
     /** A histogram of durations. */
     private static final class Histogram {
@@ -38,24 +42,12 @@ final class ServerMetrics {
             counts[i].increment();
             nanos.add(duration.toNanos());
         }
-
-        private void write(StringBuilder out, String name, String help) {
-            describe(out, name, "histogram", help);
-            long sum = 0;
-            for (int i = 0; i < counts.length; i++) {
-                sum += counts[i].sum();
-                String bound = i < BOUNDS.length ? "" + BOUNDS[i] : "+Inf";
-                out.append(name).append("_bucket{le=\"").append(bound).append("\"} ");
-                out.append(sum).append('\n');
-            }
-            double seconds = nanos.sum() / 1e9;
-            out.append(String.format(Locale.ROOT, "%s_sum %f%n", name, seconds));
-            out.append(name).append("_count ").append(sum).append('\n');
-        }
     }
 
     private final Map<String, LongAdder> replies = new ConcurrentSkipListMap<>();
+    private final Map<String, LongAdder> ends = new ConcurrentSkipListMap<>();
     private final Histogram firstToken = new Histogram();
+    private final Histogram token = new Histogram();
     private final Histogram answer = new Histogram();
     private final LongAdder disconnects = new LongAdder();
     private final AtomicInteger connections = new AtomicInteger();
@@ -67,13 +59,34 @@ final class ServerMetrics {
      * @param status its status
      */
     void replied(String route, int status) {
-        String labels = String.format("path=\"%s\",code=\"%d\"", route, status);
-        replies.computeIfAbsent(labels, key -> new LongAdder()).increment();
+        add(replies, String.format("path=\"%s\",code=\"%d\"", route, status));
+    }
+
+    /** Counts a generation that has ended, or is being cancelled. */
+    void ended(Generation generation) {
+        FinishReason reason = generation.finishReason().orElse(FinishReason.CANCELLED);
+        String name =
+                switch (reason) {
+                    case LENGTH -> "length";
+                    case CANCELLED -> "abort";
+                    case ERROR -> "error";
+                    default -> "stop";
+                };
+        add(ends, "finished_reason=\"" + name + '"');
+    }
+
+    private static void add(Map<String, LongAdder> counts, String labels) {
+        counts.computeIfAbsent(labels, key -> new LongAdder()).increment();
     }
 
     /** Adds the time to the first token of an answer. */
     void firstToken(Duration duration) {
         firstToken.add(duration);
+    }
+
+    /** Adds the mean time of the tokens of an answer after its first one. */
+    void token(Duration duration) {
+        token.add(duration);
     }
 
     /** Adds the time of a complete answer. */
@@ -91,101 +104,98 @@ final class ServerMetrics {
         return connections;
     }
 
-    private static void describe(StringBuilder out, String name, String type, String help) {
-        out.append("# HELP ").append(name).append(' ').append(help).append('\n');
-        out.append("# TYPE ").append(name).append(' ').append(type).append('\n');
-    }
-
-    private static void value(
-            StringBuilder out, String name, String type, String help, long value) {
-        describe(out, name, type, help);
-        out.append(name).append(' ').append(value).append('\n');
-    }
-
     /** Returns all metrics, with those of the generator. */
-    String write(GeneratorStatistics generator) {
-        StringBuilder out = new StringBuilder();
-        describe(out, "djlx_http_requests_total", "counter", "Requests by path and status.");
-        replies.forEach(
-                (labels, count) ->
-                        out.append("djlx_http_requests_total{")
-                                .append(labels)
-                                .append("} ")
-                                .append(count.sum())
-                                .append('\n'));
-        firstToken.write(
-                out, "djlx_first_token_seconds", "Time from a request to its first token.");
-        answer.write(out, "djlx_answer_seconds", "Time from a request to the end of its answer.");
-        value(out, "djlx_http_connections", "gauge", "Open connections.", connections.get());
-        value(
-                out,
+    String write(String model, GeneratorStatistics generator) {
+        Text text = new Text(model);
+        text.counters("djlx_http_requests_total", "Requests by path and status.", replies);
+        text.value("djlx_http_connections", "Open connections.", connections.get());
+        text.value(
                 "djlx_disconnects_total",
-                "counter",
                 "Clients that went away before their answer was complete.",
                 disconnects.sum());
-        value(out, "djlx_running", "gauge", "Requests being generated.", generator.running());
-        value(out, "djlx_queued", "gauge", "Requests that wait.", generator.queued());
-        value(
-                out,
-                "djlx_cache_blocks_in_use",
-                "gauge",
-                "Blocks of the key-value cache in use.",
-                generator.cacheBlocksInUse());
-        value(
-                out,
-                "djlx_cache_blocks",
-                "gauge",
-                "Blocks of the key-value cache.",
-                generator.cacheBlocks());
-        value(
-                out,
-                "djlx_prefix_cache_queries_total",
-                "counter",
-                "Prompt tokens looked up in the prefix cache.",
-                generator.prefixCacheQueries());
-        value(
-                out,
-                "djlx_prefix_cache_hits_total",
-                "counter",
-                "Prompt tokens found in the prefix cache.",
-                generator.prefixCacheHits());
-        value(
-                out,
-                "djlx_preemptions_total",
-                "counter",
-                "Times that a running request lost its cache blocks to an older one.",
-                generator.preemptions());
-        value(
-                out,
-                "djlx_finished_total",
-                "counter",
-                "Generations that have come to their end.",
-                generator.finished());
-        value(
-                out,
-                "djlx_cancelled_total",
-                "counter",
-                "Generations that were cancelled.",
-                generator.cancelled());
-        value(out, "djlx_failed_total", "counter", "Generations that failed.", generator.failed());
-        value(
-                out,
-                "djlx_prompt_tokens_total",
-                "counter",
-                "Tokens of prompts.",
-                generator.promptTokens());
-        value(
-                out,
-                "djlx_generated_tokens_total",
-                "counter",
-                "Tokens generated.",
-                generator.generatedTokens());
-        value(
-                out,
+        text.value(
                 "djlx_rebuilds_total",
-                "counter",
                 "Times that the model was loaded again.",
                 generator.rebuilds());
-        return out.toString();
+        text.histogram(
+                "vllm:time_to_first_token_seconds",
+                "Time from a request to its first token.",
+                firstToken);
+        text.histogram(
+                "vllm:request_time_per_output_token_seconds",
+                "Mean time of the tokens of a request after its first one.",
+                token);
+        text.histogram(
+                "vllm:e2e_request_latency_seconds",
+                "Time from a request to the end of its answer.",
+                answer);
+        text.counters(
+                "vllm:request_success_total", "Generations by the reason of their end.", ends);
+        text.value("vllm:num_requests_running", "Requests that run.", generator.running());
+        text.value("vllm:num_requests_waiting", "Requests that wait.", generator.queued());
+        text.value(
+                "vllm:kv_cache_usage_perc",
+                "Part of the blocks of the KV cache that is in use, from 0 to 1.",
+                (double) generator.cacheBlocksInUse() / generator.cacheBlocks());
+        text.value(
+                "vllm:prefix_cache_queries_total",
+                "Prompt tokens looked up in the prefix cache.",
+                generator.prefixCacheQueries());
+        text.value(
+                "vllm:prefix_cache_hits_total",
+                "Prompt tokens found in the prefix cache.",
+                generator.prefixCacheHits());
+        text.value(
+                "vllm:num_preemptions_total",
+                "Times that a running request lost its cache blocks to an older one.",
+                generator.preemptions());
+        text.value("vllm:prompt_tokens_total", "Tokens of prompts.", generator.promptTokens());
+        text.value(
+                "vllm:generation_tokens_total", "Tokens generated.", generator.generatedTokens());
+        return text.out.toString();
+    }
+
+    /** Metrics in Prometheus's format. The type of a value is in its name. */
+    private static final class Text {
+
+        private final StringBuilder out = new StringBuilder();
+        private final String model; // a label
+
+        Text(String model) {
+            String escaped = model.replace("\\", "\\\\").replace("\"", "\\\"");
+            this.model = "model_name=\"" + escaped.replace("\n", "\\n") + '"';
+        }
+
+        private void describe(String name, String type, String help) {
+            out.append("# HELP ").append(name).append(' ').append(help).append('\n');
+            out.append("# TYPE ").append(name).append(' ').append(type).append('\n');
+        }
+
+        private void sample(String name, String labels, Number value) {
+            out.append(name).append('{').append(model).append(labels.isEmpty() ? "" : ",");
+            out.append(labels).append("} ").append(value).append('\n');
+        }
+
+        void value(String name, String help, Number value) {
+            describe(name, name.endsWith("_total") ? "counter" : "gauge", help);
+            sample(name, "", value);
+        }
+
+        void counters(String name, String help, Map<String, LongAdder> counts) {
+            describe(name, "counter", help);
+            counts.forEach((labels, count) -> sample(name, labels, count));
+        }
+
+        void histogram(String name, String help, Histogram histogram) {
+            describe(name, "histogram", help);
+            long sum = 0;
+            for (int i = 0; i < histogram.counts.length; i++) {
+                sum += histogram.counts[i].sum();
+                String bound = i < BOUNDS.length ? "" + BOUNDS[i] : "+Inf";
+                sample(name + "_bucket", "le=\"" + bound + '"', sum);
+            }
+            sample(name + "_sum", "", histogram.nanos.sum() / 1e9);
+            sample(name + "_count", "", sum);
+        }
     }
 }

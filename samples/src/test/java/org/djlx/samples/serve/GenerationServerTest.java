@@ -23,9 +23,16 @@ import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.concurrent.BlockingQueue;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.LinkedBlockingQueue;
 import java.util.stream.IntStream;
 import java.util.stream.Stream;
+import org.apache.logging.log4j.LogManager;
+import org.apache.logging.log4j.core.LogEvent;
+import org.apache.logging.log4j.core.Logger;
+import org.apache.logging.log4j.core.appender.AbstractAppender;
+import org.apache.logging.log4j.core.config.Property;
 import org.djlx.fusedops.llm.api.TextApi;
 import org.djlx.fusedops.llm.text.ChatTemplate;
 import org.junit.jupiter.api.AfterEach;
@@ -569,23 +576,126 @@ class GenerationServerTest {
         send(post("/v1/completions", "{"));
         send(post("/v1/completions", " ".repeat(MAX_BODY + 1)));
         String metrics = send(request("/metrics").build()).body();
-        String sample = "[a-z_]+(\\{[a-z]+=\"[^\"]*\"(,[a-z]+=\"[^\"]*\")*})? [0-9.]+";
+        String sample = "[a-z0-9_:]+\\{[a-z_]+=\"[^\"]*\"(,[a-z_]+=\"[^\"]*\")*} [0-9.E-]+";
         metrics.lines()
                 .filter(line -> !line.startsWith("# "))
                 .forEach(line -> assertTrue(line.matches(sample), line));
+        String model = "{model_name=\"tiny\"";
+        String requests = "djlx_http_requests_total" + model + ",path=\"/v1/completions\",code=";
         for (String line :
                 List.of(
-                        "djlx_http_requests_total{path=\"/v1/completions\",code=\"200\"} 1",
-                        "djlx_http_requests_total{path=\"/v1/completions\",code=\"400\"} 1",
-                        "djlx_http_requests_total{path=\"/v1/completions\",code=\"413\"} 1",
-                        "djlx_first_token_seconds_bucket{le=\"+Inf\"} 1",
-                        "djlx_answer_seconds_count 1",
-                        "# TYPE djlx_cache_blocks gauge",
-                        "djlx_prefix_cache_queries_total 7",
-                        "djlx_prefix_cache_hits_total 4",
-                        "djlx_preemptions_total 2",
-                        "djlx_finished_total 1")) {
+                        requests + "\"200\"} 1",
+                        requests + "\"400\"} 1",
+                        requests + "\"413\"} 1",
+                        "vllm:time_to_first_token_seconds_bucket" + model + ",le=\"+Inf\"} 1",
+                        "vllm:request_time_per_output_token_seconds_count" + model + "} 1",
+                        "vllm:e2e_request_latency_seconds_count" + model + "} 1",
+                        "vllm:request_success_total" + model + ",finished_reason=\"length\"} 1",
+                        "vllm:num_requests_running" + model + "} 0",
+                        "vllm:num_requests_waiting" + model + "} 0",
+                        "# TYPE vllm:kv_cache_usage_perc gauge",
+                        "vllm:kv_cache_usage_perc" + model + "} 0.3",
+                        "vllm:prefix_cache_queries_total" + model + "} 7",
+                        "vllm:prefix_cache_hits_total" + model + "} 4",
+                        "# TYPE vllm:num_preemptions_total counter",
+                        "vllm:num_preemptions_total" + model + "} 2",
+                        "vllm:prompt_tokens_total" + model + "} 5",
+                        "vllm:generation_tokens_total" + model + "} 6")) {
             assertTrue(metrics.lines().anyMatch(line::equals), line + " in " + metrics);
+        }
+    }
+
+    @Test
+    void responsesAreStreamedAsNamedEvents() throws Exception {
+        String request = "{'input':'ab','max_output_tokens':4";
+        HttpResponse<String> whole = send(post("/v1/responses", request + "}"));
+        JsonObject json = JsonParser.parseString(whole.body()).getAsJsonObject();
+        String text =
+                json.getAsJsonArray("output")
+                        .get(0)
+                        .getAsJsonObject()
+                        .getAsJsonArray("content")
+                        .get(0)
+                        .getAsJsonObject()
+                        .get("text")
+                        .getAsString();
+        assertEquals(4, text.length());
+        assertEquals("incomplete", json.get("status").getAsString());
+        HttpResponse<String> streamed = send(post("/v1/responses", request + ",'stream':true}"));
+        assertEquals("text/event-stream", type(streamed));
+        assertTrue(streamed.body().startsWith("event: response.created\ndata: {"), streamed.body());
+        assertTrue(streamed.body().contains("event: response.incomplete\n"), streamed.body());
+    }
+
+    private static String type(HttpResponse<String> response) {
+        return response.headers().firstValue("content-type").orElse("");
+    }
+
+    @Test
+    void promptsAreTokenized() throws Exception {
+        HttpResponse<String> tokens = send(post("/tokenize", "{'prompt':'ab'}"));
+        assertEquals(200, tokens.statusCode());
+        assertTrue(
+                tokens.body()
+                        .startsWith("{\"count\":2,\"max_model_len\":300000,\"tokens\":[97,98]"));
+        assertEquals(400, send(post("/tokenize", "{}")).statusCode());
+    }
+
+    @Test
+    void pingAndVersionAnswer() throws Exception {
+        assertEquals(200, send(request("/ping").build()).statusCode());
+        String version = send(request("/version").build()).body();
+        assertTrue(version.matches("\\{\"version\":\"[0-9]+\\.[0-9][^\"$]*\"}"), version);
+        generator.setUnavailable("a rank has failed");
+        assertEquals(503, send(request("/ping").build()).statusCode());
+    }
+
+    @Test
+    void everyReplyHasTheIdOfItsRequest() throws Exception {
+        HttpRequest own =
+                HttpRequest.newBuilder(
+                                post("/v1/completions", "{'prompt':'x','stream':true}"),
+                                (n, v) -> true)
+                        .header("X-Request-Id", "mine-1")
+                        .build();
+        assertEquals(List.of("mine-1"), send(own).headers().allValues("x-request-id"));
+        String first = send(request("/health").build()).headers().firstValue("x-request-id").get();
+        String second =
+                send(post("/v1/completions", "{")).headers().firstValue("x-request-id").get();
+        assertTrue(first.startsWith("req_") && second.startsWith("req_"), first + second);
+        assertFalse(first.equals(second));
+        String answer =
+                exchange("GET /none HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: a b\r\n\r\n");
+        assertTrue(answer.contains("x-request-id: req_"), answer);
+        assertTrue(exchange("no HTTP\r\n\r\n").contains("x-request-id: req_"));
+    }
+
+    @Test
+    void everyReplyIsALineOfTheAccessLog() throws Exception {
+        BlockingQueue<String> lines = new LinkedBlockingQueue<>();
+        AbstractAppender appender =
+                new AbstractAppender("access", null, null, false, Property.EMPTY_ARRAY) {
+                    @Override
+                    public void append(LogEvent event) {
+                        lines.add(event.getMessage().getFormattedMessage());
+                    }
+                };
+        appender.start();
+        Logger logger = (Logger) LogManager.getLogger("org.djlx.samples.serve.access");
+        logger.addAppender(appender);
+        try {
+            send(post("/v1/completions?key=secret", "{'prompt':'x','stream':true}"));
+            String line = lines.take();
+            assertTrue(
+                    line.matches(
+                            "/127.0.0.1:[0-9]+ \"POST /v1/completions\" 200 [0-9]+ ms"
+                                    + " req_[-0-9a-f]+"),
+                    line);
+            exchange("GET /a\u0007b HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: 7\r\n\r\n");
+            line = lines.take();
+            assertTrue(line.contains("\"GET /a?b\" 404 ") && line.endsWith(" ms 7"), line);
+        } finally {
+            logger.removeAppender(appender);
         }
     }
 

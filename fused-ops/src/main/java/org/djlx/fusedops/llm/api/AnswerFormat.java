@@ -6,7 +6,8 @@ import org.djlx.fusedops.llm.GeneratedPiece;
 import org.djlx.fusedops.llm.Generation;
 
 /**
- * Formats the answer to one request, which has a choice for each prompt. Not thread-safe.
+ * Formats the answer to one request, which has one or more choices for each prompt. Not
+ * thread-safe.
  *
  * <ul>
  *   <li>Not streamed: {@link #whole} returns the answer.
@@ -21,19 +22,24 @@ public interface AnswerFormat {
     boolean isStreamed();
 
     /** {@return the MIME type of the answer} */
-    String contentType();
+    default String contentType() {
+        return isStreamed() ? "text/event-stream" : "application/json";
+    }
 
     /** {@return the text that begins a streamed answer; may be empty, like all texts to send} */
-    String begin();
+    default String begin() {
+        return "";
+    }
 
     /**
      * Formats a piece of a streamed answer.
      *
      * @param choice the index of the choice
      * @param piece the piece
+     * @param generation its generation
      * @return the text to send
      */
-    String piece(int choice, GeneratedPiece piece);
+    String piece(int choice, GeneratedPiece piece, Generation generation);
 
     /**
      * Ends a choice of a streamed answer.
@@ -66,7 +72,9 @@ public interface AnswerFormat {
      * @param failure the error
      * @return the same error in the schema of the request
      */
-    ApiException refusal(ApiException failure);
+    default ApiException refusal(ApiException failure) {
+        return failure;
+    }
 
     /**
      * Formats an answer that is not streamed.

@@ -2,6 +2,7 @@
 package org.djlx.fusedops.llm.api;
 
 import com.google.gson.JsonObject;
+import com.google.gson.JsonPrimitive;
 
 /** An error for the client: a refused request or a failed answer. */
 public final class ApiException extends RuntimeException {
@@ -17,6 +18,9 @@ public final class ApiException extends RuntimeException {
     /** The wrong entry of the request, or null. */
     private final String option;
 
+    /** OpenAI's code of the error, or null for the HTTP status. */
+    private final String code;
+
     /** Whether the error is in DJL Serving's schema. */
     private final boolean ofInvocation;
 
@@ -29,13 +33,14 @@ public final class ApiException extends RuntimeException {
      * @param message the message
      */
     public ApiException(int status, String type, String option, String message) {
-        this(status, type, option, message, false, null);
+        this(status, type, option, null, message, false, null);
     }
 
     private ApiException(
             int status,
             String type,
             String option,
+            String code,
             String message,
             boolean ofInvocation,
             Throwable cause) {
@@ -43,12 +48,18 @@ public final class ApiException extends RuntimeException {
         this.status = status;
         this.type = type;
         this.option = option;
+        this.code = code;
         this.ofInvocation = ofInvocation;
     }
 
     /** {@return this error in DJL Serving's schema; this exception is its cause} */
     public ApiException forInvocation() {
-        return new ApiException(status, type, option, getMessage(), true, this);
+        return new ApiException(status, type, option, code, getMessage(), true, this);
+    }
+
+    /** Returns this error with a code that clients look for. */
+    ApiException withCode(String code) {
+        return new ApiException(status, type, option, code, getMessage(), ofInvocation, this);
     }
 
     /**
@@ -82,7 +93,7 @@ public final class ApiException extends RuntimeException {
         error.addProperty("message", getMessage());
         error.addProperty("type", type);
         error.addProperty("param", option);
-        error.addProperty("code", status);
+        error.add("code", code == null ? new JsonPrimitive(status) : new JsonPrimitive(code));
         json.add("error", error);
         return JsonOptions.GSON.toJson(json);
     }

@@ -52,12 +52,7 @@ final class InvocationAnswer implements AnswerFormat {
     }
 
     @Override
-    public String begin() {
-        return "";
-    }
-
-    @Override
-    public String piece(int choice, GeneratedPiece piece) {
+    public String piece(int choice, GeneratedPiece piece, Generation generation) {
         String line = held == null ? "" : line(withToken(token(held)));
         held = piece;
         text.append(piece.text());

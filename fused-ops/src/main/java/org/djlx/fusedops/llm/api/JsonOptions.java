@@ -13,6 +13,7 @@ import java.nio.ByteBuffer;
 import java.nio.charset.CharacterCodingException;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
+import java.util.HashMap;
 import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
@@ -22,7 +23,7 @@ import org.djlx.fusedops.internal.RequestJson;
 /**
  * Reads options from a JSON object of a request. Getters check type and range. {@link
  * #requireNoOthers} refuses options that no getter has read, so no option is ignored. An option of
- * null counts as missing.
+ * null counts as missing, whatever its name.
  */
 final class JsonOptions {
 
@@ -33,7 +34,7 @@ final class JsonOptions {
                     .setObjectToNumberStrategy(ToNumberPolicy.LONG_OR_DOUBLE)
                     .create();
 
-    private static final int MAX_DEPTH = 16;
+    private static final int MAX_DEPTH = 64;
     private static final int MAX_NUMBER_LENGTH = 40;
     private static final int MAX_STRINGS = 16;
 
@@ -113,6 +114,18 @@ final class JsonOptions {
         return text;
     }
 
+    /**
+     * Reads an option that does not change the answer.
+     *
+     * @param values the values in JSON that do not; none if no value does
+     */
+    void neutral(String name, String... values) {
+        JsonElement value = get(name);
+        if (value != null && values.length > 0 && !List.of(values).contains(value.toString())) {
+            throw wrong(name, String.join(" or ", values) + "; other values are not supported");
+        }
+    }
+
     boolean flag(String name, boolean defaultValue) {
         JsonElement value = get(name);
         if (value == null) {
@@ -175,6 +188,11 @@ final class JsonOptions {
 
     /** Returns an array of strings; a single string counts as an array of one. */
     List<String> texts(String name) {
+        return texts(name, MAX_STRINGS);
+    }
+
+    /** As {@link #texts(String)}, with a maximum length. */
+    List<String> texts(String name, int maxLength) {
         JsonElement value = get(name);
         if (value == null) {
             return List.of();
@@ -185,12 +203,22 @@ final class JsonOptions {
         }
         List<String> texts = new ArrayList<>();
         for (JsonElement element : value.getAsJsonArray()) {
-            if (texts.size() == MAX_STRINGS) {
-                throw wrong(name, "at most " + MAX_STRINGS + " strings");
+            if (texts.size() == maxLength) {
+                throw wrong(name, "at most " + maxLength + " strings");
             }
             texts.add(text(name, element, must));
         }
         return texts;
+    }
+
+    boolean isObject(String name) {
+        JsonElement value = get(name);
+        return value != null && value.isJsonObject();
+    }
+
+    /** Returns whether an option is missing or an empty array. */
+    boolean isEmpty(String name) {
+        return !has(name) || isArray(name) && get(name).getAsJsonArray().isEmpty();
     }
 
     boolean isArray(String name) {
@@ -256,6 +284,22 @@ final class JsonOptions {
         return numbers;
     }
 
+    /** Returns an object of numbers by token. */
+    Map<Integer, Double> numbersByToken(String name, double min, double max, int maxCount) {
+        JsonOptions numbers = object(name);
+        if (numbers.names().size() > maxCount) {
+            throw wrong(name, "an object of at most " + maxCount + " tokens");
+        }
+        Map<Integer, Double> result = new HashMap<>();
+        for (String token : numbers.names()) {
+            if (!token.matches("[0-9]{1,9}")) {
+                throw wrong(name, "an object of numbers by token id, not by '" + token + "'");
+            }
+            result.put(Integer.valueOf(token), numbers.number(token, min, max, 0));
+        }
+        return result;
+    }
+
     /** Returns a nested object; empty if the option is missing. */
     JsonOptions object(String name) {
         JsonElement value = get(name);
@@ -264,6 +308,12 @@ final class JsonOptions {
         }
         return new JsonOptions(
                 value == null ? new JsonObject() : value.getAsJsonObject(), path + name + '.');
+    }
+
+    /** Returns a nested object as it is; null if the option is missing. */
+    JsonObject json(String name) {
+        object(name);
+        return has(name) ? get(name).getAsJsonObject() : null;
     }
 
     /** Returns a nested object of any values, as Java's maps, lists, numbers and strings. */
@@ -275,7 +325,12 @@ final class JsonOptions {
         if (!value.isJsonObject()) {
             throw wrong(name, "an object");
         }
-        return GSON.fromJson(value, new TypeToken<Map<String, Object>>() {}.getType());
+        return new JsonOptions(value.getAsJsonObject(), path).values();
+    }
+
+    /** Returns these options, as {@link #values(String)} does. */
+    Map<String, Object> values() {
+        return GSON.fromJson(json, new TypeToken<Map<String, Object>>() {}.getType());
     }
 
     /** Returns an array of one or more objects. */
@@ -295,10 +350,17 @@ final class JsonOptions {
         return objects;
     }
 
+    /** Returns the options that have a default, a JSON object. */
+    JsonObject echo(String defaults) {
+        JsonObject echo = GSON.fromJson(defaults, JsonObject.class);
+        echo.keySet().stream().filter(this::has).forEach(name -> echo.add(name, get(name)));
+        return echo;
+    }
+
     /** Refuses options that no getter has read. */
     void requireNoOthers() {
         for (String name : json.keySet()) {
-            if (!known.contains(name)) {
+            if (!known.contains(name) && !json.get(name).isJsonNull()) {
                 throw ApiException.badRequest(path + name, "unknown option '" + path + name + "'");
             }
         }

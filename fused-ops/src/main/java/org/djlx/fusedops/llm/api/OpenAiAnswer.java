@@ -2,15 +2,18 @@
 package org.djlx.fusedops.llm.api;
 
 import com.google.gson.JsonArray;
+import com.google.gson.JsonElement;
 import com.google.gson.JsonNull;
 import com.google.gson.JsonObject;
 import java.time.Instant;
+import java.util.ArrayList;
 import java.util.List;
 import java.util.UUID;
 import java.util.stream.Collectors;
 import org.djlx.fusedops.llm.FinishReason;
 import org.djlx.fusedops.llm.GeneratedPiece;
 import org.djlx.fusedops.llm.Generation;
+import org.djlx.fusedops.llm.text.ToolCallStream;
 
 /** Formats answers in OpenAI's schema. A streamed answer is server-sent events. */
 final class OpenAiAnswer implements AnswerFormat {
@@ -19,6 +22,12 @@ final class OpenAiAnswer implements AnswerFormat {
     private final boolean streamed;
     private final boolean includesUsage;
     private final List<String> echoes;
+    private final int choicesPerPrompt;
+    private final LogProbabilities logProbabilities; // null if not asked for
+    private final Tools tools; // null if the answer calls none
+    private final List<ToolCallStream> calls = new ArrayList<>(); // of the choices, if streamed
+    private final int[] offsets; // of the next token of each choice of a streamed completion
+    private final boolean[] begun; // each choice
     private final String model;
     private final String id;
     private final long created = Instant.now().getEpochSecond();
@@ -29,17 +38,30 @@ final class OpenAiAnswer implements AnswerFormat {
      * @param chat whether this is a chat completion
      * @param includesUsage whether a streamed answer ends with the token counts
      * @param echoes the text before the generated text of each choice
+     * @param logProbabilities formats log probabilities; null for an answer without them
+     * @param tools the tools that the answer may call; null for none
      */
     OpenAiAnswer(
             boolean chat,
             boolean streamed,
             boolean includesUsage,
             List<String> echoes,
+            int choicesPerPrompt,
+            LogProbabilities logProbabilities,
+            Tools tools,
             String model) {
         this.chat = chat;
         this.streamed = streamed;
         this.includesUsage = includesUsage;
         this.echoes = echoes;
+        this.choicesPerPrompt = choicesPerPrompt;
+        this.logProbabilities = logProbabilities;
+        this.tools = tools;
+        if (tools != null) {
+            echoes.forEach(choice -> calls.add(tools.newStream()));
+        }
+        offsets = new int[echoes.size()];
+        begun = new boolean[echoes.size()];
         this.model = model;
         id = (chat ? "chatcmpl-" : "cmpl-") + UUID.randomUUID();
     }
@@ -49,38 +71,92 @@ final class OpenAiAnswer implements AnswerFormat {
         return streamed;
     }
 
-    @Override
-    public String contentType() {
-        return streamed ? "text/event-stream" : "application/json";
+    /** Begins a choice: a chat with the role, a completion with the echo. */
+    private String begin(int choice, Generation generation) {
+        if (begun[choice]) {
+            return "";
+        }
+        begun[choice] = true;
+        if (!chat) {
+            return textEvent(choice, echoes.get(choice), generation.promptPieces());
+        }
+        JsonObject delta = new JsonObject();
+        delta.addProperty("role", "assistant");
+        delta.addProperty("content", "");
+        return event(chunk(choice, delta, JsonNull.INSTANCE, null));
     }
 
     @Override
-    public String begin() {
-        if (chat) {
-            JsonObject delta = new JsonObject();
-            delta.addProperty("role", "assistant");
-            delta.addProperty("content", "");
-            return event(chunk(0, delta, null));
+    public String piece(int choice, GeneratedPiece piece, Generation generation) {
+        String begin = begin(choice, generation);
+        if (tools == null) {
+            return begin + textEvent(choice, piece.text(), List.of(piece));
         }
-        StringBuilder events = new StringBuilder();
-        for (int choice = 0; choice < echoes.size(); choice++) {
-            events.append(textEvent(choice, echoes.get(choice)));
+        return begin + parts(choice, calls.get(choice).add(tools.text(piece)), List.of(piece));
+    }
+
+    /** Returns the events of parts of an answer with tools. */
+    private String parts(int choice, List<ToolCallStream.Part> parts, List<GeneratedPiece> pieces) {
+        String text =
+                parts.stream().map(ToolCallStream.Part::content).collect(Collectors.joining());
+        StringBuilder events = new StringBuilder(textEvent(choice, text, pieces));
+        for (ToolCallStream.Part part : parts) {
+            if (part.call() >= 0) {
+                JsonArray call = new JsonArray();
+                call.add(call(part));
+                JsonObject delta = new JsonObject();
+                delta.add("tool_calls", call);
+                events.append(event(chunk(choice, delta, JsonNull.INSTANCE, null)));
+            }
         }
         return events.toString();
     }
 
-    @Override
-    public String piece(int choice, GeneratedPiece piece) {
-        return textEvent(choice, piece.text());
+    /** Returns a part of a call. Only the first one has id, type and name. */
+    private static JsonObject call(ToolCallStream.Part part) {
+        JsonObject function = new JsonObject();
+        JsonObject call = new JsonObject();
+        call.addProperty("index", part.call());
+        if (part.id() != null) {
+            call.addProperty("id", part.id());
+            call.addProperty("type", "function");
+            function.addProperty("name", part.name());
+        }
+        function.addProperty("arguments", part.arguments());
+        call.add("function", function);
+        return call;
     }
 
-    private String textEvent(int choice, String text) {
-        return text.isEmpty() ? "" : event(chunk(choice, text(text), null));
+    private String textEvent(int choice, String text, List<GeneratedPiece> pieces) {
+        boolean isEmpty = text.isEmpty() && (logProbabilities == null || pieces.isEmpty());
+        JsonElement probabilities = logProbabilities(pieces, offsets[choice]);
+        if (logProbabilities != null) {
+            offsets[choice] += pieces.stream().mapToInt(logProbabilities::length).sum();
+        }
+        return isEmpty ? "" : event(chunk(choice, text(text), probabilities, null));
+    }
+
+    private JsonElement logProbabilities(List<GeneratedPiece> pieces, int offset) {
+        if (logProbabilities == null || pieces.isEmpty()) {
+            return JsonNull.INSTANCE;
+        }
+        if (!chat) {
+            return logProbabilities.completion(pieces, offset);
+        }
+        JsonObject json = new JsonObject();
+        json.add("content", logProbabilities.tokens(pieces));
+        json.add("refusal", JsonNull.INSTANCE);
+        return json;
     }
 
     @Override
     public String end(int choice, Generation generation) {
-        return event(chunk(choice, chat ? new JsonObject() : text(""), reason(generation)));
+        JsonObject content = chat ? new JsonObject() : text("");
+        ToolCallStream stream = tools == null ? null : calls.get(choice);
+        String rest = tools == null ? "" : parts(choice, stream.end(), List.of());
+        return begin(choice, generation)
+                + rest
+                + event(chunk(choice, content, JsonNull.INSTANCE, reason(generation, stream)));
     }
 
     @Override
@@ -98,11 +174,6 @@ final class OpenAiAnswer implements AnswerFormat {
     @Override
     public String failure(ApiException failure) {
         return "data: " + failure.toJson() + "\n\n";
-    }
-
-    @Override
-    public ApiException refusal(ApiException failure) {
-        return failure;
     }
 
     private static String event(JsonObject json) {
@@ -126,7 +197,8 @@ final class OpenAiAnswer implements AnswerFormat {
         return json;
     }
 
-    private JsonObject chunk(int index, JsonObject content, String reason) {
+    private JsonObject chunk(
+            int index, JsonObject content, JsonElement probabilities, String reason) {
         JsonObject choice = new JsonObject();
         if (chat) {
             choice.add("delta", content);
@@ -134,15 +206,16 @@ final class OpenAiAnswer implements AnswerFormat {
             choice.add("text", content.get("text"));
         }
         JsonArray choices = new JsonArray();
-        choices.add(choice(choice, index, reason));
+        choices.add(choice(choice, index, probabilities, reason));
         JsonObject json = header();
         json.add("choices", choices);
         return json;
     }
 
-    private static JsonObject choice(JsonObject choice, int index, String reason) {
+    private static JsonObject choice(
+            JsonObject choice, int index, JsonElement probabilities, String reason) {
         choice.addProperty("index", index);
-        choice.add("logprobs", JsonNull.INSTANCE);
+        choice.add("logprobs", probabilities);
         choice.addProperty("finish_reason", reason);
         return choice;
     }
@@ -152,16 +225,23 @@ final class OpenAiAnswer implements AnswerFormat {
         JsonArray choices = new JsonArray();
         for (int i = 0; i < generations.size(); i++) {
             String text = echoes.get(i) + text(pieces.get(i));
+            ToolCallStream stream = tools == null ? null : tools.newStream();
             JsonObject choice = new JsonObject();
             if (chat) {
                 JsonObject message = new JsonObject();
                 message.addProperty("role", "assistant");
                 message.addProperty("content", text);
+                if (tools != null) {
+                    addCalls(message, pieces.get(i), stream);
+                }
                 choice.add("message", message);
             } else {
                 choice.addProperty("text", text);
             }
-            choices.add(choice(choice, i, reason(generations.get(i))));
+            List<GeneratedPiece> listed = new ArrayList<>(generations.get(i).promptPieces());
+            listed.addAll(pieces.get(i));
+            JsonElement probabilities = logProbabilities(listed, 0);
+            choices.add(choice(choice, i, probabilities, reason(generations.get(i), stream)));
         }
         JsonObject json = header();
         json.add("choices", choices);
@@ -174,19 +254,54 @@ final class OpenAiAnswer implements AnswerFormat {
         return pieces.stream().map(GeneratedPiece::text).collect(Collectors.joining());
     }
 
-    private static String reason(Generation generation) {
-        return generation.finishReason().orElseThrow() == FinishReason.LENGTH ? "length" : "stop";
+    /** Sets the calls of a message, and its content: null if there is nothing but calls. */
+    private void addCalls(JsonObject message, List<GeneratedPiece> pieces, ToolCallStream stream) {
+        List<ToolCallStream.Part> parts = new ArrayList<>();
+        pieces.forEach(piece -> parts.addAll(stream.add(tools.text(piece))));
+        parts.addAll(stream.end());
+        JsonArray whole = new JsonArray();
+        StringBuilder content = new StringBuilder();
+        for (ToolCallStream.Part part : parts) {
+            content.append(part.content());
+            if (part.id() != null) {
+                JsonObject call = call(part);
+                call.remove("index");
+                whole.add(call);
+            } else if (part.call() >= 0) {
+                JsonObject function =
+                        whole.get(part.call()).getAsJsonObject().getAsJsonObject("function");
+                String before = function.get("arguments").getAsString();
+                function.addProperty("arguments", before + part.arguments());
+            }
+        }
+        boolean isNull = content.isEmpty() && !whole.isEmpty();
+        message.addProperty("content", isNull ? null : content.toString());
+        if (!whole.isEmpty()) {
+            message.add("tool_calls", whole);
+        }
     }
 
-    private static JsonObject usage(List<Generation> generations) {
-        int prompts = generations.stream().mapToInt(Generation::promptTokens).sum();
+    private static String reason(Generation generation, ToolCallStream calls) {
+        if (generation.finishReason().orElseThrow() == FinishReason.LENGTH) {
+            return "length";
+        }
+        return calls != null && calls.calls() > 0 ? "tool_calls" : "stop";
+    }
+
+    /** Returns the token counts. A prompt counts once, whatever its number of choices. */
+    private JsonObject usage(List<Generation> generations) {
+        int prompts = 0;
+        int cached = 0;
+        for (int i = 0; i < generations.size(); i += choicesPerPrompt) {
+            prompts += generations.get(i).promptTokens();
+            cached += generations.get(i).cachedTokens();
+        }
         int generated = generations.stream().mapToInt(Generation::generatedTokens).sum();
         JsonObject usage = new JsonObject();
         usage.addProperty("prompt_tokens", prompts);
         usage.addProperty("completion_tokens", generated);
         usage.addProperty("total_tokens", prompts + generated);
         JsonObject details = new JsonObject();
-        int cached = generations.stream().mapToInt(Generation::cachedTokens).sum();
         details.addProperty("cached_tokens", cached);
         usage.add("prompt_tokens_details", details);
         return usage;

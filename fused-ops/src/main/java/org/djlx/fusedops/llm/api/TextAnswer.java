@@ -57,18 +57,23 @@ public final class TextAnswer {
         return open.isEmpty();
     }
 
+    /** {@return the generation of each choice} Its pieces belong to this answer. */
+    public List<Generation> generations() {
+        return generations;
+    }
+
     /** Formats a piece, or the end of a choice if it is null. */
     private String format(int choice, GeneratedPiece piece) {
         String text = begun || !format.isStreamed() ? "" : format.begin();
         begun = true;
+        Generation generation = generations.get(choice);
         if (piece != null) {
             if (format.isStreamed()) {
-                return text + format.piece(choice, piece);
+                return text + format.piece(choice, piece, generation);
             }
             pieces.get(choice).add(piece);
             return text;
         }
-        Generation generation = generations.get(choice);
         if (generation.finishReason().orElseThrow() == FinishReason.CANCELLED) {
             throw new CancellationException("the generation was cancelled");
         }

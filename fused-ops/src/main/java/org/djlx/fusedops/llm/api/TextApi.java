@@ -1,19 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.fusedops.llm.api;
 
+import com.google.gson.JsonNull;
+import com.google.gson.JsonObject;
+import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.Collections;
+import java.util.HashMap;
+import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.stream.IntStream;
 import org.djlx.fusedops.llm.GenerationRequest;
 import org.djlx.fusedops.llm.TextGenerator;
+import org.djlx.fusedops.llm.sampling.Grammar;
 import org.djlx.fusedops.llm.text.ChatTemplate;
 import org.djlx.fusedops.llm.text.TextTokenizer;
+import org.djlx.fusedops.llm.text.ToolFormat;
 
 /**
  * Reads requests for one model: OpenAI's <a
  * href="https://platform.openai.com/docs/api-reference/chat">chat completions</a> and <a
- * href="https://platform.openai.com/docs/api-reference/completions">completions</a>, and DJL
- * Serving's <a
+ * href="https://platform.openai.com/docs/api-reference/completions">completions</a> and <a
+ * href="https://platform.openai.com/docs/api-reference/responses">responses</a>, and DJL Serving's
+ * <a
  * href="https://docs.djl.ai/master/docs/serving/serving/docs/lmi/user_guides/lmi_input_output_schema.html">text
  * generation</a>. Unknown options are errors, not ignored. Thread-safe.
  */
@@ -22,10 +33,22 @@ public final class TextApi {
     private static final int DEFAULT_COMPLETION = 16; // OpenAI's
     private static final int DEFAULT_INVOCATION = 30; // DJL Serving's
 
+    /** The options that a response repeats, with OpenAI's defaults. */
+    private static final String RESPONSE_SETTINGS =
+            """
+            {"instructions": null, "max_output_tokens": null, "metadata": {}, "temperature": 1.0,
+            "top_p": 1.0, "parallel_tool_calls": true, "previous_response_id": null,
+            "text": {"format": {"type": "text"}}, "tool_choice": "auto", "tools": [],
+            "truncation": "disabled"}\
+            """;
+
     private final String model;
     private final TextGenerator generator;
     private final TextTokenizer tokenizer;
     private final ChatTemplate template;
+    private final LogProbabilities logProbabilities;
+    private final ToolFormat toolFormat; // null if the model has none
+    private final int toolMarker; // -1 if the format's marker is no special token
 
     /**
      * Creates an API.
@@ -36,6 +59,20 @@ public final class TextApi {
      * @throws IllegalArgumentException if an argument is null, or the model has no tokenizer
      */
     public TextApi(String model, TextGenerator generator, ChatTemplate template) {
+        this(model, generator, template, null);
+    }
+
+    /**
+     * Creates an API for a model that calls tools in a format of its own.
+     *
+     * @param model the model's name for clients
+     * @param generator the generator; the caller closes it
+     * @param template the model's chat template
+     * @param toolFormat how the model writes calls of tools; null for what the template asks for
+     * @throws IllegalArgumentException if another argument is null, or the model has no tokenizer
+     */
+    public TextApi(
+            String model, TextGenerator generator, ChatTemplate template, ToolFormat toolFormat) {
         if (model == null || generator == null || template == null) {
             throw new IllegalArgumentException("the name, generator or chat template is null");
         }
@@ -49,6 +86,16 @@ public final class TextApi {
                                 () ->
                                         new IllegalArgumentException(
                                                 "the model " + model + " has no tokenizer"));
+        logProbabilities = new LogProbabilities(tokenizer);
+        this.toolFormat = toolFormat == null ? ToolFormat.of(template).orElse(null) : toolFormat;
+        toolMarker = this.toolFormat == null ? -1 : marker(this.toolFormat.marker());
+    }
+
+    /** Returns the special token that stands for a text; -1 if there is none. */
+    private int marker(String text) {
+        boolean isSpecial = tokenizer.specialTokens().contains(text);
+        int[] tokens = isSpecial ? tokenizer.encode(text, false) : new int[0];
+        return tokens.length == 1 ? tokens[0] : -1;
     }
 
     /** {@return the model's name} */
@@ -89,51 +136,110 @@ public final class TextApi {
         checkModel(json);
         boolean streamed = json.flag("stream", false);
         boolean usage = usage(json, streamed);
-        if (json.flag("logprobs", false)) {
-            throw json.wrong("logprobs", "false; log probabilities are not supported");
-        }
         GenerationRequest.Builder builder = OpenAiOptions.read(json);
+        boolean listed = json.flag("logprobs", false);
+        int top = topLogProbabilities(json, "top_logprobs");
+        if (top > 0 && !listed) {
+            throw json.wrong("logprobs", "true if 'top_logprobs' is set");
+        }
+        int choices = OpenAiOptions.choices(json, 1);
+        if (json.has("max_tokens") && json.has("max_completion_tokens")) {
+            throw json.wrong("max_tokens", "left out beside 'max_completion_tokens', its new name");
+        }
         String name = json.has("max_tokens") ? "max_tokens" : "max_completion_tokens";
-        long maxTokens = json.integer(name, 1, Integer.MAX_VALUE, 0);
-        List<ChatTemplate.Message> messages = new ArrayList<>();
-        for (JsonOptions message : json.objects("messages")) {
-            messages.add(message(message));
+        json.neutral("echo", "false");
+        json.neutral("continue_final_message", "false");
+        json.neutral("add_special_tokens", "false");
+        Tools tools = tools(json);
+        Grammar grammar = OpenAiOptions.grammar(json);
+        if (tools != null && (tools.isForced() || grammar != null)) {
+            Grammar calls = tools.grammar(json);
+            boolean isEither = !tools.isForced() && toolFormat.promptSuffix().isEmpty();
+            if (!tools.isForced() && !isEither) {
+                throw json.wrong("tool_choice", "none or required beside a grammar");
+            }
+            grammar = isEither ? Grammar.anyOf(List.of(grammar, calls)) : calls;
         }
-        boolean generation = json.flag("add_generation_prompt", true);
-        Map<String, Object> options = json.values("chat_template_kwargs");
+        builder.optGrammar(grammar);
+        readPrompt(json, "messages", messages(json, "messages"), tools, name, builder);
         json.requireNoOthers();
-        int[] prompt;
-        try {
-            prompt = template.encode(messages, generation, options, tokenizer);
-        } catch (IllegalArgumentException e) {
-            throw ApiException.badRequest("messages", e.getMessage());
-        }
-        builder.setPromptTokens(prompt);
-        builder.optMaxNewTokens(
-                (int)
-                        (maxTokens == 0
-                                ? Math.max(1, generator.maxLength() - prompt.length)
-                                : maxTokens));
         return new TextCall(
-                List.of(build(builder)),
-                new OpenAiAnswer(true, streamed, usage, List.of(""), model));
+                OpenAiOptions.build(builder.optTopLogProbabilities(top), json, choices),
+                new OpenAiAnswer(
+                        true,
+                        streamed,
+                        usage,
+                        Collections.nCopies(choices, ""),
+                        choices,
+                        listed ? logProbabilities : null,
+                        tools,
+                        model));
+    }
+
+    /** Encodes messages, and sets the prompt and the maximum number of new tokens. */
+    private void readPrompt(
+            JsonOptions json,
+            String of,
+            List<ChatTemplate.Message> messages,
+            Tools tools,
+            String maxTokensName,
+            GenerationRequest.Builder builder) {
+        long maxTokens = json.integer(maxTokensName, 1, Integer.MAX_VALUE, 0);
+        int[] prompt = encode(json, of, messages, tools);
+        builder.setPromptTokens(prompt);
+        long left = Math.max(1, generator.maxLength() - prompt.length);
+        builder.optMaxNewTokens((int) (maxTokens == 0 ? left : maxTokens));
+    }
+
+    private int[] encode(
+            JsonOptions json, String of, List<ChatTemplate.Message> messages, Tools tools) {
+        boolean generation = json.flag("add_generation_prompt", true);
+        Map<String, Object> options = new HashMap<>(json.values("chat_template_kwargs"));
+        if (tools != null) {
+            options.put("tools", tools.declarations());
+        }
+        try {
+            int[] prompt = template.encode(messages, generation, options, tokenizer);
+            if (tools == null || !tools.isForced()) {
+                return prompt;
+            }
+            int[] suffix = tokenizer.encode(toolFormat.promptSuffix(), false);
+            return IntStream.concat(Arrays.stream(prompt), Arrays.stream(suffix)).toArray();
+        } catch (IllegalArgumentException e) {
+            throw ApiException.badRequest(of, e.getMessage());
+        }
+    }
+
+    private static int topLogProbabilities(JsonOptions json, String name) {
+        return (int) json.integer(name, 0, GenerationRequest.MAX_TOP_LOG_PROBABILITIES, 0);
+    }
+
+    private static List<ChatTemplate.Message> messages(JsonOptions json, String name) {
+        return json.objects(name).stream().map(TextApi::message).toList();
     }
 
     private static ChatTemplate.Message message(JsonOptions json) {
+        json.neutral("name");
+        json.neutral("annotations", "[]");
+        json.neutral("type", "\"message\""); // of responses, as these:
+        json.neutral("id");
+        json.neutral("status");
         String role = json.text("role", "");
         if (role.equals("developer")) {
             role = "system";
         }
-        if (!List.of("system", "user", "assistant").contains(role)) {
-            throw json.wrong("role", "system, developer, user or assistant");
+        if (!List.of("system", "user", "assistant", "tool").contains(role)) {
+            throw json.wrong("role", "system, developer, user, assistant or tool");
         }
         String content;
         if (json.isArray("content")) {
             StringBuilder text = new StringBuilder();
             for (JsonOptions part : json.objects("content")) {
-                if (!part.text("type", "").equals("text")) {
+                if (!List.of("text", "input_text", "output_text").contains(part.text("type", ""))) {
                     throw part.wrong("type", "text");
                 }
+                part.neutral("annotations", "[]");
+                part.neutral("logprobs");
                 text.append(part.text("text", ""));
                 part.requireNoOthers();
             }
@@ -141,11 +247,139 @@ public final class TextApi {
         } else {
             content = json.text("content", null);
         }
-        if (content == null) {
+        Map<String, Object> more = new LinkedHashMap<>();
+        if (role.equals("assistant") && !json.isEmpty("tool_calls")) {
+            more.put("tool_calls", json.objects("tool_calls").stream().map(TextApi::call).toList());
+        } else {
+            json.neutral("tool_calls", "[]");
+        }
+        if (content == null && more.isEmpty()) {
             throw json.wrong("content", "a string or an array of texts");
         }
+        if (role.equals("tool")) {
+            more.put("tool_call_id", json.text("tool_call_id", ""));
+        }
         json.requireNoOthers();
-        return new ChatTemplate.Message(role, content);
+        return new ChatTemplate.Message(role, content, more);
+    }
+
+    /** Reads a call of a tool, for the template: with its arguments as an object. */
+    private static Map<String, Object> call(JsonOptions json) {
+        json.neutral("type", "\"function\"");
+        String id = json.text("id", "");
+        JsonOptions function = json.object("function");
+        String text = function.text("arguments", "");
+        Map<String, Object> arguments;
+        try {
+            byte[] utf8 = (text.isBlank() ? "{}" : text).getBytes(StandardCharsets.UTF_8);
+            arguments = JsonOptions.parse(utf8).values();
+        } catch (ApiException e) {
+            throw function.wrong("arguments", "a JSON object in a string: " + e.getMessage());
+        }
+        String name = function.text("name", "");
+        if (name.isEmpty()) {
+            throw function.wrong("name", "the name of a tool");
+        }
+        function.requireNoOthers();
+        json.neutral("index");
+        json.requireNoOthers();
+        return Map.of(
+                "id",
+                id,
+                "type",
+                "function",
+                "function",
+                Map.of("name", name, "arguments", arguments));
+    }
+
+    private Tools tools(JsonOptions json) {
+        return Tools.read(json, toolFormat, toolMarker);
+    }
+
+    /**
+     * Reads a request for a <a
+     * href="https://platform.openai.com/docs/api-reference/responses">response</a>, OpenAI's newer
+     * schema of chats. Responses are not stored: each request has the whole chat.
+     *
+     * @param utf8 the request, in UTF-8
+     * @return the request
+     * @throws ApiException if the request is not valid
+     */
+    public TextCall response(byte[] utf8) {
+        JsonOptions json = JsonOptions.parse(utf8);
+        checkModel(json);
+        boolean streamed = json.flag("stream", false);
+        usage(json, streamed);
+        GenerationRequest.Builder builder = OpenAiOptions.read(json);
+        boolean listed = json.texts("include").contains("message.output_text.logprobs");
+        int top = topLogProbabilities(json, "top_logprobs");
+        builder.optTopLogProbabilities(listed ? top : 0);
+        for (String unsupported : List.of("previous_response_id", "conversation", "prompt")) {
+            json.neutral(unsupported, "null");
+        }
+        json.neutral("background", "false");
+        json.neutral("truncation", "\"disabled\"");
+        json.neutral("max_tool_calls");
+        JsonOptions reasoning = json.object("reasoning");
+        reasoning.neutral("effort", "\"none\"");
+        reasoning.neutral("summary");
+        reasoning.requireNoOthers();
+        OpenAiOptions.refuseTools(json);
+        JsonOptions text = json.object("text");
+        if (text.has("format")) {
+            builder.optGrammar(OpenAiOptions.format(text.object("format"), null));
+        }
+        text.neutral("verbosity", "\"medium\"");
+        text.requireNoOthers();
+        List<ChatTemplate.Message> messages = new ArrayList<>();
+        String instructions = json.text("instructions", null);
+        if (instructions != null) {
+            messages.add(new ChatTemplate.Message("system", instructions));
+        }
+        if (json.isArray("input")) {
+            messages.addAll(messages(json, "input"));
+        } else {
+            messages.add(new ChatTemplate.Message("user", notEmpty(json, "input")));
+        }
+        readPrompt(json, "input", messages, null, "max_output_tokens", builder);
+        json.requireNoOthers();
+        GenerationRequest request = OpenAiOptions.build(builder);
+        return new TextCall(
+                List.of(request),
+                new ResponsesAnswer(
+                        streamed,
+                        json.echo(RESPONSE_SETTINGS),
+                        listed ? logProbabilities : null,
+                        model));
+    }
+
+    /**
+     * Answers vLLM's request for the tokens of a {@code prompt} or of {@code messages}.
+     *
+     * @param utf8 the request, in UTF-8
+     * @return the answer, in JSON
+     * @throws ApiException if the request is not valid
+     */
+    public String tokenize(byte[] utf8) {
+        JsonOptions json = JsonOptions.parse(utf8);
+        checkModel(json);
+        json.neutral("return_token_strs", "false");
+        boolean isChat = json.has("messages");
+        boolean specialTokens = json.flag("add_special_tokens", !isChat);
+        if (isChat && specialTokens) {
+            throw json.wrong("add_special_tokens", "false; the chat template writes them");
+        }
+        int[] tokens =
+                isChat
+                        ? encode(json, "messages", messages(json, "messages"), tools(json))
+                        : tokenizer.encode(notEmpty(json, "prompt"), specialTokens);
+        json.requireNoOthers();
+        JsonObject answer = new JsonObject();
+        answer.addProperty("count", tokens.length);
+        answer.addProperty("max_model_len", generator.maxLength());
+        answer.add("tokens", JsonOptions.GSON.toJsonTree(tokens));
+        answer.add("token_strs", JsonNull.INSTANCE);
+        return JsonOptions.GSON.toJson(answer);
     }
 
     /**
@@ -164,32 +398,55 @@ public final class TextApi {
         checkModel(json);
         boolean streamed = json.flag("stream", false);
         boolean usage = usage(json, streamed);
-        if (json.has("logprobs") || !json.text("suffix", "").isEmpty()) {
-            throw json.wrong(json.has("logprobs") ? "logprobs" : "suffix", "left out");
-        }
+        json.neutral("suffix", "\"\"");
+        json.neutral("add_special_tokens", "true");
+        OpenAiOptions.refuseTools(json);
         boolean echoes = json.flag("echo", false);
-        GenerationRequest.Builder builder = OpenAiOptions.read(json);
-        builder.optMaxNewTokens(
-                (int) json.integer("max_tokens", 1, Integer.MAX_VALUE, DEFAULT_COMPLETION));
+        boolean listed = json.has("logprobs");
+        JsonOptions prompts = json.prompts("prompt");
+        int choices = OpenAiOptions.choices(json, prompts.names().size());
+        GenerationRequest.Builder builder =
+                OpenAiOptions.read(json)
+                        .optGrammar(OpenAiOptions.grammar(json))
+                        .optTopLogProbabilities(topLogProbabilities(json, "logprobs"))
+                        .optPromptLogProbabilities(echoes && listed)
+                        .optMaxNewTokens(
+                                (int)
+                                        json.integer(
+                                                "max_tokens",
+                                                1,
+                                                Integer.MAX_VALUE,
+                                                DEFAULT_COMPLETION));
         List<GenerationRequest> requests = new ArrayList<>();
         List<String> echoed = new ArrayList<>();
-        JsonOptions prompts = json.prompts("prompt");
         for (String name : prompts.names()) {
+            String text;
             if (prompts.isArray(name)) {
                 int[] tokens = prompts.integers(name);
                 if (tokens.length == 0) {
                     throw prompts.wrong(name, "a non-empty text or array of tokens");
                 }
-                requests.add(build(builder.setPrompt(null).setPromptTokens(tokens)));
-                echoed.add(echoes ? tokenizer.decode(tokens) : "");
+                builder.setPrompt(null).setPromptTokens(tokens);
+                text = echoes ? tokenizer.decode(tokens) : "";
             } else {
-                String text = notEmpty(prompts, name);
-                requests.add(build(builder.setPromptTokens((int[]) null).setPrompt(text)));
-                echoed.add(echoes ? text : "");
+                text = notEmpty(prompts, name);
+                builder.setPromptTokens((int[]) null).setPrompt(text);
             }
+            requests.addAll(OpenAiOptions.build(builder, json, choices));
+            echoed.addAll(Collections.nCopies(choices, echoes ? text : ""));
         }
         json.requireNoOthers();
-        return new TextCall(requests, new OpenAiAnswer(false, streamed, usage, echoed, model));
+        return new TextCall(
+                requests,
+                new OpenAiAnswer(
+                        false,
+                        streamed,
+                        usage,
+                        echoed,
+                        choices,
+                        listed ? logProbabilities : null,
+                        null,
+                        model));
     }
 
     private static String notEmpty(JsonOptions json, String name) {
@@ -203,6 +460,8 @@ public final class TextApi {
     private static boolean usage(JsonOptions json, boolean streamed) {
         JsonOptions stream = json.object("stream_options");
         boolean usage = stream.flag("include_usage", false);
+        stream.neutral("include_obfuscation");
+        stream.neutral("continuous_usage_stats", "false");
         stream.requireNoOthers();
         return usage && streamed;
     }
@@ -260,14 +519,8 @@ public final class TextApi {
                 options.flag(
                         "do_sample",
                         options.has("temperature") || options.has("top_k") || options.has("top_p"));
-        double temperature = options.number("temperature", 0, 100, 1);
         GenerationRequest.Builder builder =
-                GenerationRequest.builder()
-                        .optTemperature(samples ? temperature : 0)
-                        .optTopK(OpenAiOptions.topK(options))
-                        .optTopP(options.number("top_p", Double.MIN_NORMAL, 1, 1))
-                        .optRepetitionPenalty(
-                                options.number("repetition_penalty", Double.MIN_NORMAL, 100, 1))
+                OpenAiOptions.sampling(options, 1, samples ? 1 : 0)
                         .optIgnoreEndOfText(options.flag("ignore_eos_token", false))
                         .optMaxNewTokens(
                                 (int)
@@ -276,32 +529,21 @@ public final class TextApi {
                                                 1,
                                                 Integer.MAX_VALUE,
                                                 DEFAULT_INVOCATION));
-        if (options.has("seed")) {
-            builder.optSeed(options.integer("seed", Long.MIN_VALUE, Long.MAX_VALUE, 0));
-        }
         String stops = options.has("stop") ? "stop" : "stop_sequences";
         builder.optStopStrings(OpenAiOptions.stops(options, stops));
-        builder.optStopTokens(OpenAiOptions.stopTokens(options));
         if (options.flag("decoder_input_details", false)) {
             throw options.wrong(
                     "decoder_input_details",
                     "false; log probabilities of the prompt are not supported");
         }
-        OpenAiOptions.requireDefaults(options);
+        options.neutral("n", "1");
+        options.neutral("best_of", "1");
         boolean details = options.flag("details", false);
         boolean echoes = options.flag("return_full_text", false);
         options.requireNoOthers();
         json.requireNoOthers();
         return new TextCall(
-                prompts.stream().map(prompt -> build(builder.setPrompt(prompt))).toList(),
+                prompts.stream().map(builder::setPrompt).map(OpenAiOptions::build).toList(),
                 new InvocationAnswer(streamed, details, echoes, prompts, array));
-    }
-
-    private static GenerationRequest build(GenerationRequest.Builder builder) {
-        try {
-            return builder.build();
-        } catch (IllegalArgumentException e) {
-            throw ApiException.badRequest(null, e.getMessage());
-        }
     }
 }

@@ -2,13 +2,14 @@
 package org.djlx.fusedops.llm.api;
 
 import java.util.List;
+import org.djlx.fusedops.llm.ContextLengthException;
 import org.djlx.fusedops.llm.GenerationRequest;
 import org.djlx.fusedops.llm.TextGenerator;
 
 /**
  * A parsed API request.
  *
- * @param requests a generation request for each prompt
+ * @param requests a generation request for each choice
  * @param format formats the answer
  */
 public record TextCall(List<GenerationRequest> requests, AnswerFormat format) {
@@ -18,6 +19,7 @@ public record TextCall(List<GenerationRequest> requests, AnswerFormat format) {
      *
      * @param generator the generator
      * @return the answer
+     * @throws ApiException if a prompt and its new tokens are too long
      * @throws IllegalArgumentException if the generator is null, or the model cannot serve a
      *     request; see {@link TextGenerator#submitAll}
      * @throws java.util.concurrent.RejectedExecutionException if the queue is full
@@ -27,6 +29,12 @@ public record TextCall(List<GenerationRequest> requests, AnswerFormat format) {
         if (generator == null) {
             throw new IllegalArgumentException("the generator is null");
         }
-        return new TextAnswer(format, generator.submitAll(requests));
+        try {
+            return new TextAnswer(format, generator.submitAll(requests));
+        } catch (ContextLengthException e) {
+            throw format.refusal(
+                    ApiException.badRequest(null, e.getMessage())
+                            .withCode("context_length_exceeded"));
+        }
     }
 }

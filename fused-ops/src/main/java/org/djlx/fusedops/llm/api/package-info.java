@@ -2,8 +2,11 @@
 /* Package-private:
  * InvocationAnswer  DJL Serving's answers
  * JsonOptions       reads options from a JSON object, and refuses unknown ones
+ * LogProbabilities  log probabilities in OpenAI's schemas
  * OpenAiAnswer      OpenAI's answers, to chats and completions
- * OpenAiOptions     the options that chats and completions share
+ * OpenAiOptions     the options that OpenAI's schemas share
+ * ResponsesAnswer   OpenAI's responses
+ * Tools             the tools of a chat, and how the model may call them
  */
 /**
  * The HTTP schemas of OpenAI and DJL Serving, independent of the HTTP server. {@link

@@ -21,6 +21,7 @@ import org.djlx.collectives.engine.ParallelModelLoader;
 import org.djlx.fusedops.llm.api.TextApi;
 import org.djlx.fusedops.llm.engine.LlamaGenerator;
 import org.djlx.fusedops.llm.text.ChatTemplate;
+import org.djlx.fusedops.llm.text.ToolFormat;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
@@ -77,6 +78,7 @@ import org.slf4j.LoggerFactory;
  *   <li>{@code kv_cache_bytes}: see {@link LlamaGenerator.Builder#optCacheBytes}.
  *   <li>{@code gpu_memory_utilization}: see {@link LlamaGenerator.Builder#optGpuMemoryUtilization}.
  *   <li>{@code enable_prefix_caching}: see {@link LlamaGenerator.Builder#optPrefixCaching}.
+ *   <li>{@code tool_call_parser}: see {@link ToolFormat#named}; by default the chat template tells.
  * </ul>
  */
 public final class LlamaLoader implements ParallelModelLoader {
@@ -98,6 +100,7 @@ public final class LlamaLoader implements ParallelModelLoader {
                     "kv_cache_bytes",
                     "gpu_memory_utilization",
                     "enable_prefix_caching",
+                    "tool_call_parser",
                     "modelName");
 
     // Options that DJL Serving adds by itself if there is a config.json. They have no effect here.
@@ -184,13 +187,15 @@ public final class LlamaLoader implements ParallelModelLoader {
             builder.optPrefixCaching(flag("enable_prefix_caching", prefixCaching));
         }
         ChatTemplate template = ChatTemplate.of(directory);
+        Object parser = options.get("tool_call_parser");
+        ToolFormat tools = parser == null ? null : ToolFormat.named(parser.toString().trim());
         if (processes) {
             builder.optProcessGroup(ProcessGroups.init(gpu ? "cuda_p2p" : "shm"));
         }
         LlamaGenerator generator = builder.build();
         boolean done = false;
         try {
-            TextApi api = new TextApi(name, generator, template);
+            TextApi api = new TextApi(name, generator, template, tools);
             done = true;
             return new LlamaService(generator, api);
         } finally {

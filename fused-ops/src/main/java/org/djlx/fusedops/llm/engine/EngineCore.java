@@ -180,10 +180,8 @@ final class EngineCore {
      * A step.
      *
      * @param sampled the sequences that get a token each, in the order of the batch
-     * @param sampledOnDevice whether the device samples all these tokens: the next step can then
-     *     launch before they reach the host
      */
-    private record Step(StepRequest request, List<Sequence> sampled, boolean sampledOnDevice) {}
+    private record Step(StepRequest request, List<Sequence> sampled) {}
 
     /**
      * Runs one step. With on-device sampling, launches step n+1 before step n's tokens reach the
@@ -197,7 +195,7 @@ final class EngineCore {
         if (step == null) {
             return; // All sequences have been cancelled.
         }
-        Step next = step.sampledOnDevice ? nextStep(true) : null;
+        Step next = ranks.samplesOnDevice() ? nextStep(true) : null;
         CompletableFuture<List<Sampler.SampledToken>> result =
                 pool().submit(next == null ? StepRequest.FLUSH : next.request);
         long start = System.nanoTime();
@@ -242,17 +240,18 @@ final class EngineCore {
             if (async && scheduler.hasLongPrefill()) {
                 return null;
             }
-            batch = scheduler.schedule(sampled, ranks.samplesOnDevice());
+            batch = scheduler.schedule(sampled);
         }
         if (batch.chunks().isEmpty()) {
             return null;
         }
-        List<Sampler> samplers = sampled.stream().map(sequence -> sequence.sampler).toList();
-        StepRequest request = new StepRequest(batch, samplers);
-        return new Step(request, sampled, ranks.samplesOnDevice() && !request.needsFullLogits());
+        return new Step(new StepRequest(batch), sampled);
     }
 
-    /** Appends a token to its sequence. Returns false if the sequence has ended. */
+    /**
+     * Appends a token to its sequence. Returns false if the sequence has ended, or if the token is
+     * one of its prompt.
+     */
     private static boolean append(Sequence sequence, Sampler.SampledToken sampled) {
         if (sequence.isEnded()) {
             return false; // Cancelled in the meantime.
@@ -263,8 +262,12 @@ final class EngineCore {
                     new ArithmeticException("the model's logits are infinite or NaN"));
             return false;
         }
-        sequence.append(sampled.token());
-        return true;
+        try {
+            return sequence.append(sampled);
+        } catch (IllegalArgumentException e) { // No token continues the grammar.
+            sequence.queue.end(FinishReason.ERROR, e);
+            return false;
+        }
     }
 
     private static void publish(Sequence sequence, Sampler.SampledToken sampled) {

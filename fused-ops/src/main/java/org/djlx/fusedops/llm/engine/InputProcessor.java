@@ -5,8 +5,12 @@ import java.nio.file.Path;
 import java.util.Arrays;
 import java.util.HashSet;
 import java.util.Set;
+import java.util.function.Supplier;
+import org.djlx.fusedops.llm.ContextLengthException;
 import org.djlx.fusedops.llm.GenerationRequest;
 import org.djlx.fusedops.llm.model.ModelConfig;
+import org.djlx.fusedops.llm.sampling.Constraint;
+import org.djlx.fusedops.llm.sampling.Vocabulary;
 import org.djlx.fusedops.llm.text.TextTokenizer;
 
 /**
@@ -16,8 +20,15 @@ import org.djlx.fusedops.llm.text.TextTokenizer;
  * @param config the model's configuration
  * @param maxLength the maximum number of tokens of a sequence
  * @param tokenizer the tokenizer; null if the model has none
+ * @param vocabulary the bytes of the tokens, read when they are first needed; throws an
+ *     IllegalArgumentException if the tokenizer does not tell them
  */
-record InputProcessor(Path directory, ModelConfig config, int maxLength, TextTokenizer tokenizer) {
+record InputProcessor(
+        Path directory,
+        ModelConfig config,
+        int maxLength,
+        TextTokenizer tokenizer,
+        Supplier<Vocabulary> vocabulary) {
 
     /**
      * Creates the sequence of a request.
@@ -31,16 +42,25 @@ record InputProcessor(Path directory, ModelConfig config, int maxLength, TextTok
         check(prompt.length > 0, "the prompt has no tokens");
         checkTokens("of the prompt", prompt);
         checkTokens("of stopTokens", request.stopTokens());
-        check(
-                prompt.length <= maxLength - request.maxNewTokens(),
-                "the prompt has %d tokens and maxNewTokens is %d, together more than the maxLength"
-                        + " %d of this generator",
-                prompt.length,
-                request.maxNewTokens(),
-                maxLength);
+        checkTokens("of allowedTokens", request.allowedTokens());
+        checkTokens(
+                "of logitBias",
+                request.logitBias().keySet().stream().mapToInt(Integer::intValue).toArray());
+        if (prompt.length > maxLength - request.maxNewTokens()) {
+            throw new ContextLengthException(
+                    String.format(
+                            "generation request: the prompt has %d tokens and maxNewTokens is %d,"
+                                + " together more than the maxLength %d of this generator; shorten"
+                                + " the prompt or ask for fewer new tokens",
+                            prompt.length, request.maxNewTokens(), maxLength));
+        }
         check(
                 tokenizer != null || request.stopStrings().isEmpty(),
                 "stopStrings requires a tokenizer, and %s has no tokenizer.json",
+                directory);
+        check(
+                tokenizer != null || request.grammar().isEmpty(),
+                "a grammar requires a tokenizer, and %s has no tokenizer.json",
                 directory);
         Set<Integer> stops = new HashSet<>();
         if (!request.ignoresEndOfText()) {
@@ -48,7 +68,14 @@ record InputProcessor(Path directory, ModelConfig config, int maxLength, TextTok
         }
         Arrays.stream(request.stopTokens()).forEach(stops::add);
         PieceQueue queue = new PieceQueue(prompt.length, onCancel);
-        return new Sequence(request, prompt, tokenizer, stops, queue);
+        Sequence sequence = new Sequence(request, prompt, tokenizer, stops, queue);
+        int[] ends = stops.stream().mapToInt(Integer::intValue).toArray();
+        request.grammar()
+                .ifPresent(
+                        grammar ->
+                                sequence.sampler.follow(
+                                        new Constraint(grammar, vocabulary.get(), ends)));
+        return sequence;
     }
 
     private int[] encode(GenerationRequest request) {

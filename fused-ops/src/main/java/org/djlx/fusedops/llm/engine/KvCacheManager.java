@@ -54,7 +54,8 @@ final class KvCacheManager {
      * @return false if too few blocks are free
      */
     boolean start(Sequence sequence, int reserved) {
-        List<Integer> hits = prefixCaching ? find(sequence) : List.of();
+        List<Integer> hits =
+                prefixCaching && !sequence.needsPromptLogits() ? find(sequence) : List.of();
         int needed = blocks(sequence.knownTokens()) - hits.size();
         long hitsFromFree = hits.stream().filter(pool::isFree).count();
         if (needed + hitsFromFree + reserved > pool.free()) {

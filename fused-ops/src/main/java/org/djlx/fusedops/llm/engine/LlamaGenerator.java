@@ -4,10 +4,13 @@ package org.djlx.fusedops.llm.engine;
 import ai.djl.Device;
 import ai.djl.util.Progress;
 import java.io.IOException;
+import java.nio.IntBuffer;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
+import java.util.HashMap;
 import java.util.List;
+import java.util.Map;
 import java.util.Optional;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ProcessGroup;
@@ -20,6 +23,7 @@ import org.djlx.fusedops.llm.TextGenerator;
 import org.djlx.fusedops.llm.model.ModelConfig;
 import org.djlx.fusedops.llm.model.SamplingDefaults;
 import org.djlx.fusedops.llm.sampling.Sampler;
+import org.djlx.fusedops.llm.sampling.Vocabulary;
 import org.djlx.fusedops.llm.text.ModelTokenizer;
 import org.djlx.fusedops.llm.text.TextTokenizer;
 
@@ -73,6 +77,7 @@ public final class LlamaGenerator implements TextGenerator {
     private final ModelConfig config;
     private final SamplingDefaults samplingDefaults;
     private final TextTokenizer tokenizer; // null if the model has none
+    private Vocabulary vocabulary; // null until a request has a grammar
     private final GeneratorSettings settings;
     private final InputProcessor inputs;
     private final EngineCore engine;
@@ -84,7 +89,9 @@ public final class LlamaGenerator implements TextGenerator {
         settings = GeneratorSettings.of(builder, config);
         Path file = directory.resolve("tokenizer.json");
         tokenizer = Files.exists(file) ? ModelTokenizer.read(file) : null;
-        inputs = new InputProcessor(directory, config, settings.maxLength(), tokenizer);
+        inputs =
+                new InputProcessor(
+                        directory, config, settings.maxLength(), tokenizer, this::vocabulary);
         boolean done = false;
         try {
             engine = new EngineCore(directory, config, settings);
@@ -94,6 +101,13 @@ public final class LlamaGenerator implements TextGenerator {
                 closeTokenizer();
             }
         }
+    }
+
+    private synchronized Vocabulary vocabulary() {
+        if (vocabulary == null) {
+            vocabulary = new Vocabulary(tokenizer.tokenBytes(), config.vocabularySize());
+        }
+        return vocabulary;
     }
 
     /** {@return a new builder} */
@@ -113,6 +127,10 @@ public final class LlamaGenerator implements TextGenerator {
         engine.checkAvailable(); // Before the tokenizer is used, which close() frees.
         List<Sequence> sequences =
                 requests.stream().map(each -> inputs.sequence(each, engine::wake)).toList();
+        Map<IntBuffer, Sequence> prompts = new HashMap<>();
+        for (Sequence sequence : sequences) {
+            sequence.awaitPrompt(prompts.putIfAbsent(sequence.prompt(), sequence));
+        }
         engine.add(sequences);
         return sequences.stream().<Generation>map(sequence -> sequence.queue).toList();
     }

@@ -8,6 +8,7 @@ import org.djlx.collectives.pool.RankWorker;
 import org.djlx.fusedops.llm.model.TransformerModel;
 import org.djlx.fusedops.llm.sampling.Logits;
 import org.djlx.fusedops.llm.sampling.Sampler;
+import org.djlx.fusedops.llm.sampling.SamplingParameters;
 
 /**
  * The worker of one rank: its part of the model, and the step in flight. Use it only on the rank's
@@ -20,7 +21,7 @@ final class ModelRank implements RankWorker<StepRequest, List<Sampler.SampledTok
     private InFlight inFlight; // null if no step is in flight
 
     /** A launched step whose tokens are not sampled yet. */
-    private record InFlight(NDManager manager, Logits logits, List<Sampler> samplers) {}
+    private record InFlight(NDManager manager, Logits logits, List<SamplingParameters> sampling) {}
 
     /** Takes ownership of the model. */
     ModelRank(ProcessGroup group, TransformerModel model) {
@@ -51,7 +52,7 @@ final class ModelRank implements RankWorker<StepRequest, List<Sampler.SampledTok
                 return List.of();
             }
             before.logits.await();
-            return group.rank() == 0 ? Sampler.sample(before.logits, before.samplers) : List.of();
+            return group.rank() == 0 ? Sampler.sample(before.logits, before.sampling) : List.of();
         } finally {
             if (before != null) {
                 before.manager.close();
@@ -63,9 +64,9 @@ final class ModelRank implements RankWorker<StepRequest, List<Sampler.SampledTok
         NDManager manager = NDManager.newBaseManager(group.device());
         boolean done = false;
         try {
-            Logits logits = model.forward(step.batch(), step.needsFullLogits(), manager);
+            Logits logits = model.forward(step.batch(), false, manager);
             done = true;
-            return new InFlight(manager, logits, step.samplers());
+            return new InFlight(manager, logits, step.sampling());
         } finally {
             if (!done) {
                 manager.close();

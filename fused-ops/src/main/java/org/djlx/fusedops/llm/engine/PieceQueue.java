@@ -32,6 +32,7 @@ class PieceQueue implements Generation {
     private final Deque<GeneratedPiece> pieces = new ArrayDeque<>();
     private int generated;
     private int cachedTokens;
+    private List<GeneratedPiece> promptPieces = List.of();
     private FinishReason reason;
     private Throwable failure;
     private Runnable listener;
@@ -62,6 +63,11 @@ class PieceQueue implements Generation {
     /** Sets how many prompt tokens were found in the prefix cache. */
     synchronized void setCachedTokens(int tokens) {
         cachedTokens = tokens;
+    }
+
+    /** Sets the log probabilities of the prompt, before the first piece. */
+    synchronized void setPromptPieces(List<GeneratedPiece> pieces) {
+        promptPieces = List.copyOf(pieces);
     }
 
     /** Ends the generation. Returns false if it has ended already. */
@@ -167,6 +173,11 @@ class PieceQueue implements Generation {
     @Override
     public synchronized int cachedTokens() {
         return cachedTokens;
+    }
+
+    @Override
+    public synchronized List<GeneratedPiece> promptPieces() {
+        return promptPieces;
     }
 
     @Override

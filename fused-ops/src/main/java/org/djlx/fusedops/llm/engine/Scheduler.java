@@ -82,7 +82,9 @@ final class Scheduler {
         while (!waiting.isEmpty() && running.size() < settings.maxRunning()) {
             Sequence next = waiting.peek();
             // The step in flight still computes a token of a sequence that was just preempted.
-            if (next.isTokenPending() || !cache.start(next, running.size())) {
+            if (next.isTokenPending()
+                    || (settings.prefixCaching() && next.awaitsPrompt())
+                    || !cache.start(next, running.size())) {
                 break;
             }
             next.setIndex(indices.nextClearBit(0));
@@ -181,7 +183,7 @@ final class Scheduler {
      *
      * @param sampled receives the sequences that get a token, in the order of the batch
      */
-    TokenBatch schedule(List<Sequence> sampled, boolean onDevice) {
+    TokenBatch schedule(List<Sequence> sampled) {
         List<TokenBatch.Chunk> decodes = new ArrayList<>(); // chunks of one token
         List<TokenBatch.Chunk> prefills = new ArrayList<>(); // longer chunks
         List<Sequence> sampledByPrefills = new ArrayList<>();
@@ -211,7 +213,7 @@ final class Scheduler {
             budget -= size > 1 ? size : 0;
             int end = sequence.scheduledTokens() + size;
             while (sequence.scheduledTokens() < end) {
-                TokenBatch.Chunk chunk = sequence.nextChunk(Math.max(1, ofPrompt), onDevice);
+                TokenBatch.Chunk chunk = sequence.nextChunk(Math.max(1, ofPrompt));
                 boolean single = chunk.tokens().length == 1;
                 (single ? decodes : prefills).add(chunk);
                 if (chunk.needsLogits()) {

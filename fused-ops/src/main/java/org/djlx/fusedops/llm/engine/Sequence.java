@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.fusedops.llm.engine;
 
+import java.nio.IntBuffer;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
@@ -22,6 +23,10 @@ final class Sequence {
     final PieceQueue queue;
     final Sampler sampler;
     private final TextStream text;
+    private final GenerationRequest request;
+    private final List<GeneratedPiece> promptPieces = new ArrayList<>(); // if requested
+    private int scheduledPromptPieces; // including those that are computed
+    private Sequence samePrompt; // starts first, to share its blocks; null if there is none
     private final Set<Integer> stopTokens;
     private final int promptTokens;
     private final int[] tokens; // prompt and generated tokens, with room for all new tokens
@@ -44,11 +49,45 @@ final class Sequence {
             PieceQueue queue) {
         this.queue = queue;
         this.stopTokens = stopTokens;
-        sampler = new Sampler(request, prompt);
+        this.request = request;
+        sampler = new Sampler(request, prompt, stopTokens);
         text = new TextStream(tokenizer, request.stopStrings(), prompt);
         promptTokens = prompt.length;
         tokens = Arrays.copyOf(prompt, prompt.length + request.maxNewTokens());
         count = prompt.length;
+        if (request.hasPromptLogProbabilities()) {
+            addPromptPiece(new Sampler.SampledToken(prompt[0], Float.NaN));
+            scheduledPromptPieces = 1;
+        }
+    }
+
+    /** Makes this sequence wait until the prompt of another one, which is the same, is computed. */
+    void awaitPrompt(Sequence other) {
+        samePrompt = other;
+    }
+
+    IntBuffer prompt() {
+        return IntBuffer.wrap(tokens, 0, promptTokens);
+    }
+
+    /** Returns whether the prompt is being computed for another sequence that comes before. */
+    boolean awaitsPrompt() {
+        return samePrompt != null
+                && !samePrompt.isEnded()
+                && samePrompt.countedPromptTokens < samePrompt.promptTokens;
+    }
+
+    /** Returns whether the log probabilities of the prompt's tokens are asked for. */
+    boolean needsPromptLogits() {
+        return request.hasPromptLogProbabilities();
+    }
+
+    private void addPromptPiece(Sampler.SampledToken token) {
+        promptPieces.add(
+                new GeneratedPiece(token.token(), "", token.logProbability(), token.top()));
+        if (promptPieces.size() == promptTokens) {
+            queue.setPromptPieces(promptPieces);
+        }
     }
 
     int promptTokens() {
@@ -157,11 +196,15 @@ final class Sequence {
     }
 
     /**
-     * Returns the number of tokens of the next chunk of the prompt; 0 after the prompt. A prompt is
-     * always cut at the same positions, multiples of {@code chunk}, so its keys and values do not
-     * depend on other requests or on preemption.
+     * Returns the number of tokens of the next chunk of the prompt; 0 after the prompt, and if each
+     * token of the prompt is a chunk because its logits are needed. A prompt is always cut at the
+     * same positions, multiples of {@code chunk}, so its keys and values do not depend on other
+     * requests or on preemption.
      */
     int nextPromptTokens(int chunk) {
+        if (needsPromptLogits()) {
+            return 0;
+        }
         return Math.max(0, Math.min(promptTokens, (computed / chunk + 1) * chunk) - computed);
     }
 
@@ -170,9 +213,12 @@ final class Sequence {
         return pending;
     }
 
-    /** Returns whether the maximum length leaves room for a token after the pending one. */
+    /**
+     * Returns whether the token after the pending one can be scheduled: the maximum length leaves
+     * room for it, and what it may be does not depend on the pending one.
+     */
     boolean canRunAhead() {
-        return count + 1 < tokens.length;
+        return count + 1 < tokens.length && !sampler.hasGrammar();
     }
 
     /** Schedules the pending token, whose value only the device knows (async scheduling). */
@@ -183,39 +229,59 @@ final class Sequence {
                 computed++,
                 slots,
                 true,
-                sampler.deviceParameters());
+                sampler.next());
     }
 
     /**
      * Schedules the next tokens.
      *
      * @param maxTokens the most tokens to schedule
-     * @param onDevice whether the device samples the token after the last one
      */
-    TokenBatch.Chunk nextChunk(int maxTokens, boolean onDevice) {
+    TokenBatch.Chunk nextChunk(int maxTokens) {
         int start = computed;
         started = true;
         computed = Math.min(count, start + maxTokens);
         pending = computed == count;
+        boolean ofPrompt = needsPromptLogits() && computed == scheduledPromptPieces;
+        ofPrompt &= computed < promptTokens;
+        SamplingParameters sampling = SamplingParameters.GREEDY;
+        if (ofPrompt) {
+            scheduledPromptPieces++;
+            int given = tokens[computed];
+            sampling = SamplingParameters.ofGiven(given, request.topLogProbabilities());
+        } else if (pending) {
+            sampling = sampler.next();
+        }
         return new TokenBatch.Chunk(
                 index,
                 Arrays.copyOfRange(tokens, start, computed),
                 start,
                 slots,
-                pending,
-                onDevice && pending ? sampler.deviceParameters() : SamplingParameters.GREEDY);
+                pending || ofPrompt,
+                sampling);
     }
 
-    /** Appends the sampled token. */
-    void append(int token) {
-        tokens[count++] = token;
+    /** Appends the sampled token. Returns false if it is one of the prompt. */
+    boolean append(Sampler.SampledToken sampled) {
+        if (needsPromptLogits() && promptPieces.size() < promptTokens) {
+            addPromptPiece(sampled);
+            return false;
+        }
+        tokens[count++] = sampled.token();
+        sampler.append(sampled.token());
         pending = computed == count; // With async scheduling the token is scheduled already.
+        return true;
     }
 
-    /** Returns whether generation ends here: the maximum length or a stop token is reached. */
+    /**
+     * Returns whether generation ends here: the maximum length, a stop token or the end of the
+     * grammar is reached.
+     */
     boolean isComplete() {
         return count > promptTokens
-                && (count == tokens.length || stopTokens.contains(tokens[count - 1]));
+                && (count == tokens.length
+                        || sampler.isComplete()
+                        || stopTokens.contains(tokens[count - 1]));
     }
 
     /** Returns whether the sequence needs no more steps. */
@@ -230,10 +296,11 @@ final class Sequence {
             publish(sampled, text.end(), FinishReason.STOP);
             return;
         }
-        String certain = text.add(token);
-        if (!text.isStopped() && count == tokens.length) {
+        String certain = text.add(token, count - promptTokens > request.minNewTokens());
+        if (!text.isStopped() && isComplete()) {
             certain += text.end();
-            FinishReason reason = text.isStopped() ? FinishReason.STOP_STRING : FinishReason.LENGTH;
+            FinishReason reason = sampler.isComplete() ? FinishReason.STOP : FinishReason.LENGTH;
+            reason = text.isStopped() ? FinishReason.STOP_STRING : reason;
             publish(sampled, certain, reason);
             return;
         }
@@ -241,6 +308,9 @@ final class Sequence {
     }
 
     private void publish(Sampler.SampledToken sampled, String certain, FinishReason reason) {
-        queue.add(new GeneratedPiece(sampled.token(), certain, sampled.logProbability()), reason);
+        queue.add(
+                new GeneratedPiece(
+                        sampled.token(), certain, sampled.logProbability(), sampled.top()),
+                reason);
     }
 }

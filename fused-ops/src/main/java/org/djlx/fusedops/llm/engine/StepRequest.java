@@ -8,10 +8,10 @@ import java.io.DataOutputStream;
 import java.io.IOException;
 import java.io.UncheckedIOException;
 import java.util.ArrayList;
-import java.util.Iterator;
 import java.util.List;
 import org.djlx.collectives.pool.RequestCodec;
 import org.djlx.fusedops.llm.model.TokenBatch;
+import org.djlx.fusedops.llm.sampling.LogitEdits;
 import org.djlx.fusedops.llm.sampling.Sampler;
 import org.djlx.fusedops.llm.sampling.SamplingParameters;
 
@@ -23,18 +23,16 @@ import org.djlx.fusedops.llm.sampling.SamplingParameters;
 class StepRequest {
 
     /** Launches nothing and returns the tokens of the previous step. */
-    static final StepRequest FLUSH = new StepRequest(new TokenBatch(List.of()), List.of(), false);
+    static final StepRequest FLUSH = new StepRequest(new TokenBatch(List.of()));
 
-    /** Sends the batch to other processes. Samplers are not sent: only rank 0 uses them. */
+    /** Sends the batch to other processes. */
     static final RequestCodec<StepRequest> CODEC =
             new RequestCodec<>() {
                 @Override
                 public byte[] encode(StepRequest step) {
                     ByteArrayOutputStream bytes = new ByteArrayOutputStream();
                     try {
-                        DataOutputStream out = new DataOutputStream(bytes);
-                        out.writeBoolean(step.fullLogits);
-                        write(step.batch, out);
+                        write(step.batch, new DataOutputStream(bytes));
                     } catch (IOException e) {
                         throw new UncheckedIOException(e); // Writing to memory does not fail.
                     }
@@ -45,8 +43,7 @@ class StepRequest {
                 public StepRequest decode(byte[] bytes) {
                     DataInputStream in = new DataInputStream(new ByteArrayInputStream(bytes));
                     try {
-                        boolean fullLogits = in.readBoolean();
-                        return new StepRequest(read(in), List.of(), fullLogits);
+                        return new StepRequest(read(in));
                     } catch (IOException e) {
                         throw new UncheckedIOException("rank 0 has sent a truncated step", e);
                     }
@@ -54,30 +51,10 @@ class StepRequest {
             };
 
     private final TokenBatch batch;
-    private final List<Sampler> samplers;
-    private final boolean fullLogits;
 
-    /**
-     * Creates a step.
-     *
-     * @param batch the tokens to compute
-     * @param samplers the samplers of the sequences that need logits, in the order of the batch
-     */
-    StepRequest(TokenBatch batch, List<Sampler> samplers) {
-        this(batch, samplers, needsFullLogits(batch, samplers));
-    }
-
-    private StepRequest(TokenBatch batch, List<Sampler> samplers, boolean fullLogits) {
+    /** Creates a step that computes a batch. */
+    StepRequest(TokenBatch batch) {
         this.batch = batch;
-        this.samplers = samplers;
-        this.fullLogits = fullLogits;
-    }
-
-    private static boolean needsFullLogits(TokenBatch batch, List<Sampler> samplers) {
-        Iterator<Sampler> next = samplers.iterator();
-        return batch.chunks().stream()
-                .filter(TokenBatch.Chunk::needsLogits)
-                .anyMatch(chunk -> !next.next().isGreedy() && chunk.sampling().isGreedy());
     }
 
     /** Runs the step on a rank. Returns the sampled tokens on rank 0, none on other ranks. */
@@ -89,13 +66,12 @@ class StepRequest {
         return batch;
     }
 
-    List<Sampler> samplers() {
-        return samplers;
-    }
-
-    /** Returns whether a sequence is sampled on the host, from its full logits. */
-    boolean needsFullLogits() {
-        return fullLogits;
+    /** Returns the sampling parameters of the chunks that need logits, in order. */
+    List<SamplingParameters> sampling() {
+        return batch.chunks().stream()
+                .filter(TokenBatch.Chunk::needsLogits)
+                .map(TokenBatch.Chunk::sampling)
+                .toList();
     }
 
     /**
@@ -110,14 +86,8 @@ class StepRequest {
             out.writeInt(chunk.sequence());
             out.writeInt(chunk.start());
             out.writeBoolean(chunk.needsLogits());
-            out.writeDouble(chunk.sampling().temperature());
-            out.writeInt(chunk.sampling().topK());
-            out.writeDouble(chunk.sampling().topP());
-            out.writeLong(chunk.sampling().random());
-            out.writeInt(chunk.tokens().length);
-            for (int token : chunk.tokens()) {
-                out.writeInt(token);
-            }
+            write(chunk.sampling(), out);
+            write(chunk.tokens(), out);
             int[] slots = chunk.slots();
             int begin = 0;
             while (begin < chunk.length()) {
@@ -138,13 +108,8 @@ class StepRequest {
             int sequence = in.readInt();
             int start = in.readInt();
             boolean needsLogits = in.readBoolean();
-            SamplingParameters sampling =
-                    new SamplingParameters(
-                            in.readDouble(), in.readInt(), in.readDouble(), in.readLong());
-            int[] tokens = new int[in.readInt()];
-            for (int i = 0; i < tokens.length; i++) {
-                tokens[i] = in.readInt();
-            }
+            SamplingParameters sampling = readSampling(in);
+            int[] tokens = readInts(in);
             int[] slots = new int[start + tokens.length];
             int begin = 0;
             while (begin < slots.length) {
@@ -157,5 +122,66 @@ class StepRequest {
             chunks.add(new TokenBatch.Chunk(sequence, tokens, start, slots, needsLogits, sampling));
         }
         return new TokenBatch(chunks);
+    }
+
+    private static void write(SamplingParameters sampling, DataOutputStream out)
+            throws IOException {
+        out.writeDouble(sampling.temperature());
+        out.writeInt(sampling.topK());
+        out.writeDouble(sampling.topP());
+        out.writeDouble(sampling.minP());
+        out.writeLong(sampling.random());
+        out.writeInt(sampling.given());
+        out.writeInt(sampling.topLogProbabilities());
+        LogitEdits edits = sampling.edits();
+        out.writeBoolean(edits != null);
+        if (edits != null) {
+            out.writeFloat(edits.repetitionPenalty());
+            out.writeFloat(edits.frequencyPenalty());
+            out.writeFloat(edits.presencePenalty());
+            write(edits.entries(), out);
+            write(edits.allowed() == null ? new int[0] : edits.allowed().get(), out);
+        }
+    }
+
+    private static SamplingParameters readSampling(DataInputStream in) throws IOException {
+        return new SamplingParameters(
+                in.readDouble(),
+                in.readInt(),
+                in.readDouble(),
+                in.readDouble(),
+                in.readLong(),
+                in.readInt(),
+                in.readInt(),
+                in.readBoolean() ? readEdits(in) : null);
+    }
+
+    private static LogitEdits readEdits(DataInputStream in) throws IOException {
+        float repetitionPenalty = in.readFloat();
+        float frequencyPenalty = in.readFloat();
+        float presencePenalty = in.readFloat();
+        int[] entries = readInts(in);
+        int[] allowed = readInts(in);
+        return new LogitEdits(
+                repetitionPenalty,
+                frequencyPenalty,
+                presencePenalty,
+                entries,
+                allowed.length == 0 ? null : () -> allowed);
+    }
+
+    private static void write(int[] values, DataOutputStream out) throws IOException {
+        out.writeInt(values.length);
+        for (int value : values) {
+            out.writeInt(value);
+        }
+    }
+
+    private static int[] readInts(DataInputStream in) throws IOException {
+        int[] values = new int[in.readInt()];
+        for (int i = 0; i < values.length; i++) {
+            values[i] = in.readInt();
+        }
+        return values;
     }
 }

@@ -8,17 +8,23 @@ import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import java.nio.ByteBuffer;
 import java.nio.ByteOrder;
+import java.nio.IntBuffer;
 import java.time.Duration;
 import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.Comparator;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.stream.Stream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
 import org.djlx.fusedops.FusedOps;
 import org.djlx.fusedops.NormedResidual;
 import org.djlx.fusedops.internal.LlamaKernels;
+import org.djlx.fusedops.llm.TokenLogProbability;
+import org.djlx.fusedops.llm.sampling.LogitEdits;
 import org.djlx.fusedops.llm.sampling.Logits;
 import org.djlx.fusedops.llm.sampling.SamplingParameters;
 import org.djlx.nativeops.cuda.CudaDevice;
@@ -57,6 +63,10 @@ final class Decoder implements AutoCloseable {
     // Attention of a sequence is split into parts of this many blocks, as in flash decoding.
     private static final int SPLIT_BLOCKS = LlamaKernels.CHUNK / KvCache.BLOCK_TOKENS;
     private static final int TOP_BYTES = LlamaKernels.TOP_FLOATS * Float.BYTES;
+
+    // The results of a step: the sampled tokens of all rows, then their lists of highest logits.
+    private static final int LISTS = LlamaKernels.MAX_ROWS * TOP_BYTES;
+    private static final int LIST_BYTES = LlamaKernels.MAX_MOST * LlamaKernels.MOST_BYTES;
 
     private final ModelConfig config;
     private final ProcessGroup group;
@@ -99,6 +109,7 @@ final class Decoder implements AutoCloseable {
     // Double buffered: the host prepares a step while the GPU runs the previous step.
     private final HostBuffers[] hostBuffers = new HostBuffers[2];
     private int nextBuffers;
+    private NDArray edited; // logits of rows with edits, in float32; null until there are some
 
     /** A row of a step: one token of a chunk. */
     private record Row(TokenBatch.Chunk chunk, int index) {
@@ -113,6 +124,10 @@ final class Decoder implements AutoCloseable {
 
         boolean needsLogits() {
             return chunk.needsLogits() && index == chunk.tokens().length - 1;
+        }
+
+        SamplingParameters sampling() {
+            return needsLogits() ? chunk.sampling() : SamplingParameters.GREEDY;
         }
 
         int splits() {
@@ -166,11 +181,15 @@ final class Decoder implements AutoCloseable {
         final NativeMemory inputs;
         final NativeMemory results;
         final CudaEvent done;
+        private final CudaDevice device;
+        private NativeMemory edits; // replaced by a larger one; null until it is used
         Results last; // of the last step that used these buffers; null before
 
         HostBuffers(CudaDevice device, int inputBytes) {
             inputs = keep(CudaMemory.allocatePinned(device, inputBytes));
-            results = keep(CudaMemory.allocatePinned(device, LlamaKernels.MAX_ROWS * TOP_BYTES));
+            int resultBytes = LISTS + LlamaKernels.MAX_ROWS * LIST_BYTES;
+            results = keep(CudaMemory.allocatePinned(device, resultBytes));
+            this.device = device;
             done = keep(CudaEvent.create(device));
         }
 
@@ -178,6 +197,15 @@ final class Decoder implements AutoCloseable {
             if (last != null) {
                 last.await();
             }
+        }
+
+        /** Returns memory for the edits of a step, which no kernel reads any more. */
+        NativeMemory edits(long bytes) {
+            if (edits == null || edits.byteSize() < bytes) {
+                // The old memory is freed with the decoder: sizes at least double.
+                edits = keep(CudaMemory.allocatePinned(device, 2 * bytes));
+            }
+            return edits;
         }
     }
 
@@ -353,7 +381,7 @@ final class Decoder implements AutoCloseable {
         HostBuffers buffers = hostBuffers[nextBuffers];
         buffers.await();
         nextBuffers = 1 - nextBuffers;
-        writeInputs(buffers, key, rows);
+        long[] edits = writeInputs(buffers, key, rows);
         before.record(currentStreams.get());
         List<Work> works = new ArrayList<>();
         CudaStreamGuard guard = Torch.cudaStreamGuard(group.device(), stream.handle());
@@ -365,7 +393,7 @@ final class Decoder implements AutoCloseable {
             }
             stream.waitEvent(before);
             stream.copyAsync(Torch.dataPointer(inputs), buffers.inputs.address(), key.inputBytes());
-            boolean samples = rows.stream().anyMatch(row -> !row.chunk.sampling().isGreedy());
+            boolean samples = rows.stream().anyMatch(row -> !row.sampling().isPlain());
             boolean gathers = (fullLogits || samples) && group.worldSize() > 1;
             if (gathers) {
                 long rowBytes = logits.getShape().get(1) * config.type().itemSize();
@@ -375,6 +403,7 @@ final class Decoder implements AutoCloseable {
             if (gathers) {
                 works.add(gather(logits, key.rows));
             }
+            writeAllowed(buffers, rows, edits);
             if (group.worldSize() > 1) {
                 works.add(gather(argMaxes, group.worldSize() * key.rows));
             }
@@ -394,11 +423,16 @@ final class Decoder implements AutoCloseable {
         }
     }
 
-    /** Writes the inputs of a graph, laid out as {@link Key#inputBytes} says, to host memory. */
-    private void writeInputs(HostBuffers buffers, Key key, List<Row> rows) {
+    /**
+     * Writes the inputs of a graph, laid out as {@link Key#inputBytes} says, to host memory.
+     * Returns the addresses of {@link #writeEdits}.
+     */
+    private long[] writeInputs(HostBuffers buffers, Key key, List<Row> rows) {
         nextInputs.clear();
+        long[] edits = writeEdits(buffers, rows);
         for (int i = 0; i < key.rows; i++) {
-            write(i < rows.size() ? rows.get(i).chunk.sampling() : SamplingParameters.GREEDY);
+            boolean used = i < rows.size();
+            write(used ? rows.get(i).sampling() : SamplingParameters.GREEDY, used ? edits[i] : 0);
         }
         for (int i = 0; i < key.rows; i++) {
             nextInputs.putInt(i < rows.size() ? rows.get(i).token() : -1);
@@ -425,16 +459,93 @@ final class Decoder implements AutoCloseable {
         }
         new AtomicBuffer(buffers.inputs, 0, nextInputs.capacity())
                 .putBytes(0, nextInputs.array(), key.inputBytes());
+        return edits;
     }
 
-    private void write(SamplingParameters sampling) {
+    /**
+     * Writes the edits of all rows, but leaves room for the bits of allowed tokens. Returns their
+     * addresses, 0 for rows without edits.
+     */
+    private long[] writeEdits(HostBuffers buffers, List<Row> rows) {
+        long[] addresses = new long[rows.size()];
+        int bytes = rows.stream().mapToInt(row -> editBytes(row.sampling().edits())).sum();
+        if (bytes == 0) {
+            return addresses;
+        }
+        if (edited == null) {
+            edited = manager.create(new Shape(LlamaKernels.MAX_ROWS, editedStride()));
+        }
+        NativeMemory memory = buffers.edits(bytes);
+        ByteBuffer all = ByteBuffer.allocate(bytes).order(ByteOrder.nativeOrder());
+        IntBuffer next = all.asIntBuffer();
+        for (int i = 0; i < addresses.length; i++) {
+            LogitEdits edits = rows.get(i).sampling().edits();
+            if (edits == null) {
+                continue;
+            }
+            addresses[i] = memory.address() + (long) next.position() * Integer.BYTES;
+            next.put(edits.entries());
+            if (edits.allowed() != null) {
+                next.position(next.position() + allowedWords());
+            }
+        }
+        new AtomicBuffer(memory, 0, bytes).putBytes(0, all.array(), bytes);
+        return addresses;
+    }
+
+    /** Writes the allowed tokens of rows, which may still be computed while the graph runs. */
+    private void writeAllowed(HostBuffers buffers, List<Row> rows, long[] addresses) {
+        for (int i = 0; i < addresses.length; i++) {
+            LogitEdits edits = rows.get(i).sampling().edits();
+            if (edits != null && edits.allowed() != null) {
+                int bytes = allowedWords() * Integer.BYTES;
+                ByteBuffer bits = ByteBuffer.allocate(bytes).order(ByteOrder.nativeOrder());
+                bits.asIntBuffer().put(Arrays.copyOf(edits.allowed().get(), allowedWords()));
+                long entries = (long) edits.entries().length * Integer.BYTES;
+                long offset = addresses[i] + entries - buffers.edits.address();
+                new AtomicBuffer(buffers.edits, offset, bytes).putBytes(0, bits.array(), bytes);
+            }
+        }
+    }
+
+    /** Returns the bytes of the edits of a row, and of its bits of allowed tokens behind them. */
+    private int editBytes(LogitEdits edits) {
+        if (edits == null) {
+            return 0;
+        }
+        int allowed = edits.allowed() == null ? 0 : allowedWords() * Integer.BYTES;
+        // Some bytes more even if there is nothing to edit yet: the address says that there is.
+        return (edits.entries().length + 1) * Integer.BYTES + allowed;
+    }
+
+    private int allowedWords() {
+        return (config.vocabularySize() + Integer.SIZE - 1) / Integer.SIZE;
+    }
+
+    private long editedStride() {
+        return (config.vocabularySize() + 3) / 4 * 4; // Rows begin at multiples of 16 bytes.
+    }
+
+    private void write(SamplingParameters sampling, long editsAddress) {
         // Clamped, because a float of 0 or infinity would make probabilities NaN.
         double requested = LOG2_E / sampling.temperature();
         double scale = Math.max(Float.MIN_NORMAL, Math.min(Float.MAX_VALUE, requested));
-        nextInputs.putDouble(sampling.isGreedy() ? 0 : scale);
+        nextInputs.putDouble(sampling.temperature() == 0 ? 0 : scale);
         nextInputs.putDouble(sampling.topP());
         nextInputs.putLong(sampling.random());
         nextInputs.putLong(sampling.topK());
+        nextInputs.putDouble(sampling.minP());
+        LogitEdits edits = sampling.edits();
+        int ints = edits == null ? 0 : edits.entries().length;
+        boolean allowsSome = edits != null && edits.allowed() != null;
+        nextInputs.putLong(editsAddress);
+        nextInputs.putLong(allowsSome ? editsAddress + ints * Integer.BYTES : 0);
+        nextInputs.putInt(ints / LogitEdits.ENTRY);
+        nextInputs.putInt(sampling.given());
+        nextInputs.putInt(sampling.topLogProbabilities());
+        nextInputs.putFloat(edits == null ? 1 : edits.repetitionPenalty());
+        nextInputs.putFloat(edits == null ? 0 : edits.frequencyPenalty());
+        nextInputs.putFloat(edits == null ? 0 : edits.presencePenalty());
     }
 
     private LlamaKernels.Sampling sampling(HostBuffers buffers, Key key) {
@@ -446,7 +557,11 @@ final class Decoder implements AutoCloseable {
                 Torch.dataPointer(inputs),
                 Torch.dataPointer(logits),
                 config.vocabularySize(),
-                logits.getShape().get(1));
+                logits.getShape().get(1),
+                Torch.dataPointer(inputs) + key.tokensOffset(),
+                buffers.results.address() + LISTS,
+                edited == null ? 0 : Torch.dataPointer(edited),
+                editedStride());
     }
 
     /** Launches the kernels of a step, during graph capture. */
@@ -640,7 +755,7 @@ final class Decoder implements AutoCloseable {
         private final HostBuffers buffers;
         private final List<Work> works;
         private final List<Integer> rows = new ArrayList<>(); // the rows that need logits
-        private final List<Boolean> randomly = new ArrayList<>(); // whether each row is not greedy
+        private final List<SamplingParameters> sampling = new ArrayList<>(); // of these rows
         private List<DeviceToken> tokens; // null until await()
         private NDArray copy; // of the logits; null unless copied
 
@@ -650,7 +765,7 @@ final class Decoder implements AutoCloseable {
             for (int i = 0; i < of.size(); i++) {
                 if (of.get(i).needsLogits()) {
                     rows.add(i);
-                    randomly.add(!of.get(i).chunk.sampling().isGreedy());
+                    sampling.add(of.get(i).sampling());
                 }
             }
         }
@@ -662,16 +777,38 @@ final class Decoder implements AutoCloseable {
             }
             buffers.done.synchronize();
             works.forEach(work -> work.await(TIMEOUT)); // Also throws failures of the graph.
-            byte[] bytes = new byte[LlamaKernels.MAX_ROWS * TOP_BYTES];
-            new AtomicBuffer(buffers.results, 0, bytes.length).getBytes(0, bytes);
-            ByteBuffer buffer = ByteBuffer.wrap(bytes).order(ByteOrder.nativeOrder());
+            ByteBuffer buffer = results(0, LISTS);
             tokens = new ArrayList<>();
             for (int i = 0; i < rows.size(); i++) {
                 buffer.position(rows.get(i) * TOP_BYTES);
                 double logSumExp = buffer.getFloat() + Math.log(buffer.getFloat());
                 int token = (int) buffer.getFloat();
-                tokens.add(new DeviceToken(token, buffer.getFloat(), randomly.get(i), logSumExp));
+                int listed = sampling.get(i).topLogProbabilities();
+                List<TokenLogProbability> top =
+                        listed == 0 ? List.of() : list(rows.get(i), listed, logSumExp);
+                tokens.add(new DeviceToken(token, buffer.getFloat(), true, logSumExp, top));
             }
+        }
+
+        private ByteBuffer results(int from, int count) {
+            byte[] bytes = new byte[count];
+            new AtomicBuffer(buffers.results, from, count).getBytes(0, bytes);
+            return ByteBuffer.wrap(bytes).order(ByteOrder.nativeOrder());
+        }
+
+        private List<TokenLogProbability> list(int row, int listed, double logSumExp) {
+            int count = Math.min(listed, config.vocabularySize());
+            ByteBuffer list = results(LISTS + row * LIST_BYTES, LIST_BYTES);
+            return Stream.generate(
+                            () ->
+                                    new TokenLogProbability(
+                                            list.getInt(), (float) (list.getFloat() - logSumExp)))
+                    .limit(count)
+                    .sorted(
+                            Comparator.comparing(TokenLogProbability::logProbability)
+                                    .reversed()
+                                    .thenComparing(TokenLogProbability::token))
+                    .toList();
         }
 
         /** Copies the logits, because the next step overwrites them. */

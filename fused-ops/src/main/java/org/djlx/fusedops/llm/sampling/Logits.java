@@ -4,6 +4,7 @@ package org.djlx.fusedops.llm.sampling;
 import ai.djl.ndarray.NDArray;
 import java.util.ArrayList;
 import java.util.List;
+import org.djlx.fusedops.llm.TokenLogProbability;
 
 /**
  * The logits of the next tokens of several sequences. They stay on the device, which may still
@@ -23,8 +24,15 @@ public interface Logits {
      *     argmax
      * @param logSumExp the logarithm of the sum of the exponentials of all logits; not finite if a
      *     logit is infinite or NaN
+     * @param top the most probable tokens, if the device has sampled and the parameters ask for
+     *     them
      */
-    record DeviceToken(int token, float logit, boolean sampled, double logSumExp) {}
+    record DeviceToken(
+            int token,
+            float logit,
+            boolean sampled,
+            double logSumExp,
+            List<TokenLogProbability> top) {}
 
     /**
      * Waits until the logits are computed. All ranks call this.
@@ -67,7 +75,8 @@ public interface Logits {
                 List<DeviceToken> result = new ArrayList<>();
                 for (int i = 0; i < tokens.length; i++) {
                     double logSumExp = highestOf[i] + Math.log(sumOf[i]);
-                    result.add(new DeviceToken((int) tokens[i], highestOf[i], false, logSumExp));
+                    int token = (int) tokens[i];
+                    result.add(new DeviceToken(token, highestOf[i], false, logSumExp, List.of()));
                 }
                 return result;
             }

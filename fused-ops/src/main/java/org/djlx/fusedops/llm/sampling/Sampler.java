@@ -3,14 +3,19 @@ package org.djlx.fusedops.llm.sampling;
 
 import java.util.ArrayList;
 import java.util.Arrays;
-import java.util.BitSet;
+import java.util.HashMap;
 import java.util.List;
+import java.util.Map;
+import java.util.Set;
 import java.util.SplittableRandom;
+import java.util.function.Supplier;
 import org.djlx.fusedops.llm.GenerationRequest;
+import org.djlx.fusedops.llm.TokenLogProbability;
 
 /**
- * Samples the next tokens of one sequence. The result depends only on the seed, the logits and the
- * number of tokens sampled before. Not thread-safe.
+ * Samples the next tokens of one sequence. A sampler gives the {@linkplain #next parameters} of
+ * each token, which depend on the tokens before it; {@link #sample} then samples from the logits,
+ * unless the device has done so. Not thread-safe.
  */
 public final class Sampler {
 
@@ -18,98 +23,231 @@ public final class Sampler {
      * A sampled token.
      *
      * @param token the token
-     * @param logProbability the token's log probability, before penalties and temperature
+     * @param logProbability the token's log probability, before edits and temperature
+     * @param top the most probable tokens, as many as were asked for, the most probable first
      */
-    public record SampledToken(int token, float logProbability) {}
+    public record SampledToken(int token, float logProbability, List<TokenLogProbability> top) {
 
-    private final double temperature;
-    private final int topK;
-    private final double topP;
-    private final float penalty;
+        /** Creates a token without a list of the most probable ones. */
+        public SampledToken(int token, float logProbability) {
+            this(token, logProbability, List.of());
+        }
+    }
+
+    private final GenerationRequest request;
     private final SplittableRandom random;
-    private final BitSet seen = new BitSet();
+    private final Set<Integer> stopTokens;
+    private final float repetitionPenalty;
+    private final boolean penalizes;
+    private final int[] allowed; // null for all tokens
+    private Constraint constraint; // null if there is no grammar
+    private int sampled; // how many parameters were given
+
+    // The tokens whose logits change: their places in entries() of LogitEdits.
+    private final Map<Integer, Integer> places = new HashMap<>();
+    private int[] entries = {};
 
     /**
      * Creates the sampler of a sequence.
      *
      * @param request has the sampling parameters
      * @param prompt the tokens of the prompt, to which the repetition penalty applies
+     * @param stopTokens the tokens that end the sequence
      */
-    public Sampler(GenerationRequest request, int[] prompt) {
-        temperature = request.temperature();
-        topK = request.topK();
-        topP = request.topP();
+    public Sampler(GenerationRequest request, int[] prompt, Set<Integer> stopTokens) {
+        this.request = request;
+        this.stopTokens = stopTokens;
         // Clamped, because a float of 0 or infinity would make logits NaN.
         double requested = request.repetitionPenalty();
-        penalty = (float) Math.max(Float.MIN_NORMAL, Math.min(Float.MAX_VALUE, requested));
+        repetitionPenalty =
+                (float) Math.max(Float.MIN_NORMAL, Math.min(Float.MAX_VALUE, requested));
         random =
                 request.seed().isPresent()
                         ? new SplittableRandom(request.seed().getAsLong())
                         : new SplittableRandom();
-        for (int token : prompt) {
-            seen.set(token);
+        penalizes =
+                repetitionPenalty != 1
+                        || request.frequencyPenalty() != 0
+                        || request.presencePenalty() != 0;
+        allowed = request.allowedTokens().length == 0 ? null : bits(request.allowedTokens());
+        request.logitBias()
+                .forEach(
+                        (token, bias) -> set(token, 2, Float.floatToRawIntBits(bias.floatValue())));
+        if (request.minNewTokens() > 0) {
+            stopTokens.forEach(this::place);
+        }
+        if (repetitionPenalty != 1) {
+            for (int token : prompt) {
+                set(token, 1, LogitEdits.IN_PROMPT);
+            }
         }
     }
 
-    /** {@return whether the sampled token is always the argmax of the unchanged logits} */
-    public boolean isGreedy() {
-        return temperature == 0 && penalty == 1;
-    }
-
     /**
-     * {@return the parameters for sampling the next token on the device; {@link
-     * SamplingParameters#GREEDY} also if the repetition penalty requires sampling on the host} This
-     * call uses up the random number of the next {@link #sample(float[], double)}.
+     * Samples only tokens that follow a grammar.
+     *
+     * @param constraint the state of the grammar, which this sampler advances
      */
-    public SamplingParameters deviceParameters() {
-        return temperature == 0 || penalty != 1
-                ? SamplingParameters.GREEDY
-                : new SamplingParameters(temperature, topK, topP, random.nextLong());
+    public void follow(Constraint constraint) {
+        this.constraint = constraint;
+    }
+
+    /** {@return whether the tokens follow a grammar: each depends on the one before it} */
+    public boolean hasGrammar() {
+        return constraint != null;
+    }
+
+    /** {@return whether the tokens are a complete text of the grammar, which nothing can follow} */
+    public boolean isComplete() {
+        return constraint != null && constraint.isComplete();
+    }
+
+    private static int[] bits(int[] tokens) {
+        int[] bits = new int[Arrays.stream(tokens).max().orElseThrow() / Integer.SIZE + 1];
+        for (int token : tokens) {
+            bits[token / Integer.SIZE] |= 1 << token;
+        }
+        return bits;
+    }
+
+    /** Returns the place of a token's entry, which is added if it is missing. */
+    private int place(int token) {
+        int place = places.computeIfAbsent(token, key -> places.size() * LogitEdits.ENTRY);
+        if (place >= entries.length) {
+            entries = Arrays.copyOf(entries, Math.max(64 * LogitEdits.ENTRY, 2 * place));
+        }
+        entries[place] = token;
+        return place;
+    }
+
+    private void set(int token, int field, int value) {
+        int place = place(token); // May replace the array.
+        entries[place + field] = value;
     }
 
     /**
-     * Samples a token for each sequence. Takes the token that the device has sampled, if possible;
+     * Tells the sampler a generated token. May be called after {@link #next} for the token after
+     * it, if the device has sampled it and counts it itself.
+     *
+     * @throws IllegalArgumentException if the grammar does not allow the token
+     */
+    public void append(int token) {
+        if (constraint != null && !stopTokens.contains(token)) {
+            constraint.accept(token);
+        }
+        if (penalizes) {
+            int place = place(token);
+            entries[place + 1]++;
+        }
+    }
+
+    /** {@return the parameters of the next token} Uses up a random number. */
+    public SamplingParameters next() {
+        boolean mayStop = sampled++ >= request.minNewTokens();
+        double temperature = request.temperature();
+        boolean greedy = temperature == 0;
+        return new SamplingParameters(
+                temperature,
+                greedy ? 0 : request.topK(),
+                greedy ? 1 : request.topP(),
+                greedy ? 0 : request.minP(),
+                greedy ? 0 : random.nextLong(),
+                -1,
+                request.topLogProbabilities(),
+                edits(mayStop));
+    }
+
+    private LogitEdits edits(boolean mayStop) {
+        boolean forbids = !mayStop && !stopTokens.isEmpty();
+        Supplier<int[]> bits = allowed == null ? null : () -> allowed;
+        if (constraint != null) {
+            bits = constraint.prepare(allowed);
+        }
+        if (!penalizes && !forbids && bits == null && request.logitBias().isEmpty()) {
+            return null;
+        }
+        int[] now = Arrays.copyOf(entries, places.size() * LogitEdits.ENTRY);
+        if (forbids) {
+            int never = Float.floatToRawIntBits(Float.NEGATIVE_INFINITY);
+            stopTokens.forEach(token -> now[places.get(token) + 2] = never);
+        }
+        return new LogitEdits(
+                repetitionPenalty,
+                (float) request.frequencyPenalty(),
+                (float) request.presencePenalty(),
+                now,
+                bits);
+    }
+
+    /**
+     * Samples a token for each sequence. Takes the token that the device has sampled, if it has;
      * otherwise copies the logits of the sequence to the host.
      *
      * @param logits the logits
-     * @param samplers the sampler of each sequence
+     * @param parameters the parameters of each sequence
      * @return the tokens; null for a sequence with a logit that is infinite or NaN
      */
-    public static List<SampledToken> sample(Logits logits, List<Sampler> samplers) {
+    public static List<SampledToken> sample(Logits logits, List<SamplingParameters> parameters) {
         List<SampledToken> tokens = new ArrayList<>();
         for (Logits.DeviceToken onDevice : logits.deviceTokens()) {
             int sequence = tokens.size();
-            Sampler sampler = samplers.get(sequence);
+            SamplingParameters of = parameters.get(sequence);
             if (!Double.isFinite(onDevice.logSumExp())) {
                 tokens.add(null);
-            } else if (sampler.isGreedy() || onDevice.sampled()) {
-                float logProbability = (float) (onDevice.logit() - onDevice.logSumExp());
-                tokens.add(new SampledToken(onDevice.token(), logProbability));
+            } else if (of.isPlain() || onDevice.sampled()) {
+                tokens.add(
+                        new SampledToken(
+                                onDevice.token(),
+                                logProbability(onDevice.logit(), onDevice.logSumExp()),
+                                onDevice.top()));
             } else {
-                tokens.add(sampler.sample(logits.toArray(sequence), onDevice.logSumExp()));
+                tokens.add(sample(logits.toArray(sequence), onDevice.logSumExp(), of));
             }
         }
         return tokens;
     }
 
+    static float logProbability(float logit, double logSumExp) {
+        return (float) (logit - logSumExp);
+    }
+
     /**
      * Samples a token.
      *
-     * @param logits the logits of all tokens; changed by the call
+     * @param logits the logits of all tokens
      * @param logSumExp the logarithm of the sum of their exponentials
      */
-    SampledToken sample(float[] logits, double logSumExp) {
-        float[] original = penalty == 1 ? logits : logits.clone();
-        if (penalty != 1) {
-            for (int token = seen.nextSetBit(0); token >= 0; token = seen.nextSetBit(token + 1)) {
-                float lowered =
-                        logits[token] > 0 ? logits[token] / penalty : logits[token] * penalty;
-                logits[token] = Math.max(-Float.MAX_VALUE, Math.min(Float.MAX_VALUE, lowered));
+    static SampledToken sample(float[] logits, double logSumExp, SamplingParameters parameters) {
+        int token = parameters.given();
+        if (token < 0) {
+            float[] edited = logits;
+            if (parameters.edits() != null) {
+                edited = logits.clone();
+                parameters.edits().apply(edited);
+            }
+            token = parameters.temperature() == 0 ? argMax(edited) : draw(edited, parameters);
+        }
+        return new SampledToken(
+                token,
+                logProbability(logits[token], logSumExp),
+                top(logits, logSumExp, parameters.topLogProbabilities()));
+    }
+
+    private static List<TokenLogProbability> top(float[] logits, double logSumExp, int count) {
+        int[] best = new int[Math.min(count, logits.length)]; // the first of equal ones first
+        int size = 0;
+        for (int token = 0; token < logits.length && best.length > 0; token++) {
+            if (size < best.length || logits[token] > logits[best[size - 1]]) {
+                int place = size < best.length ? size++ : size - 1;
+                for (; place > 0 && logits[best[place - 1]] < logits[token]; place--) {
+                    best[place] = best[place - 1];
+                }
+                best[place] = token;
             }
         }
-        int token = temperature == 0 ? argMax(logits) : sampleRandomly(logits);
-        seen.set(token);
-        return new SampledToken(token, (float) (original[token] - logSumExp));
+        return Arrays.stream(best)
+                .mapToObj(t -> new TokenLogProbability(t, logProbability(logits[t], logSumExp)))
+                .toList();
     }
 
     private static int argMax(float[] logits) {
@@ -122,22 +260,27 @@ public final class Sampler {
         return best;
     }
 
-    private int sampleRandomly(float[] logits) {
+    private static int draw(float[] logits, SamplingParameters parameters) {
+        int topK = parameters.topK();
+        double topP = parameters.topP();
         double highest = logits[argMax(logits)];
         double least =
-                topK > 0 && topK < logits.length ? kthHighest(logits) : Double.NEGATIVE_INFINITY;
+                topK > 0 && topK < logits.length
+                        ? kthHighest(logits, topK)
+                        : Double.NEGATIVE_INFINITY;
         double[] weights = new double[logits.length];
         double sum = 0;
         for (int token = 0; token < logits.length; token++) {
             if (logits[token] >= least) {
-                weights[token] = Math.exp((logits[token] - highest) / temperature);
+                double weight = Math.exp((logits[token] - highest) / parameters.temperature());
+                weights[token] = weight < parameters.minP() ? 0 : weight;
                 sum += weights[token];
             }
         }
         if (topP < 1) {
-            sum = applyTopP(weights, sum);
+            sum = applyTopP(weights, sum, topP);
         }
-        double left = random.nextDouble() * sum;
+        double left = (parameters.random() >>> 11) * 0x1.0p-53 * sum; // 53 bits, as nextDouble()
         int last = 0;
         for (int token = 0; token < weights.length; token++) {
             if (weights[token] > 0) {
@@ -152,7 +295,7 @@ public final class Sampler {
     }
 
     /** Returns the K-th highest logit. Top-k keeps all tokens whose logit is at least this. */
-    private double kthHighest(float[] logits) {
+    private static float kthHighest(float[] logits, int topK) {
         float[] sorted = logits.clone();
         Arrays.sort(sorted);
         return sorted[sorted.length - topK];
@@ -162,7 +305,7 @@ public final class Sampler {
      * Keeps the smallest set of the largest weights whose sum reaches {@code topP * sum}, and sets
      * the other weights to 0. Returns the sum of the kept weights.
      */
-    private double applyTopP(double[] weights, double sum) {
+    private static double applyTopP(double[] weights, double sum, double topP) {
         // Weights below this are not sorted: together they have less than 1 - topP of the sum, so
         // top-p drops them.
         double negligible = (1 - topP) * sum / weights.length;

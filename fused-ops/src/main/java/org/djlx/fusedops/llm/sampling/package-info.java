@@ -1,13 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
+/* Package-private:
+ * DecimalRange  the decimal numbers between two bounds, as a term
+ * JsonSchema    compiles a JSON schema to a term
+ * Regex         compiles a regular expression to a term
+ * Terms         grammars over bytes, and their derivatives
+ */
 /**
  * Sampling: logits in, tokens out.
  *
  * <ul>
+ *   <li>{@link org.djlx.fusedops.llm.sampling.Constraint} - the state of a sequence whose text
+ *       follows a grammar
+ *   <li>{@link org.djlx.fusedops.llm.sampling.Grammar} - the texts that a generation may have: a
+ *       JSON schema, a regular expression, a choice
+ *   <li>{@link org.djlx.fusedops.llm.sampling.LogitEdits} - penalties, biases and allowed tokens of
+ *       one token
  *   <li>{@link org.djlx.fusedops.llm.sampling.Logits} - the logits of several sequences, on the
  *       device
  *   <li>{@link org.djlx.fusedops.llm.sampling.Sampler} - samples the next token of a sequence
- *   <li>{@link org.djlx.fusedops.llm.sampling.SamplingParameters} - temperature, top-k, top-p and
- *       random bits of one token, for sampling on the device
+ *   <li>{@link org.djlx.fusedops.llm.sampling.SamplingParameters} - how one token is sampled
+ *   <li>{@link org.djlx.fusedops.llm.sampling.Vocabulary} - the bytes of a model's tokens, and the
+ *       tokens that a grammar allows next
  * </ul>
  */
 package org.djlx.fusedops.llm.sampling;

@@ -51,10 +51,17 @@ public final class ChatTemplate {
     /**
      * A message of a chat.
      *
-     * @param role system, user or assistant
-     * @param content the text
+     * @param role system, user, assistant or tool
+     * @param content the text; null if the message only calls tools
+     * @param more further entries for the template, such as {@code tool_calls}
      */
-    public record Message(String role, String content) {}
+    public record Message(String role, String content, Map<String, Object> more) {
+
+        /** Creates a message that is only text. */
+        public Message(String role, String content) {
+            this(role, content, Map.of());
+        }
+    }
 
     /**
      * Creates a template.
@@ -142,7 +149,8 @@ public final class ChatTemplate {
      * @param messages the messages
      * @param addGenerationPrompt whether the prompt ends with the beginning of an assistant's
      *     message
-     * @param options further variables of the template: strings, numbers, booleans, lists and maps
+     * @param options further variables of the template, such as {@code tools}: strings, numbers,
+     *     booleans, lists and maps
      * @param tokenizer the model's tokenizer
      * @return the tokens
      * @throws IllegalArgumentException if the template refuses the chat or cannot be rendered
@@ -155,7 +163,10 @@ public final class ChatTemplate {
         Set<String> special = tokenizer.specialTokens();
         List<Message> plain = new ArrayList<>();
         for (Message message : messages) {
-            plain.add(new Message(message.role, plain(message.content, special)));
+            String content = message.content == null ? null : plain(message.content, special);
+            Map<String, Object> more = new LinkedHashMap<>();
+            message.more.forEach((name, value) -> more.put(name, plain(value, special)));
+            plain.add(new Message(message.role, content, more));
         }
         Map<String, Object> plainOptions = new HashMap<>();
         options.forEach((name, value) -> plainOptions.put(name, plain(value, special)));
@@ -190,6 +201,11 @@ public final class ChatTemplate {
         return value instanceof String text ? plain(text, special) : value;
     }
 
+    /** Returns whether the template has a text. */
+    boolean contains(String text) {
+        return source.contains(text);
+    }
+
     /** Writes a chat. Special tokens stay as they are. */
     String write(List<Message> messages, boolean addGenerationPrompt, Map<String, Object> options) {
         Map<String, Object> variables = new HashMap<>(specialTokens);
@@ -201,6 +217,7 @@ public final class ChatTemplate {
             Map<String, Object> map = new LinkedHashMap<>();
             map.put("role", message.role);
             map.put("content", message.content);
+            map.putAll(message.more);
             list.add(map);
         }
         variables.put("messages", list);

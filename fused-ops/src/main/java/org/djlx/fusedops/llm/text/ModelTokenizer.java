@@ -7,10 +7,12 @@ import com.google.gson.JsonObject;
 import com.google.gson.JsonParser;
 import com.google.gson.stream.JsonReader;
 import java.io.IOException;
+import java.io.UncheckedIOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.Arrays;
 import java.util.HashSet;
+import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.locks.ReadWriteLock;
@@ -21,12 +23,14 @@ public final class ModelTokenizer implements TextTokenizer {
 
     private final HuggingFaceTokenizer tokenizer;
     private final Set<String> specialTokens;
+    private final Path file;
     // close() takes the write lock, because native memory must not be freed during a call.
     private final ReadWriteLock lock = new ReentrantReadWriteLock();
     private boolean closed;
 
-    private ModelTokenizer(HuggingFaceTokenizer tokenizer, Set<String> specialTokens) {
+    private ModelTokenizer(HuggingFaceTokenizer tokenizer, Set<String> specialTokens, Path file) {
         this.tokenizer = tokenizer;
+        this.file = file;
         this.specialTokens = specialTokens;
     }
 
@@ -44,7 +48,8 @@ public final class ModelTokenizer implements TextTokenizer {
             return new ModelTokenizer(
                     HuggingFaceTokenizer.newInstance(
                             file, Map.of("truncation", "do_not_truncate", "padding", "false")),
-                    specialTokens(file));
+                    specialTokens(file),
+                    file);
         } catch (RuntimeException e) { // The library throws no other type.
             throw new IllegalArgumentException(
                     file + " is not a valid tokenizer: " + e.getMessage(), e);
@@ -97,6 +102,15 @@ public final class ModelTokenizer implements TextTokenizer {
             return tokenizer.decode(Arrays.stream(tokens).asLongStream().toArray(), true);
         } finally {
             lock.readLock().unlock();
+        }
+    }
+
+    @Override
+    public List<byte[]> tokenBytes() {
+        try {
+            return TokenBytes.read(file);
+        } catch (IOException e) {
+            throw new UncheckedIOException(e);
         }
     }
 

@@ -40,16 +40,26 @@ public final class TextStream {
      * Adds a token.
      *
      * @param token the token
+     * @param mayStop whether stop strings count in the text up to this token
      * @return the text that is complete now; may be empty
      */
-    public String add(int token) {
+    public String add(int token, boolean mayStop) {
         if (tokenizer == null) {
             return "";
         }
         tokens = Arrays.copyOf(tokens, tokens.length + 1);
         tokens[tokens.length - 1] = token;
         decode(false);
+        if (!mayStop) {
+            return releaseAll();
+        }
         return release();
+    }
+
+    private String releaseAll() {
+        String text = held.toString();
+        held.setLength(0);
+        return text;
     }
 
     /** {@return whether the text contains a stop string} */
@@ -69,8 +79,7 @@ public final class TextStream {
         decode(true);
         String text = release();
         if (!stopped) {
-            text += held;
-            held.setLength(0);
+            text += releaseAll();
         }
         return text;
     }

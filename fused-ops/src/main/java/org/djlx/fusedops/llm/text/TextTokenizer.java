@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.fusedops.llm.text;
 
+import java.util.List;
 import java.util.Set;
 
 /** Encodes text to tokens and decodes tokens to text. Thread-safe. */
@@ -26,6 +27,16 @@ public interface TextTokenizer extends AutoCloseable {
 
     /** {@return the special tokens as they are written in a text} */
     Set<String> specialTokens();
+
+    /**
+     * {@return the bytes that each token stands for, by token; null for special tokens} Needed for
+     * requests with a grammar only.
+     *
+     * @throws IllegalArgumentException if the tokenizer does not tell
+     */
+    default List<byte[]> tokenBytes() {
+        throw new IllegalArgumentException("this tokenizer does not tell the bytes of its tokens");
+    }
 
     @Override
     void close();

@@ -2,6 +2,7 @@
 /* Package-private:
  * JinjaRuntime   renders Jinja2 templates with Jinjava as transformers does
  * JinjaSource    rewrites Jinja2 source where Jinjava reads it differently
+ * TokenBytes     reads the bytes of tokens from tokenizer.json
  */
 /**
  * Text in, tokens out, and back: tokenizers, chat templates and streaming detokenization.
@@ -13,6 +14,9 @@
  *   <li>{@link org.djlx.fusedops.llm.text.TextStream} - detokenizes one sequence as its tokens
  *       come, and finds stop strings
  *   <li>{@link org.djlx.fusedops.llm.text.TextTokenizer} - encodes and decodes text
+ *   <li>{@link org.djlx.fusedops.llm.text.ToolCallStream} - finds calls of tools in an answer as it
+ *       is generated
+ *   <li>{@link org.djlx.fusedops.llm.text.ToolFormat} - how a model writes calls of tools
  * </ul>
  */
 package org.djlx.fusedops.llm.text;

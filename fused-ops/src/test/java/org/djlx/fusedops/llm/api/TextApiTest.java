@@ -8,11 +8,13 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import com.google.gson.JsonArray;
+import com.google.gson.JsonElement;
 import com.google.gson.JsonObject;
 import com.google.gson.JsonParser;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Path;
 import java.time.Duration;
+import java.util.ArrayList;
 import java.util.Collections;
 import java.util.List;
 import java.util.Map;
@@ -20,24 +22,27 @@ import java.util.Optional;
 import java.util.Set;
 import java.util.stream.Stream;
 import org.djlx.collectives.NullArguments;
+import org.djlx.fusedops.llm.ContextLengthException;
 import org.djlx.fusedops.llm.FinishReason;
 import org.djlx.fusedops.llm.GeneratedPiece;
 import org.djlx.fusedops.llm.Generation;
 import org.djlx.fusedops.llm.GenerationRequest;
 import org.djlx.fusedops.llm.GeneratorStatistics;
 import org.djlx.fusedops.llm.TextGenerator;
+import org.djlx.fusedops.llm.TokenLogProbability;
 import org.djlx.fusedops.llm.text.ChatTemplate;
 import org.djlx.fusedops.llm.text.TextTokenizer;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.CsvSource;
 import org.junit.jupiter.params.provider.MethodSource;
 
 @Timeout(60)
 class TextApiTest {
 
     /** Characters are tokens; special tokens are one token 0 at the start. */
-    private static final class Characters implements TextGenerator, TextTokenizer {
+    private static class Characters implements TextGenerator, TextTokenizer {
 
         @Override
         public List<Generation> submitAll(List<GenerationRequest> requests) {
@@ -84,7 +89,12 @@ class TextApiTest {
     }
 
     /** A generation that has ended. */
-    private record Ended(FinishReason reason) implements Generation {
+    private record Ended(FinishReason reason, List<GeneratedPiece> promptPieces)
+            implements Generation {
+
+        Ended(FinishReason reason) {
+            this(reason, List.of());
+        }
 
         @Override
         public GeneratedPiece next(Duration timeout) {
@@ -325,7 +335,7 @@ class TextApiTest {
                 new Bad("7", 400, "not a JSON object"),
                 new Bad("{} {}", 400, "not JSON"),
                 new Bad("[".repeat(100_000), 400, "not JSON that can be read"),
-                new Bad("{'prompt':" + "[".repeat(20) + "]".repeat(20) + "}", 400, "esting"),
+                new Bad("{'prompt':" + "[".repeat(80) + "]".repeat(80) + "}", 400, "esting"),
                 new Bad("{}", 400, "'prompt' must be a non-empty text"),
                 new Bad("{'prompt':''}", 400, "'prompt' must be"),
                 new Bad("{'prompt':null}", 400, "'prompt' must be"),
@@ -360,9 +370,16 @@ class TextApiTest {
                 new Bad("{'prompt':'x','stop':['a'" + ",'a'".repeat(16) + "]}", 400, "at most 16"),
                 new Bad("{'prompt':'x','stream':'yes'}", 400, "'stream' must be true or false"),
                 new Bad("{'prompt':'x','stream':true,'stream_options':1}", 400, "an object"),
-                new Bad("{'prompt':'x','n':2}", 400, "'n' must be 1"),
-                new Bad("{'prompt':'x','logprobs':1}", 400, "'logprobs' must be left out"),
-                new Bad("{'prompt':'x','logit_bias':{'5':1}}", 400, "'logit_bias.5'"),
+                new Bad("{'prompt':'x','n':0}", 400, "'n' must be a whole number from 1 to 128"),
+                new Bad("{'prompt':['x','y'],'n':65}", 400, "'n' must be a whole number from 1 to"),
+                new Bad("{'prompt':'x','n':2,'best_of':3}", 400, "'best_of' must be the same as"),
+                new Bad("{'prompt':'x','logprobs':21}", 400, "'logprobs' must be a whole number"),
+                new Bad("{'prompt':'x','logprobs':true}", 400, "'logprobs' must be a whole"),
+                new Bad("{'prompt':'x','suffix':'y'}", 400, "'suffix' must be \"\""),
+                new Bad("{'prompt':'x','logit_bias':{'5':101}}", 400, "'logit_bias.5'"),
+                new Bad("{'prompt':'x','logit_bias':{'a':1}}", 400, "by token id, not by 'a'"),
+                new Bad("{'prompt':'x','max_tokens':3,'min_tokens':4}", 400, "minNewTokens must"),
+                new Bad("{'prompt':'x','allowed_token_ids':[-1]}", 400, "'allowed_token_ids[0]'"),
                 new Bad(
                         "{'prompt':'x','model':'other'}",
                         404,
@@ -370,7 +387,7 @@ class TextApiTest {
                 new Bad("{'messages':[]}", 400, "'messages' must be"),
                 new Bad("{'messages':[1]}", 400, "'messages' must be"),
                 new Bad("{'messages':[{}]}", 400, "'messages[0].role' must be"),
-                new Bad("{'messages':[{'role':'tool','content':'x'}]}", 400, "role' must be"),
+                new Bad("{'messages':[{'role':'function','content':'x'}]}", 400, "role' must be"),
                 new Bad("{'messages':[{'role':'user'}]}", 400, "'messages[0].content' must"),
                 new Bad(
                         "{'messages':[{'role':'user','content':[{'type':'image_url'}]}]}",
@@ -380,7 +397,18 @@ class TextApiTest {
                         "{'messages':[" + message + "],'chat_template_kwargs':1}",
                         400,
                         "'chat_template_kwargs' must be an object"),
-                new Bad("{'messages':[" + message + "],'tools':[]}", 400, "unknown option 'tools'"),
+                new Bad(
+                        "{'messages':[" + message + "],'max_tokens':3,'max_completion_tokens':3}",
+                        400,
+                        "'max_tokens' must be left out beside 'max_completion_tokens'"),
+                new Bad(
+                        "{'messages':[" + message + "],'top_logprobs':1}",
+                        400,
+                        "'logprobs' must be true if 'top_logprobs' is set"),
+                new Bad(
+                        "{'messages':[{'role':'assistant','content':'x','tool_calls':[{}]}]}",
+                        400,
+                        "'messages[0].tool_calls[0].function.name' must be the name of a tool"),
                 new Bad("{'inputs':[]}", 400, "'inputs' must be a string"),
                 new Bad("{'inputs':['a','']}", 400, "'inputs[1]' must be a non-empty text"),
                 new Bad("{'inputs':['a',['b']]}", 400, "'inputs[1]' must be a string"),
@@ -395,9 +423,13 @@ class TextApiTest {
                         400,
                         "'parameters.decoder_input_details' must be false"),
                 new Bad(
-                        "{'inputs':'a','parameters':{'presence_penalty':0.5}}",
+                        "{'inputs':'a','parameters':{'presence_penalty':2.5}}",
                         400,
-                        "'parameters.presence_penalty' must be 0"),
+                        "'parameters.presence_penalty' must be a number from -2.0 to 2.0"),
+                new Bad(
+                        "{'inputs':'a','parameters':{'n':2}}",
+                        400,
+                        "'parameters.n' must be 1; other values are not supported"),
                 new Bad("{'prompt':'x','stop_token_ids':7}", 400, "must be an array of whole"),
                 new Bad(
                         "{'prompt':'x','stop_token_ids':" + array("7", 129) + "}",
@@ -409,7 +441,7 @@ class TextApiTest {
                         "{'inputs':'x','parameters':{'stop_token_ids':[7,-1]}}",
                         400,
                         "'parameters.stop_token_ids[1]' must be a whole number from 0"),
-                new Bad("{'prompt':'x','min_p':0.1}", 400, "'min_p' must be 0"),
+                new Bad("{'prompt':'x','min_p':1.1}", 400, "'min_p' must be a number from 0.0 to"),
                 new Bad("{'prompt':'x','top_k':-2}", 400, "'top_k' must be"));
     }
 
@@ -453,8 +485,8 @@ class TextApiTest {
 
     private static String streamed(AnswerFormat format, FinishReason reason) {
         StringBuilder answer = new StringBuilder(format.begin());
-        PIECES.forEach(piece -> answer.append(format.piece(0, piece)));
         Generation ended = new Ended(reason);
+        PIECES.forEach(piece -> answer.append(format.piece(0, piece, ended)));
         return answer.append(format.end(0, ended)).append(format.end(List.of(ended))).toString();
     }
 
@@ -488,6 +520,7 @@ class TextApiTest {
         assertEquals("text/event-stream", format.contentType());
         List<String> events = events(streamed(format, FinishReason.LENGTH));
         assertEquals(6, events.size());
+        assertFalse(events.get(0).contains("usage"));
         StringBuilder text = new StringBuilder();
         for (String event : events.subList(0, 4)) {
             JsonObject chunk = json(event);
@@ -564,6 +597,354 @@ class TextApiTest {
                 read("{'inputs':'x'}").format().refusal(failure).toJson());
         String refusal = read("{'prompt':'x'}").format().refusal(failure).toJson();
         assertTrue(refusal.startsWith("{\"error\":{\"message\":"), refusal);
+    }
+
+    /**
+     * Every parameter of OpenAI's chat completions: honoured values, neutral ones, and the start of
+     * the message for one that is refused.
+     */
+    @ParameterizedTest
+    @CsvSource(
+            delimiter = '|',
+            quoteCharacter = '`',
+            textBlock =
+                    """
+                    audio | null | {'voice':'x'} | unknown option 'audio'
+                    frequency_penalty | 0.5,0,null | 3 | 'frequency_penalty' must be a number
+                    function_call | 'none','auto',null | {'name':'x'} | 'function_call' must be
+                    functions | [],null | [{'name':'x'}] | 'functions' must be []
+                    logit_bias | {'5':-100},{},null | {'5':'x'} | 'logit_bias.5' must be a number
+                    logprobs | true,false,null | 5 | 'logprobs' must be true or false
+                    max_completion_tokens | 5,null | 0 | 'max_completion_tokens' must be
+                    max_tokens | 5,null | 0 | 'max_tokens' must be
+                    metadata | {'a':'b'},null | |
+                    modalities | ['text'],null | ['text','audio'] | 'modalities' must be ["text"]
+                    model | 'tiny',null | 'gpt' | unknown model 'gpt'
+                    n | 3,1,null | 0 | 'n' must be
+                    parallel_tool_calls | true,false,null | |
+                    prediction | {'type':'content','content':'x'},null | |
+                    presence_penalty | -2,0.0,null | 'x' | 'presence_penalty' must be a number
+                    prompt_cache_key | 'x',null | |
+                    prompt_cache_retention | '24h',null | |
+                    reasoning_effort | 'none',null | 'high' | 'reasoning_effort' must be "none"
+                    response_format | {'type':'text'},{'type':'json_object'},null | {'type':'structural_tag'} | 'response_format.type' must be
+                    safety_identifier | 'x',null | |
+                    seed | 5,null | 0.5 | 'seed' must be
+                    service_tier | 'auto','flex',null | |
+                    stop | 'x',['x','y'],null | 5 | 'stop' must be
+                    store | false,true,null | |
+                    stream | true,false,null | 1 | 'stream' must be true or false
+                    stream_options | {'include_usage':true,'include_obfuscation':false},null | {'x':1} | unknown option 'stream_options.x'
+                    temperature | 0,1.5,null | -1 | 'temperature' must be
+                    tool_choice | 'none','auto',null | 'required' | 'tool_choice' must be one of the tools
+                    tools | [],null | [{'type':'function','function':{'name':'f'}}] | 'tools' must be left out
+                    top_logprobs | 0,null | 21 | 'top_logprobs' must be
+                    top_p | 0.5,1,null | 0 | 'top_p' must be
+                    user | 'x',null | |
+                    verbosity | 'medium',null | 'low' | 'verbosity' must be "medium"
+                    web_search_options | null | {} | unknown option 'web_search_options'
+                    """)
+    void everyParameterOfChatsIsHonouredOrNeutralOrRefused(
+            String name, String accepted, String refused, String message) {
+        String chat = "{'messages':[{'role':'user','content':'x'}],'" + name + "':";
+        for (JsonElement value :
+                JsonParser.parseString("[" + accepted.replace('\'', '"') + "]").getAsJsonArray()) {
+            assertFalse(read(chat + value + "}").requests().isEmpty(), name);
+        }
+        if (refused != null) {
+            ApiException e = assertThrows(ApiException.class, () -> read(chat + refused + "}"));
+            assertTrue(e.getMessage().startsWith(message), e.getMessage());
+        }
+    }
+
+    @Test
+    void samplingOptionsReachTheRequest() {
+        for (String start :
+                List.of(
+                        "{'prompt':'x','max_tokens':9,",
+                        "{'inputs':'x','parameters':{'do_sample':true,")) {
+            GenerationRequest request =
+                    read(start
+                                    + "'frequency_penalty':0.5,'presence_penalty':-1,'min_p':0.2,"
+                                    + "'min_tokens':3,'logit_bias':{'7':-2.5},"
+                                    + "'allowed_token_ids':[7,8]}"
+                                    + (start.contains("inputs") ? "}" : ""))
+                            .requests()
+                            .get(0);
+            assertEquals(0.5, request.frequencyPenalty());
+            assertEquals(-1, request.presencePenalty());
+            assertEquals(0.2, request.minP());
+            assertEquals(3, request.minNewTokens());
+            assertEquals(Map.of(7, -2.5), request.logitBias());
+            assertArrayEquals(new int[] {7, 8}, request.allowedTokens());
+        }
+    }
+
+    @Test
+    void messagesOfAnswersAreTakenBack() {
+        TextCall call =
+                read(
+                        "{'messages':[{'role':'user','name':'me','content':'Hi'},{'role':'assistant',"
+                            + "'content':'Yo','refusal':null,'parsed':null,'audio':null,"
+                            + "'annotations':[],'tool_calls':[],'function_call':null}]}");
+        assertTrue(text(call.requests().get(0)).contains("Yo<|eot_id|>"));
+    }
+
+    @Test
+    void everyChoiceHasASeedOfItsOwn() {
+        TextCall call = read("{'prompt':['x','y'],'n':2,'best_of':2,'seed':5,'echo':true}");
+        List<GenerationRequest> requests = call.requests();
+        assertEquals(
+                List.of("x", "x", "y", "y"),
+                requests.stream().map(each -> each.prompt().get()).toList());
+        assertEquals(
+                List.of(5L, 6L, 5L, 6L),
+                requests.stream().map(each -> each.seed().getAsLong()).toList());
+        Generation ended = new Ended(FinishReason.STOP);
+        JsonObject whole =
+                json(
+                        call.format()
+                                .whole(
+                                        Collections.nCopies(4, PIECES),
+                                        Collections.nCopies(4, ended)));
+        assertEquals(4, whole.getAsJsonArray("choices").size());
+        assertEquals(
+                "yhello",
+                whole.getAsJsonArray("choices").get(3).getAsJsonObject().get("text").getAsString());
+        JsonObject usage = whole.getAsJsonObject("usage");
+        assertEquals(6, usage.get("prompt_tokens").getAsInt()); // each prompt once
+        assertEquals(8, usage.get("completion_tokens").getAsInt());
+        List<GenerationRequest> random =
+                read("{'messages':[{'role':'user','content':'x'}],'n':3}").requests();
+        assertEquals(3, random.size());
+        assertTrue(random.stream().allMatch(each -> each.seed().isEmpty()));
+    }
+
+    @Test
+    void streamedChoicesBeginOnTheirOwn() {
+        AnswerFormat format =
+                read("{'messages':[{'role':'user','content':'x'}],'n':2,'stream':true}").format();
+        Generation ended = new Ended(FinishReason.STOP);
+        String second = format.piece(1, PIECES.get(0), ended);
+        assertTrue(second.startsWith("data: "), second);
+        assertEquals(2, second.split("\"index\":1").length - 1);
+        assertTrue(second.contains("\"role\":\"assistant\""), second);
+        assertFalse(format.piece(1, PIECES.get(1), ended).contains("role"));
+        assertTrue(format.end(0, ended).contains("\"role\":\"assistant\""));
+    }
+
+    private static final List<GeneratedPiece> LISTED =
+            List.of(
+                    new GeneratedPiece(
+                            'h',
+                            "",
+                            -0.5f,
+                            List.of(
+                                    new TokenLogProbability('g', -0.25f),
+                                    new TokenLogProbability('h', -0.5f))),
+                    new GeneratedPiece(
+                            0xFFFD, "h\uFFFD", -1, List.of(new TokenLogProbability('i', -0.125f))));
+
+    private static String choice(String answer) {
+        JsonObject choice = json(answer).getAsJsonArray("choices").get(0).getAsJsonObject();
+        return JsonOptions.GSON.toJson(choice.get("logprobs"));
+    }
+
+    @Test
+    void chatsListLogProbabilities() {
+        String request = "{'messages':[{'role':'user','content':'x'}],'logprobs':true,";
+        TextCall call = read(request + "'top_logprobs':2}");
+        assertEquals(2, call.requests().get(0).topLogProbabilities());
+        String h = "{\"token\":\"h\",\"logprob\":-0.5,\"bytes\":[104]";
+        String expected =
+                "{\"content\":["
+                        + h
+                        + ",\"top_logprobs\":[{\"token\":\"g\",\"logprob\":-0.25,\"bytes\":[103]},"
+                        + h
+                        + "}]},{\"token\":\"\uFFFD\",\"logprob\":-1.0,\"bytes\":null,"
+                        + "\"top_logprobs\":[{\"token\":\"i\",\"logprob\":-0.125,"
+                        + "\"bytes\":[105]}]}],\"refusal\":null}";
+        Generation ended = new Ended(FinishReason.STOP);
+        assertEquals(expected, choice(call.format().whole(List.of(LISTED), List.of(ended))));
+        AnswerFormat streamed = read(request + "'stream':true}").format();
+        // The first piece has no text yet, but log probabilities.
+        String first = streamed.piece(0, LISTED.get(0), ended).split("\n\n")[1];
+        assertTrue(first.contains("\"content\":\"\"") && first.contains(h), first);
+    }
+
+    @Test
+    void completionsListLogProbabilitiesOfThePromptToo() {
+        TextCall call = read("{'prompt':'ab','echo':true,'logprobs':1}");
+        assertTrue(call.requests().get(0).hasPromptLogProbabilities());
+        assertFalse(
+                read("{'prompt':'ab','logprobs':1}").requests().get(0).hasPromptLogProbabilities());
+        assertFalse(
+                read("{'prompt':'ab','echo':true}").requests().get(0).hasPromptLogProbabilities());
+        List<GeneratedPiece> prompt =
+                List.of(
+                        new GeneratedPiece('a', "", Float.NaN),
+                        new GeneratedPiece('b', "", -2, List.of(new TokenLogProbability('c', -1))));
+        Generation ended = new Ended(FinishReason.STOP, prompt);
+        String expected =
+                "{\"tokens\":[\"a\",\"b\",\"h\",\"\uFFFD\"],"
+                        + "\"token_logprobs\":[null,-2.0,-0.5,-1.0],"
+                        + "\"top_logprobs\":[null,{\"b\":-2.0,\"c\":-1.0},"
+                        + "{\"h\":-0.5,\"g\":-0.25},{\"\uFFFD\":-1.0,\"i\":-0.125}],"
+                        + "\"text_offset\":[0,1,2,3]}";
+        assertEquals(expected, choice(call.format().whole(List.of(LISTED), List.of(ended))));
+        AnswerFormat streamed =
+                read("{'prompt':'ab','echo':true,'logprobs':1,'stream':true}").format();
+        List<String> events =
+                Stream.of(
+                                (streamed.piece(0, LISTED.get(0), ended)
+                                                + streamed.piece(0, LISTED.get(1), ended))
+                                        .split("\n\n"))
+                        .map(event -> choice(event.substring("data: ".length())))
+                        .toList();
+        assertEquals(3, events.size());
+        assertTrue(events.get(0).contains("\"tokens\":[\"a\",\"b\"]"), events.get(0));
+        assertTrue(events.get(1).contains("\"text_offset\":[2]"), events.get(1));
+        assertTrue(events.get(2).contains("\"text_offset\":[3]"), events.get(2));
+    }
+
+    @Test
+    void responsesAnswerLikeOpenAi() {
+        TextCall call =
+                api.response(
+                        bytes(
+                                "{'model':'tiny','instructions':'Be"
+                                    + " brief.','input':[{'role':'user',"
+                                    + "'content':[{'type':'input_text','text':'Hi'}]},{'type':'message',"
+                                    + "'id':'msg_1','status':'completed','role':'assistant','content':["
+                                    + "{'type':'output_text','text':'Yo','annotations':[],'logprobs':[]}"
+                                    + "]},{'role':'user','content':'So?'}],'max_output_tokens':7,"
+                                    + "'temperature':0.5,'store':false,'tools':[],'truncation':"
+                                    + "'disabled','text':{'format':{'type':'text'}}}"));
+        GenerationRequest request = call.requests().get(0);
+        assertEquals(
+                "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>"
+                        + "<|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"
+                        + "<|start_header_id|>assistant<|end_header_id|>\n\nYo<|eot_id|>"
+                        + "<|start_header_id|>user<|end_header_id|>\n\nSo?<|eot_id|>"
+                        + "<|start_header_id|>assistant<|end_header_id|>\n\n",
+                text(request));
+        assertEquals(7, request.maxNewTokens());
+        JsonObject whole = json(whole(call.format(), new Ended(FinishReason.STOP)));
+        assertEquals("response", whole.get("object").getAsString());
+        assertEquals("completed", whole.get("status").getAsString());
+        assertEquals(0.5, whole.get("temperature").getAsDouble());
+        assertEquals("Be brief.", whole.get("instructions").getAsString());
+        JsonObject message = whole.getAsJsonArray("output").get(0).getAsJsonObject();
+        assertEquals("message", message.get("type").getAsString());
+        assertEquals(
+                "[{\"type\":\"output_text\",\"text\":\"hello\",\"annotations\":[],\"logprobs\":[]}]",
+                message.get("content").toString());
+        JsonObject usage = whole.getAsJsonObject("usage");
+        assertEquals(3, usage.get("input_tokens").getAsInt());
+        assertEquals(2, usage.get("output_tokens").getAsInt());
+        assertEquals(
+                1, usage.getAsJsonObject("input_tokens_details").get("cached_tokens").getAsInt());
+        JsonObject cut = json(whole(call.format(), new Ended(FinishReason.LENGTH)));
+        assertEquals("incomplete", cut.get("status").getAsString());
+        assertEquals(
+                "{\"reason\":\"max_output_tokens\"}", cut.get("incomplete_details").toString());
+    }
+
+    @Test
+    void responsesStreamEventsWithNames() {
+        AnswerFormat format = api.response(bytes("{'input':'Hi','stream':true}")).format();
+        String answer = streamed(format, FinishReason.STOP);
+        List<String> names = new ArrayList<>();
+        List<JsonObject> events = new ArrayList<>();
+        for (String event : answer.split("\n\n")) {
+            String[] lines = event.split("\n");
+            names.add(lines[0].substring("event: response.".length()));
+            events.add(json(lines[1].substring("data: ".length())));
+        }
+        assertEquals(
+                List.of(
+                        "created",
+                        "in_progress",
+                        "output_item.added",
+                        "content_part.added",
+                        "output_text.delta",
+                        "output_text.delta",
+                        "output_text.done",
+                        "content_part.done",
+                        "output_item.done",
+                        "completed"),
+                names);
+        for (int i = 0; i < events.size(); i++) {
+            assertEquals("response." + names.get(i), events.get(i).get("type").getAsString());
+            assertEquals(i, events.get(i).get("sequence_number").getAsInt());
+        }
+        assertEquals("llo", events.get(5).get("delta").getAsString());
+        assertEquals("hello", events.get(6).get("text").getAsString());
+        JsonObject last = events.get(9).getAsJsonObject("response");
+        assertEquals(events.get(0).getAsJsonObject("response").get("id"), last.get("id"));
+        assertEquals(5, last.getAsJsonObject("usage").get("total_tokens").getAsInt());
+        assertTrue(
+                streamed(
+                                api.response(bytes("{'input':'Hi','stream':true}")).format(),
+                                FinishReason.LENGTH)
+                        .contains("event: response.incomplete\n"));
+        ApiException failure = new ApiException(500, "server_error", null, "rank 1 failed");
+        assertTrue(format.failure(failure).startsWith("event: error\ndata: {\"type\":\"error\""));
+    }
+
+    @ParameterizedTest
+    @CsvSource(
+            delimiter = '|',
+            quoteCharacter = '`',
+            textBlock =
+                    """
+                    {} | 'input' must be a non-empty text
+                    {'input':'x','previous_response_id':'resp_1'} | 'previous_response_id' must be null
+                    {'input':'x','background':true} | 'background' must be false
+                    {'input':'x','truncation':'auto'} | 'truncation' must be "disabled"
+                    {'input':'x','reasoning':{'effort':'high'}} | 'reasoning.effort' must be "none"
+                    {'input':'x','text':{'format':{'type':'grammar'}}} | 'text.format.type' must be text, json_object or json_schema
+                    {'input':[{'type':'item_reference','id':'x'}]} | 'input[0].type' must be "message"
+                    {'input':'x','tools':[{'type':'web_search'}]} | 'tools' must be []
+                    """)
+    void responsesRefuseWhatWouldChangeThem(String request, String message) {
+        ApiException e = assertThrows(ApiException.class, () -> api.response(bytes(request)));
+        assertTrue(e.getMessage().startsWith(message), e.getMessage());
+    }
+
+    @Test
+    void promptsAndChatsAreTokenized() {
+        assertEquals(
+                "{\"count\":3,\"max_model_len\":200,\"tokens\":[0,72,105],\"token_strs\":null}",
+                api.tokenize(bytes("{'model':'tiny','prompt':'Hi'}")));
+        JsonObject plain = json(api.tokenize(bytes("{'prompt':'Hi','add_special_tokens':false}")));
+        assertEquals(2, plain.get("count").getAsInt());
+        String chat = "{'messages':[{'role':'user','content':'Hi'}]}";
+        assertEquals(
+                read(chat).requests().get(0).promptTokens().get().length,
+                json(api.tokenize(bytes(chat))).get("count").getAsInt());
+        assertThrows(ApiException.class, () -> api.tokenize(bytes("{'prompt':'x','x':1}")));
+    }
+
+    @Test
+    void requestsThatAreTooLongHaveOpenAisCode() {
+        TextGenerator full =
+                new Characters() {
+                    @Override
+                    public List<Generation> submitAll(List<GenerationRequest> requests) {
+                        throw new ContextLengthException(
+                                "the maximum context length is 200 tokens");
+                    }
+                };
+        ApiException e =
+                assertThrows(ApiException.class, () -> read("{'prompt':'x'}").submit(full));
+        assertEquals(400, e.status());
+        assertEquals(
+                "context_length_exceeded",
+                json(e.toJson()).getAsJsonObject("error").get("code").getAsString());
+        ApiException other =
+                assertThrows(ApiException.class, () -> read("{'inputs':'x'}").submit(full));
+        assertEquals(400, json(other.toJson()).get("code").getAsInt());
     }
 
     @Test

@@ -20,6 +20,7 @@ import org.djlx.fusedops.llm.TextGenerator;
 import org.djlx.fusedops.llm.model.KvCache;
 import org.djlx.fusedops.llm.model.LlamaFiles;
 import org.djlx.fusedops.llm.model.ModelConfig;
+import org.djlx.fusedops.llm.sampling.Grammar;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.Tag;
@@ -81,6 +82,40 @@ class LlamaCacheGpuTest {
                 for (int i = 0; i < requests.size(); i++) {
                     assertEquals(expected.get(i), actual.get(i), "of " + i);
                 }
+            }
+        }
+    }
+
+    /** Masks are computed while the graph runs; other requests run ahead and keep their texts. */
+    @ParameterizedTest
+    @ValueSource(ints = {1, 2})
+    void textsFollowTheirGrammars(int ranks) throws Exception {
+        ByteTokens.write(directory);
+        Grammar grammar = Grammar.regex("[{](?:ab|c[0-9]){3,9}[}]");
+        List<GenerationRequest> free = new ArrayList<>();
+        List<GenerationRequest> all = new ArrayList<>();
+        for (int i = 0; i < 20; i++) {
+            int[] prompt = new Random(i).ints(1 + i * 7, 0, VOCABULARY).toArray();
+            GenerationRequest.Builder builder =
+                    LlamaGeneratorTest.request(prompt)
+                            .optMaxNewTokens(100)
+                            .optTopLogProbabilities(2);
+            if (i % 2 > 0) {
+                builder.optTemperature(1.5).optTopP(0.9).optSeed(i);
+            }
+            free.add(builder.build());
+            all.add(builder.build());
+            all.add(builder.optGrammar(grammar).build());
+        }
+        UnaryOperator<LlamaGenerator.Builder> options = builder -> builder.optPrefixCaching(false);
+        try (TextGenerator generator = build(ranks, 40 * MAX_LENGTH_BLOCKS, options)) {
+            List<List<GeneratedPiece>> alone = LlamaCacheTest.generate(generator, free);
+            List<List<GeneratedPiece>> mixed = LlamaCacheTest.generate(generator, all);
+            for (int i = 0; i < free.size(); i++) {
+                assertEquals(alone.get(i), mixed.get(2 * i), "of " + i);
+                StringBuilder text = new StringBuilder();
+                mixed.get(2 * i + 1).forEach(piece -> text.append(piece.text()));
+                assertTrue(text.toString().matches("[{](?:ab|c[0-9]){3,9}[}]"), text.toString());
             }
         }
     }

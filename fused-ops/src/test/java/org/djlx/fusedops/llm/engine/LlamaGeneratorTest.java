@@ -19,7 +19,9 @@ import java.nio.file.Path;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.Comparator;
 import java.util.List;
+import java.util.Map;
 import java.util.Optional;
 import java.util.Random;
 import java.util.concurrent.CompletableFuture;
@@ -43,6 +45,7 @@ import org.djlx.fusedops.llm.Generation;
 import org.djlx.fusedops.llm.GenerationRequest;
 import org.djlx.fusedops.llm.GeneratorStatistics;
 import org.djlx.fusedops.llm.TextGenerator;
+import org.djlx.fusedops.llm.TokenLogProbability;
 import org.djlx.fusedops.llm.model.LlamaFiles;
 import org.djlx.fusedops.llm.model.LlamaReference;
 import org.djlx.fusedops.llm.model.TokenBatch;
@@ -52,6 +55,8 @@ import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.ValueSource;
 
 /** Generation by a small random Llama on CPU ranks. */
 @Timeout(120)
@@ -117,7 +122,7 @@ public class LlamaGeneratorTest {
 
     private static CompletableFuture<?> submit(LlamaGenerator generator, Task task) {
         StepRequest step =
-                new StepRequest(new TokenBatch(List.of()), List.of()) {
+                new StepRequest(new TokenBatch(List.of())) {
                     @Override
                     List<Sampler.SampledToken> run(ModelRank rank) throws Exception {
                         task.run(rank.group());
@@ -212,6 +217,145 @@ public class LlamaGeneratorTest {
         }
         long different = alone.stream().map(Arrays::toString).distinct().count();
         assertEquals(alone.size(), different);
+    }
+
+    private static double[] logProbabilities(double[] logits) {
+        double sum = Math.log(Arrays.stream(logits).map(Math::exp).sum());
+        return Arrays.stream(logits).map(logit -> logit - sum).toArray();
+    }
+
+    private static void check(GeneratedPiece piece, double[] logits, int top) {
+        double[] expected = logProbabilities(logits);
+        int[] best =
+                IntStream.range(0, logits.length)
+                        .boxed()
+                        .sorted(Comparator.comparing(token -> -logits[token]))
+                        .limit(top)
+                        .mapToInt(Integer::intValue)
+                        .toArray();
+        assertEquals(expected[piece.token()], piece.logProbability(), 1e-4);
+        assertArrayEquals(
+                best,
+                piece.topLogProbabilities().stream()
+                        .mapToInt(TokenLogProbability::token)
+                        .toArray());
+        for (TokenLogProbability each : piece.topLogProbabilities()) {
+            assertEquals(expected[each.token()], each.logProbability(), 1e-4);
+        }
+    }
+
+    /** Penalties, biases and forbidden tokens, against logits in float64. */
+    @ParameterizedTest
+    @ValueSource(ints = {1, 2, 4})
+    void editsLogitsBeforeItTakesTheMostProbable(int ranks) throws Exception {
+        LlamaReference reference = new LlamaReference(directory);
+        int[] prompt = prompt(9, 4);
+        int stop = 100;
+        Map<Integer, Double> bias = Map.of(stop, 50.0, prompt[0], 6.0, 7, -2.0, 31, 5.5);
+        int[] sequence = prompt;
+        List<double[]> all = new ArrayList<>();
+        int[] counts = new int[ByteTokens.VOCABULARY];
+        for (int i = 0; i < 20; i++) {
+            double[] logits = reference.logits(sequence)[sequence.length - 1];
+            int best = 0;
+            double highest = Double.NEGATIVE_INFINITY;
+            for (int token = 0; token < logits.length; token++) {
+                int of = token;
+                double edited = logits[token] + bias.getOrDefault(token, 0.0);
+                if (counts[token] > 0 || Arrays.stream(prompt).anyMatch(each -> each == of)) {
+                    edited = edited > 0 ? edited / 1.25 : edited * 1.25;
+                }
+                edited -= 0.5 * counts[token] + (counts[token] > 0 ? 0.25 : 0);
+                boolean isForbidden = token == stop && i < 19;
+                if (edited > highest && !isForbidden) {
+                    highest = edited;
+                    best = token;
+                }
+            }
+            all.add(logits);
+            counts[best]++;
+            sequence = Arrays.copyOf(sequence, sequence.length + 1);
+            sequence[sequence.length - 1] = best;
+        }
+        assertTrue(Arrays.stream(counts).max().getAsInt() > 1, "the frequency counts");
+        try (TextGenerator generator = generator(ranks, builder -> builder)) {
+            Generation generation =
+                    generator.submit(
+                            request(prompt)
+                                    .optMaxNewTokens(30)
+                                    .optStopTokens(stop)
+                                    .optMinNewTokens(19)
+                                    .optRepetitionPenalty(1.25)
+                                    .optFrequencyPenalty(0.5)
+                                    .optPresencePenalty(0.25)
+                                    .optLogitBias(bias)
+                                    .optTopLogProbabilities(4)
+                                    .build());
+            List<GeneratedPiece> pieces = generation.await(LONG);
+            assertArrayEquals(Arrays.copyOfRange(sequence, 9, 29), tokens(pieces));
+            assertEquals(FinishReason.STOP, generation.finishReason().orElseThrow());
+            for (int i = 0; i < pieces.size(); i++) {
+                check(pieces.get(i), all.get(i), 4);
+            }
+        }
+    }
+
+    /** Beside another request, and with prefixes that the cache has. */
+    @ParameterizedTest
+    @ValueSource(ints = {1, 2, 4})
+    void promptsHaveLogProbabilities(int ranks) throws Exception {
+        LlamaReference reference = new LlamaReference(directory);
+        int[] prompt = prompt(75, 8);
+        double[][] logits = reference.logits(prompt);
+        try (TextGenerator generator = generator(ranks, builder -> builder.optPrefillTokens(33))) {
+            Generation other = generator.submit(request(prompt).optMaxNewTokens(40).build());
+            awaitStep(generator, 0);
+            GenerationRequest.Builder request = request(prompt).optMaxNewTokens(3);
+            Generation generation =
+                    generator.submit(
+                            request.optPromptLogProbabilities(true)
+                                    .optTopLogProbabilities(2)
+                                    .build());
+            List<GeneratedPiece> pieces = generation.await(LONG);
+            assertEquals(3, pieces.size());
+            check(pieces.get(0), logits[74], 2);
+            assertEquals(0, generation.cachedTokens());
+            List<GeneratedPiece> promptPieces = generation.promptPieces();
+            assertArrayEquals(prompt, tokens(promptPieces));
+            assertTrue(Float.isNaN(promptPieces.get(0).logProbability()));
+            for (int i = 1; i < prompt.length; i++) {
+                check(promptPieces.get(i), logits[i - 1], 2);
+            }
+            assertEquals(40, other.await(LONG).size());
+            assertEquals(List.of(), other.promptPieces());
+            assertIdle(generator);
+        }
+    }
+
+    @Test
+    void choicesShareThePromptOfACall() throws Exception {
+        try (TextGenerator generator = generator(2, builder -> builder)) {
+            int[] prompt = prompt(70, 2);
+            List<GenerationRequest> requests = new ArrayList<>();
+            for (int i = 0; i < 4; i++) {
+                requests.add(
+                        request(prompt).optTemperature(1).optSeed(i).optMaxNewTokens(8).build());
+            }
+            requests.add(request(prompt(70, 3)).build());
+            List<Generation> choices = generator.submitAll(requests);
+            for (Generation choice : choices) {
+                choice.await(LONG);
+            }
+            assertEquals(
+                    List.of(0, 64, 64, 64, 0),
+                    choices.stream().map(Generation::cachedTokens).toList());
+            assertEquals(3 * 64, generator.statistics().prefixCacheHits());
+            choices = generator.submitAll(requests.subList(0, 3));
+            choices.get(0).cancel(); // The others do not wait for it.
+            assertEquals(8, choices.get(1).await(LONG).size());
+            assertEquals(8, choices.get(2).await(LONG).size());
+            assertIdle(generator);
+        }
     }
 
     @Test

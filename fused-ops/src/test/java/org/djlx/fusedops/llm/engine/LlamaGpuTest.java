@@ -3,6 +3,7 @@ package org.djlx.fusedops.llm.engine;
 
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
@@ -11,14 +12,22 @@ import ai.djl.engine.EngineException;
 import ai.djl.ndarray.NDManager;
 import ai.djl.pytorch.jni.JniUtils;
 import java.io.IOException;
+import java.nio.ByteBuffer;
+import java.nio.ByteOrder;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.Collections;
+import java.util.BitSet;
+import java.util.Comparator;
+import java.util.HashMap;
+import java.util.HashSet;
 import java.util.List;
+import java.util.Map;
 import java.util.Random;
+import java.util.Set;
 import java.util.concurrent.CompletableFuture;
 import java.util.function.UnaryOperator;
 import java.util.stream.IntStream;
@@ -38,6 +47,7 @@ import org.djlx.fusedops.llm.GeneratedPiece;
 import org.djlx.fusedops.llm.Generation;
 import org.djlx.fusedops.llm.GenerationRequest;
 import org.djlx.fusedops.llm.TextGenerator;
+import org.djlx.fusedops.llm.TokenLogProbability;
 import org.djlx.fusedops.llm.model.KvCache;
 import org.djlx.fusedops.llm.model.LayerConfig;
 import org.djlx.fusedops.llm.model.LlamaFiles;
@@ -45,6 +55,7 @@ import org.djlx.fusedops.llm.model.LlamaModelTest;
 import org.djlx.fusedops.llm.model.ModelConfig;
 import org.djlx.fusedops.llm.model.TokenBatch;
 import org.djlx.fusedops.llm.model.TransformerModel;
+import org.djlx.fusedops.llm.sampling.LogitEdits;
 import org.djlx.fusedops.llm.sampling.Logits;
 import org.djlx.fusedops.llm.sampling.SamplingParameters;
 import org.djlx.nativeops.NativeLibrary;
@@ -362,10 +373,14 @@ class LlamaGpuTest {
                 for (int i = 0; i < 35; i++) {
                     SamplingParameters sampling =
                             new SamplingParameters(
-                                    new double[] {0.05, 0.7, 1, 3}[random.nextInt(4)],
+                                    new double[] {0, 0.05, 0.7, 1, 3}[random.nextInt(5)],
                                     new int[] {0, 1, 7, 100, 200_000}[random.nextInt(5)],
                                     new double[] {1, 0.99, 0.5, 0.001}[random.nextInt(4)],
-                                    random.nextLong());
+                                    new double[] {0, 0, 0.01, 0.5}[random.nextInt(4)],
+                                    random.nextLong(),
+                                    random.nextInt(8) == 0 ? random.nextInt(150_003) : -1,
+                                    random.nextInt(2) * random.nextInt(21),
+                                    random.nextBoolean() ? null : edits(random, 150_003));
                     int count = i < 34 ? 1 : TokenBatch.MAX_DECODE_TOKENS + 1 + step;
                     int[] tokens = random.ints(count, 0, config.vocabularySize()).toArray();
                     chunks.add(
@@ -377,8 +392,58 @@ class LlamaGpuTest {
         }
     }
 
-    private static RankWorker<TokenBatch, Void> sampling(
-            ProcessGroup group, TransformerModel model) {
+    /** Edits of up to 3000 tokens, more than the threads of a block. */
+    private static LogitEdits edits(Random random, int vocabulary) {
+        int[] tokens = random.ints(0, vocabulary).distinct().limit(random.nextInt(3000)).toArray();
+        int[] entries = new int[3 * tokens.length];
+        for (int i = 0; i < tokens.length; i++) {
+            float[] biases = {0, 0, 1.5f, -3, -100, 5, Float.NEGATIVE_INFINITY};
+            entries[3 * i] = tokens[i];
+            entries[3 * i + 1] =
+                    random.nextInt(4) + (random.nextBoolean() ? LogitEdits.IN_PROMPT : 0);
+            entries[3 * i + 2] = Float.floatToIntBits(biases[random.nextInt(biases.length)]);
+        }
+        int[] allowed = random.ints((vocabulary + 31) / 32 - random.nextInt(2)).toArray();
+        return new LogitEdits(
+                new float[] {1, 1.25f, 0.5f}[random.nextInt(3)],
+                new float[] {0, 0.3f, -0.3f}[random.nextInt(3)],
+                new float[] {0, 1.1f, -1.1f}[random.nextInt(3)],
+                entries,
+                random.nextBoolean() ? null : () -> allowed);
+    }
+
+    /** Edited logits in float64. */
+    private static double[] edited(float[] logits, LogitEdits edits) {
+        double[] result = new double[logits.length];
+        for (int token = 0; token < result.length; token++) {
+            boolean allowed =
+                    edits == null
+                            || edits.allowed() == null
+                            || BitSet.valueOf(bytes(edits.allowed().get())).get(token);
+            result[token] = allowed ? logits[token] : Double.NEGATIVE_INFINITY;
+        }
+        for (int i = 0; edits != null && i < edits.entries().length; i += 3) {
+            int token = edits.entries()[i];
+            int count = edits.entries()[i + 1];
+            int generated = count % LogitEdits.IN_PROMPT;
+            double logit = result[token] + Float.intBitsToFloat(edits.entries()[i + 2]);
+            if (count > 0) {
+                double factor = edits.repetitionPenalty();
+                logit = logit > 0 ? logit / factor : logit * factor;
+            }
+            logit -= edits.frequencyPenalty() * (double) generated;
+            result[token] = generated > 0 ? logit - edits.presencePenalty() : logit;
+        }
+        return result;
+    }
+
+    private static ByteBuffer bytes(int[] words) {
+        ByteBuffer bytes = ByteBuffer.allocate(words.length * 4).order(ByteOrder.LITTLE_ENDIAN);
+        bytes.asIntBuffer().put(words);
+        return bytes;
+    }
+
+    private static RankWorker<TokenBatch, Void> sampling(ProcessGroup group, TransformerModel model) {
         return new RankWorker<>() {
             @Override
             public Void serve(TokenBatch batch) {
@@ -404,19 +469,40 @@ class LlamaGpuTest {
     /** Checks that the random number falls into the token's part of the kept probabilities. */
     private static void check(
             SamplingParameters sampling, float[] logits, Logits.DeviceToken onDevice) {
+        String text = sampling + " gave " + onDevice;
         assertTrue(onDevice.sampled());
-        assertEquals(logits[onDevice.token()], onDevice.logit(), sampling.toString());
-        double highest = Double.NEGATIVE_INFINITY;
-        for (float logit : logits) {
-            highest = Math.max(highest, logit);
+        assertEquals(logits[onDevice.token()], onDevice.logit(), text);
+        double[] raw = edited(logits, null);
+        double highestRaw = Arrays.stream(raw).max().orElseThrow();
+        double all = Arrays.stream(raw).map(logit -> Math.exp(logit - highestRaw)).sum();
+        assertEquals(highestRaw + Math.log(all), onDevice.logSumExp(), 1e-4);
+        List<TokenLogProbability> top =
+                IntStream.range(0, logits.length)
+                        .boxed()
+                        .sorted(Comparator.comparingDouble(token -> -logits[token]))
+                        .limit(sampling.topLogProbabilities())
+                        .map(
+                                token ->
+                                        new TokenLogProbability(
+                                                token,
+                                                (float) (logits[token] - onDevice.logSumExp())))
+                        .toList();
+        assertEquals(top, onDevice.top(), text);
+        if (sampling.given() >= 0) {
+            assertEquals(sampling.given(), onDevice.token());
+            return;
         }
-        double[] weights = new double[logits.length];
-        double all = 0;
-        for (int token = 0; token < logits.length; token++) {
-            weights[token] = Math.exp((logits[token] - highest) / sampling.temperature());
-            all += Math.exp(logits[token] - highest);
+        double[] edited = edited(logits, sampling.edits());
+        double highest = Arrays.stream(edited).max().orElseThrow();
+        if (sampling.temperature() == 0) {
+            assertEquals(highest, edited[onDevice.token()], 1e-5, text);
+            return;
         }
-        assertEquals(highest + Math.log(all), onDevice.logSumExp(), 1e-4);
+        double[] weights =
+                Arrays.stream(edited)
+                        .map(logit -> Math.exp((logit - highest) / sampling.temperature()))
+                        .map(weight -> weight < sampling.minP() ? 0 : weight)
+                        .toArray();
         double[] sorted = Arrays.stream(weights).sorted().toArray();
         boolean cut = sampling.topK() > 0 && sampling.topK() < sorted.length;
         double least = sorted[cut ? sorted.length - sampling.topK() : 0];
@@ -431,7 +517,7 @@ class LlamaGpuTest {
         while (index + equals < sorted.length && sorted[index + equals] == smallest) {
             equals++;
         }
-        assertTrue(weights[onDevice.token()] >= smallest, sampling.toString());
+        assertTrue(weights[onDevice.token()] >= smallest * (1 - 1e-5), text);
         double before = 0;
         for (int token = 0; token < onDevice.token(); token++) {
             if (weights[token] > smallest || (weights[token] == smallest && equals-- > 0)) {
@@ -439,11 +525,105 @@ class LlamaGpuTest {
             }
         }
         double at = (sampling.random() >>> 11) * 0x1.0p-53 * kept;
-        double rounding =
-                1e-6 * kept + smallest; // Equal probabilities may be ordered in another way.
+        // Equal probabilities may be ordered in another way; edits round in float32.
+        double rounding = (sampling.edits() == null ? 1e-6 : 1e-5) * kept + smallest;
         assertTrue(
                 before - rounding <= at && at <= before + weights[onDevice.token()] + rounding,
-                sampling + " gave " + onDevice);
+                text);
+    }
+
+    /** While the next step runs ahead, only the device knows the last token that counts. */
+    @ParameterizedTest
+    @ValueSource(ints = {1, 2})
+    void penaltiesCountTheTokenThatTheHostDoesNotKnowYet(int ranks) throws Exception {
+        List<Device> devices = List.of(gpus(ranks));
+        LlamaFiles.write(directory, LlamaFiles.decodable(ScalarType.BFLOAT16, true, 32), 5);
+        try (TextGenerator generator = build(builder -> builder.optDevices(devices))) {
+            List<Generation> generations = new ArrayList<>();
+            for (int i = 0; i < 70; i++) {
+                generations.add(
+                        generator.submit(
+                                GenerationRequest.builder()
+                                        .setPromptTokens(
+                                                new Random(i).ints(1 + i, 0, 203).toArray())
+                                        .optMaxNewTokens(60)
+                                        .optIgnoreEndOfText(true)
+                                        .optFrequencyPenalty(0.25 * (i % 3))
+                                        .optPresencePenalty(0.5 * (i % 2))
+                                        .optTopLogProbabilities(20)
+                                        .build()));
+            }
+            Set<List<Integer>> repetitive = new HashSet<>();
+            for (int i = 0; i < generations.size(); i++) {
+                Map<Integer, Integer> counts = new HashMap<>();
+                for (GeneratedPiece piece : generations.get(i).await(Duration.ofMinutes(1))) {
+                    double best = Double.NEGATIVE_INFINITY;
+                    double own = Double.NEGATIVE_INFINITY;
+                    for (TokenLogProbability each : piece.topLogProbabilities()) {
+                        int count = counts.getOrDefault(each.token(), 0);
+                        double edited =
+                                each.logProbability()
+                                        - 0.25 * (i % 3) * count
+                                        - (count > 0 ? 0.5 * (i % 2) : 0);
+                        best = Math.max(best, edited);
+                        own = each.token() == piece.token() ? edited : own;
+                    }
+                    double others = piece.topLogProbabilities().get(19).logProbability();
+                    if (best > others) { // Otherwise a token beyond the list may be the best.
+                        assertEquals(best, own, 1e-4, "request " + i + ": " + piece);
+                    }
+                    counts.merge(piece.token(), 1, Integer::sum);
+                }
+                if (counts.size() < 30) {
+                    repetitive.add(List.of(i % 3, i % 2));
+                }
+            }
+            assertFalse(repetitive.contains(List.of(2, 1))); // as far as penalties go
+        }
+    }
+
+    /** The prompt of several choices is computed once, and the log probabilities are the same. */
+    @ParameterizedTest
+    @ValueSource(ints = {1, 2})
+    void promptsHaveLogProbabilitiesAndAreShared(int ranks) throws Exception {
+        List<Device> devices = List.of(gpus(ranks));
+        LlamaFiles.write(directory, LlamaFiles.decodable(ScalarType.BFLOAT16, true, 32), 5);
+        try (TextGenerator generator = build(builder -> builder.optDevices(devices))) {
+            int[] prompt = new Random(1).ints(100, 0, 203).toArray();
+            GenerationRequest.Builder request =
+                    GenerationRequest.builder()
+                            .setPromptTokens(prompt)
+                            .optMaxNewTokens(40)
+                            .optIgnoreEndOfText(true)
+                            .optTopLogProbabilities(3);
+            List<Generation> choices = generator.submitAll(Collections.nCopies(5, request.build()));
+            List<GeneratedPiece> pieces = choices.get(0).await(Duration.ofMinutes(1));
+            for (Generation choice : choices.subList(1, 5)) {
+                assertEquals(96, choice.cachedTokens());
+                assertEquals(40, choice.await(Duration.ofMinutes(1)).size());
+            }
+            assertEquals(0, choices.get(0).cachedTokens());
+            int[] all =
+                    IntStream.concat(
+                                    Arrays.stream(prompt),
+                                    pieces.stream().mapToInt(GeneratedPiece::token))
+                            .toArray();
+            Generation again =
+                    generator.submit(
+                            request.setPromptTokens(all).optPromptLogProbabilities(true).build());
+            again.await(Duration.ofMinutes(1));
+            assertEquals(0, again.cachedTokens());
+            List<GeneratedPiece> promptPieces = again.promptPieces();
+            assertArrayEquals(all, promptPieces.stream().mapToInt(GeneratedPiece::token).toArray());
+            assertTrue(Float.isNaN(promptPieces.get(0).logProbability()));
+            for (int i = 0; i < 40; i++) {
+                GeneratedPiece computed = promptPieces.get(prompt.length + i);
+                // Keys and values of the prompt were rounded to bfloat16 in another order.
+                assertEquals(
+                        pieces.get(i).logProbability(), computed.logProbability(), 0.1, "at " + i);
+                assertEquals(3, computed.topLogProbabilities().size());
+            }
+        }
     }
 
     /**

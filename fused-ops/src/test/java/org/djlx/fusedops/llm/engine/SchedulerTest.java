@@ -82,6 +82,10 @@ class SchedulerTest {
         return new Sequence(request, tokens, null, Set.of(STOP), queue);
     }
 
+    private static Sampler.SampledToken token(int token) {
+        return new Sampler.SampledToken(token, 0);
+    }
+
     /** Describes a chunk: its first token, its start, and its number of tokens. */
     private static String text(TokenBatch.Chunk chunk) {
         return chunk.tokens()[0] + "@" + chunk.start() + "x" + chunk.tokens().length;
@@ -89,9 +93,7 @@ class SchedulerTest {
 
     private static List<String> next(Scheduler scheduler, List<Sequence> sampled) {
         sampled.clear();
-        return scheduler.schedule(sampled, true).chunks().stream()
-                .map(SchedulerTest::text)
-                .toList();
+        return scheduler.schedule(sampled).chunks().stream().map(SchedulerTest::text).toList();
     }
 
     @Test
@@ -125,9 +127,9 @@ class SchedulerTest {
     private static void prefill(Scheduler scheduler, int token, Sequence... sequences) {
         scheduler.addAll(List.of(sequences));
         scheduler.admit();
-        scheduler.schedule(new ArrayList<>(), true);
+        scheduler.schedule(new ArrayList<>());
         for (Sequence sequence : sequences) {
-            sequence.append(token);
+            sequence.append(token(token));
         }
     }
 
@@ -141,13 +143,13 @@ class SchedulerTest {
         scheduler.admit();
         assertEquals(List.of("101@0x10"), next(scheduler, sampled));
         assertEquals(List.of("111@10x6"), next(scheduler, sampled));
-        oldest.append(5);
+        oldest.append(token(5));
         assertEquals(List.of("5@16x1", "101@0x10"), next(scheduler, sampled));
-        oldest.append(5);
+        oldest.append(token(5));
         assertEquals(List.of("5@17x1", "111@10x10"), next(scheduler, sampled));
         int generated = 0;
         while (statistics(scheduler).preemptions() == 0) {
-            sampled.forEach(sequence -> sequence.append(5));
+            sampled.forEach(sequence -> sequence.append(token(5)));
             generated += sampled.contains(youngest) ? 1 : 0;
             next(scheduler, sampled);
         }
@@ -156,7 +158,7 @@ class SchedulerTest {
         Sequence late = sequence(1, 1);
         scheduler.addAll(List.of(late));
         assertEquals(List.of(oldest, youngest, late), scheduler.all());
-        oldest.append(STOP);
+        oldest.append(token(STOP));
         assertFalse(youngest.isTokenPending());
         oldest.queue.end(FinishReason.STOP, null);
         scheduler.removeEnded();
@@ -164,7 +166,7 @@ class SchedulerTest {
         // The prompt in the same chunks; then each new token as a chunk, and the next one is
         // sampled.
         assertEquals(List.of("101@0x1", "101@0x10"), next(scheduler, sampled));
-        late.append(STOP);
+        late.append(token(STOP));
         assertEquals(List.of("111@10x10"), next(scheduler, sampled));
         assertEquals(List.of(), sampled);
         int again = 0;
@@ -230,7 +232,7 @@ class SchedulerTest {
         scheduler.addAll(List.of(oldest));
         scheduler.admit();
         next(scheduler, sampled);
-        oldest.append(5);
+        oldest.append(token(5));
         scheduler.addAll(List.of(youngest));
         assertEquals(2, statistics(scheduler).cacheBlocksInUse());
         scheduler.admit();
@@ -249,8 +251,8 @@ class SchedulerTest {
         assertTrue(one.isTokenPending());
         scheduler.admit();
         assertEquals(1, statistics(scheduler).running()); // The token must arrive first.
-        one.append(6);
-        oldest.append(7);
+        one.append(token(6));
+        oldest.append(token(7));
         assertFalse(one.isTokenPending());
         oldest.queue.cancel();
         scheduler.removeEnded();
@@ -424,12 +426,12 @@ class SchedulerTest {
             List<Sequence> next = new ArrayList<>();
             List<Integer> nextTokens = List.of();
             if (async && !inFlight.isEmpty()) {
-                nextTokens = model.compute(scheduler.schedule(next, true));
+                nextTokens = model.compute(scheduler.schedule(next));
             }
             List<Sequence> got = new ArrayList<>();
             for (int i = 0; i < inFlight.size(); i++) {
                 if (!inFlight.get(i).isEnded()) {
-                    inFlight.get(i).append(inFlightTokens.get(i));
+                    inFlight.get(i).append(token(inFlightTokens.get(i)));
                     got.add(inFlight.get(i));
                     got.get(got.size() - 1)
                             .publish(new Sampler.SampledToken(inFlightTokens.get(i), 0));
@@ -437,7 +439,7 @@ class SchedulerTest {
             }
             if (nextTokens.isEmpty()) {
                 next.clear();
-                nextTokens = model.compute(scheduler.schedule(next, true));
+                nextTokens = model.compute(scheduler.schedule(next));
             }
             inFlight = next;
             inFlightTokens = nextTokens;
@@ -513,12 +515,12 @@ class SchedulerTest {
         // A chunk of 100 leaves no budget for the second prompt, which is shorter and not cut.
         assertEquals(List.of("101@0x1", "101@0x100"), next(scheduler, sampled));
         assertEquals(List.of(generating), sampled);
-        generating.append(5);
+        generating.append(token(5));
         assertTrue(scheduler.hasStarted());
         assertEquals(List.of("5@1x1", "201@100x50"), next(scheduler, sampled));
         assertEquals(List.of(generating, first), sampled);
-        generating.append(6);
-        first.append(7);
+        generating.append(token(6));
+        first.append(token(7));
         assertEquals(List.of("6@2x1", "7@150x1", "101@0x60"), next(scheduler, sampled));
         assertEquals(List.of(generating, first, second), sampled);
     }
@@ -536,20 +538,20 @@ class SchedulerTest {
         int last = TokenBatch.LAST_SAMPLED;
         assertEquals(List.of(last + "@3x1", last + "@2x1"), next(scheduler, sampled));
         assertEquals(List.of(longer, shorter), sampled);
-        longer.append(5);
-        shorter.append(6);
+        longer.append(token(5));
+        shorter.append(token(6));
         // The other sequence waits for its last token. A new one joins.
         Sequence late = sequence(4, 1);
         scheduler.addAll(List.of(late));
         scheduler.admit();
         assertEquals(List.of(last + "@4x1", "101@0x4"), next(scheduler, sampled));
         assertEquals(List.of(longer, late), sampled);
-        longer.append(7);
-        shorter.append(8);
+        longer.append(token(7));
+        shorter.append(token(8));
         assertTrue(shorter.isComplete());
         assertEquals(List.of(last + "@5x1"), next(scheduler, sampled));
-        longer.append(STOP); // Its next token is computed, and dropped.
-        late.append(5);
+        longer.append(token(STOP)); // Its next token is computed, and dropped.
+        late.append(token(5));
         assertTrue(late.isComplete());
         assertEquals(List.of(), next(scheduler, sampled));
     }
@@ -566,7 +568,7 @@ class SchedulerTest {
         assertTrue(scheduler.hasLongPrefill());
     }
 
-    /** Random numbers are used in the order of the tokens, on the device or the host. */
+    /** Random numbers are used in the order of the tokens. */
     @Test
     void ranksDrawWithTheRandomNumbersOfTheSequence() {
         GenerationRequest.Builder builder =
@@ -578,13 +580,13 @@ class SchedulerTest {
         List<SamplingParameters> parameters = new ArrayList<>();
         parameters.add(nextParameters(scheduler));
         parameters.add(nextParameters(scheduler));
-        sequence.append(1);
-        sequence.append(2);
+        sequence.append(token(1));
+        sequence.append(token(2));
         parameters.add(nextParameters(scheduler));
         Sampler sampler = sequence(2, 4, builder).sampler;
         for (SamplingParameters each : parameters) {
-            assertEquals(sampler.deviceParameters(), each);
-            assertEquals(new SamplingParameters(0.5, 3, 0.9, each.random()), each);
+            assertEquals(sampler.next(), each);
+            assertEquals(new SamplingParameters(0.5, 3, 0.9, 0, each.random(), -1, 0, null), each);
         }
         Scheduler ofLong = scheduler(1, 1, 100);
         ofLong.addAll(List.of(sequence(150, 4, builder)));
@@ -593,16 +595,9 @@ class SchedulerTest {
                 SamplingParameters.GREEDY,
                 nextParameters(ofLong)); // The first 100 tokens need no sampling.
         assertEquals(parameters.get(0), nextParameters(ofLong));
-        Sequence onCpu = sequence(1, 1, builder);
-        Scheduler other = scheduler(1, 1, 4);
-        other.addAll(List.of(onCpu));
-        other.admit();
-        assertEquals(
-                SamplingParameters.GREEDY,
-                other.schedule(new ArrayList<>(), false).chunks().get(0).sampling());
     }
 
     private static SamplingParameters nextParameters(Scheduler scheduler) {
-        return scheduler.schedule(new ArrayList<>(), true).chunks().get(0).sampling();
+        return scheduler.schedule(new ArrayList<>()).chunks().get(0).sampling();
     }
 }

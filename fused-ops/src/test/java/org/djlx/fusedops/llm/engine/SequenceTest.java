@@ -9,6 +9,7 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 import java.util.Set;
 import org.djlx.fusedops.llm.GenerationRequest;
 import org.djlx.fusedops.llm.model.TokenBatch;
+import org.djlx.fusedops.llm.sampling.Sampler;
 import org.junit.jupiter.api.Test;
 
 /** Which tokens of a sequence are scheduled, and when. */
@@ -38,33 +39,33 @@ class SequenceTest {
     void isReadAsItsTokensCome() {
         Sequence sequence = sequence(2);
         assertFalse(sequence.isTokenPending());
-        check(sequence.nextChunk(2, false), 0, false, 1, 2);
+        check(sequence.nextChunk(2), 0, false, 1, 2);
         assertFalse(sequence.isTokenPending());
-        check(sequence.nextChunk(2, false), 2, true, 3);
+        check(sequence.nextChunk(2), 2, true, 3);
         assertTrue(sequence.isTokenPending());
-        sequence.append(5);
+        sequence.append(new Sampler.SampledToken(5, 0));
         assertFalse(sequence.isTokenPending());
         assertEquals(1, sequence.uncomputedTokens());
-        check(sequence.nextChunk(2, false), 3, true, 5);
-        sequence.append(6);
+        check(sequence.nextChunk(2), 3, true, 5);
+        sequence.append(new Sampler.SampledToken(6, 0));
         assertTrue(sequence.isComplete());
     }
 
     @Test
     void isReadAheadUntilItsLastToken() {
         Sequence sequence = sequence(3);
-        sequence.nextChunk(3, false);
+        sequence.nextChunk(3);
         assertTrue(sequence.canRunAhead());
         check(sequence.nextPendingChunk(), 3, true, TokenBatch.LAST_SAMPLED);
-        sequence.append(5);
+        sequence.append(new Sampler.SampledToken(5, 0));
         assertTrue(sequence.isTokenPending());
         assertEquals(0, sequence.uncomputedTokens());
         assertTrue(sequence.canRunAhead());
         check(sequence.nextPendingChunk(), 4, true, TokenBatch.LAST_SAMPLED);
-        sequence.append(6);
+        sequence.append(new Sampler.SampledToken(6, 0));
         assertTrue(sequence.isTokenPending());
         assertFalse(sequence.canRunAhead()); // The last token needs no logits.
-        sequence.append(7);
+        sequence.append(new Sampler.SampledToken(7, 0));
         assertFalse(sequence.isTokenPending());
         assertTrue(sequence.isComplete());
     }
@@ -72,20 +73,20 @@ class SequenceTest {
     @Test
     void isReadAsUsualAfterItWasReadAhead() {
         Sequence sequence = sequence(5);
-        sequence.nextChunk(3, false);
+        sequence.nextChunk(3);
         sequence.nextPendingChunk();
-        sequence.append(5);
-        sequence.append(6);
+        sequence.append(new Sampler.SampledToken(5, 0));
+        sequence.append(new Sampler.SampledToken(6, 0));
         assertFalse(sequence.isTokenPending());
-        check(sequence.nextChunk(1, false), 4, true, 6);
+        check(sequence.nextChunk(1), 4, true, 6);
     }
 
     @Test
     void isCompleteWhenItStopsThoughItWasReadAhead() {
         Sequence sequence = sequence(5);
-        sequence.nextChunk(3, false);
+        sequence.nextChunk(3);
         sequence.nextPendingChunk();
-        sequence.append(STOP);
+        sequence.append(new Sampler.SampledToken(STOP, 0));
         assertTrue(sequence.isComplete());
     }
 }

@@ -3,35 +3,31 @@ package org.djlx.fusedops.llm.engine;
 
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
-import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import com.google.gson.Gson;
 import java.util.Arrays;
 import java.util.List;
-import java.util.function.UnaryOperator;
+import java.util.function.Supplier;
 import java.util.stream.IntStream;
-import org.djlx.fusedops.llm.GenerationRequest;
 import org.djlx.fusedops.llm.model.TokenBatch;
-import org.djlx.fusedops.llm.sampling.Sampler;
+import org.djlx.fusedops.llm.sampling.LogitEdits;
 import org.djlx.fusedops.llm.sampling.SamplingParameters;
 import org.junit.jupiter.api.Test;
 
-/** Encoding of steps, and when they need full logits. */
+/** Encoding of steps. */
 class StepRequestTest {
 
-    private static final int[] PROMPT = {1, 2};
-    private static final SamplingParameters SAMPLING = new SamplingParameters(0.7, 40, 0.95, -3);
+    private static final SamplingParameters SAMPLING =
+            new SamplingParameters(0.7, 40, 0.95, 0.1, -3, 9, 5, null);
+    private static final LogitEdits EDITS =
+            new LogitEdits(1.5f, 0.25f, -2, new int[] {7, 2, 99, 3, 0, 5}, null);
 
-    private static Sampler sampler(UnaryOperator<GenerationRequest.Builder> change) {
-        GenerationRequest.Builder builder = GenerationRequest.builder().setPromptTokens(PROMPT);
-        return new Sampler(change.apply(builder).build(), PROMPT);
+    private static SamplingParameters with(LogitEdits edits) {
+        return new SamplingParameters(0, 0, 1, 0, 0, -1, 20, edits);
     }
 
-    private static TokenBatch.Chunk chunk(boolean needsLogits, SamplingParameters sampling) {
-        return new TokenBatch.Chunk(0, new int[] {5}, 7, new int[16], needsLogits, sampling);
-    }
-
-    /** Other processes get everything except the samplers, which only rank 0 uses. */
+    /** Other processes get everything. */
     @Test
     void whatIsSentArrives() {
         int[] ahead = {TokenBatch.LAST_SAMPLED};
@@ -42,12 +38,18 @@ class StepRequestTest {
                         new TokenBatch.Chunk(4, ahead, 6, apart, true, SAMPLING),
                         new TokenBatch.Chunk(0, many, 0, many, false, SamplingParameters.GREEDY),
                         new TokenBatch.Chunk(
-                                5, new int[] {3, 4}, 9, many, true, SamplingParameters.GREEDY));
-        Sampler penalized = sampler(builder -> builder.optRepetitionPenalty(2));
-        StepRequest sent = new StepRequest(new TokenBatch(chunks), List.of(penalized, penalized));
+                                5, new int[] {3, 4}, 9, many, true, SamplingParameters.GREEDY),
+                        new TokenBatch.Chunk(6, many, 0, many, true, with(EDITS)),
+                        new TokenBatch.Chunk(
+                                7,
+                                many,
+                                0,
+                                many,
+                                true,
+                                with(new LogitEdits(1, 0, 0, new int[0], () -> new int[] {5, 6}))));
+        StepRequest sent = new StepRequest(new TokenBatch(chunks));
         StepRequest step = StepRequest.CODEC.decode(StepRequest.CODEC.encode(sent));
-        assertTrue(step.needsFullLogits());
-        assertTrue(step.samplers().isEmpty());
+        assertEquals(4, step.sampling().size()); // of chunks that need logits
         assertEquals(chunks.size(), step.batch().chunks().size());
         for (int i = 0; i < chunks.size(); i++) {
             TokenBatch.Chunk expected = chunks.get(i);
@@ -57,37 +59,28 @@ class StepRequestTest {
             assertEquals(expected.sequence(), actual.sequence());
             assertArrayEquals(Arrays.copyOf(expected.slots(), expected.length()), actual.slots());
             assertEquals(expected.needsLogits(), actual.needsLogits());
-            assertEquals(expected.sampling(), actual.sampling());
+            assertEquals(text(expected.sampling()), text(actual.sampling()));
         }
         StepRequest end = StepRequest.CODEC.decode(StepRequest.CODEC.encode(StepRequest.FLUSH));
         assertTrue(end.batch().chunks().isEmpty());
-        assertFalse(end.needsFullLogits());
     }
 
-    private static boolean needsFullLogits(Sampler sampler, TokenBatch.Chunk... chunks) {
-        return new StepRequest(new TokenBatch(List.of(chunks)), List.of(sampler)).needsFullLogits();
-    }
-
-    /** Full logits are needed only if the host samples from them. */
-    @Test
-    void allScoresAreNeededWhereRanksDoNotChoose() {
-        Sampler greedy = sampler(builder -> builder);
-        Sampler random = sampler(builder -> builder.optTemperature(1));
-        Sampler penalized = sampler(builder -> builder.optRepetitionPenalty(2));
-        assertFalse(needsFullLogits(greedy, chunk(true, SamplingParameters.GREEDY)));
-        assertFalse(needsFullLogits(random, chunk(true, SAMPLING)));
-        assertTrue(needsFullLogits(random, chunk(true, SamplingParameters.GREEDY)));
-        assertTrue(needsFullLogits(penalized, chunk(true, SamplingParameters.GREEDY)));
-        // Only chunks that need logits have samplers.
-        assertFalse(
-                needsFullLogits(
-                        greedy,
-                        chunk(false, SamplingParameters.GREEDY),
-                        chunk(true, SamplingParameters.GREEDY)));
-        assertTrue(
-                needsFullLogits(
-                        penalized,
-                        chunk(false, SamplingParameters.GREEDY),
-                        chunk(true, SamplingParameters.GREEDY)));
+    /** All values: records compare arrays by identity. */
+    private static String text(SamplingParameters sampling) {
+        LogitEdits edits = sampling.edits();
+        if (edits == null) {
+            return new Gson().toJson(sampling);
+        }
+        Supplier<int[]> allowed = edits.allowed();
+        return new Gson()
+                .toJson(
+                        List.of(
+                                sampling.minP(),
+                                sampling.topLogProbabilities(),
+                                edits.repetitionPenalty(),
+                                edits.frequencyPenalty(),
+                                edits.presencePenalty(),
+                                edits.entries(),
+                                allowed == null ? "all" : allowed.get()));
     }
 }

@@ -42,7 +42,7 @@ class TextStreamTest {
         List<String> parts = new ArrayList<>();
         for (int token : tokenizer.encode(text, false)) {
             assertFalse(stream.isStopped());
-            parts.add(stream.add(token));
+            parts.add(stream.add(token, true));
             if (stream.isStopped()) {
                 break;
             }
@@ -76,7 +76,7 @@ class TextStreamTest {
     @Test
     void givesOutHalfACharacterAtTheEnd() {
         TextStream stream = new TextStream(tokenizer, List.of(), new int[] {ByteTokens.BEGIN});
-        assertEquals("", stream.add(0xE2));
+        assertEquals("", stream.add(0xE2, true));
         assertEquals("\uFFFD", stream.end());
     }
 
@@ -110,5 +110,15 @@ class TextStreamTest {
         tokenizer.close();
         assertThrows(IllegalStateException.class, () -> tokenizer.encode("a", true));
         assertThrows(IllegalStateException.class, () -> tokenizer.decode(new int[] {1}));
+    }
+
+    @Test
+    void stopStringsCountOnlyOnceTheyMay() {
+        TextStream stream = new TextStream(tokenizer, List.of("b"), new int[] {ByteTokens.BEGIN});
+        assertEquals("a", stream.add('a', false));
+        assertEquals("b", stream.add('b', false));
+        assertEquals("c", stream.add('c', true));
+        assertEquals("", stream.add('b', true));
+        assertTrue(stream.isStopped());
     }
 }

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.fusedops.llm.text;
+
+import com.google.gson.JsonArray;
+import com.google.gson.JsonElement;
+import com.google.gson.JsonObject;
+import com.google.gson.JsonParser;
+import java.io.ByteArrayOutputStream;
+import java.io.IOException;
+import java.io.Reader;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.regex.Matcher;
+import java.util.regex.Pattern;
+import java.util.stream.IntStream;
+
+/**
+ * The bytes that tokens stand for, from a {@code tokenizer.json}: byte-level vocabularies write
+ * each byte as a character (GPT-2's alphabet), SentencePiece writes a space as U+2581 and a byte as
+ * {@code <0x0A>}.
+ */
+final class TokenBytes {
+
+    private static final Pattern BYTE = Pattern.compile("<0x([0-9A-F]{2})>");
+
+    /** The bytes that the alphabet of byte-level vocabularies writes as U+0100, U+0101 ... */
+    private static final int[] UNPRINTABLE =
+            IntStream.range(0, 256)
+                    .filter(b -> b <= ' ' || (b >= 0x7F && b <= 0xA0) || b == 0xAD)
+                    .toArray();
+
+    private TokenBytes() {}
+
+    /**
+     * Reads the bytes of all tokens.
+     *
+     * @return the bytes by token; null for special tokens and ids without a token
+     * @throws IllegalArgumentException if the kind of vocabulary is not supported
+     */
+    static List<byte[]> read(Path file) throws IOException {
+        JsonObject json;
+        try (Reader reader = Files.newBufferedReader(file)) {
+            json = JsonParser.parseReader(reader).getAsJsonObject();
+        }
+        boolean isByteLevel =
+                (json.get("decoder") + "" + json.get("pre_tokenizer")).contains("\"ByteLevel\"");
+        JsonObject model = json.getAsJsonObject("model");
+        List<byte[]> tokens = new ArrayList<>();
+        if (model.get("vocab") instanceof JsonArray unigrams) {
+            unigrams.forEach(
+                    each -> tokens.add(bytes(each.getAsJsonArray().get(0).getAsString(), false)));
+        } else if (model.has("merges")) {
+            model.getAsJsonObject("vocab")
+                    .asMap()
+                    .forEach((text, id) -> set(tokens, id.getAsInt(), bytes(text, isByteLevel)));
+        } else {
+            throw new IllegalArgumentException(
+                    file + ": grammars require a BPE or Unigram tokenizer");
+        }
+        for (JsonElement element : json.getAsJsonArray("added_tokens")) {
+            JsonObject token = element.getAsJsonObject();
+            byte[] text = token.get("content").getAsString().getBytes(StandardCharsets.UTF_8);
+            boolean isSpecial = token.get("special").getAsBoolean();
+            set(tokens, token.get("id").getAsInt(), isSpecial ? null : text);
+        }
+        return tokens;
+    }
+
+    private static void set(List<byte[]> tokens, int id, byte[] bytes) {
+        while (tokens.size() <= id) {
+            tokens.add(null);
+        }
+        tokens.set(id, bytes);
+    }
+
+    private static byte[] bytes(String token, boolean isByteLevel) {
+        if (!isByteLevel) {
+            Matcher matcher = BYTE.matcher(token);
+            return matcher.matches()
+                    ? new byte[] {(byte) Integer.parseInt(matcher.group(1), 16)}
+                    : token.replace('\u2581', ' ').getBytes(StandardCharsets.UTF_8);
+        }
+        ByteArrayOutputStream bytes = new ByteArrayOutputStream();
+        for (char c : token.toCharArray()) {
+            bytes.write(c < 256 ? c : UNPRINTABLE[(c - 256) % UNPRINTABLE.length]);
+        }
+        return bytes.toByteArray();
+    }
+}

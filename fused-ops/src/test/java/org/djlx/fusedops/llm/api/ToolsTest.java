@@ -1,0 +1,449 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.fusedops.llm.api;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertNull;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import com.google.gson.JsonArray;
+import com.google.gson.JsonElement;
+import com.google.gson.JsonObject;
+import com.google.gson.JsonParser;
+import java.io.IOException;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.HashSet;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+import org.djlx.fusedops.llm.GeneratedPiece;
+import org.djlx.fusedops.llm.GenerationRequest;
+import org.djlx.fusedops.llm.engine.ByteTokens;
+import org.djlx.fusedops.llm.engine.LlamaGenerator;
+import org.djlx.fusedops.llm.model.LlamaFiles;
+import org.djlx.fusedops.llm.sampling.Grammar;
+import org.djlx.fusedops.llm.text.ChatTemplate;
+import org.djlx.fusedops.llm.text.ToolFormat;
+import org.djlx.nativeops.torch.ScalarType;
+import org.junit.jupiter.api.AfterAll;
+import org.junit.jupiter.api.BeforeAll;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.io.TempDir;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.CsvSource;
+import org.junit.jupiter.params.provider.EnumSource;
+
+/** Tools and structured output over the API, by a small random model with a token for each byte. */
+@Timeout(120)
+class ToolsTest {
+
+    private static final ChatTemplate TEMPLATE =
+            new ChatTemplate(
+                    "{% for tool in tools %}<tool_call>{{ tool.function.name }};{% endfor %}{% for"
+                        + " m in messages %}{{ m.role }}:{{ m.content }}{% for call in m.tool_calls"
+                        + " %}{{ call.id }}={{ call.function.name }}({{ call.function.arguments |"
+                        + " tojson }}){% endfor %}{% if m.tool_call_id %}#{{ m.tool_call_id }}{%"
+                        + " endif %}\n"
+                        + "{% endfor %}",
+                    Map.of());
+
+    private static final String TOOLS =
+            "'tools':[{'type':'function','function':{'name':'weather','description':'d','strict':true,"
+                + "'parameters':{'type':'object','properties':{'city':{'enum':['Köln','Rom']},"
+                + "'days':{'type':'integer','minimum':1,'maximum':20}},'required':['city'],"
+                + "'additionalProperties':false}}},{'type':'function','function':{'name':'now'}}]";
+
+    private static final String CHAT =
+            "'messages':[{'role':'user','content':'x'}],'temperature':1.5,";
+
+    @TempDir private static Path directory;
+    private static LlamaGenerator generator;
+
+    @BeforeAll
+    static void load() throws IOException {
+        LlamaFiles.write(
+                directory,
+                LlamaFiles.config(ScalarType.FLOAT32, true, ByteTokens.VOCABULARY, ByteTokens.END),
+                3);
+        ByteTokens.write(directory);
+        generator = LlamaGenerator.builder().setDirectory(directory).build();
+    }
+
+    @AfterAll
+    static void close() {
+        generator.close();
+    }
+
+    private static TextApi api(ToolFormat format) {
+        return new TextApi("tiny", generator, TEMPLATE, format);
+    }
+
+    private static TextCall read(ToolFormat format, String json) {
+        return api(format).read(json.replace('\'', '"').getBytes(StandardCharsets.UTF_8));
+    }
+
+    private static String send(TextCall call) {
+        TextAnswer answer = call.submit(generator);
+        StringBuilder text = new StringBuilder();
+        while (!answer.isComplete()) {
+            answer.poll().ifPresentOrElse(text::append, Thread::onSpinWait);
+        }
+        return text.toString();
+    }
+
+    /** Sends a chat, streamed or not. Returns the choice, put together as clients do. */
+    private static JsonObject choice(ToolFormat format, String json, boolean streamed) {
+        String answer = send(read(format, "{'stream':" + streamed + "," + json + "}"));
+        if (!streamed) {
+            return JsonParser.parseString(answer)
+                    .getAsJsonObject()
+                    .getAsJsonArray("choices")
+                    .get(0)
+                    .getAsJsonObject();
+        }
+        JsonObject message = new JsonObject();
+        JsonObject choice = new JsonObject();
+        choice.add("message", message);
+        StringBuilder content = new StringBuilder();
+        JsonArray calls = new JsonArray();
+        for (String line : answer.split("\n\n")) {
+            if (line.equals("data: [DONE]")) {
+                continue;
+            }
+            JsonObject event =
+                    JsonParser.parseString(line.substring("data: ".length()))
+                            .getAsJsonObject()
+                            .getAsJsonArray("choices")
+                            .get(0)
+                            .getAsJsonObject();
+            JsonObject delta = event.getAsJsonObject("delta");
+            if (delta.has("content")) {
+                content.append(delta.get("content").getAsString());
+            }
+            for (JsonElement each :
+                    delta.has("tool_calls")
+                            ? delta.getAsJsonArray("tool_calls")
+                            : new JsonArray()) {
+                add(calls, each.getAsJsonObject());
+            }
+            choice.add("finish_reason", event.get("finish_reason"));
+        }
+        message.addProperty("content", content.isEmpty() ? null : content.toString());
+        if (!calls.isEmpty()) {
+            message.add("tool_calls", calls);
+        }
+        return choice;
+    }
+
+    private static void add(JsonArray calls, JsonObject part) {
+        int index = part.remove("index").getAsInt();
+        JsonObject function = part.getAsJsonObject("function");
+        if (index == calls.size()) {
+            assertEquals("function", part.get("type").getAsString());
+            calls.add(part);
+            return;
+        }
+        assertEquals(calls.size() - 1, index);
+        assertEquals(Set.of("function"), part.keySet());
+        assertEquals(Set.of("arguments"), function.keySet());
+        JsonObject whole = calls.get(index).getAsJsonObject().getAsJsonObject("function");
+        whole.addProperty(
+                "arguments",
+                whole.get("arguments").getAsString() + function.get("arguments").getAsString());
+    }
+
+    /** Checks the calls of a choice. Returns their names. */
+    private static List<String> calls(JsonObject choice) {
+        List<String> names = new ArrayList<>();
+        Set<String> ids = new HashSet<>();
+        for (JsonElement each : choice.getAsJsonObject("message").getAsJsonArray("tool_calls")) {
+            JsonObject call = each.getAsJsonObject();
+            assertTrue(ids.add(call.get("id").getAsString()));
+            JsonObject function = call.getAsJsonObject("function");
+            String name = function.get("name").getAsString();
+            names.add(name);
+            JsonObject arguments =
+                    JsonParser.parseString(function.get("arguments").getAsString())
+                            .getAsJsonObject();
+            if (name.equals("now")) {
+                assertTrue(arguments.keySet().isEmpty());
+                continue;
+            }
+            assertEquals("weather", name);
+            assertTrue(Set.of("Köln", "Rom").contains(arguments.get("city").getAsString()));
+            if (arguments.has("days")) {
+                int days = arguments.get("days").getAsInt();
+                assertTrue(days >= 1 && days <= 20);
+            }
+        }
+        return names;
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void forcedCallsFollowTheirSchemas(ToolFormat format) {
+        Set<String> called = new HashSet<>();
+        int several = 0;
+        for (int seed = 0; seed < 12; seed++) {
+            String json = CHAT + TOOLS + ",'tool_choice':'required','seed':" + seed;
+            JsonObject choice = choice(format, json, seed % 2 == 0);
+            boolean isCut = choice.get("finish_reason").getAsString().equals("length");
+            if (!isCut) {
+                assertEquals("tool_calls", choice.get("finish_reason").getAsString());
+                assertTrue(choice.getAsJsonObject("message").get("content").isJsonNull());
+                List<String> names = calls(choice);
+                called.addAll(names);
+            }
+            JsonElement found = choice.getAsJsonObject("message").get("tool_calls");
+            several += found != null && found.getAsJsonArray().size() > 1 ? 1 : 0;
+        }
+        assertEquals(Set.of("weather", "now"), called);
+        assertTrue(several > 0, "no answer has parallel calls");
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void streamedCallsAreThoseOfWholeAnswers(ToolFormat format) {
+        String json = CHAT + TOOLS + ",'tool_choice':'required','seed':5";
+        JsonObject whole = choice(format, json, false);
+        JsonObject streamed = choice(format, json, true);
+        for (JsonObject each : List.of(whole, streamed)) {
+            each.remove("index");
+            each.remove("logprobs");
+            each.getAsJsonObject("message").remove("role");
+            each.getAsJsonObject("message")
+                    .getAsJsonArray("tool_calls")
+                    .forEach(call -> call.getAsJsonObject().remove("id"));
+        }
+        assertEquals(whole, streamed);
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void aNamedFunctionIsCalledOnce(ToolFormat format) {
+        for (int seed = 0; seed < 5; seed++) {
+            String named = ",'tool_choice':{'type':'function','function':{'name':'weather'}}";
+            String json = CHAT + TOOLS + named + ",'seed':" + seed;
+            assertEquals(List.of("weather"), calls(choice(format, json, false)));
+            String one = ",'tool_choice':'required','parallel_tool_calls':false,'seed':" + seed;
+            assertEquals(1, calls(choice(format, CHAT + TOOLS + one, true)).size());
+        }
+    }
+
+    @Test
+    void withAutoTheModelMayAnswer() {
+        String json = CHAT + TOOLS + ",'max_tokens':20,'seed':1";
+        for (boolean streamed : new boolean[] {false, true}) {
+            JsonObject message =
+                    choice(ToolFormat.HERMES, json, streamed).getAsJsonObject("message");
+            assertFalse(message.get("content").getAsString().isEmpty());
+            assertNull(message.get("tool_calls"));
+        }
+        // Beside a grammar for answers, calls follow theirs.
+        Grammar grammar =
+                read(ToolFormat.HERMES, "{" + CHAT + TOOLS + ",'guided_regex':'[0-9]+'}")
+                        .requests()
+                        .get(0)
+                        .grammar()
+                        .orElseThrow();
+        assertTrue(grammar.toString().contains("[0-9]+") && grammar.toString().contains("weather"));
+    }
+
+    private static String prompt(TextCall call) {
+        int[] tokens = call.requests().get(0).promptTokens().orElseThrow();
+        byte[] bytes = new byte[tokens.length];
+        for (int i = 0; i < tokens.length; i++) {
+            bytes[i] = (byte) tokens[i];
+        }
+        return new String(bytes, StandardCharsets.UTF_8);
+    }
+
+    @Test
+    void templatesGetToolsCallsAndResults() {
+        String chat =
+                "'messages':[{'role':'user','content':'x'},{'role':'assistant','content':null,"
+                        + "'tool_calls':[{'id':'c1','type':'function','function':{'name':'now',"
+                        + "'arguments':'{\\\'a\\\': [1]}'}}]},{'role':'tool','tool_call_id':'c1',"
+                        + "'content':[{'type':'text','text':'12:00'}],'name':'now'}]";
+        assertEquals(
+                "<tool_call>weather;<tool_call>now;user:xassistant:c1=now({\"a\": [1]})"
+                        + "tool:12:00#c1",
+                prompt(read(ToolFormat.HERMES, "{" + chat + "," + TOOLS + "}")));
+        String none =
+                prompt(read(ToolFormat.HERMES, "{" + CHAT + TOOLS + ",'tool_choice':'none'}"));
+        assertEquals("user:x", none);
+        String forced = ",'tool_choice':'required'}";
+        assertTrue(
+                prompt(read(ToolFormat.MISTRAL, "{" + CHAT + TOOLS + forced))
+                        .endsWith("[TOOL_CALLS]"));
+    }
+
+    @Test
+    void theFormatIsTheTemplates() {
+        assertTrue(
+                read(null, "{" + CHAT + TOOLS + ",'tool_choice':'required'}")
+                        .requests()
+                        .get(0)
+                        .grammar()
+                        .orElseThrow()
+                        .toString()
+                        .contains("<tool_call>"));
+    }
+
+    /** The marker is a special token, which detokenizing leaves out. */
+    @Test
+    void aMarkerMayBeASpecialToken() {
+        Tools tools =
+                new Tools(
+                        ToolFormat.MISTRAL,
+                        9,
+                        List.of(),
+                        Map.of("now", new JsonObject()),
+                        false,
+                        true);
+        OpenAiAnswer format = new OpenAiAnswer(true, false, false, List.of(""), 1, null, tools, "");
+        TextCall call =
+                new TextCall(
+                        List.of(
+                                GenerationRequest.builder()
+                                        .setPrompt("x")
+                                        .optMaxNewTokens(1)
+                                        .build()),
+                        format);
+        List<GeneratedPiece> pieces =
+                List.of(
+                        new GeneratedPiece(9, "", 0),
+                        new GeneratedPiece(1, "[{\"name\": \"now\", \"arguments\": {}}]", 0));
+        var ended = generator.submit(call.requests().get(0));
+        while (ended.finishReason().isEmpty()) {
+            Thread.onSpinWait();
+        }
+        JsonObject message =
+                JsonParser.parseString(format.whole(List.of(pieces), List.of(ended)))
+                        .getAsJsonObject()
+                        .getAsJsonArray("choices")
+                        .get(0)
+                        .getAsJsonObject()
+                        .getAsJsonObject("message");
+        assertEquals(1, message.getAsJsonArray("tool_calls").size());
+    }
+
+    @ParameterizedTest
+    @CsvSource(
+            delimiter = '|',
+            quoteCharacter = '\0',
+            textBlock =
+                    """
+                    'tool_choice':'required' | tool_choice
+                    'tools':[{'type':'code_interpreter'}] | tools[0].type
+                    'tools':[{'type':'function','function':{'name':''}}] | tools[0].function.name
+                    'tools':[{'type':'function','function':{'name':'a b'}}] | tools[0].function.name
+                    'tools':[{'type':'function','function':{'name':'a','x':1}}] | tools[0].function.x
+                    'tools':[{'type':'function','function':{'name':'a','parameters':[]}}] | tools[0].function.parameters
+                    'tools':[{'type':'function','function':{'name':'a'}},{'type':'function','function':{'name':'a'}}] | tools[1].function.name
+                    'tools':[{'type':'function','function':{'name':'a'}}],'tool_choice':'always' | tool_choice
+                    'tools':[{'type':'function','function':{'name':'a'}}],'tool_choice':{'type':'function','function':{'name':'b'}} | tool_choice
+                    'tools':[{'type':'function','function':{'name':'a'}}],'tool_choice':{'type':'allowed_tools'} | tool_choice.type
+                    'tools':[{'type':'function','function':{'name':'a','parameters':{'not':{}}}}],'tool_choice':'required' | tools
+                    'response_format':{'type':'json_schema'} | response_format.json_schema.schema
+                    'response_format':{'type':'json_schema','json_schema':{'schema':{'not':{}}}} | response_format.json_schema.schema
+                    'response_format':{'type':'json_object','schema':{}} | response_format.schema
+                    'guided_regex':'(?=a)' | guided_regex
+                    'guided_choice':[] | guided_choice
+                    'guided_json':{'type':'x'} | guided_json
+                    'guided_json':{},'guided_choice':['a'] | guided_choice
+                    'guided_grammar':'x' | guided_grammar
+                    """)
+    void wrongRequestsAreRefusedByName(String option, String name) {
+        ApiException e =
+                assertThrows(
+                        ApiException.class,
+                        () -> read(ToolFormat.HERMES, "{" + CHAT + option + "}"));
+        assertEquals(400, e.status());
+        assertTrue(e.getMessage().contains("'" + name + "'"), e.getMessage());
+    }
+
+    @Test
+    void parametersMayBeAReference() {
+        String tools =
+                "'tools':[{'type':'function','function':{'name':'now','parameters':{'$ref':"
+                        + "'#/$defs/a','$defs':{'a':{'type':'object','properties':{}}}}}}],"
+                        + "'tool_choice':'required','parallel_tool_calls':false";
+        assertEquals(List.of("now"), calls(choice(ToolFormat.LLAMA3, CHAT + tools, false)));
+    }
+
+    @Test
+    void aModelWithoutAFormatRefusesTools() {
+        TextApi plain = new TextApi("tiny", generator, ChatTemplate.PLAIN);
+        byte[] json =
+                ("{" + CHAT + TOOLS + "}").replace('\'', '"').getBytes(StandardCharsets.UTF_8);
+        ApiException e = assertThrows(ApiException.class, () -> plain.chat(json));
+        assertTrue(e.getMessage().contains("'tools'"), e.getMessage());
+    }
+
+    @ParameterizedTest
+    @CsvSource(
+            delimiter = '~',
+            quoteCharacter = '\0',
+            textBlock =
+                    """
+                    'response_format':{'type':'json_schema','json_schema':{'name':'n','strict':true,'schema':{'enum':[{'a':[1]},{'b':null}]}}} ~ \\{"a":\\[1]}|\\{"b":null}
+                    'guided_json':{'type':'array','items':{'type':'boolean'},'maxItems':3} ~ \\[[\\s\\S]*]
+                    'guided_choice':['yes','no','größer'] ~ yes|no|größer
+                    'guided_regex':'[a-c]{2,5}(?:é|中)' ~ [a-c]{2,5}[é中]
+                    """)
+    void answersHaveTheWantedStructure(String option, String regex) {
+        for (int seed = 0; seed < 4; seed++) {
+            String json = CHAT + option + ",'seed':" + seed;
+            JsonObject choice = choice(ToolFormat.HERMES, json, seed % 2 == 0);
+            String text = choice.getAsJsonObject("message").get("content").getAsString();
+            assertTrue(text.matches(regex), text);
+            assertEquals("stop", choice.get("finish_reason").getAsString());
+            JsonObject completion =
+                    JsonParser.parseString(
+                                    send(
+                                            read(
+                                                    ToolFormat.HERMES,
+                                                    "{'prompt':'x','max_tokens':100,"
+                                                            + option
+                                                            + "}")))
+                            .getAsJsonObject();
+            String answer =
+                    completion
+                            .getAsJsonArray("choices")
+                            .get(0)
+                            .getAsJsonObject()
+                            .get("text")
+                            .getAsString();
+            assertTrue(answer.matches(regex), answer);
+        }
+    }
+
+    @Test
+    void responsesHaveTheWantedStructure() {
+        String format =
+                "{'type':'json_schema','name':'n','strict':true,'schema':{'properties':{'a':{'type':"
+                    + "'boolean'}},'required':['a'],'additionalProperties':false}}";
+        byte[] json =
+                ("{'input':'x','temperature':1,'text':{'format':" + format + "}}")
+                        .replace('\'', '"')
+                        .getBytes(StandardCharsets.UTF_8);
+        JsonObject answer =
+                JsonParser.parseString(send(api(null).response(json))).getAsJsonObject();
+        String text =
+                answer.getAsJsonArray("output")
+                        .get(0)
+                        .getAsJsonObject()
+                        .getAsJsonArray("content")
+                        .get(0)
+                        .getAsJsonObject()
+                        .get("text")
+                        .getAsString();
+        assertEquals(Set.of("a"), JsonParser.parseString(text).getAsJsonObject().keySet());
+        assertEquals("completed", answer.get("status").getAsString());
+    }
+}
