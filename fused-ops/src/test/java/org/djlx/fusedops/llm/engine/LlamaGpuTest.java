@@ -19,8 +19,8 @@ import java.nio.file.Path;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Arrays;
-import java.util.Collections;
 import java.util.BitSet;
+import java.util.Collections;
 import java.util.Comparator;
 import java.util.HashMap;
 import java.util.HashSet;
@@ -443,7 +443,8 @@ class LlamaGpuTest {
         return bytes;
     }
 
-    private static RankWorker<TokenBatch, Void> sampling(ProcessGroup group, TransformerModel model) {
+    private static RankWorker<TokenBatch, Void> sampling(
+            ProcessGroup group, TransformerModel model) {
         return new RankWorker<>() {
             @Override
             public Void serve(TokenBatch batch) {

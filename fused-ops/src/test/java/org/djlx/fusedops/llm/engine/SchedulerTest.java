@@ -213,7 +213,7 @@ class SchedulerTest {
         scheduler.admit();
         for (int step = 0; step < 2 * BLOCK; step++) {
             assertEquals(2, next(scheduler, sampled).size());
-            youngest.append(5);
+            youngest.append(token(5));
         }
         assertEquals(27, statistics(scheduler).cacheBlocksInUse());
         queue.reads = 2; // of those that have ended, and before it grows
