@@ -502,8 +502,9 @@ final class Decoder implements AutoCloseable {
                 ByteBuffer bits = ByteBuffer.allocate(bytes).order(ByteOrder.nativeOrder());
                 bits.asIntBuffer().put(Arrays.copyOf(edits.allowed().get(), allowedWords()));
                 long entries = (long) edits.entries().length * Integer.BYTES;
-                long offset = addresses[i] + entries - buffers.edits.address();
-                new AtomicBuffer(buffers.edits, offset, bytes).putBytes(0, bits.array(), bytes);
+                int offset = Math.toIntExact(addresses[i] + entries - buffers.edits.address());
+                new AtomicBuffer(buffers.edits, 0, offset + bytes)
+                        .putBytes(offset, bits.array(), bytes);
             }
         }
     }
