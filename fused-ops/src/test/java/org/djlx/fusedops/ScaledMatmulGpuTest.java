@@ -98,9 +98,10 @@ class ScaledMatmulGpuTest {
     @CsvSource({"FUSED", "PIPELINED", "GATHERED"})
     @SuppressWarnings("try") // the scope is not named in the body
     void longSums(Path path) {
+        int worldSize = P2pRanks.require();
         assumeTrue(path != Path.FUSED || FusedOpsGpuTest.isHopper(), "the GPU is not a Hopper");
         try (FusedOps.Scope scope = FusedOps.force(path)) {
-            run(P2pRanks.require(), ScaledMatmulGpuTest::checkLongSums);
+            run(worldSize, ScaledMatmulGpuTest::checkLongSums);
         }
     }
 
@@ -126,10 +127,11 @@ class ScaledMatmulGpuTest {
     @CsvSource({"FUSED", "PIPELINED", "GATHERED"})
     @SuppressWarnings("try") // the scope is not named in the body
     void graphs(Path path) {
+        int worldSize = P2pRanks.require();
         assumeTrue(path != Path.FUSED || FusedOpsGpuTest.isHopper(), "the GPU is not a Hopper");
         try (FusedOps.Scope scope = FusedOps.force(path);
                 UsageCounter usage = FusedOps.countUsage()) {
-            run(P2pRanks.require(), ScaledMatmulGpuTest::replay);
+            run(worldSize, ScaledMatmulGpuTest::replay);
             usage.choices().keySet().forEach(each -> assertEquals(path, each.path()));
         }
     }
