@@ -28,7 +28,12 @@ public final class Sampler {
      */
     public record SampledToken(int token, float logProbability, List<TokenLogProbability> top) {
 
-        /** Creates a token without a list of the most probable ones. */
+        /**
+         * Creates a token without a list of the most probable ones.
+         *
+         * @param token the token
+         * @param logProbability its log probability, before edits and temperature
+         */
         public SampledToken(int token, float logProbability) {
             this(token, logProbability, List.of());
         }
@@ -129,6 +134,7 @@ public final class Sampler {
      * Tells the sampler a generated token. May be called after {@link #next} for the token after
      * it, if the device has sampled it and counts it itself.
      *
+     * @param token the token
      * @throws IllegalArgumentException if the grammar does not allow the token
      */
     public void append(int token) {

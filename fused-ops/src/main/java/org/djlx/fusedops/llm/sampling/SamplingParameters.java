@@ -31,7 +31,12 @@ public record SamplingParameters(
     public static final SamplingParameters GREEDY =
             new SamplingParameters(0, 0, 1, 0, 0, -1, 0, null);
 
-    /** Returns the parameters that report a given token. */
+    /**
+     * {@return the parameters that report a given token}
+     *
+     * @param token the token
+     * @param topLogProbabilities the number of the most probable tokens to report
+     */
     public static SamplingParameters ofGiven(int token, int topLogProbabilities) {
         return new SamplingParameters(0, 0, 1, 0, 0, token, topLogProbabilities, null);
     }

@@ -57,7 +57,12 @@ public final class ChatTemplate {
      */
     public record Message(String role, String content, Map<String, Object> more) {
 
-        /** Creates a message that is only text. */
+        /**
+         * Creates a message that is only text.
+         *
+         * @param role system, user, assistant or tool
+         * @param content the text
+         */
         public Message(String role, String content) {
             this(role, content, Map.of());
         }
