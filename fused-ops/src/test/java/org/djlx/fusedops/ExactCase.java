@@ -77,7 +77,7 @@ final class ExactCase {
         NDList run(ExactCase one, ProcessGroup group, NDList inputs);
     }
 
-    /** Compares results in float64: a boolean on the GPU for each of them. */
+    /** Compares results in float64; gives {@link #differences} of each of them. */
     private interface Compare {
         NDList compare(ExactCase one, ProcessGroup group, NDArray pool, NDList results);
     }
@@ -554,7 +554,8 @@ final class ExactCase {
      * Compares what came out with the same in float64.
      *
      * @param pool the {@link #pool}, to whose manager all arrays belong
-     * @return a boolean on the GPU for each array that came out
+     * @return for each array that came out two numbers, on the GPU: how many elements differ, and
+     *     the index of the first one; 0 if there is none
      */
     NDList compare(ProcessGroup group, NDArray pool, NDList results) {
         return kind.compare.compare(this, group, pool, results);
@@ -727,14 +728,14 @@ final class ExactCase {
 
     private NDList same(NDList actual, NDArray... expected) {
         assertEquals(expected.length, actual.size(), toString());
-        NDList right = new NDList();
+        NDList differences = new NDList();
         for (int i = 0; i < expected.length; i++) {
             assertEquals(expected[i].getShape(), actual.get(i).getShape(), toString());
             try (NDArray wide = Torch.cast(actual.get(i), ScalarType.FLOAT64)) {
-                right.add(expected[i].eq(wide).all());
+                differences.add(differences(expected[i].neq(wide)));
             }
         }
-        return right;
+        return differences;
     }
 
     /** What is no sum of products is computed in float32, and rounded once. */
@@ -743,8 +744,15 @@ final class ExactCase {
         float epsilon = type == ScalarType.BFLOAT16 ? 0x1p-8f : 0x1p-11f;
         NDArray bound = expected.abs().mul(epsilon + 0x1p-14f).add(0x1p-24f);
         try (NDArray wide = Torch.cast(actual, ScalarType.FLOAT64)) {
-            return expected.sub(wide).abs().lte(bound).all();
+            return differences(expected.sub(wide).abs().lte(bound).logicalNot());
         }
+    }
+
+    /** Counts the elements that differ, and finds the first. */
+    private static NDArray differences(NDArray differ) {
+        NDArray flat = differ.flatten().toType(DataType.INT64, false);
+        NDArray first = flat.isEmpty() ? flat.sum() : flat.argMax();
+        return NDArrays.stack(new NDList(flat.sum(), first));
     }
 
     @Override

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.fusedops;
 
-import static org.junit.jupiter.api.Assertions.assertTrue;
+import static org.junit.jupiter.api.Assertions.assertEquals;
 
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDArrays;
@@ -151,22 +151,24 @@ final class ExactRanks implements AutoCloseable {
             List<ExactCase> cases,
             List<NDList> results,
             CudaStream stream) {
-        NDList right = new NDList();
+        NDList differences = new NDList();
         List<ExactCase> of = new ArrayList<>(); // of each element of that list
         for (int i = 0; i < cases.size(); i++) {
             ExactCase one = cases.get(i);
             try (NDManager scratch = pool.getManager().newSubManager()) {
                 NDList each = one.compare(group, Torch.alias(scratch, pool), results.get(i));
                 each.attach(pool.getManager());
-                right.addAll(each);
+                differences.addAll(each);
                 of.addAll(Collections.nCopies(each.size(), one));
             }
         }
-        NDArray all = NDArrays.stack(right);
+        NDArray all = NDArrays.stack(differences);
         stream.synchronize();
-        boolean[] values = all.toBooleanArray();
-        for (int i = 0; i < values.length; i++) {
-            assertTrue(values[i], of.get(i).toString());
+        long[] values = all.toLongArray();
+        for (int i = 0; i < of.size(); i++) {
+            long differ = values[2 * i];
+            assertEquals(
+                    0, differ, of.get(i) + ": elements differ from index " + values[2 * i + 1]);
         }
     }
 
