@@ -44,6 +44,10 @@ public final class FusedMatmulModel {
     private static final int[] PUSHERS = {8, 16, 32, 4, 2, 1};
     private static final double EPSILON = 1e-9;
 
+    // The time of a step in float8, which adds sums of 128 products in float32, divided by the time
+    // of a step in 16-bit types: 1.36 to 1.53 on one H100, for 1 rank and tiles of 128 columns.
+    private static final double SCALED_STEP = 1.5;
+
     private final Machine machine;
     private final Workload work;
 
@@ -156,7 +160,8 @@ public final class FusedMatmulModel {
     }
 
     private Tiling tiling(int tile, int pushers, List<Double> steps) {
-        double one = ceilDiv(work.inner() * work.type().itemSize(), STEP) * steps.get(tile);
+        double step = steps.get(tile) * (isScaled() ? SCALED_STEP : 1);
+        double one = ceilDiv(work.inner() * work.type().itemSize(), STEP) * step;
         double micros = work.isGather() ? gather(tile, one, pushers) : scatter(tile, one);
         return new Tiling(tile, pushers, micros);
     }

@@ -101,7 +101,7 @@ public record Machine(
      * Operators on the path FUSED.
      *
      * @param start the fixed time: from the launch to the first load, and after the last store
-     * @param steps the times of a tile for 64 columns of A, 128 in float8, one for each of the
+     * @param steps the times of a tile for 64 columns of A in 16-bit types, one for each of the
      *     {@link FusedMatmulModel#TILE_COLUMNS}, with the kernel of the operator measurements; they
      *     decide the path
      * @param tiles the same times with the current, faster kernel; they decide the tile
