@@ -207,12 +207,15 @@ public final class FusedOps {
                 operands,
                 key,
                 () -> AllGatherMatmul.of(checks, group, operands, gatherDim, output),
-                operands.isScaledByRow() ? () -> rowScales(operands, group) : () -> null,
+                () -> rowScales(operands, group),
                 GatheredMatmul::close);
     }
 
-    /** Gathers the scales of A's rows, in the order of the gathered A. */
+    /** Gathers the scales of A's rows, in the order of the gathered A; null if there is no need. */
     private static NDArray rowScales(Operands operands, ProcessGroup group) {
+        if (!operands.isScaledByRow() || group.worldSize() == 1) {
+            return null;
+        }
         NDArray shard = operands.scales().get(0);
         NDArray all =
                 Torch.empty(
