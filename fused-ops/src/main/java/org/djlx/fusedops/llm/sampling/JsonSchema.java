@@ -513,23 +513,66 @@ final class JsonSchema {
         BigDecimal high = bound(schema, "maximum", path);
         BigDecimal above = bound(schema, "exclusiveMinimum", path);
         BigDecimal below = bound(schema, "exclusiveMaximum", path);
+        Terms.Term minus = terms.literal("-");
+        Terms.Term magnitude =
+                regex(isInteger ? "0|[1-9]\\d{0,17}" : "(?:0|[1-9]\\d{0,14})(?:\\.\\d{1,17})?");
         if (low == null && high == null && above == null && below == null) {
-            return terms.lexeme(
-                    regex(
-                            isInteger
-                                    ? "-?(?:0|[1-9]\\d{0,17})"
-                                    : "-?(?:0|[1-9]\\d{0,14})(?:\\.\\d{1,17})?(?:[eE][+-]?\\d{1,2})?"));
+            Terms.Term exponent = isInteger ? terms.empty : regex("(?:[eE][+-]?\\d{1,2})?");
+            return terms.lexeme(terms.sequence(terms.optional(minus), magnitude, exponent));
         }
         boolean isAbove = above != null && (low == null || above.compareTo(low) >= 0);
         boolean isBelow = below != null && (high == null || below.compareTo(high) <= 0);
-        return terms.lexeme(
-                DecimalRange.of(
-                        terms,
-                        isInteger,
-                        isAbove ? above : low,
-                        isAbove,
-                        isBelow ? below : high,
-                        isBelow));
+        low = isAbove ? above : low;
+        high = isBelow ? below : high;
+        List<Terms.Term> parts = new ArrayList<>();
+        if (high == null || high.signum() >= 0) {
+            BigDecimal least = low == null || low.signum() < 0 ? BigDecimal.ZERO : low;
+            parts.add(between(magnitude, least, isAbove && least == low, high, isBelow));
+        }
+        if (low == null || low.signum() < 0) {
+            boolean isNegative = high != null && high.signum() < 0;
+            BigDecimal least = isNegative ? high.negate() : BigDecimal.ZERO;
+            BigDecimal most = low == null ? null : low.negate();
+            boolean exclusive = !isNegative || isBelow;
+            parts.add(terms.sequence(minus, between(magnitude, least, exclusive, most, isAbove)));
+        }
+        return terms.lexeme(terms.choice(parts));
+    }
+
+    /**
+     * Returns the term for the numbers of a term, none negative, between two bounds.
+     *
+     * @param most the upper bound; null for none
+     */
+    private Terms.Term between(
+            Terms.Term numbers,
+            BigDecimal least,
+            boolean aboveLeast,
+            BigDecimal most,
+            boolean belowMost) {
+        Terms.Term some = terms.both(numbers, regex(from(least, aboveLeast)));
+        return most == null ? some : terms.both(some, terms.not(regex(from(most, !belowMost))));
+    }
+
+    /**
+     * Returns a regular expression for the decimal numbers from a bound on, which is not negative.
+     */
+    private static String from(BigDecimal bound, boolean exclusive) {
+        String digits = bound.stripTrailingZeros().toPlainString();
+        boolean isWhole = digits.indexOf('.') < 0;
+        int whole = isWhole ? digits.length() : digits.indexOf('.');
+        // More digits before the point; the same digits up to one that is larger; the same digits.
+        StringBuilder regex = new StringBuilder("[1-9]\\d{" + whole + ",}(?:\\.\\d+)?");
+        for (int i = 0; i < digits.length(); i++) {
+            char digit = digits.charAt(i);
+            if (digit != '.' && digit != '9') {
+                regex.append('|').append(digits.substring(0, i).replace(".", "\\."));
+                regex.append('[').append((char) (digit + 1)).append("-9]");
+                regex.append(i < whole ? "\\d{" + (whole - i - 1) + "}(?:\\.\\d+)?" : "\\d*");
+            }
+        }
+        regex.append('|').append(digits.replace(".", "\\.")).append(isWhole ? "(?:\\." : "(?:");
+        return regex.append(exclusive ? "\\d*[1-9]\\d*)" : "\\d*)?").toString();
     }
 
     private static BigDecimal bound(JsonObject schema, String keyword, String path) {
