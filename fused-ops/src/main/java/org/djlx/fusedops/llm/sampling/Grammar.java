@@ -32,7 +32,7 @@ public final class Grammar {
         terms.check(root);
     }
 
-    /** {@return any JSON object, nested 32 levels deep at most} */
+    /** {@return any JSON object} */
     public static Grammar jsonObject() {
         return new Grammar(terms -> new JsonSchema(terms, new JsonObject()).anyObject(), "object");
     }

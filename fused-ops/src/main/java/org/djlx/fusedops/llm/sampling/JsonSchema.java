@@ -50,7 +50,6 @@ final class JsonSchema {
             EnumSet.complementOf(EnumSet.of(Type.INTEGER)); // A number may be an integer.
     private static final Gson GSON =
             new GsonBuilder().disableHtmlEscaping().serializeNulls().create();
-    private static final int MAX_DEPTH = 32; // of any value
     private static final int MAX_SIZE = 10_000; // of strings and arrays
     private static final int MAX_NUMBER_LENGTH = 40; // of bounds
 
@@ -286,7 +285,7 @@ final class JsonSchema {
             String pointer = value.getAsString();
             Terms.Term reference = references.get(pointer);
             if (reference == null) {
-                reference = terms.reference();
+                reference = terms.reference(pointer);
                 references.put(pointer, reference);
                 reference.define(value(resolve(pointer, path), pointer));
             }
@@ -365,24 +364,17 @@ final class JsonSchema {
         };
     }
 
-    /** Returns the term for any value, nested up to a depth. */
+    /** Returns the term for any value. */
     private Terms.Term any() {
         if (any == null) {
-            JsonObject none = new JsonObject();
+            any = terms.reference("#");
             List<Terms.Term> parts = new ArrayList<>();
             for (Type type : List.of(Type.STRING, Type.NUMBER, Type.BOOLEAN, Type.NULL)) {
-                parts.add(value(none, type, "#"));
+                parts.add(value(new JsonObject(), type, "#"));
             }
-            Terms.Term value = terms.choice(parts);
-            for (int depth = 0; depth < MAX_DEPTH; depth++) {
-                Terms.Term member = member(anyString, value);
-                Terms.Term array = brackets("[", listOf(value, 0, Terms.UNBOUNDED), "]");
-                Terms.Term object = brackets("{", listOf(member, 0, Terms.UNBOUNDED), "}");
-                List<Terms.Term> nested = new ArrayList<>(parts);
-                nested.addAll(List.of(array, object));
-                value = terms.choice(nested);
-            }
-            any = value;
+            parts.add(brackets("[", listOf(any, 0, Terms.UNBOUNDED), "]"));
+            parts.add(brackets("{", listOf(member(anyString, any), 0, Terms.UNBOUNDED), "}"));
+            any.define(terms.choice(parts));
         }
         return any;
     }

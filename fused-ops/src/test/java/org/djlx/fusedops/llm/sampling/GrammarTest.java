@@ -445,6 +445,28 @@ class GrammarTest {
     }
 
     @Test
+    void recursionThatNeverEndsIsRefused() {
+        for (String schema :
+                List.of(
+                        "{'$ref': '#/$defs/a', '$defs': {'a': {'properties': {'next': {'$ref':"
+                                + " '#/$defs/a'}}, 'required': ['next']}}}",
+                        "{'items': {'$ref': '#/$defs/a'}, '$defs': {'a': {'items': {'$ref':"
+                                + " '#/$defs/b'}, 'minItems': 1}, 'b': {'anyOf': [{'$ref':"
+                                + " '#/$defs/a'}, false]}}}",
+                        "{'properties': {'x': {'$ref': '#/$defs/a'}}, '$defs': {'a': false}}")) {
+            IllegalArgumentException e =
+                    assertThrows(IllegalArgumentException.class, () -> schema(schema), schema);
+            assertTrue(e.getMessage().matches(".*#/\\$defs/[ab]: .*never ends.*"), e::getMessage);
+        }
+        Grammar list =
+                schema(
+                        "{'$ref': '#/$defs/a', '$defs': {'a': {'properties': {'next': {'anyOf':"
+                                + " [{'type': 'null'}, {'$ref': '#/$defs/a'}]}}, 'required':"
+                                + " ['next']}}}");
+        assertTrue(matches(list, "{\"next\": {\"next\": null}}"));
+    }
+
+    @Test
     void additionalPropertiesDoNotRepeatDeclaredOnes() {
         Grammar grammar =
                 schema(
