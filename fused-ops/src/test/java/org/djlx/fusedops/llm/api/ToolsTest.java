@@ -19,12 +19,15 @@ import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
+import java.util.stream.IntStream;
 import org.djlx.fusedops.llm.GeneratedPiece;
 import org.djlx.fusedops.llm.GenerationRequest;
 import org.djlx.fusedops.llm.engine.ByteTokens;
 import org.djlx.fusedops.llm.engine.LlamaGenerator;
 import org.djlx.fusedops.llm.model.LlamaFiles;
+import org.djlx.fusedops.llm.sampling.Constraint;
 import org.djlx.fusedops.llm.sampling.Grammar;
+import org.djlx.fusedops.llm.sampling.Vocabulary;
 import org.djlx.fusedops.llm.text.ChatTemplate;
 import org.djlx.fusedops.llm.text.ToolFormat;
 import org.djlx.nativeops.torch.ScalarType;
@@ -253,6 +256,55 @@ class ToolsTest {
         assertTrue(grammar.toString().contains("[0-9]+") && grammar.toString().contains("weather"));
     }
 
+    /** Returns whether an answer may be a text, and may end there. */
+    private static boolean isAllowed(TextCall call, String text) {
+        Vocabulary bytes =
+                new Vocabulary(
+                        IntStream.range(0, 256).mapToObj(b -> new byte[] {(byte) b}).toList(), 257);
+        Grammar grammar = call.requests().get(0).grammar().orElseThrow();
+        Constraint constraint = new Constraint(grammar, bytes, 256);
+        for (byte b : text.getBytes(StandardCharsets.UTF_8)) {
+            int token = b & 255;
+            if ((constraint.mask()[token / 32] >>> token & 1) == 0) {
+                return false;
+            }
+            constraint.accept(token);
+        }
+        return (constraint.mask()[8] & 1) != 0;
+    }
+
+    @Test
+    void strictToolsLimitTheirCallsOnly() {
+        String rome = "{\"name\": \"weather\", \"arguments\": {\"city\": \"Rom\"}}";
+        String paris = rome.replace("Rom", "Paris");
+        TextCall hermes = read(ToolFormat.HERMES, "{" + CHAT + TOOLS + "}");
+        for (String text : List.of("", "Is 1 < 2? {}", "<tool_cal", "<<tool_call\n")) {
+            assertTrue(isAllowed(hermes, text), text);
+            String begin = text + "<tool_call>\n";
+            assertTrue(isAllowed(hermes, begin + rome + "\n</tool_call>"), text);
+            assertFalse(isAllowed(hermes, begin + paris + "\n</tool_call>"), text);
+            assertFalse(isAllowed(hermes, begin), text);
+        }
+        String two = "<tool_call>\n" + rome + "\n</tool_call>\n<tool_call>\n";
+        assertTrue(isAllowed(hermes, two + rome + "\n</tool_call>"));
+        assertFalse(isAllowed(hermes, two + paris + "\n</tool_call>"));
+
+        TextCall llama = read(ToolFormat.LLAMA3, "{" + CHAT + TOOLS + "}");
+        assertTrue(isAllowed(llama, "Text with {\"name\": 1}"));
+        assertTrue(isAllowed(llama, rome.replace("arguments", "parameters")));
+        assertFalse(isAllowed(llama, paris.replace("arguments", "parameters")));
+        assertFalse(isAllowed(llama, " \u2003{\"name\": 1}"), "the stream reads it as a call");
+        assertFalse(isAllowed(llama, "<|python_tag|>{}"));
+
+        String free = "{" + CHAT + TOOLS.replace("'strict':true,", "") + "}";
+        assertTrue(read(ToolFormat.HERMES, free).requests().get(0).grammar().isEmpty());
+        ApiException e =
+                assertThrows(
+                        ApiException.class,
+                        () -> read(ToolFormat.MISTRAL, "{" + CHAT + TOOLS + "}"));
+        assertTrue(e.getMessage().contains("'tool_choice'"), e::getMessage);
+    }
+
     private static String prompt(TextCall call) {
         int[] tokens = call.requests().get(0).promptTokens().orElseThrow();
         byte[] bytes = new byte[tokens.length];
@@ -304,6 +356,7 @@ class ToolsTest {
                         List.of(),
                         Map.of("now", new JsonObject()),
                         false,
+                        false,
                         true);
         OpenAiAnswer format = new OpenAiAnswer(true, false, false, List.of(""), 1, null, tools, "");
         TextCall call =
@@ -349,6 +402,7 @@ class ToolsTest {
                     'tools':[{'type':'function','function':{'name':'a'}}],'tool_choice':{'type':'function','function':{'name':'b'}} | tool_choice
                     'tools':[{'type':'function','function':{'name':'a'}}],'tool_choice':{'type':'allowed_tools'} | tool_choice.type
                     'tools':[{'type':'function','function':{'name':'a','parameters':{'not':{}}}}],'tool_choice':'required' | tools
+                    'tools':[{'type':'function','function':{'name':'a','strict':true,'parameters':{'not':{}}}}] | tools
                     'response_format':{'type':'json_schema'} | response_format.json_schema.schema
                     'response_format':{'type':'json_schema','json_schema':{'schema':{'not':{}}}} | response_format.json_schema.schema
                     'response_format':{'type':'json_object','schema':{}} | response_format.schema

@@ -511,6 +511,9 @@ class GrammarTest {
                 List.of(
                         () -> Grammar.jsonSchema(null),
                         () -> Grammar.regex(null),
+                        () -> Grammar.regex(null, "a"),
+                        () -> Grammar.regex("a", null),
+                        () -> Grammar.regex("a", "a|b"),
                         () -> Grammar.choice(null),
                         () -> Grammar.choice(Arrays.asList("a", null)),
                         () -> Grammar.anyOf(null),
