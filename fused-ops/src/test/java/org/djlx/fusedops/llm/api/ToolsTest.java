@@ -24,13 +24,12 @@ import org.djlx.fusedops.llm.GeneratedPiece;
 import org.djlx.fusedops.llm.GenerationRequest;
 import org.djlx.fusedops.llm.engine.ByteTokens;
 import org.djlx.fusedops.llm.engine.LlamaGenerator;
-import org.djlx.fusedops.llm.model.LlamaFiles;
 import org.djlx.fusedops.llm.sampling.Constraint;
 import org.djlx.fusedops.llm.sampling.Grammar;
 import org.djlx.fusedops.llm.sampling.Vocabulary;
 import org.djlx.fusedops.llm.text.ChatTemplate;
 import org.djlx.fusedops.llm.text.ToolFormat;
-import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.TestJson;
 import org.junit.jupiter.api.AfterAll;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Test;
@@ -68,11 +67,7 @@ class ToolsTest {
 
     @BeforeAll
     static void load() throws IOException {
-        LlamaFiles.write(
-                directory,
-                LlamaFiles.config(ScalarType.FLOAT32, true, ByteTokens.VOCABULARY, ByteTokens.END),
-                3);
-        ByteTokens.write(directory);
+        ByteTokens.writeModel(directory, 3);
         generator = LlamaGenerator.builder().setDirectory(directory).build();
     }
 
@@ -102,11 +97,7 @@ class ToolsTest {
     private static JsonObject choice(ToolFormat format, String json, boolean streamed) {
         String answer = send(read(format, "{'stream':" + streamed + "," + json + "}"));
         if (!streamed) {
-            return JsonParser.parseString(answer)
-                    .getAsJsonObject()
-                    .getAsJsonArray("choices")
-                    .get(0)
-                    .getAsJsonObject();
+            return TestJson.at(answer, "choices.0").getAsJsonObject();
         }
         JsonObject message = new JsonObject();
         JsonObject choice = new JsonObject();
@@ -118,11 +109,7 @@ class ToolsTest {
                 continue;
             }
             JsonObject event =
-                    JsonParser.parseString(line.substring("data: ".length()))
-                            .getAsJsonObject()
-                            .getAsJsonArray("choices")
-                            .get(0)
-                            .getAsJsonObject();
+                    TestJson.at(line.substring("data: ".length()), "choices.0").getAsJsonObject();
             JsonObject delta = event.getAsJsonObject("delta");
             if (delta.has("content")) {
                 content.append(delta.get("content").getAsString());
@@ -375,14 +362,9 @@ class ToolsTest {
         while (ended.finishReason().isEmpty()) {
             Thread.onSpinWait();
         }
-        JsonObject message =
-                JsonParser.parseString(format.whole(List.of(pieces), List.of(ended)))
-                        .getAsJsonObject()
-                        .getAsJsonArray("choices")
-                        .get(0)
-                        .getAsJsonObject()
-                        .getAsJsonObject("message");
-        assertEquals(1, message.getAsJsonArray("tool_calls").size());
+        String answer = format.whole(List.of(pieces), List.of(ended));
+        JsonElement calls = TestJson.at(answer, "choices.0.message.tool_calls");
+        assertEquals(1, calls.getAsJsonArray().size());
     }
 
     @ParameterizedTest
@@ -457,22 +439,9 @@ class ToolsTest {
             String text = choice.getAsJsonObject("message").get("content").getAsString();
             assertTrue(text.matches(regex), text);
             assertEquals("stop", choice.get("finish_reason").getAsString());
-            JsonObject completion =
-                    JsonParser.parseString(
-                                    send(
-                                            read(
-                                                    ToolFormat.HERMES,
-                                                    "{'prompt':'x','max_tokens':100,"
-                                                            + option
-                                                            + "}")))
-                            .getAsJsonObject();
-            String answer =
-                    completion
-                            .getAsJsonArray("choices")
-                            .get(0)
-                            .getAsJsonObject()
-                            .get("text")
-                            .getAsString();
+            String prompt = "{'prompt':'x','max_tokens':100," + option + "}";
+            String completion = send(read(ToolFormat.HERMES, prompt));
+            String answer = TestJson.at(completion, "choices.0.text").getAsString();
             assertTrue(answer.matches(regex), answer);
         }
     }
@@ -486,18 +455,9 @@ class ToolsTest {
                 ("{'input':'x','temperature':1,'text':{'format':" + format + "}}")
                         .replace('\'', '"')
                         .getBytes(StandardCharsets.UTF_8);
-        JsonObject answer =
-                JsonParser.parseString(send(api(null).response(json))).getAsJsonObject();
-        String text =
-                answer.getAsJsonArray("output")
-                        .get(0)
-                        .getAsJsonObject()
-                        .getAsJsonArray("content")
-                        .get(0)
-                        .getAsJsonObject()
-                        .get("text")
-                        .getAsString();
+        String answer = send(api(null).response(json));
+        String text = TestJson.at(answer, "output.0.content.0.text").getAsString();
         assertEquals(Set.of("a"), JsonParser.parseString(text).getAsJsonObject().keySet());
-        assertEquals("completed", answer.get("status").getAsString());
+        assertEquals("completed", TestJson.at(answer, "status").getAsString());
     }
 }
