@@ -20,9 +20,6 @@ import java.util.List;
 import java.util.Locale;
 import java.util.Map;
 import java.util.Set;
-import java.util.regex.Matcher;
-import java.util.regex.Pattern;
-import java.util.stream.Collectors;
 
 /**
  * Compiles a JSON schema to a term. {@link Grammar#jsonSchema} says what is supported. Every
@@ -69,27 +66,14 @@ final class JsonSchema {
                     "readOnly",
                     "writeOnly");
 
-    /**
-     * Regular expressions for formats, which allow the usual values and not all valid ones. An
-     * expression may have another one in angle brackets.
-     */
-    private static final Map<String, String> FORMATS =
-            """
-            date=(?:19|20)\\d\\d-(?:(?:0[1-9]|1[0-2])-(?:0[1-9]|1\\d|2[0-8])|(?:0[13-9]|1[0-2])-(?:29|30)|(?:0[13578]|1[02])-31)
-            time=(?:[01]\\d|2[0-3]):[0-5]\\d:[0-5]\\d(?:\\.\\d{1,9})?(?:Z|[+-](?:0[1-9]|1[0-3]):[0-5]\\d)
-            date-time=<date>T<time>
-            duration=P(?:\\d{1,4}D(?:T\\d{1,4}[HMS])?|T\\d{1,4}[HMS]|\\d{1,4}W)
-            hostname=[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?(?:\\.[a-z]{2,10}){1,3}
-            email=[a-z0-9]{1,16}(?:[._+-][a-z0-9]{1,16}){0,2}@<hostname>
-            octet=(?:25[0-5]|2[0-4]\\d|1\\d\\d|[1-9]?\\d)
-            ipv4=(?:<octet>\\.){3}<octet>
-            ipv6=(?:[0-9a-f]{1,4}:){7}[0-9a-f]{1,4}
-            uri=https?://<hostname>(?:/[A-Za-z0-9._~-]+)*/?
-            uuid=[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}
-            """
-                    .lines()
-                    .map(line -> line.split("=", 2))
-                    .collect(Collectors.toMap(format -> format[0], format -> format[1]));
+    private static final String DATE =
+            "(?:19|20)\\d\\d-(?:(?:0[1-9]|1[0-2])-(?:0[1-9]|1\\d|2[0-8])"
+                    + "|(?:0[13-9]|1[0-2])-(?:29|30)|(?:0[13578]|1[02])-31)";
+    private static final String TIME =
+            "(?:[01]\\d|2[0-3])(?::[0-5]\\d){2}(?:\\.\\d{1,9})?(?:Z|[+-](?:0[1-9]|1[0-3]):[0-5]\\d)";
+    private static final String HOST =
+            "[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?(?:\\.[a-z]{2,10}){1,3}";
+    private static final String OCTET = "(?:25[0-5]|2[0-4]\\d|1\\d\\d|[1-9]?\\d)";
 
     private final Terms terms;
     private final JsonObject root;
@@ -475,10 +459,7 @@ final class JsonSchema {
             if (schema.has(keyword)) {
                 String regex = schema.get(keyword).getAsString();
                 boolean isFormat = keyword.equals("format");
-                if (isFormat && !FORMATS.containsKey(regex)) {
-                    throw unsupported(path, "format': '" + regex);
-                }
-                regex = isFormat ? format(regex) : regex;
+                regex = isFormat ? format(regex, path) : regex;
                 try {
                     Terms.Term matching = Regex.compile(terms, regex, this::escaped, !isFormat);
                     content = content == null ? matching : terms.both(matching, content);
@@ -490,10 +471,21 @@ final class JsonSchema {
         return content == null ? anyString : string(content);
     }
 
-    private static String format(String name) {
-        return Pattern.compile("<([a-z]+)>")
-                .matcher(FORMATS.get(name))
-                .replaceAll(inner -> Matcher.quoteReplacement(format(inner.group(1))));
+    /** Returns a regular expression for a format: for the usual values, not for all valid ones. */
+    private static String format(String name, String path) {
+        return switch (name) {
+            case "date" -> DATE;
+            case "time" -> TIME;
+            case "date-time" -> DATE + "T" + TIME;
+            case "duration" -> "P(?:\\d{1,4}D(?:T\\d{1,4}[HMS])?|T\\d{1,4}[HMS]|\\d{1,4}W)";
+            case "hostname" -> HOST;
+            case "email" -> "[a-z0-9]{1,16}(?:[._+-][a-z0-9]{1,16}){0,2}@" + HOST;
+            case "ipv4" -> "(?:" + OCTET + "\\.){3}" + OCTET;
+            case "ipv6" -> "(?:[0-9a-f]{1,4}:){7}[0-9a-f]{1,4}";
+            case "uri" -> "https?://" + HOST + "(?:/[A-Za-z0-9._~-]+)*/?";
+            case "uuid" -> "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}";
+            default -> throw unsupported(path, "format': '" + name);
+        };
     }
 
     private Terms.Term number(JsonObject schema, boolean isInteger, String path) {

@@ -426,6 +426,19 @@ class GrammarTest {
         }
     }
 
+    /** Not among the random schemas: the validator refuses domains that are not registered. */
+    @Test
+    void emailAddresses() {
+        Grammar email = schema("{'type': 'string', 'format': 'email'}");
+        for (String address : List.of("a@example.org", "first.last+tag@mail.example.co.uk")) {
+            assertTrue(matches(email, '"' + address + '"'), address);
+        }
+        for (String address :
+                List.of("a", "@example.org", "a@org", "a..b@example.org", "a b@c.de")) {
+            assertFalse(matches(email, '"' + address + '"'), address);
+        }
+    }
+
     @Test
     void recursiveSchemas() {
         Grammar tree =
