@@ -35,6 +35,7 @@ import org.apache.logging.log4j.core.appender.AbstractAppender;
 import org.apache.logging.log4j.core.config.Property;
 import org.djlx.fusedops.llm.api.TextApi;
 import org.djlx.fusedops.llm.text.ChatTemplate;
+import org.djlx.nativeops.TestJson;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Test;
@@ -155,10 +156,7 @@ class GenerationServerTest {
         assertEquals("data: [DONE]", events.get(events.size() - 1));
         for (String event : events.subList(0, events.size() - 1)) {
             JsonObject choice =
-                    json(event.substring("data: ".length()))
-                            .getAsJsonArray("choices")
-                            .get(0)
-                            .getAsJsonObject();
+                    TestJson.at(event.substring("data: ".length()), "choices.0").getAsJsonObject();
             JsonObject content = choice.has("delta") ? choice.getAsJsonObject("delta") : choice;
             String key = choice.has("delta") ? "content" : "text";
             text.append(content.has(key) ? content.get(key).getAsString() : "");
@@ -231,10 +229,7 @@ class GenerationServerTest {
         StringBuilder[] streams = {new StringBuilder(), new StringBuilder()};
         for (String event : events.subList(0, events.size() - 2)) {
             JsonObject choice =
-                    json(event.substring("data: ".length()))
-                            .getAsJsonArray("choices")
-                            .get(0)
-                            .getAsJsonObject();
+                    TestJson.at(event.substring("data: ".length()), "choices.0").getAsJsonObject();
             StringBuilder stream = streams[choice.get("index").getAsInt()];
             stream.append(choice.get("text").getAsString());
             if (!choice.get("finish_reason").isJsonNull()) {
@@ -405,11 +400,9 @@ class GenerationServerTest {
                                         String text =
                                                 streams
                                                         ? text(response.body().lines())
-                                                        : json(response.body())
-                                                                .getAsJsonArray("choices")
-                                                                .get(0)
-                                                                .getAsJsonObject()
-                                                                .get("text")
+                                                        : TestJson.at(
+                                                                        response.body(),
+                                                                        "choices.0.text")
                                                                 .getAsString();
                                         assertEquals(FakeGenerator.expected(prompt, 200), text);
                                     }));
@@ -609,18 +602,9 @@ class GenerationServerTest {
     void responsesAreStreamedAsNamedEvents() throws Exception {
         String request = "{'input':'ab','max_output_tokens':4";
         HttpResponse<String> whole = send(post("/v1/responses", request + "}"));
-        JsonObject json = JsonParser.parseString(whole.body()).getAsJsonObject();
-        String text =
-                json.getAsJsonArray("output")
-                        .get(0)
-                        .getAsJsonObject()
-                        .getAsJsonArray("content")
-                        .get(0)
-                        .getAsJsonObject()
-                        .get("text")
-                        .getAsString();
+        String text = TestJson.at(whole.body(), "output.0.content.0.text").getAsString();
         assertEquals(4, text.length());
-        assertEquals("incomplete", json.get("status").getAsString());
+        assertEquals("incomplete", TestJson.at(whole.body(), "status").getAsString());
         HttpResponse<String> streamed = send(post("/v1/responses", request + ",'stream':true}"));
         assertEquals("text/event-stream", type(streamed));
         assertTrue(streamed.body().startsWith("event: response.created\ndata: {"), streamed.body());

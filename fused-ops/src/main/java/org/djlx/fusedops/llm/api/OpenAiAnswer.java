@@ -10,6 +10,7 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.UUID;
 import java.util.stream.Collectors;
+import java.util.stream.Stream;
 import org.djlx.fusedops.llm.FinishReason;
 import org.djlx.fusedops.llm.GeneratedPiece;
 import org.djlx.fusedops.llm.Generation;
@@ -24,8 +25,8 @@ final class OpenAiAnswer implements AnswerFormat {
     private final List<String> echoes;
     private final int choicesPerPrompt;
     private final LogProbabilities logProbabilities; // null if not asked for
-    private final Tools tools; // null if the answer calls none
-    private final List<ToolCallStream> calls = new ArrayList<>(); // of the choices, if streamed
+    private final Tools tools; // null as calls
+    private final List<ToolCallStream> calls; // of each choice; null if the answer calls none
     private final int[] offsets; // of the next token of each choice of a streamed completion
     private final boolean[] begun; // each choice
     private final String model;
@@ -57,9 +58,7 @@ final class OpenAiAnswer implements AnswerFormat {
         this.choicesPerPrompt = choicesPerPrompt;
         this.logProbabilities = logProbabilities;
         this.tools = tools;
-        if (tools != null) {
-            echoes.forEach(choice -> calls.add(tools.newStream()));
-        }
+        calls = tools == null ? null : echoes.stream().map(echo -> tools.newStream()).toList();
         offsets = new int[echoes.size()];
         begun = new boolean[echoes.size()];
         this.model = model;
@@ -152,11 +151,10 @@ final class OpenAiAnswer implements AnswerFormat {
     @Override
     public String end(int choice, Generation generation) {
         JsonObject content = chat ? new JsonObject() : text("");
-        ToolCallStream stream = tools == null ? null : calls.get(choice);
-        String rest = tools == null ? "" : parts(choice, stream.end(), List.of());
+        String rest = tools == null ? "" : parts(choice, calls.get(choice).end(), List.of());
         return begin(choice, generation)
                 + rest
-                + event(chunk(choice, content, JsonNull.INSTANCE, reason(generation, stream)));
+                + event(chunk(choice, content, JsonNull.INSTANCE, reason(choice, generation)));
     }
 
     @Override
@@ -225,14 +223,13 @@ final class OpenAiAnswer implements AnswerFormat {
         JsonArray choices = new JsonArray();
         for (int i = 0; i < generations.size(); i++) {
             String text = echoes.get(i) + text(pieces.get(i));
-            ToolCallStream stream = tools == null ? null : tools.newStream();
             JsonObject choice = new JsonObject();
             if (chat) {
                 JsonObject message = new JsonObject();
                 message.addProperty("role", "assistant");
                 message.addProperty("content", text);
                 if (tools != null) {
-                    addCalls(message, pieces.get(i), stream);
+                    addCalls(message, pieces.get(i), calls.get(i));
                 }
                 choice.add("message", message);
             } else {
@@ -241,7 +238,7 @@ final class OpenAiAnswer implements AnswerFormat {
             List<GeneratedPiece> listed = new ArrayList<>(generations.get(i).promptPieces());
             listed.addAll(pieces.get(i));
             JsonElement probabilities = logProbabilities(listed, 0);
-            choices.add(choice(choice, i, probabilities, reason(generations.get(i), stream)));
+            choices.add(choice(choice, i, probabilities, reason(i, generations.get(i))));
         }
         JsonObject json = header();
         json.add("choices", choices);
@@ -256,22 +253,21 @@ final class OpenAiAnswer implements AnswerFormat {
 
     /** Sets the calls of a message, and its content: null if there is nothing but calls. */
     private void addCalls(JsonObject message, List<GeneratedPiece> pieces, ToolCallStream stream) {
-        List<ToolCallStream.Part> parts = new ArrayList<>();
-        pieces.forEach(piece -> parts.addAll(stream.add(tools.text(piece))));
-        parts.addAll(stream.end());
+        String text = pieces.stream().map(tools::text).collect(Collectors.joining());
         JsonArray whole = new JsonArray();
         StringBuilder content = new StringBuilder();
-        for (ToolCallStream.Part part : parts) {
+        for (ToolCallStream.Part part :
+                Stream.of(stream.add(text), stream.end()).flatMap(List::stream).toList()) {
             content.append(part.content());
             if (part.id() != null) {
                 JsonObject call = call(part);
                 call.remove("index");
                 whole.add(call);
-            } else if (part.call() >= 0) {
-                JsonObject function =
-                        whole.get(part.call()).getAsJsonObject().getAsJsonObject("function");
-                String before = function.get("arguments").getAsString();
-                function.addProperty("arguments", before + part.arguments());
+            } else if (part.call() >= 0) { // All arguments are one part, because the text was.
+                whole.get(part.call())
+                        .getAsJsonObject()
+                        .getAsJsonObject("function")
+                        .addProperty("arguments", part.arguments());
             }
         }
         boolean isNull = content.isEmpty() && !whole.isEmpty();
@@ -281,11 +277,11 @@ final class OpenAiAnswer implements AnswerFormat {
         }
     }
 
-    private static String reason(Generation generation, ToolCallStream calls) {
+    private String reason(int choice, Generation generation) {
         if (generation.finishReason().orElseThrow() == FinishReason.LENGTH) {
             return "length";
         }
-        return calls != null && calls.calls() > 0 ? "tool_calls" : "stop";
+        return tools != null && calls.get(choice).calls() > 0 ? "tool_calls" : "stop";
     }
 
     /** Returns the token counts. A prompt counts once, whatever its number of choices. */

@@ -152,15 +152,7 @@ public final class TextApi {
         json.neutral("add_special_tokens", "false");
         Tools tools = tools(json);
         Grammar grammar = OpenAiOptions.grammar(json);
-        if (tools != null && (tools.isForced() || grammar != null)) {
-            Grammar calls = tools.grammar(json);
-            boolean isEither = !tools.isForced() && toolFormat.promptSuffix().isEmpty();
-            if (!tools.isForced() && !isEither) {
-                throw json.wrong("tool_choice", "none or required beside a grammar");
-            }
-            grammar = isEither ? Grammar.anyOf(List.of(grammar, calls)) : calls;
-        }
-        builder.optGrammar(grammar);
+        builder.optGrammar(tools == null ? grammar : tools.grammar(json, grammar));
         readPrompt(json, "messages", messages(json, "messages"), tools, name, builder);
         json.requireNoOthers();
         return new TextCall(

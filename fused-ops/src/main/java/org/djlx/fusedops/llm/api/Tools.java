@@ -20,6 +20,7 @@ import org.djlx.fusedops.llm.text.ToolFormat;
  * @param declarations the tools as the client has sent them, for the chat template
  * @param parameters the schema of the arguments of each tool that may be called, by name
  * @param isForced whether the answer has to be a call
+ * @param isStrict whether calls follow their schemas even if they are not forced
  * @param isParallel whether an answer may have several calls
  */
 record Tools(
@@ -28,6 +29,7 @@ record Tools(
         List<Map<String, Object>> declarations,
         Map<String, JsonObject> parameters,
         boolean isForced,
+        boolean isStrict,
         boolean isParallel) {
 
     /**
@@ -59,6 +61,7 @@ record Tools(
         }
         Map<String, JsonObject> parameters = new LinkedHashMap<>();
         List<Map<String, Object>> declarations = new ArrayList<>();
+        boolean isStrict = false;
         for (JsonOptions tool : tools) {
             if (!tool.text("type", "").equals("function")) {
                 throw tool.wrong("type", "function; other tools are not supported");
@@ -69,7 +72,7 @@ record Tools(
                 throw declared.wrong("name", "1 to 64 of A-Z, a-z, 0-9, _, . and -, and unique");
             }
             declared.text("description", "");
-            declared.flag("strict", false); // Forced calls always follow the schema.
+            isStrict |= declared.flag("strict", false); // Forced calls always are.
             parameters.put(name, arguments(declared.json("parameters")));
             declared.requireNoOthers();
             declarations.add(tool.values());
@@ -90,7 +93,13 @@ record Tools(
         }
         boolean isForced = !choice.equals("auto");
         return new Tools(
-                format, marker, declarations, parameters, isForced, isParallel && function == null);
+                format,
+                marker,
+                declarations,
+                parameters,
+                isForced,
+                isStrict,
+                isParallel && function == null);
     }
 
     /** Returns the schema of a tool's arguments, which are an object if it does not say so. */
@@ -105,9 +114,26 @@ record Tools(
         return schema;
     }
 
-    /** Returns the grammar of answers that call tools. */
-    Grammar grammar(JsonOptions json) {
-        return OpenAiOptions.grammar(json, "tools", () -> format.grammar(parameters, isParallel));
+    /**
+     * Returns the grammar of answers; null if they are free.
+     *
+     * @param answer the grammar of answers without calls; null if these are free
+     */
+    Grammar grammar(JsonOptions json, Grammar answer) {
+        if (!isForced && !isStrict && answer == null) {
+            return null;
+        }
+        if (!isForced && !format.promptSuffix().isEmpty()) {
+            throw json.wrong("tool_choice", "none or required beside a grammar or strict tools");
+        }
+        return OpenAiOptions.grammar(
+                json,
+                "tools",
+                () -> {
+                    boolean isEither = !isForced && answer != null;
+                    Grammar calls = format.grammar(parameters, isParallel, isForced || isEither);
+                    return isEither ? Grammar.anyOf(List.of(answer, calls)) : calls;
+                });
     }
 
     ToolCallStream newStream() {

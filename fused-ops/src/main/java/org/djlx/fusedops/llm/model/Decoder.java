@@ -498,15 +498,24 @@ final class Decoder implements AutoCloseable {
         for (int i = 0; i < addresses.length; i++) {
             LogitEdits edits = rows.get(i).sampling().edits();
             if (edits != null && edits.allowed() != null) {
-                int bytes = allowedWords() * Integer.BYTES;
-                ByteBuffer bits = ByteBuffer.allocate(bytes).order(ByteOrder.nativeOrder());
-                bits.asIntBuffer().put(Arrays.copyOf(edits.allowed().get(), allowedWords()));
-                long entries = (long) edits.entries().length * Integer.BYTES;
-                int offset = Math.toIntExact(addresses[i] + entries - buffers.edits.address());
-                new AtomicBuffer(buffers.edits, 0, offset + bytes)
-                        .putBytes(offset, bits.array(), bytes);
+                writeAllowed(buffers.edits, addresses[i], edits, allowedWords());
             }
         }
+    }
+
+    /**
+     * Writes the allowed tokens of a row behind its entries.
+     *
+     * @param address the address of the entries in the memory
+     * @param words the ints with a bit for each token
+     */
+    static void writeAllowed(NativeMemory memory, long address, LogitEdits edits, int words) {
+        int bytes = words * Integer.BYTES;
+        ByteBuffer bits = ByteBuffer.allocate(bytes).order(ByteOrder.nativeOrder());
+        bits.asIntBuffer().put(Arrays.copyOf(edits.allowed().get(), words));
+        long entries = (long) edits.entries().length * Integer.BYTES;
+        int offset = Math.toIntExact(address + entries - memory.address());
+        new AtomicBuffer(memory, 0, offset + bytes).putBytes(offset, bits.array(), bytes);
     }
 
     /** Returns the bytes of the edits of a row, and of its bits of allowed tokens behind them. */

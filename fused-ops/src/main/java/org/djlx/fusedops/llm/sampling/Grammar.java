@@ -23,18 +23,23 @@ public final class Grammar {
     private final List<Object> source; // what it is made from
     private final Function<Terms, Terms.Term> maker;
     private final Terms terms = new Terms();
-    private final Terms.Term root;
+    private Terms.Term root; // null until it is needed
 
     private Grammar(Function<Terms, Terms.Term> maker, Object... source) {
         this.source = List.of(source);
         this.maker = maker;
-        root = maker.apply(terms);
-        terms.check(root);
     }
 
-    /** {@return any JSON object, nested 32 levels deep at most} */
+    /** Checks a grammar now. Those that are made of checked grammars are not compiled for that. */
+    private static Grammar checked(Function<Terms, Terms.Term> maker, Object... source) {
+        Grammar grammar = new Grammar(maker, source);
+        grammar.root();
+        return grammar;
+    }
+
+    /** {@return any JSON object} */
     public static Grammar jsonObject() {
-        return new Grammar(terms -> new JsonSchema(terms, new JsonObject()).anyObject(), "object");
+        return checked(terms -> new JsonSchema(terms, new JsonObject()).anyObject(), "object");
     }
 
     /**
@@ -59,7 +64,7 @@ public final class Grammar {
      */
     public static Grammar jsonSchema(JsonObject schema) {
         JsonObject copy = require(schema, "the schema").deepCopy();
-        return new Grammar(terms -> new JsonSchema(terms, copy).compile(), "schema", copy);
+        return checked(terms -> new JsonSchema(terms, copy).compile(), "schema", copy);
     }
 
     /**
@@ -76,7 +81,7 @@ public final class Grammar {
             throw new IllegalArgumentException("the texts to choose from are null, none or empty");
         }
         List<String> copy = List.copyOf(texts);
-        return new Grammar(
+        return checked(
                 terms -> terms.lexeme(terms.choice(copy.stream().map(terms::literal).toList())),
                 "choice",
                 copy);
@@ -94,10 +99,34 @@ public final class Grammar {
      */
     public static Grammar regex(String regex) {
         require(regex, "the regular expression");
-        return new Grammar(
+        return checked(
                 terms -> terms.lexeme(Regex.compile(terms, regex, terms::codePoints, false)),
                 "regex",
                 regex);
+    }
+
+    /**
+     * Allows texts that one {@linkplain #regex(String) regular expression} matches and another one
+     * does not.
+     *
+     * @param regex the expression
+     * @param except the expression of texts that are not allowed
+     * @return the grammar
+     * @throws IllegalArgumentException if an expression is wrong or not supported, or no text is
+     *     allowed
+     */
+    public static Grammar regex(String regex, String except) {
+        require(regex, "the regular expression");
+        require(except, "the regular expression of texts that are not allowed");
+        return checked(
+                terms -> {
+                    Terms.Term all = Regex.compile(terms, regex, terms::codePoints, false);
+                    Terms.Term not = Regex.compile(terms, except, terms::codePoints, false);
+                    return terms.lexeme(terms.both(all, terms.not(not)));
+                },
+                "regex",
+                regex,
+                except);
     }
 
     /**
@@ -174,7 +203,11 @@ public final class Grammar {
         return terms;
     }
 
-    Terms.Term root() {
+    synchronized Terms.Term root() {
+        if (root == null) {
+            root = maker.apply(terms);
+            terms.check(root);
+        }
         return root;
     }
 

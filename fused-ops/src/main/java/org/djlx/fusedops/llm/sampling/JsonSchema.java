@@ -20,9 +20,6 @@ import java.util.List;
 import java.util.Locale;
 import java.util.Map;
 import java.util.Set;
-import java.util.regex.Matcher;
-import java.util.regex.Pattern;
-import java.util.stream.Collectors;
 
 /**
  * Compiles a JSON schema to a term. {@link Grammar#jsonSchema} says what is supported. Every
@@ -50,7 +47,6 @@ final class JsonSchema {
             EnumSet.complementOf(EnumSet.of(Type.INTEGER)); // A number may be an integer.
     private static final Gson GSON =
             new GsonBuilder().disableHtmlEscaping().serializeNulls().create();
-    private static final int MAX_DEPTH = 32; // of any value
     private static final int MAX_SIZE = 10_000; // of strings and arrays
     private static final int MAX_NUMBER_LENGTH = 40; // of bounds
 
@@ -70,27 +66,14 @@ final class JsonSchema {
                     "readOnly",
                     "writeOnly");
 
-    /**
-     * Regular expressions for formats, which allow the usual values and not all valid ones. An
-     * expression may have another one in angle brackets.
-     */
-    private static final Map<String, String> FORMATS =
-            """
-            date=(?:19|20)\\d\\d-(?:(?:0[1-9]|1[0-2])-(?:0[1-9]|1\\d|2[0-8])|(?:0[13-9]|1[0-2])-(?:29|30)|(?:0[13578]|1[02])-31)
-            time=(?:[01]\\d|2[0-3]):[0-5]\\d:[0-5]\\d(?:\\.\\d{1,9})?(?:Z|[+-](?:0[1-9]|1[0-3]):[0-5]\\d)
-            date-time=<date>T<time>
-            duration=P(?:\\d{1,4}D(?:T\\d{1,4}[HMS])?|T\\d{1,4}[HMS]|\\d{1,4}W)
-            hostname=[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?(?:\\.[a-z]{2,10}){1,3}
-            email=[a-z0-9]{1,16}(?:[._+-][a-z0-9]{1,16}){0,2}@<hostname>
-            octet=(?:25[0-5]|2[0-4]\\d|1\\d\\d|[1-9]?\\d)
-            ipv4=(?:<octet>\\.){3}<octet>
-            ipv6=(?:[0-9a-f]{1,4}:){7}[0-9a-f]{1,4}
-            uri=https?://<hostname>(?:/[A-Za-z0-9._~-]+)*/?
-            uuid=[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}
-            """
-                    .lines()
-                    .map(line -> line.split("=", 2))
-                    .collect(Collectors.toMap(format -> format[0], format -> format[1]));
+    private static final String DATE =
+            "(?:19|20)\\d\\d-(?:(?:0[1-9]|1[0-2])-(?:0[1-9]|1\\d|2[0-8])"
+                    + "|(?:0[13-9]|1[0-2])-(?:29|30)|(?:0[13578]|1[02])-31)";
+    private static final String TIME =
+            "(?:[01]\\d|2[0-3])(?::[0-5]\\d){2}(?:\\.\\d{1,9})?(?:Z|[+-](?:0[1-9]|1[0-3]):[0-5]\\d)";
+    private static final String HOST =
+            "[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?(?:\\.[a-z]{2,10}){1,3}";
+    private static final String OCTET = "(?:25[0-5]|2[0-4]\\d|1\\d\\d|[1-9]?\\d)";
 
     private final Terms terms;
     private final JsonObject root;
@@ -286,7 +269,7 @@ final class JsonSchema {
             String pointer = value.getAsString();
             Terms.Term reference = references.get(pointer);
             if (reference == null) {
-                reference = terms.reference();
+                reference = terms.reference(pointer);
                 references.put(pointer, reference);
                 reference.define(value(resolve(pointer, path), pointer));
             }
@@ -365,24 +348,17 @@ final class JsonSchema {
         };
     }
 
-    /** Returns the term for any value, nested up to a depth. */
+    /** Returns the term for any value. */
     private Terms.Term any() {
         if (any == null) {
-            JsonObject none = new JsonObject();
+            any = terms.reference("#");
             List<Terms.Term> parts = new ArrayList<>();
             for (Type type : List.of(Type.STRING, Type.NUMBER, Type.BOOLEAN, Type.NULL)) {
-                parts.add(value(none, type, "#"));
+                parts.add(value(new JsonObject(), type, "#"));
             }
-            Terms.Term value = terms.choice(parts);
-            for (int depth = 0; depth < MAX_DEPTH; depth++) {
-                Terms.Term member = member(anyString, value);
-                Terms.Term array = brackets("[", listOf(value, 0, Terms.UNBOUNDED), "]");
-                Terms.Term object = brackets("{", listOf(member, 0, Terms.UNBOUNDED), "}");
-                List<Terms.Term> nested = new ArrayList<>(parts);
-                nested.addAll(List.of(array, object));
-                value = terms.choice(nested);
-            }
-            any = value;
+            parts.add(brackets("[", listOf(any, 0, Terms.UNBOUNDED), "]"));
+            parts.add(brackets("{", listOf(member(anyString, any), 0, Terms.UNBOUNDED), "}"));
+            any.define(terms.choice(parts));
         }
         return any;
     }
@@ -483,10 +459,7 @@ final class JsonSchema {
             if (schema.has(keyword)) {
                 String regex = schema.get(keyword).getAsString();
                 boolean isFormat = keyword.equals("format");
-                if (isFormat && !FORMATS.containsKey(regex)) {
-                    throw unsupported(path, "format': '" + regex);
-                }
-                regex = isFormat ? format(regex) : regex;
+                regex = isFormat ? format(regex, path) : regex;
                 try {
                     Terms.Term matching = Regex.compile(terms, regex, this::escaped, !isFormat);
                     content = content == null ? matching : terms.both(matching, content);
@@ -498,10 +471,21 @@ final class JsonSchema {
         return content == null ? anyString : string(content);
     }
 
-    private static String format(String name) {
-        return Pattern.compile("<([a-z]+)>")
-                .matcher(FORMATS.get(name))
-                .replaceAll(inner -> Matcher.quoteReplacement(format(inner.group(1))));
+    /** Returns a regular expression for a format: for the usual values, not for all valid ones. */
+    private static String format(String name, String path) {
+        return switch (name) {
+            case "date" -> DATE;
+            case "time" -> TIME;
+            case "date-time" -> DATE + "T" + TIME;
+            case "duration" -> "P(?:\\d{1,4}D(?:T\\d{1,4}[HMS])?|T\\d{1,4}[HMS]|\\d{1,4}W)";
+            case "hostname" -> HOST;
+            case "email" -> "[a-z0-9]{1,16}(?:[._+-][a-z0-9]{1,16}){0,2}@" + HOST;
+            case "ipv4" -> "(?:" + OCTET + "\\.){3}" + OCTET;
+            case "ipv6" -> "(?:[0-9a-f]{1,4}:){7}[0-9a-f]{1,4}";
+            case "uri" -> "https?://" + HOST + "(?:/[A-Za-z0-9._~-]+)*/?";
+            case "uuid" -> "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}";
+            default -> throw unsupported(path, "format': '" + name);
+        };
     }
 
     private Terms.Term number(JsonObject schema, boolean isInteger, String path) {
@@ -513,23 +497,66 @@ final class JsonSchema {
         BigDecimal high = bound(schema, "maximum", path);
         BigDecimal above = bound(schema, "exclusiveMinimum", path);
         BigDecimal below = bound(schema, "exclusiveMaximum", path);
+        Terms.Term minus = terms.literal("-");
+        Terms.Term magnitude =
+                regex(isInteger ? "0|[1-9]\\d{0,17}" : "(?:0|[1-9]\\d{0,14})(?:\\.\\d{1,17})?");
         if (low == null && high == null && above == null && below == null) {
-            return terms.lexeme(
-                    regex(
-                            isInteger
-                                    ? "-?(?:0|[1-9]\\d{0,17})"
-                                    : "-?(?:0|[1-9]\\d{0,14})(?:\\.\\d{1,17})?(?:[eE][+-]?\\d{1,2})?"));
+            Terms.Term exponent = isInteger ? terms.empty : regex("(?:[eE][+-]?\\d{1,2})?");
+            return terms.lexeme(terms.sequence(terms.optional(minus), magnitude, exponent));
         }
         boolean isAbove = above != null && (low == null || above.compareTo(low) >= 0);
         boolean isBelow = below != null && (high == null || below.compareTo(high) <= 0);
-        return terms.lexeme(
-                DecimalRange.of(
-                        terms,
-                        isInteger,
-                        isAbove ? above : low,
-                        isAbove,
-                        isBelow ? below : high,
-                        isBelow));
+        low = isAbove ? above : low;
+        high = isBelow ? below : high;
+        List<Terms.Term> parts = new ArrayList<>();
+        if (high == null || high.signum() >= 0) {
+            BigDecimal least = low == null || low.signum() < 0 ? BigDecimal.ZERO : low;
+            parts.add(between(magnitude, least, isAbove && least == low, high, isBelow));
+        }
+        if (low == null || low.signum() < 0) {
+            boolean isNegative = high != null && high.signum() < 0;
+            BigDecimal least = isNegative ? high.negate() : BigDecimal.ZERO;
+            BigDecimal most = low == null ? null : low.negate();
+            boolean exclusive = !isNegative || isBelow;
+            parts.add(terms.sequence(minus, between(magnitude, least, exclusive, most, isAbove)));
+        }
+        return terms.lexeme(terms.choice(parts));
+    }
+
+    /**
+     * Returns the term for the numbers of a term, none negative, between two bounds.
+     *
+     * @param most the upper bound; null for none
+     */
+    private Terms.Term between(
+            Terms.Term numbers,
+            BigDecimal least,
+            boolean aboveLeast,
+            BigDecimal most,
+            boolean belowMost) {
+        Terms.Term some = terms.both(numbers, regex(from(least, aboveLeast)));
+        return most == null ? some : terms.both(some, terms.not(regex(from(most, !belowMost))));
+    }
+
+    /**
+     * Returns a regular expression for the decimal numbers from a bound on, which is not negative.
+     */
+    private static String from(BigDecimal bound, boolean exclusive) {
+        String digits = bound.stripTrailingZeros().toPlainString();
+        boolean isWhole = digits.indexOf('.') < 0;
+        int whole = isWhole ? digits.length() : digits.indexOf('.');
+        // More digits before the point; the same digits up to one that is larger; the same digits.
+        StringBuilder regex = new StringBuilder("[1-9]\\d{" + whole + ",}(?:\\.\\d+)?");
+        for (int i = 0; i < digits.length(); i++) {
+            char digit = digits.charAt(i);
+            if (digit != '.' && digit != '9') {
+                regex.append('|').append(digits.substring(0, i).replace(".", "\\."));
+                regex.append('[').append((char) (digit + 1)).append("-9]");
+                regex.append(i < whole ? "\\d{" + (whole - i - 1) + "}(?:\\.\\d+)?" : "\\d*");
+            }
+        }
+        regex.append('|').append(digits.replace(".", "\\.")).append(isWhole ? "(?:\\." : "(?:");
+        return regex.append(exclusive ? "\\d*[1-9]\\d*)" : "\\d*)?").toString();
     }
 
     private static BigDecimal bound(JsonObject schema, String keyword, String path) {

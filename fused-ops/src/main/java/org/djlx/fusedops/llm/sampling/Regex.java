@@ -7,12 +7,11 @@ import java.util.List;
 import java.util.function.Function;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
+import java.util.stream.IntStream;
 
 /**
- * Compiles a regular expression to a term: alternatives, groups, classes, {@code * + ? {m,n}} and
- * escapes, as in ECMA-262 and {@code java.util.regex}. Anchors may stand at the ends of top-level
- * alternatives. Lookaround, back references, word boundaries, Unicode properties and flags are
- * refused.
+ * Compiles a regular expression to a term. {@link Grammar#regex} says what is supported. Anchors
+ * may stand at the ends of top-level alternatives.
  */
 final class Regex {
 
@@ -110,28 +109,25 @@ final class Regex {
 
     private Terms.Term repeated(Terms.Term item) {
         int min;
-        int max;
+        int max = Terms.UNBOUNDED;
+        Matcher matcher = REPETITION.matcher(regex).region(at, regex.length());
         if (take("*")) {
             min = 0;
-            max = Terms.UNBOUNDED;
         } else if (take("+")) {
             min = 1;
-            max = Terms.UNBOUNDED;
         } else if (take("?")) {
             min = 0;
             max = 1;
-        } else {
-            Matcher matcher = REPETITION.matcher(regex).region(at, regex.length());
-            if (!matcher.lookingAt()) {
-                return item;
-            }
+        } else if (matcher.lookingAt()) {
             min = Integer.parseInt(matcher.group(1));
             String most = matcher.group(matcher.group(2) == null ? 1 : 3);
-            max = most == null ? Terms.UNBOUNDED : Integer.parseInt(most);
+            max = most == null ? max : Integer.parseInt(most);
             if (min > max || min > MAX_REPETITIONS || most != null && max > MAX_REPETITIONS) {
                 throw wrong("a repetition that is not in order or above " + MAX_REPETITIONS);
             }
             at = matcher.end();
+        } else {
+            return item;
         }
         if (!take("?") && at < regex.length() && "*+{".indexOf(regex.charAt(at)) >= 0) {
             throw wrong("a second repetition, which is not supported,");
@@ -230,43 +226,32 @@ final class Regex {
     /** Reads what follows a backslash. */
     private BitSet escape() {
         int codePoint = next();
-        switch (codePoint) {
-            case 'd':
-                return range('0', '9');
-            case 'D':
-                return except(range('0', '9'));
-            case 'w':
-                return range('0', '9', 'A', 'Z', '_', '_', 'a', 'z');
-            case 'W':
-                return except(range('0', '9', 'A', 'Z', '_', '_', 'a', 'z'));
-            case 's':
-                return of(" \t\n\u000B\f\r");
-            case 'S': // The complement of all spaces of Unicode, on which all dialects agree.
+        return switch (codePoint) {
+            case 'd' -> range('0', '9');
+            case 'D' -> except(range('0', '9'));
+            case 'w' -> range('0', '9', 'A', 'Z', '_', '_', 'a', 'z');
+            case 'W' -> except(range('0', '9', 'A', 'Z', '_', '_', 'a', 'z'));
+            case 's' -> of(" \t\n\u000B\f\r");
+            case 'S' -> { // The complement of all spaces of Unicode, on which all dialects agree.
                 BitSet spaces = of("\u000B\uFEFF\u0085");
-                for (int c = 0; c <= Character.MAX_VALUE; c++) {
-                    if (Character.isWhitespace(c) || Character.isSpaceChar(c)) {
-                        spaces.set(c);
-                    }
-                }
-                return except(spaces);
-            case 't':
-                return of("\t");
-            case 'n':
-                return of("\n");
-            case 'r':
-                return of("\r");
-            case 'f':
-                return of("\f");
-            case 'x':
-                return hexadecimal(2);
-            case 'u':
-                return hexadecimal(4);
-            default:
+                IntStream.rangeClosed(0, Character.MAX_VALUE)
+                        .filter(c -> Character.isWhitespace(c) || Character.isSpaceChar(c))
+                        .forEach(spaces::set);
+                yield except(spaces);
+            }
+            case 't' -> of("\t");
+            case 'n' -> of("\n");
+            case 'r' -> of("\r");
+            case 'f' -> of("\f");
+            case 'x' -> hexadecimal(2);
+            case 'u' -> hexadecimal(4);
+            default -> {
                 if (codePoint < 0x80 && Character.isLetterOrDigit(codePoint)) {
                     throw wrong("\\" + (char) codePoint + ", which is not supported,");
                 }
-                return of(Character.toString(codePoint));
-        }
+                yield of(Character.toString(codePoint));
+            }
+        };
     }
 
     private BitSet hexadecimal(int digits) {

@@ -10,6 +10,7 @@ import java.util.Collection;
 import java.util.Deque;
 import java.util.HashMap;
 import java.util.HashSet;
+import java.util.LinkedHashMap;
 import java.util.LinkedHashSet;
 import java.util.List;
 import java.util.Map;
@@ -58,9 +59,9 @@ final class Terms {
 
     private record Key(Kind kind, List<Integer> parts, BitSet bytes, int min, int max) {}
 
-    private final Map<Key, Term> terms = new HashMap<>();
+    private final Map<Key, Term> terms = new LinkedHashMap<>(); // parts before wholes
     private final Map<List<Integer>, Boolean> intersecting = new HashMap<>();
-    private final List<Term> references = new ArrayList<>();
+    private final Map<Term, String> references = new LinkedHashMap<>(); // and places in schemas
 
     // No set of bytes tells the bytes of a class apart, so they have the same derivatives. A new
     // set may split a class: one part keeps its index.
@@ -122,7 +123,7 @@ final class Terms {
             Term known = index < derivatives.length ? derivatives[index] : null;
             if (known == null) {
                 if (deriving) {
-                    throw new IllegalArgumentException("a reference refers to itself");
+                    throw wrong(this, "the reference refers to itself");
                 }
                 deriving = kind == Kind.REFERENCE;
                 known = derivative(b);
@@ -400,22 +401,56 @@ final class Terms {
                 : term(Kind.LEXEME, List.of(part), null, 0, 0, part.nullable);
     }
 
-    /** Returns a term to be {@linkplain Term#define defined} later. */
-    Term reference() {
+    /**
+     * Returns a term to be {@linkplain Term#define defined} later.
+     *
+     * @param place its place in a JSON schema, for errors
+     */
+    Term reference(String place) {
         Term reference = new Term(Kind.REFERENCE, List.of(), null, 0, 0, false);
-        references.add(reference);
+        references.put(reference, place);
         return reference;
+    }
+
+    private IllegalArgumentException wrong(Term reference, String problem) {
+        return new IllegalArgumentException(
+                "the JSON schema at " + references.get(reference) + ": " + problem);
     }
 
     /**
      * Checks a grammar whose references are all defined.
      *
-     * @throws IllegalArgumentException if a reference begins with itself, or if no text matches
+     * @throws IllegalArgumentException if a reference begins with itself or never ends, or if no
+     *     text matches
      */
     void check(Term root) {
-        references.forEach(reference -> reference.derive('{'));
+        references.keySet().forEach(reference -> reference.derive('{'));
+        Set<Term> matching = new HashSet<>(); // those known to match a text
+        int before = -1;
+        while (!references.isEmpty() && matching.size() > before) {
+            before = matching.size();
+            List.of(terms.values(), references.keySet()).stream()
+                    .flatMap(Collection::stream)
+                    .filter(term -> isMatching(term, matching))
+                    .forEach(matching::add);
+        }
+        for (Term reference : references.keySet()) {
+            if (!matching.contains(reference)) {
+                throw wrong(reference, "no value is valid, or its recursion never ends");
+            }
+        }
         if (root == none) {
             throw new IllegalArgumentException("no text matches");
         }
+    }
+
+    private static boolean isMatching(Term term, Set<Term> matching) {
+        return term.nullable
+                || switch (term.kind) {
+                    case NONE, EMPTY -> false;
+                    case BYTE, BOTH, NOT -> true; // BOTH is not made of disjoint terms.
+                    case CHOICE -> term.parts.stream().anyMatch(matching::contains);
+                    default -> matching.containsAll(term.parts);
+                };
     }
 }

@@ -117,20 +117,6 @@ public final class Vocabulary {
         return known;
     }
 
-    /** A list of nodes. */
-    private static final class Nodes {
-
-        private int[] nodes = new int[8];
-        private int size;
-
-        void add(int node) {
-            if (size == nodes.length) {
-                nodes = Arrays.copyOf(nodes, 2 * size);
-            }
-            nodes[size++] = node;
-        }
-    }
-
     /** The masks of the terms of one grammar. Synchronizes on itself. */
     final class Masks {
 
@@ -138,7 +124,7 @@ public final class Vocabulary {
         private final Map<Terms.Term, Lexeme> lexemes = recent(MAX_LEXEMES);
 
         /** The tokens that stay within a lexeme, and the nodes where it may end, or null. */
-        private record Lexeme(int[] allowed, Nodes ends) {}
+        private record Lexeme(int[] allowed, List<Integer> ends) {}
 
         private Masks(Grammar grammar) {
             this.grammar = grammar;
@@ -167,14 +153,12 @@ public final class Vocabulary {
          *
          * @param textEnds receives the nodes at which a text of the term may end; may be null
          */
-        private void allow(Terms.Term term, int node, int[] mask, Nodes textEnds) {
+        private void allow(Terms.Term term, int node, int[] mask, List<Integer> textEnds) {
             switch (term.kind) {
                 case SEQUENCE -> {
-                    Nodes ends = new Nodes();
+                    List<Integer> ends = new ArrayList<>();
                     allow(term.parts().get(0), node, mask, ends);
-                    for (int i = 0; i < ends.size; i++) {
-                        allow(term.parts().get(1), ends.nodes[i], mask, textEnds);
-                    }
+                    ends.forEach(end -> allow(term.parts().get(1), end, mask, textEnds));
                 }
                 case CHOICE, REFERENCE ->
                         term.parts().forEach(part -> allow(part, node, mask, textEnds));
@@ -185,7 +169,7 @@ public final class Vocabulary {
                     }
                     Lexeme lexeme = lexemes.get(term);
                     if (lexeme == null || (textEnds != null && lexeme.ends == null)) {
-                        Nodes ends = textEnds == null ? null : new Nodes();
+                        List<Integer> ends = textEnds == null ? null : new ArrayList<>();
                         lexeme = new Lexeme(new int[mask.length], ends);
                         walk(term, node, lexeme.allowed, ends);
                         lexemes.put(term, lexeme);
@@ -193,15 +177,15 @@ public final class Vocabulary {
                     for (int i = 0; i < mask.length; i++) {
                         mask[i] |= lexeme.allowed[i];
                     }
-                    for (int i = 0; textEnds != null && i < lexeme.ends.size; i++) {
-                        textEnds.add(lexeme.ends.nodes[i]);
+                    if (textEnds != null) {
+                        textEnds.addAll(lexeme.ends);
                     }
                 }
                 default -> walk(term, node, mask, textEnds);
             }
         }
 
-        private void walk(Terms.Term term, int node, int[] mask, Nodes textEnds) {
+        private void walk(Terms.Term term, int node, int[] mask, List<Integer> textEnds) {
             if (textEnds != null && term.isNullable()) {
                 textEnds.add(node);
             }

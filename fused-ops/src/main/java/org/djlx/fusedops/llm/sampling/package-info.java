@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Package-private:
- * DecimalRange  the decimal numbers between two bounds, as a term
- * JsonSchema    compiles a JSON schema to a term
- * Regex         compiles a regular expression to a term
- * Terms         grammars over bytes, and their derivatives
+ * JsonSchema  compiles a JSON schema to a term
+ * Regex       compiles a regular expression to a term
+ * Terms       grammars over bytes, and their derivatives
  */
 /**
  * Sampling: logits in, tokens out.

@@ -17,14 +17,22 @@ public enum ToolFormat {
      * Llama 3: the answer is a call, {@code {"name": …, "parameters": {…}}}, perhaps after {@code
      * <|python_tag|>}; {@code ;} separates calls.
      */
-    LLAMA3("<|python_tag|>", "", "parameters", "", "", "; ", 24),
+    LLAMA3("<|python_tag|>", "", "", "parameters", "", "; ", "", 24),
     /**
      * Hermes and Qwen: a tag around each call, {@code <tool_call>{"name": …, "arguments":
      * {…}}</tool_call>}.
      */
-    HERMES("<tool_call>", "<tool_call>\n", "arguments", "\n</tool_call>", "", "\n", 24),
+    HERMES(
+            "<tool_call>",
+            "<tool_call>",
+            "\n",
+            "arguments",
+            "\n</tool_call>",
+            "\n<tool_call>",
+            "",
+            24),
     /** Mistral: an array of calls, {@code [TOOL_CALLS][{"name": …, "arguments": {…}}]}. */
-    MISTRAL("[TOOL_CALLS]", "", "arguments", "", "[", ", ", 9);
+    MISTRAL("[TOOL_CALLS]", "[", "", "arguments", "", ", ", "]", 9);
 
     private static final Map<String, ToolFormat> NAMES =
             Map.of("llama3_json", LLAMA3, "hermes", HERMES, "mistral", MISTRAL);
@@ -34,27 +42,30 @@ public enum ToolFormat {
     private static final Gson GSON = new GsonBuilder().disableHtmlEscaping().create();
 
     private final String marker;
+    private final String open; // before the first call
     private final String prefix; // of a call
     private final String argumentsKey;
     private final String suffix; // of a call
-    private final String open; // before the first call
     private final String separator;
+    private final String close; // after the last call
     private final int idLength;
 
     ToolFormat(
             String marker,
+            String open,
             String prefix,
             String argumentsKey,
             String suffix,
-            String open,
             String separator,
+            String close,
             int idLength) {
         this.marker = marker;
+        this.open = open;
         this.prefix = prefix;
         this.argumentsKey = argumentsKey;
         this.suffix = suffix;
-        this.open = open;
         this.separator = separator;
+        this.close = close;
         this.idLength = idLength;
     }
 
@@ -117,12 +128,20 @@ public enum ToolFormat {
      *
      * @param tools the JSON schema of the arguments of each tool, by name
      * @param parallel whether several calls are allowed
+     * @param forced whether the answer has to be a call. Otherwise it may be text, and in {@link
+     *     #HERMES} text may stand before the calls
      * @return the grammar
-     * @throws IllegalArgumentException if a schema is not supported; the message names the tool
+     * @throws IllegalArgumentException if a schema is not supported; the message names the tool. Or
+     *     if answers of {@link #MISTRAL} are not forced: its marker is a special token, which no
+     *     grammar allows
      */
-    public Grammar grammar(Map<String, JsonObject> tools, boolean parallel) {
+    public Grammar grammar(Map<String, JsonObject> tools, boolean parallel, boolean forced) {
         if (tools == null || tools.isEmpty()) {
             throw new IllegalArgumentException("there are no tools");
+        }
+        if (!forced && this == MISTRAL) {
+            throw new IllegalArgumentException(
+                    "Mistral's format cannot limit calls that are not required");
         }
         List<Grammar> calls = new ArrayList<>();
         tools.forEach(
@@ -140,10 +159,20 @@ public enum ToolFormat {
                 });
         Grammar call = Grammar.anyOf(calls);
         Grammar all = parallel ? call.separatedBy(separator) : call;
-        return open.isEmpty() ? all : Grammar.sequence(text(open), all, text("]"));
+        if (forced) {
+            return Grammar.sequence(text(open), all, text(close));
+        }
+        String any = "[\\s\\S]*";
+        String marked = any + marker.replace("|", "\\|");
+        if (this == HERMES) { // Text may stand before the first marker.
+            Grammar first = Grammar.regex(marked, marked + "[\\s\\S]+");
+            return Grammar.anyOf(
+                    List.of(Grammar.regex(any, marked + any), Grammar.sequence(first, all)));
+        }
+        return Grammar.anyOf(List.of(Grammar.regex(any, marked + any + "|[^\\S]*\\{" + any), all));
     }
 
     private static Grammar text(String text) {
-        return Grammar.choice(List.of(text));
+        return text.isEmpty() ? Grammar.regex("") : Grammar.choice(List.of(text));
     }
 }

@@ -9,9 +9,7 @@ import java.nio.file.Path;
 import org.djlx.fusedops.llm.GenerationRequest;
 import org.djlx.fusedops.llm.engine.ByteTokens;
 import org.djlx.fusedops.llm.engine.LlamaGenerator;
-import org.djlx.fusedops.llm.model.LlamaFiles;
 import org.djlx.fusedops.llm.text.ChatTemplate;
-import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.io.TempDir;
 
@@ -22,11 +20,7 @@ class SamplingDefaultsTest {
 
     @Test
     void holdForWhatARequestDoesNotSet() throws Exception {
-        LlamaFiles.write(
-                directory,
-                LlamaFiles.config(ScalarType.FLOAT32, true, ByteTokens.VOCABULARY, ByteTokens.END),
-                1);
-        ByteTokens.write(directory);
+        ByteTokens.writeModel(directory, 1);
         Files.writeString(
                 directory.resolve("generation_config.json"),
                 "{\"do_sample\": true, \"temperature\": 0.6, \"top_k\": 20, \"top_p\": 0.95,"

@@ -19,15 +19,17 @@ import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
+import java.util.stream.IntStream;
 import org.djlx.fusedops.llm.GeneratedPiece;
 import org.djlx.fusedops.llm.GenerationRequest;
 import org.djlx.fusedops.llm.engine.ByteTokens;
 import org.djlx.fusedops.llm.engine.LlamaGenerator;
-import org.djlx.fusedops.llm.model.LlamaFiles;
+import org.djlx.fusedops.llm.sampling.Constraint;
 import org.djlx.fusedops.llm.sampling.Grammar;
+import org.djlx.fusedops.llm.sampling.Vocabulary;
 import org.djlx.fusedops.llm.text.ChatTemplate;
 import org.djlx.fusedops.llm.text.ToolFormat;
-import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.TestJson;
 import org.junit.jupiter.api.AfterAll;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Test;
@@ -65,11 +67,7 @@ class ToolsTest {
 
     @BeforeAll
     static void load() throws IOException {
-        LlamaFiles.write(
-                directory,
-                LlamaFiles.config(ScalarType.FLOAT32, true, ByteTokens.VOCABULARY, ByteTokens.END),
-                3);
-        ByteTokens.write(directory);
+        ByteTokens.writeModel(directory, 3);
         generator = LlamaGenerator.builder().setDirectory(directory).build();
     }
 
@@ -99,11 +97,7 @@ class ToolsTest {
     private static JsonObject choice(ToolFormat format, String json, boolean streamed) {
         String answer = send(read(format, "{'stream':" + streamed + "," + json + "}"));
         if (!streamed) {
-            return JsonParser.parseString(answer)
-                    .getAsJsonObject()
-                    .getAsJsonArray("choices")
-                    .get(0)
-                    .getAsJsonObject();
+            return TestJson.at(answer, "choices.0").getAsJsonObject();
         }
         JsonObject message = new JsonObject();
         JsonObject choice = new JsonObject();
@@ -115,11 +109,7 @@ class ToolsTest {
                 continue;
             }
             JsonObject event =
-                    JsonParser.parseString(line.substring("data: ".length()))
-                            .getAsJsonObject()
-                            .getAsJsonArray("choices")
-                            .get(0)
-                            .getAsJsonObject();
+                    TestJson.at(line.substring("data: ".length()), "choices.0").getAsJsonObject();
             JsonObject delta = event.getAsJsonObject("delta");
             if (delta.has("content")) {
                 content.append(delta.get("content").getAsString());
@@ -253,6 +243,55 @@ class ToolsTest {
         assertTrue(grammar.toString().contains("[0-9]+") && grammar.toString().contains("weather"));
     }
 
+    /** Returns whether an answer may be a text, and may end there. */
+    private static boolean isAllowed(TextCall call, String text) {
+        Vocabulary bytes =
+                new Vocabulary(
+                        IntStream.range(0, 256).mapToObj(b -> new byte[] {(byte) b}).toList(), 257);
+        Grammar grammar = call.requests().get(0).grammar().orElseThrow();
+        Constraint constraint = new Constraint(grammar, bytes, 256);
+        for (byte b : text.getBytes(StandardCharsets.UTF_8)) {
+            int token = b & 255;
+            if ((constraint.mask()[token / 32] >>> token & 1) == 0) {
+                return false;
+            }
+            constraint.accept(token);
+        }
+        return (constraint.mask()[8] & 1) != 0;
+    }
+
+    @Test
+    void strictToolsLimitTheirCallsOnly() {
+        String rome = "{\"name\": \"weather\", \"arguments\": {\"city\": \"Rom\"}}";
+        String paris = rome.replace("Rom", "Paris");
+        TextCall hermes = read(ToolFormat.HERMES, "{" + CHAT + TOOLS + "}");
+        for (String text : List.of("", "Is 1 < 2? {}", "<tool_cal", "<<tool_call\n")) {
+            assertTrue(isAllowed(hermes, text), text);
+            String begin = text + "<tool_call>\n";
+            assertTrue(isAllowed(hermes, begin + rome + "\n</tool_call>"), text);
+            assertFalse(isAllowed(hermes, begin + paris + "\n</tool_call>"), text);
+            assertFalse(isAllowed(hermes, begin), text);
+        }
+        String two = "<tool_call>\n" + rome + "\n</tool_call>\n<tool_call>\n";
+        assertTrue(isAllowed(hermes, two + rome + "\n</tool_call>"));
+        assertFalse(isAllowed(hermes, two + paris + "\n</tool_call>"));
+
+        TextCall llama = read(ToolFormat.LLAMA3, "{" + CHAT + TOOLS + "}");
+        assertTrue(isAllowed(llama, "Text with {\"name\": 1}"));
+        assertTrue(isAllowed(llama, rome.replace("arguments", "parameters")));
+        assertFalse(isAllowed(llama, paris.replace("arguments", "parameters")));
+        assertFalse(isAllowed(llama, " \u2003{\"name\": 1}"), "the stream reads it as a call");
+        assertFalse(isAllowed(llama, "<|python_tag|>{}"));
+
+        String free = "{" + CHAT + TOOLS.replace("'strict':true,", "") + "}";
+        assertTrue(read(ToolFormat.HERMES, free).requests().get(0).grammar().isEmpty());
+        ApiException e =
+                assertThrows(
+                        ApiException.class,
+                        () -> read(ToolFormat.MISTRAL, "{" + CHAT + TOOLS + "}"));
+        assertTrue(e.getMessage().contains("'tool_choice'"), e::getMessage);
+    }
+
     private static String prompt(TextCall call) {
         int[] tokens = call.requests().get(0).promptTokens().orElseThrow();
         byte[] bytes = new byte[tokens.length];
@@ -304,6 +343,7 @@ class ToolsTest {
                         List.of(),
                         Map.of("now", new JsonObject()),
                         false,
+                        false,
                         true);
         OpenAiAnswer format = new OpenAiAnswer(true, false, false, List.of(""), 1, null, tools, "");
         TextCall call =
@@ -322,14 +362,9 @@ class ToolsTest {
         while (ended.finishReason().isEmpty()) {
             Thread.onSpinWait();
         }
-        JsonObject message =
-                JsonParser.parseString(format.whole(List.of(pieces), List.of(ended)))
-                        .getAsJsonObject()
-                        .getAsJsonArray("choices")
-                        .get(0)
-                        .getAsJsonObject()
-                        .getAsJsonObject("message");
-        assertEquals(1, message.getAsJsonArray("tool_calls").size());
+        String answer = format.whole(List.of(pieces), List.of(ended));
+        JsonElement calls = TestJson.at(answer, "choices.0.message.tool_calls");
+        assertEquals(1, calls.getAsJsonArray().size());
     }
 
     @ParameterizedTest
@@ -349,6 +384,7 @@ class ToolsTest {
                     'tools':[{'type':'function','function':{'name':'a'}}],'tool_choice':{'type':'function','function':{'name':'b'}} | tool_choice
                     'tools':[{'type':'function','function':{'name':'a'}}],'tool_choice':{'type':'allowed_tools'} | tool_choice.type
                     'tools':[{'type':'function','function':{'name':'a','parameters':{'not':{}}}}],'tool_choice':'required' | tools
+                    'tools':[{'type':'function','function':{'name':'a','strict':true,'parameters':{'not':{}}}}] | tools
                     'response_format':{'type':'json_schema'} | response_format.json_schema.schema
                     'response_format':{'type':'json_schema','json_schema':{'schema':{'not':{}}}} | response_format.json_schema.schema
                     'response_format':{'type':'json_object','schema':{}} | response_format.schema
@@ -403,22 +439,9 @@ class ToolsTest {
             String text = choice.getAsJsonObject("message").get("content").getAsString();
             assertTrue(text.matches(regex), text);
             assertEquals("stop", choice.get("finish_reason").getAsString());
-            JsonObject completion =
-                    JsonParser.parseString(
-                                    send(
-                                            read(
-                                                    ToolFormat.HERMES,
-                                                    "{'prompt':'x','max_tokens':100,"
-                                                            + option
-                                                            + "}")))
-                            .getAsJsonObject();
-            String answer =
-                    completion
-                            .getAsJsonArray("choices")
-                            .get(0)
-                            .getAsJsonObject()
-                            .get("text")
-                            .getAsString();
+            String prompt = "{'prompt':'x','max_tokens':100," + option + "}";
+            String completion = send(read(ToolFormat.HERMES, prompt));
+            String answer = TestJson.at(completion, "choices.0.text").getAsString();
             assertTrue(answer.matches(regex), answer);
         }
     }
@@ -432,18 +455,9 @@ class ToolsTest {
                 ("{'input':'x','temperature':1,'text':{'format':" + format + "}}")
                         .replace('\'', '"')
                         .getBytes(StandardCharsets.UTF_8);
-        JsonObject answer =
-                JsonParser.parseString(send(api(null).response(json))).getAsJsonObject();
-        String text =
-                answer.getAsJsonArray("output")
-                        .get(0)
-                        .getAsJsonObject()
-                        .getAsJsonArray("content")
-                        .get(0)
-                        .getAsJsonObject()
-                        .get("text")
-                        .getAsString();
+        String answer = send(api(null).response(json));
+        String text = TestJson.at(answer, "output.0.content.0.text").getAsString();
         assertEquals(Set.of("a"), JsonParser.parseString(text).getAsJsonObject().keySet());
-        assertEquals("completed", answer.get("status").getAsString());
+        assertEquals("completed", TestJson.at(answer, "status").getAsString());
     }
 }

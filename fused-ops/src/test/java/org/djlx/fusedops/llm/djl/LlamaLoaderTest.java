@@ -47,9 +47,7 @@ import org.djlx.fusedops.llm.api.TextApi;
 import org.djlx.fusedops.llm.engine.ByteTokens;
 import org.djlx.fusedops.llm.engine.LlamaGenerator;
 import org.djlx.fusedops.llm.engine.LlamaGeneratorTest;
-import org.djlx.fusedops.llm.model.LlamaFiles;
 import org.djlx.fusedops.llm.text.ChatTemplate;
-import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
@@ -64,11 +62,7 @@ class LlamaLoaderTest {
 
     @BeforeAll
     static void write() throws IOException {
-        LlamaFiles.write(
-                directory,
-                LlamaFiles.config(ScalarType.FLOAT32, true, ByteTokens.VOCABULARY, ByteTokens.END),
-                3);
-        ByteTokens.write(directory);
+        ByteTokens.writeModel(directory, 3);
         Files.writeString(
                 directory.resolve("serving.properties"),
                 "engine=PyTorch-P2P\noption.tensor_parallel_degree=2\noption.max_model_len=128\n");

@@ -6,6 +6,8 @@ import com.google.gson.JsonObject;
 import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import org.djlx.fusedops.llm.model.LlamaFiles;
+import org.djlx.nativeops.torch.ScalarType;
 
 /** A tokenizer with a token for each byte, which has that byte's value, and two special ones. */
 public final class ByteTokens {
@@ -15,6 +17,13 @@ public final class ByteTokens {
     public static final int VOCABULARY = 258;
 
     private ByteTokens() {}
+
+    /** Writes a small random Llama in float32 that has this tokenizer. */
+    public static void writeModel(Path directory, long seed) throws IOException {
+        LlamaFiles.write(
+                directory, LlamaFiles.config(ScalarType.FLOAT32, true, VOCABULARY, END), seed);
+        write(directory);
+    }
 
     public static void write(Path directory) throws IOException {
         JsonObject vocabulary = new JsonObject();

@@ -20,13 +20,11 @@ import org.djlx.fusedops.llm.FinishReason;
 import org.djlx.fusedops.llm.GeneratedPiece;
 import org.djlx.fusedops.llm.Generation;
 import org.djlx.fusedops.llm.GenerationRequest;
-import org.djlx.fusedops.llm.model.LlamaFiles;
 import org.djlx.fusedops.llm.model.LlamaReference;
 import org.djlx.fusedops.llm.sampling.Constraint;
 import org.djlx.fusedops.llm.sampling.Grammar;
 import org.djlx.fusedops.llm.sampling.Vocabulary;
 import org.djlx.fusedops.llm.text.ModelTokenizer;
-import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
@@ -52,11 +50,7 @@ class GrammarGeneratorTest {
 
     @BeforeAll
     static void write() throws IOException {
-        LlamaFiles.write(
-                directory,
-                LlamaFiles.config(ScalarType.FLOAT32, true, ByteTokens.VOCABULARY, ByteTokens.END),
-                3);
-        ByteTokens.write(directory);
+        ByteTokens.writeModel(directory, 3);
     }
 
     private static LlamaGenerator generator(int ranks, long cacheBytes) throws IOException {

@@ -67,11 +67,7 @@ public class LlamaGeneratorTest {
 
     @BeforeAll
     static void write() throws IOException {
-        LlamaFiles.write(
-                directory,
-                LlamaFiles.config(ScalarType.FLOAT32, true, ByteTokens.VOCABULARY, ByteTokens.END),
-                3);
-        ByteTokens.write(directory);
+        ByteTokens.writeModel(directory, 3);
     }
 
     private static LlamaGenerator generator(int ranks, UnaryOperator<LlamaGenerator.Builder> change)

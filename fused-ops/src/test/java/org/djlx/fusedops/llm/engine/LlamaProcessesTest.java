@@ -18,7 +18,6 @@ import org.djlx.fusedops.llm.GenerationRequest;
 import org.djlx.fusedops.llm.TextGenerator;
 import org.djlx.fusedops.llm.model.LlamaFiles;
 import org.djlx.fusedops.llm.model.ModelConfig;
-import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
@@ -36,11 +35,7 @@ class LlamaProcessesTest {
 
     @BeforeAll
     static void write() throws IOException {
-        LlamaFiles.write(
-                directory,
-                LlamaFiles.config(ScalarType.FLOAT32, true, ByteTokens.VOCABULARY, ByteTokens.END),
-                3);
-        ByteTokens.write(directory);
+        ByteTokens.writeModel(directory, 3);
     }
 
     private static RankProcesses ranks(String scenario) {

@@ -20,7 +20,6 @@ import java.util.List;
 import java.util.stream.Stream;
 import org.djlx.fusedops.llm.engine.ByteTokens;
 import org.djlx.fusedops.llm.engine.LlamaGenerator;
-import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.function.Executable;
@@ -176,11 +175,7 @@ class LlamaWrongFilesTest {
 
     @BeforeEach
     void write() throws IOException {
-        LlamaFiles.write(
-                directory,
-                LlamaFiles.config(ScalarType.FLOAT32, true, ByteTokens.VOCABULARY, ByteTokens.END),
-                3);
-        ByteTokens.write(directory);
+        ByteTokens.writeModel(directory, 3);
         Files.writeString(
                 directory.resolve("serving.properties"),
                 "engine=PyTorch-P2P\noption.tensor_parallel_degree=2\n");

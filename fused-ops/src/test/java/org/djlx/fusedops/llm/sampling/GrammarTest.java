@@ -426,6 +426,19 @@ class GrammarTest {
         }
     }
 
+    /** Not among the random schemas: the validator refuses domains that are not registered. */
+    @Test
+    void emailAddresses() {
+        Grammar email = schema("{'type': 'string', 'format': 'email'}");
+        for (String address : List.of("a@example.org", "first.last+tag@mail.example.co.uk")) {
+            assertTrue(matches(email, '"' + address + '"'), address);
+        }
+        for (String address :
+                List.of("a", "@example.org", "a@org", "a..b@example.org", "a b@c.de")) {
+            assertFalse(matches(email, '"' + address + '"'), address);
+        }
+    }
+
     @Test
     void recursiveSchemas() {
         Grammar tree =
@@ -442,6 +455,28 @@ class GrammarTest {
         assertFalse(matches(tree, "{\"value\": 1, \"children\": [{\"value\": \"2\"}]}"));
         String deep = "{\"value\":1,\"children\":[".repeat(2000) + "]}".repeat(2000);
         assertTrue(matches(tree, deep), "no limit of the depth");
+    }
+
+    @Test
+    void recursionThatNeverEndsIsRefused() {
+        for (String schema :
+                List.of(
+                        "{'$ref': '#/$defs/a', '$defs': {'a': {'properties': {'next': {'$ref':"
+                                + " '#/$defs/a'}}, 'required': ['next']}}}",
+                        "{'items': {'$ref': '#/$defs/a'}, '$defs': {'a': {'items': {'$ref':"
+                                + " '#/$defs/b'}, 'minItems': 1}, 'b': {'anyOf': [{'$ref':"
+                                + " '#/$defs/a'}, false]}}}",
+                        "{'properties': {'x': {'$ref': '#/$defs/a'}}, '$defs': {'a': false}}")) {
+            IllegalArgumentException e =
+                    assertThrows(IllegalArgumentException.class, () -> schema(schema), schema);
+            assertTrue(e.getMessage().matches(".*#/\\$defs/[ab]: .*never ends.*"), e::getMessage);
+        }
+        Grammar list =
+                schema(
+                        "{'$ref': '#/$defs/a', '$defs': {'a': {'properties': {'next': {'anyOf':"
+                                + " [{'type': 'null'}, {'$ref': '#/$defs/a'}]}}, 'required':"
+                                + " ['next']}}}");
+        assertTrue(matches(list, "{\"next\": {\"next\": null}}"));
     }
 
     @Test
@@ -489,6 +524,9 @@ class GrammarTest {
                 List.of(
                         () -> Grammar.jsonSchema(null),
                         () -> Grammar.regex(null),
+                        () -> Grammar.regex(null, "a"),
+                        () -> Grammar.regex("a", null),
+                        () -> Grammar.regex("a", "a|b"),
                         () -> Grammar.choice(null),
                         () -> Grammar.choice(Arrays.asList("a", null)),
                         () -> Grammar.anyOf(null),

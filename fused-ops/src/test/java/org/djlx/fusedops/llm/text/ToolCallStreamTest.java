@@ -189,8 +189,8 @@ class ToolCallStreamTest {
         List<Executable> calls =
                 List.of(
                         () -> ToolFormat.of(null),
-                        () -> format.grammar(null, true),
-                        () -> format.grammar(Map.of(), true),
+                        () -> format.grammar(null, true, true),
+                        () -> format.grammar(Map.of(), true, true),
                         () -> new ToolCallStream(null, NAMES, false),
                         () -> new ToolCallStream(format, null, false),
                         () -> new ToolCallStream(format, NAMES, false).add(null));
