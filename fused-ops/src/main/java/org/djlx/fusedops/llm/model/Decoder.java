@@ -93,6 +93,7 @@ final class Decoder implements AutoCloseable {
     private final NDArray inputs;
     private final NDArray argMaxParts;
     private final NDArray logits;
+    private final NDArray edited; // logits of rows with edits, in float32
     private final NDArray argMaxes; // of each row and rank
 
     // The last token of each sequence, by its index. A running sequence has a block, or more.
@@ -109,7 +110,6 @@ final class Decoder implements AutoCloseable {
     // Double buffered: the host prepares a step while the GPU runs the previous step.
     private final HostBuffers[] hostBuffers = new HostBuffers[2];
     private int nextBuffers;
-    private NDArray edited; // logits of rows with edits, in float32; null until there are some
 
     /** A row of a step: one token of a chunk. */
     private record Row(TokenBatch.Chunk chunk, int index) {
@@ -252,6 +252,7 @@ final class Decoder implements AutoCloseable {
             activated = rows(inner);
             logits = rows(ranks * tokens);
             int maxRows = LlamaKernels.MAX_ROWS;
+            edited = manager.create(new Shape(maxRows, editedStride()));
             int splitSize = queryHeads * (head + LlamaKernels.CHUNK_EXTRA);
             // The last split of each sequence may be filled in part.
             splitCapacity = Math.max(maxSplits, cache.slots() / LlamaKernels.CHUNK + maxRows);
@@ -472,9 +473,6 @@ final class Decoder implements AutoCloseable {
         if (bytes == 0) {
             return addresses;
         }
-        if (edited == null) {
-            edited = manager.create(new Shape(LlamaKernels.MAX_ROWS, editedStride()));
-        }
         NativeMemory memory = buffers.edits(bytes);
         ByteBuffer all = ByteBuffer.allocate(bytes).order(ByteOrder.nativeOrder());
         IntBuffer next = all.asIntBuffer();
@@ -561,7 +559,7 @@ final class Decoder implements AutoCloseable {
                 logits.getShape().get(1),
                 Torch.dataPointer(inputs) + key.tokensOffset(),
                 buffers.results.address() + LISTS,
-                edited == null ? 0 : Torch.dataPointer(edited),
+                Torch.dataPointer(edited),
                 editedStride());
     }
 

@@ -120,12 +120,14 @@ public final class TransformerModel implements AutoCloseable {
         // gate, up and their product.
         long row = 8L * config.hiddenSize() + 3 * qkvWidth + 4 * inner;
         long attended = 4L * maxLength * kvWidth; // copies of a prefix for a later chunk
-        long logits = 2L * LlamaKernels.MAX_ROWS * config.vocabularySize();
+        // Logits and, in float32, edited logits.
+        long logits = LlamaKernels.MAX_ROWS * (long) config.vocabularySize();
+        long logitBytes = logits * (2L * config.type().itemSize() + Float.BYTES);
         long scores =
                 ModelKernels.computes(config)
                         ? 0
                         : Attention.byteSize(config, ranks, tokens, maxLength);
-        return (tokens * row + attended + logits) * config.type().itemSize() + scores;
+        return (tokens * row + attended) * config.type().itemSize() + logitBytes + scores;
     }
 
     /**
