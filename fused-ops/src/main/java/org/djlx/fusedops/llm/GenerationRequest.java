@@ -9,8 +9,8 @@ import org.djlx.fusedops.llm.sampling.Grammar;
 
 /**
  * A request to generate text: prompt, sampling parameters and stop conditions. The parameters apply
- * to the logits in this order, as in vLLM: allowed tokens, bias, repetition penalty, frequency
- * penalty, presence penalty, temperature, min-p, top-k, top-p. Immutable.
+ * to the logits in this order, as in vLLM: grammar, bias, repetition penalty, frequency penalty,
+ * presence penalty, temperature, min-p, top-k, top-p. Immutable.
  */
 public final class GenerationRequest {
 
@@ -111,11 +111,6 @@ public final class GenerationRequest {
         return values.logitBias;
     }
 
-    /** {@return a copy of the only tokens that may be generated; empty for all} */
-    public int[] allowedTokens() {
-        return values.allowedTokens.clone();
-    }
-
     /** {@return the number of tokens to generate before a stop token or stop string counts} */
     public int minNewTokens() {
         return values.minNewTokens;
@@ -154,7 +149,6 @@ public final class GenerationRequest {
         private double frequencyPenalty;
         private double presencePenalty;
         private Map<Integer, Double> logitBias = Map.of();
-        private int[] allowedTokens = {};
         private int minNewTokens;
         private Grammar grammar;
         private int topLogProbabilities;
@@ -343,17 +337,6 @@ public final class GenerationRequest {
         }
 
         /**
-         * Generates only these tokens. A stop token has to be among them to be generated.
-         *
-         * @param tokens the tokens; default none, which allows all
-         * @return this builder
-         */
-        public Builder optAllowedTokens(int... tokens) {
-            allowedTokens = tokens == null ? null : tokens.clone();
-            return this;
-        }
-
-        /**
          * Generates no end-of-text token and no stop token before a minimum number of new tokens.
          * Stop strings in the text of these tokens are ignored.
          *
@@ -430,7 +413,6 @@ public final class GenerationRequest {
             check(logitBias != null, "logitBias is null");
             logitBias.forEach(
                     (token, bias) -> checkRange("logitBias of " + token, bias, -100, 100));
-            check(allowedTokens != null, "allowedTokens is null");
             checkRange("minNewTokens", minNewTokens, 0, maxNewTokens);
             checkRange("topLogProbabilities", topLogProbabilities, 0, MAX_TOP_LOG_PROBABILITIES);
             try {

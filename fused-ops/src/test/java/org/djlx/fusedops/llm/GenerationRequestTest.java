@@ -31,7 +31,6 @@ class GenerationRequestTest {
         assertEquals(0, request.frequencyPenalty());
         assertEquals(0, request.presencePenalty());
         assertEquals(Map.of(), request.logitBias());
-        assertEquals(0, request.allowedTokens().length);
         assertEquals(0, request.minNewTokens());
         assertEquals(0, request.topLogProbabilities());
         assertFalse(request.hasPromptLogProbabilities());
@@ -43,13 +42,11 @@ class GenerationRequestTest {
         GenerationRequest.Builder builder =
                 GenerationRequest.builder().setPrompt("a").optLogitBias(bias).optSeed(1);
         GenerationRequest request = builder.build();
-        builder.setPrompt("b").optSeed(2).optAllowedTokens(5);
+        builder.setPrompt("b").optSeed(2);
         bias.put(4, 2.0);
         assertEquals("a", request.prompt().orElseThrow());
         assertEquals(1, request.seed().getAsLong());
-        assertEquals(0, request.allowedTokens().length);
         assertEquals(Map.of(3, 1.0), request.logitBias());
-        assertEquals(5, builder.build().allowedTokens()[0]);
     }
 
     @Test
@@ -94,7 +91,6 @@ class GenerationRequestTest {
         refuse("presencePenalty", builder -> builder.optPresencePenalty(Double.NaN));
         refuse("logitBias is null", builder -> builder.optLogitBias(null));
         refuse("logitBias of 7", builder -> builder.optLogitBias(Map.of(7, 101.0)));
-        refuse("allowedTokens is null", builder -> builder.optAllowedTokens((int[]) null));
         refuse("minNewTokens must be from 0", builder -> builder.optMinNewTokens(129));
         refuse("topLogProbabilities", builder -> builder.optTopLogProbabilities(21));
     }

@@ -23,6 +23,7 @@ import org.djlx.collectives.safetensors.SafetensorsWriter;
 import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.fusedops.llm.model.LayerConfig;
 import org.djlx.fusedops.llm.model.ModelConfig;
+import org.djlx.fusedops.llm.model.ModelWeights;
 import org.djlx.fusedops.llm.model.Rope;
 import org.djlx.nativeops.torch.ScalarType;
 
@@ -80,34 +81,10 @@ final class LlamaDirectory {
      * @return their names, types and shapes, from the embedding to the output
      */
     static List<TensorSpec> tensors(ModelConfig config) {
-        int hidden = config.hiddenSize();
-        int queries = config.heads() * config.headSize();
-        int keys = config.kvHeads() * config.headSize();
-        int inner = config.intermediateSize();
         List<TensorSpec> specs = new ArrayList<>();
-        add(specs, config, "model.embed_tokens", config.vocabularySize(), hidden);
-        for (int layer = 0; layer < config.layers(); layer++) {
-            String in = "model.layers." + layer + '.';
-            add(specs, config, in + "input_layernorm", hidden);
-            add(specs, config, in + "self_attn.q_proj", queries, hidden);
-            add(specs, config, in + "self_attn.k_proj", keys, hidden);
-            add(specs, config, in + "self_attn.v_proj", keys, hidden);
-            add(specs, config, in + "self_attn.o_proj", hidden, queries);
-            add(specs, config, in + "post_attention_layernorm", hidden);
-            add(specs, config, in + "mlp.gate_proj", inner, hidden);
-            add(specs, config, in + "mlp.up_proj", inner, hidden);
-            add(specs, config, in + "mlp.down_proj", hidden, inner);
-        }
-        add(specs, config, "model.norm", hidden);
-        if (!config.tied()) {
-            add(specs, config, "lm_head", config.vocabularySize(), hidden);
-        }
+        ModelWeights.shapes(config)
+                .forEach((name, shape) -> specs.add(TensorSpec.of(name, config.type(), shape)));
         return specs;
-    }
-
-    private static void add(
-            List<TensorSpec> specs, ModelConfig config, String module, long... sizes) {
-        specs.add(TensorSpec.of(module + ".weight", config.type(), new Shape(sizes)));
     }
 
     /**

@@ -17,7 +17,6 @@ final class OpenAiOptions {
     private static final int MAX_STOP_TOKENS = 128; // Each prompt of a request has a copy.
     private static final int MAX_CHOICES = 1024;
     private static final int MAX_BIASES = 1024;
-    private static final int MAX_ALLOWED_TOKENS = 131_072;
 
     /**
      * Options of OpenAI and vLLM that do not change the answer, with the values that do not; with
@@ -152,7 +151,6 @@ final class OpenAiOptions {
                         .optFrequencyPenalty(json.number("frequency_penalty", -2, 2, 0))
                         .optPresencePenalty(json.number("presence_penalty", -2, 2, 0))
                         .optLogitBias(json.numbersByToken("logit_bias", -100, 100, MAX_BIASES))
-                        .optAllowedTokens(json.integers("allowed_token_ids", MAX_ALLOWED_TOKENS))
                         .optMinNewTokens((int) json.integer("min_tokens", 0, Integer.MAX_VALUE, 0))
                         .optStopTokens(stopTokens(json));
         if (json.has("seed")) {

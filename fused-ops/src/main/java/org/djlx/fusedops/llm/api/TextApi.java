@@ -36,8 +36,8 @@ public final class TextApi {
     /** The options that a response repeats, with OpenAI's defaults. */
     private static final String RESPONSE_SETTINGS =
             """
-            {"instructions": null, "max_output_tokens": null, "metadata": {}, "temperature": 1.0,
-            "top_p": 1.0, "parallel_tool_calls": true, "previous_response_id": null,
+            {"instructions": null, "max_output_tokens": null, "metadata": {},
+            "parallel_tool_calls": true, "previous_response_id": null,
             "text": {"format": {"type": "text"}}, "tool_choice": "auto", "tools": [],
             "truncation": "disabled"}\
             """;
@@ -132,8 +132,7 @@ public final class TextApi {
     }
 
     private TextCall chat(JsonOptions json) {
-        json.setDefaults(generator.samplingDefaults().values());
-        checkModel(json);
+        prepare(json);
         boolean streamed = json.flag("stream", false);
         boolean usage = usage(json, streamed);
         GenerationRequest.Builder builder = OpenAiOptions.read(json);
@@ -299,7 +298,7 @@ public final class TextApi {
      */
     public TextCall response(byte[] utf8) {
         JsonOptions json = JsonOptions.parse(utf8);
-        checkModel(json);
+        prepare(json);
         boolean streamed = json.flag("stream", false);
         usage(json, streamed);
         GenerationRequest.Builder builder = OpenAiOptions.read(json);
@@ -336,13 +335,12 @@ public final class TextApi {
         readPrompt(json, "input", messages, null, "max_output_tokens", builder);
         json.requireNoOthers();
         GenerationRequest request = OpenAiOptions.build(builder);
+        JsonObject settings = json.echo(RESPONSE_SETTINGS);
+        settings.addProperty("temperature", request.temperature());
+        settings.addProperty("top_p", request.topP());
         return new TextCall(
                 List.of(request),
-                new ResponsesAnswer(
-                        streamed,
-                        json.echo(RESPONSE_SETTINGS),
-                        listed ? logProbabilities : null,
-                        model));
+                new ResponsesAnswer(streamed, settings, listed ? logProbabilities : null, model));
     }
 
     /**
@@ -354,7 +352,7 @@ public final class TextApi {
      */
     public String tokenize(byte[] utf8) {
         JsonOptions json = JsonOptions.parse(utf8);
-        checkModel(json);
+        prepare(json);
         json.neutral("return_token_strs", "false");
         boolean isChat = json.has("messages");
         boolean specialTokens = json.flag("add_special_tokens", !isChat);
@@ -386,8 +384,7 @@ public final class TextApi {
     }
 
     private TextCall completion(JsonOptions json) {
-        json.setDefaults(generator.samplingDefaults().values());
-        checkModel(json);
+        prepare(json);
         boolean streamed = json.flag("stream", false);
         boolean usage = usage(json, streamed);
         json.neutral("suffix", "\"\"");
@@ -458,7 +455,9 @@ public final class TextApi {
         return usage && streamed;
     }
 
-    private void checkModel(JsonOptions json) {
+    /** Takes the model's sampling defaults, and checks that the request is for this model. */
+    private void prepare(JsonOptions json) {
+        json.setDefaults(generator.samplingDefaults().values());
         String requested = json.text("model", model);
         if (!requested.equals(model)) {
             throw new ApiException(

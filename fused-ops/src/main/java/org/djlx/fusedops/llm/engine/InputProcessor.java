@@ -42,7 +42,6 @@ record InputProcessor(
         check(prompt.length > 0, "the prompt has no tokens");
         checkTokens("of the prompt", prompt);
         checkTokens("of stopTokens", request.stopTokens());
-        checkTokens("of allowedTokens", request.allowedTokens());
         checkTokens(
                 "of logitBias",
                 request.logitBias().keySet().stream().mapToInt(Integer::intValue).toArray());

@@ -64,7 +64,7 @@ final class ModelRank implements RankWorker<StepRequest, List<Sampler.SampledTok
         NDManager manager = NDManager.newBaseManager(group.device());
         boolean done = false;
         try {
-            Logits logits = model.forward(step.batch(), false, manager);
+            Logits logits = model.forward(step.batch(), manager);
             done = true;
             return new InFlight(manager, logits, step.sampling());
         } finally {

@@ -73,6 +73,7 @@ final class Sequence {
     /** Returns whether the prompt is being computed for another sequence that comes before. */
     boolean awaitsPrompt() {
         return samePrompt != null
+                && !needsPromptLogits() // They are computed for each sequence.
                 && !samePrompt.isEnded()
                 && samePrompt.countedPromptTokens < samePrompt.promptTokens;
     }

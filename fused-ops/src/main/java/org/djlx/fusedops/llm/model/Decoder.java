@@ -93,6 +93,7 @@ final class Decoder implements AutoCloseable {
     private final NDArray inputs;
     private final NDArray argMaxParts;
     private final NDArray logits;
+    private final NDArray edited; // logits of rows with edits, in float32
     private final NDArray argMaxes; // of each row and rank
 
     // The last token of each sequence, by its index. A running sequence has a block, or more.
@@ -109,7 +110,7 @@ final class Decoder implements AutoCloseable {
     // Double buffered: the host prepares a step while the GPU runs the previous step.
     private final HostBuffers[] hostBuffers = new HostBuffers[2];
     private int nextBuffers;
-    private NDArray edited; // logits of rows with edits, in float32; null until there are some
+    private boolean keepsLogits;
 
     /** A row of a step: one token of a chunk. */
     private record Row(TokenBatch.Chunk chunk, int index) {
@@ -252,6 +253,7 @@ final class Decoder implements AutoCloseable {
             activated = rows(inner);
             logits = rows(ranks * tokens);
             int maxRows = LlamaKernels.MAX_ROWS;
+            edited = manager.create(new Shape(maxRows, editedStride()));
             int splitSize = queryHeads * (head + LlamaKernels.CHUNK_EXTRA);
             // The last split of each sequence may be filled in part.
             splitCapacity = Math.max(maxSplits, cache.slots() / LlamaKernels.CHUNK + maxRows);
@@ -308,12 +310,9 @@ final class Decoder implements AutoCloseable {
      * Computes chunks of a few tokens each, and writes their keys and values to the cache. All
      * ranks call this at the same time. The GPU may still be computing when this returns.
      *
-     * @param fullLogits whether full logits are needed, not only the sampled tokens
-     * @param manager the manager of copied logits
-     * @return the logits of the chunks that need logits; {@link Logits#toArray} is valid until the
-     *     next call of this method
+     * @return the sampled tokens of the chunks that need logits
      */
-    Logits decode(List<TokenBatch.Chunk> chunks, boolean fullLogits, NDManager manager) {
+    Logits decode(List<TokenBatch.Chunk> chunks) {
         List<Logits> parts = new ArrayList<>();
         List<Row> rows = new ArrayList<>();
         int room = splitCapacity;
@@ -321,11 +320,7 @@ final class Decoder implements AutoCloseable {
             for (int i = 0; i < chunk.tokens().length; i++) {
                 Row row = new Row(chunk, i);
                 if (rows.size() == LlamaKernels.MAX_ROWS || row.splits() > room) {
-                    Results part = step(rows, false, fullLogits);
-                    if (fullLogits) {
-                        part.copyLogits(manager);
-                    }
-                    parts.add(part);
+                    parts.add(step(rows, false));
                     rows.clear();
                     room = splitCapacity;
                 }
@@ -333,7 +328,7 @@ final class Decoder implements AutoCloseable {
                 room -= row.splits();
             }
         }
-        parts.add(step(rows, false, fullLogits));
+        parts.add(step(rows, false));
         return Logits.concat(parts);
     }
 
@@ -345,15 +340,8 @@ final class Decoder implements AutoCloseable {
      * @param residual the residual stream before the last layer, of some or all tokens of the
      *     chunk; on the current stream
      * @param row the last token's row, on the rank that has this row; -1 on other ranks
-     * @param fullLogits whether full logits are needed, not only the sampled token
-     * @param manager the manager of copied logits
      */
-    Logits finishPrefill(
-            TokenBatch.Chunk chunk,
-            NDArray residual,
-            long row,
-            boolean fullLogits,
-            NDManager manager) {
+    Logits finishPrefill(TokenBatch.Chunk chunk, NDArray residual, long row) {
         CudaStream current = currentStreams.get();
         long rowBytes = (long) config.hiddenSize() * config.type().itemSize();
         long partial = Torch.dataPointer(residuals[0]);
@@ -363,11 +351,12 @@ final class Decoder implements AutoCloseable {
             current.memsetAsync(partial, (byte) 0, rowBytes);
         }
         Row last = new Row(chunk, chunk.tokens().length - 1);
-        Results results = step(List.of(last), true, fullLogits);
-        if (fullLogits) {
-            results.copyLogits(manager);
-        }
-        return results;
+        return step(List.of(last), true);
+    }
+
+    /** Copies the logits of each step to the host, for {@link Logits#toArray}: for tests. */
+    void keepLogits() {
+        keepsLogits = true;
     }
 
     /** Waits for all launched steps. Throws if a rank has failed. */
@@ -376,7 +365,7 @@ final class Decoder implements AutoCloseable {
         hostBuffers[1 - nextBuffers].await();
     }
 
-    private Results step(List<Row> rows, boolean lastLayer, boolean fullLogits) {
+    private Results step(List<Row> rows, boolean lastLayer) {
         Key key = Key.of(rows, lastLayer);
         HostBuffers buffers = hostBuffers[nextBuffers];
         buffers.await();
@@ -394,7 +383,7 @@ final class Decoder implements AutoCloseable {
             stream.waitEvent(before);
             stream.copyAsync(Torch.dataPointer(inputs), buffers.inputs.address(), key.inputBytes());
             boolean samples = rows.stream().anyMatch(row -> !row.sampling().isPlain());
-            boolean gathers = (fullLogits || samples) && group.worldSize() > 1;
+            boolean gathers = (keepsLogits || samples) && group.worldSize() > 1;
             if (gathers) {
                 long rowBytes = logits.getShape().get(1) * config.type().itemSize();
                 stream.memsetAsync(Torch.dataPointer(logits), (byte) 0, key.rows * rowBytes);
@@ -413,6 +402,9 @@ final class Decoder implements AutoCloseable {
             guard.close();
         }
         buffers.last = new Results(buffers, rows, works);
+        if (keepsLogits) {
+            buffers.last.copyLogits();
+        }
         return buffers.last;
     }
 
@@ -471,9 +463,6 @@ final class Decoder implements AutoCloseable {
         int bytes = rows.stream().mapToInt(row -> editBytes(row.sampling().edits())).sum();
         if (bytes == 0) {
             return addresses;
-        }
-        if (edited == null) {
-            edited = manager.create(new Shape(LlamaKernels.MAX_ROWS, editedStride()));
         }
         NativeMemory memory = buffers.edits(bytes);
         ByteBuffer all = ByteBuffer.allocate(bytes).order(ByteOrder.nativeOrder());
@@ -570,7 +559,7 @@ final class Decoder implements AutoCloseable {
                 logits.getShape().get(1),
                 Torch.dataPointer(inputs) + key.tokensOffset(),
                 buffers.results.address() + LISTS,
-                edited == null ? 0 : Torch.dataPointer(edited),
+                Torch.dataPointer(edited),
                 editedStride());
     }
 
@@ -767,7 +756,7 @@ final class Decoder implements AutoCloseable {
         private final List<Integer> rows = new ArrayList<>(); // the rows that need logits
         private final List<SamplingParameters> sampling = new ArrayList<>(); // of these rows
         private List<DeviceToken> tokens; // null until await()
-        private NDArray copy; // of the logits; null unless copied
+        private final List<float[]> copies = new ArrayList<>(); // of the logits, if kept
 
         Results(HostBuffers buffers, List<Row> of, List<Work> works) {
             this.buffers = buffers;
@@ -822,13 +811,15 @@ final class Decoder implements AutoCloseable {
         }
 
         /** Copies the logits, because the next step overwrites them. */
-        void copyLogits(NDManager manager) {
+        void copyLogits() {
             await();
-            if (!rows.isEmpty()) {
-                try (NDArray used = first(logits, rows.get(rows.size() - 1) + 1)) {
-                    copy = used.duplicate();
+            for (int index : rows) {
+                NDIndex all =
+                        new NDIndex().addIndices(index).addSliceDim(0, config.vocabularySize());
+                try (NDArray row = logits.get(all);
+                        NDArray wide = Torch.cast(row, ScalarType.FLOAT32)) {
+                    copies.add(wide.toFloatArray());
                 }
-                copy.attach(manager);
             }
         }
 
@@ -845,16 +836,7 @@ final class Decoder implements AutoCloseable {
 
         @Override
         public float[] toArray(int sequence) {
-            await();
-            NDArray source = copy == null ? logits : copy;
-            NDIndex index =
-                    new NDIndex()
-                            .addIndices(rows.get(sequence))
-                            .addSliceDim(0, config.vocabularySize());
-            try (NDArray row = source.get(index);
-                    NDArray wide = Torch.cast(row, ScalarType.FLOAT32)) {
-                return wide.toFloatArray();
-            }
+            return copies.get(sequence);
         }
     }
 

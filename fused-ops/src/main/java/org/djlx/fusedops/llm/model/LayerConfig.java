@@ -24,6 +24,12 @@ public record LayerConfig(Attention attention, Mlp mlp, boolean postNorms) {
         return new LayerConfig(Attention.of(rope, headSize, false), mlp, false);
     }
 
+    /** Returns this layer with experts in place of its MLP. */
+    LayerConfig withExperts(int intermediateSize, Experts experts) {
+        Mlp mixture = new Mlp(intermediateSize, mlp.activation, mlp.bias, experts);
+        return new LayerConfig(attention, mixture, postNorms);
+    }
+
     /** The function that an MLP applies to its gate. */
     public enum Activation {
         /** {@code x sigmoid(x)}. */

@@ -2,7 +2,7 @@
 package org.djlx.fusedops.llm.model;
 
 /** Mistral: Llama with a sliding window in all layers, which newer files leave out. */
-final class Mistral extends Architecture {
+class Mistral extends Architecture {
 
     @Override
     LayerConfig layer(ConfigEntries json, int index) {

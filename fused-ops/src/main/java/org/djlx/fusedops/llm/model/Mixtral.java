@@ -5,7 +5,7 @@ import java.util.Map;
 import org.djlx.fusedops.llm.model.LayerConfig.Experts;
 
 /** Mixtral: Mistral with a mixture of experts in each layer. */
-final class Mixtral extends Architecture {
+final class Mixtral extends Mistral {
 
     @Override
     LayerConfig layer(ConfigEntries json, int index) {
@@ -14,11 +14,8 @@ final class Mixtral extends Architecture {
                         json.integer("num_local_experts", 8),
                         json.integer("num_experts_per_tok", 2),
                         true);
-        return new LayerConfig(
-                attention(json).withWindow(window(json, index, true)),
-                new LayerConfig.Mlp(
-                        json.integer("intermediate_size", null), activation(json), false, experts),
-                false);
+        return super.layer(json, index)
+                .withExperts(json.integer("intermediate_size", null), experts);
     }
 
     @Override

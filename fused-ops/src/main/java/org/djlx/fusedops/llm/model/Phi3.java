@@ -3,14 +3,8 @@ package org.djlx.fusedops.llm.model;
 
 import java.util.Map;
 
-/** Phi 3 and 4: Llama with fused weights, LongRoPE and, in some files, a sliding window. */
-final class Phi3 extends Architecture {
-
-    @Override
-    LayerConfig layer(ConfigEntries json, int index) {
-        return new LayerConfig(
-                attention(json).withWindow(window(json, index, true)), mlp(json), false);
-    }
+/** Phi 3 and 4: Mistral with fused weights, LongRoPE and, in some files, no sliding window. */
+final class Phi3 extends Mistral {
 
     @Override
     Map<TensorPart, String> names() {

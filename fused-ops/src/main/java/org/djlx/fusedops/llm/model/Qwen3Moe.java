@@ -24,13 +24,6 @@ final class Qwen3Moe extends Qwen3 {
                         json.integer("num_experts", json.integer("num_local_experts", 128)),
                         json.integer("num_experts_per_tok", 8),
                         json.flag("norm_topk_prob", false));
-        return new LayerConfig(
-                dense.attention(),
-                new LayerConfig.Mlp(
-                        json.integer("moe_intermediate_size", null),
-                        dense.mlp().activation(),
-                        false,
-                        experts),
-                false);
+        return dense.withExperts(json.integer("moe_intermediate_size", null), experts);
     }
 }

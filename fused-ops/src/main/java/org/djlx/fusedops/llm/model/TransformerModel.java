@@ -99,6 +99,13 @@ public final class TransformerModel implements AutoCloseable {
         return decoder != null;
     }
 
+    /** Makes {@link Logits#toArray} work for tokens that the device samples: for tests. */
+    void keepLogits() {
+        if (hasDecoder()) {
+            decoder.keepLogits();
+        }
+    }
+
     /** {@return the slots of the KV cache} */
     public int cacheSlots() {
         return cache.slots();
@@ -120,12 +127,14 @@ public final class TransformerModel implements AutoCloseable {
         // gate, up and their product.
         long row = 8L * config.hiddenSize() + 3 * qkvWidth + 4 * inner;
         long attended = 4L * maxLength * kvWidth; // copies of a prefix for a later chunk
-        long logits = 2L * LlamaKernels.MAX_ROWS * config.vocabularySize();
+        // Logits and, in float32, edited logits.
+        long logits = LlamaKernels.MAX_ROWS * (long) config.vocabularySize();
+        long logitBytes = logits * (2L * config.type().itemSize() + Float.BYTES);
         long scores =
                 ModelKernels.computes(config)
                         ? 0
                         : Attention.byteSize(config, ranks, tokens, maxLength);
-        return (tokens * row + attended + logits) * config.type().itemSize() + scores;
+        return (tokens * row + attended) * config.type().itemSize() + logitBytes + scores;
     }
 
     /**
@@ -134,11 +143,10 @@ public final class TransformerModel implements AutoCloseable {
      * the last token of long ones, run on the decode kernels.
      *
      * @param batch the tokens
-     * @param fullLogits whether {@link Logits#toArray} will be called
      * @param manager the manager of returned arrays
      * @return the logits of the chunks that need logits, in the order of the batch
      */
-    public Logits forward(TokenBatch batch, boolean fullLogits, NDManager manager) {
+    public Logits forward(TokenBatch batch, NDManager manager) {
         // The logits of a sequence must not depend on the other sequences of the batch. But the
         // order of summation in a matmul depends on its number of rows, so long chunks are computed
         // one by one. Without kernels, short chunks are also computed one by one. Exception:
@@ -160,13 +168,13 @@ public final class TransformerModel implements AutoCloseable {
                 decodes.add(chunk);
             } else {
                 decoder.await(); // Its all-reduces of the same group run on another stream.
-                prefill(chunk, fullLogits, manager).ifPresent(parts::add);
+                prefill(chunk).ifPresent(parts::add);
             }
         }
         int prefillIndex = 0;
         int decodeIndex = parts.size();
         if (!decodes.isEmpty()) {
-            parts.add(decoder.decode(decodes, fullLogits, manager));
+            parts.add(decoder.decode(decodes));
         }
         List<Integer> order = new ArrayList<>();
         for (TokenBatch.Chunk chunk : batch.chunks()) {
@@ -207,8 +215,7 @@ public final class TransformerModel implements AutoCloseable {
      * Computes a long chunk with kernels. The last layer computes keys and values only, except for
      * the last token if its logits are needed.
      */
-    private Optional<Logits> prefill(
-            TokenBatch.Chunk chunk, boolean fullLogits, NDManager manager) {
+    private Optional<Logits> prefill(TokenBatch.Chunk chunk) {
         int count = chunk.tokens().length;
         boolean divided = isDivided(count);
         int last = config.layers() - 1;
@@ -231,8 +238,7 @@ public final class TransformerModel implements AutoCloseable {
             long row = count - 1;
             boolean isHere = row / rows == group.rank(); // Rank 0, if all ranks have all rows.
             return Optional.of(
-                    decoder.finishPrefill(
-                            chunk, hidden.residual, isHere ? row % rows : -1, fullLogits, manager));
+                    decoder.finishPrefill(chunk, hidden.residual, isHere ? row % rows : -1));
         }
     }
 

@@ -10,8 +10,7 @@ import org.djlx.fusedops.llm.TokenLogProbability;
  * The logits of the next tokens of several sequences. They stay on the device, which may still
  * compute them; methods that copy from the device wait for it.
  *
- * <p>{@link #deviceTokens} can be called after the next forward pass has started, {@link #toArray}
- * only before.
+ * <p>All methods can be called after the next forward pass has started.
  */
 public interface Logits {
 
@@ -48,8 +47,8 @@ public interface Logits {
     List<DeviceToken> deviceTokens();
 
     /**
-     * Copies all logits of a sequence to the host. The forward pass must have been called with full
-     * logits requested.
+     * Copies all logits of a sequence to the host. Call it only for a sequence whose token the
+     * device has not {@linkplain DeviceToken#sampled sampled}.
      *
      * @param sequence the index of the sequence
      * @return a logit for each token of the vocabulary

@@ -44,7 +44,6 @@ public final class Sampler {
     private final Set<Integer> stopTokens;
     private final float repetitionPenalty;
     private final boolean penalizes;
-    private final int[] allowed; // null for all tokens
     private Constraint constraint; // null if there is no grammar
     private int sampled; // how many parameters were given
 
@@ -74,7 +73,6 @@ public final class Sampler {
                 repetitionPenalty != 1
                         || request.frequencyPenalty() != 0
                         || request.presencePenalty() != 0;
-        allowed = request.allowedTokens().length == 0 ? null : bits(request.allowedTokens());
         request.logitBias()
                 .forEach(
                         (token, bias) -> set(token, 2, Float.floatToRawIntBits(bias.floatValue())));
@@ -105,14 +103,6 @@ public final class Sampler {
     /** {@return whether the tokens are a complete text of the grammar, which nothing can follow} */
     public boolean isComplete() {
         return constraint != null && constraint.isComplete();
-    }
-
-    private static int[] bits(int[] tokens) {
-        int[] bits = new int[Arrays.stream(tokens).max().orElseThrow() / Integer.SIZE + 1];
-        for (int token : tokens) {
-            bits[token / Integer.SIZE] |= 1 << token;
-        }
-        return bits;
     }
 
     /** Returns the place of a token's entry, which is added if it is missing. */
@@ -165,10 +155,7 @@ public final class Sampler {
 
     private LogitEdits edits(boolean mayStop) {
         boolean forbids = !mayStop && !stopTokens.isEmpty();
-        Supplier<int[]> bits = allowed == null ? null : () -> allowed;
-        if (constraint != null) {
-            bits = constraint.prepare(allowed);
-        }
+        Supplier<int[]> bits = constraint == null ? null : constraint.prepare(null);
         if (!penalizes && !forbids && bits == null && request.logitBias().isEmpty()) {
             return null;
         }

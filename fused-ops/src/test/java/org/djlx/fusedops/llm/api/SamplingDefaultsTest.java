@@ -2,6 +2,7 @@
 package org.djlx.fusedops.llm.api;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
@@ -40,6 +41,10 @@ class SamplingDefaultsTest {
                     0,
                     0.5,
                     1);
+            TextCall response = api.response(utf8("{\"input\": \"O\", \"top_p\": 0.5}"));
+            check(response, 0.6, 20, 0.5, 1.1);
+            String begin = response.format().begin();
+            assertTrue(begin.contains("\"temperature\":0.6,\"top_p\":0.5"), begin);
             check(api.completion(utf8("{\"prompt\": \"O\", \"top_k\": 3}")), 0.6, 3, 0.95, 1.1);
             // In DJL Serving's schema do_sample decides; it is false by default.
             check(

@@ -186,7 +186,10 @@ class GrammarGeneratorTest {
             Generation other = generator.submit(request(SCHEMA, 1).build());
             Generation wrong =
                     generator.submit(
-                            request(Grammar.regex("abc"), 0).optAllowedTokens('a', 'c').build());
+                            request(Grammar.regex("abc"), 0)
+                                    .optStopTokens('b')
+                                    .optMinNewTokens(3)
+                                    .build());
             EngineException e = assertThrows(EngineException.class, () -> wrong.await(LONG));
             assertTrue(e.getCause().getMessage().contains("no token continues"), e::toString);
             JsonParser.parseString(text(other.await(LONG)));

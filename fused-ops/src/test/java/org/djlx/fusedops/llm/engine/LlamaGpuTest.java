@@ -288,7 +288,7 @@ class LlamaGpuTest {
             @Override
             public float[] serve(TokenBatch batch) {
                 try (NDManager manager = NDManager.newBaseManager(group.device())) {
-                    return model.forward(batch, true, manager).toArray(0);
+                    return model.forward(batch, manager).toArray(0);
                 }
             }
 
@@ -449,7 +449,7 @@ class LlamaGpuTest {
             @Override
             public Void serve(TokenBatch batch) {
                 try (NDManager manager = NDManager.newBaseManager(group.device())) {
-                    Logits logits = model.forward(batch, true, manager);
+                    Logits logits = model.forward(batch, manager);
                     for (int i = 0; i < logits.count(); i++) {
                         check(
                                 batch.chunks().get(i).sampling(),

@@ -120,6 +120,25 @@ class SchedulerTest {
         assertEquals(2, statistics.running());
     }
 
+    @Test
+    void onlyChoicesThatShareBlocksWaitForTheirPrompt() {
+        for (boolean listed : new boolean[] {false, true}) {
+            Scheduler scheduler = scheduler(8, 2, 3);
+            List<Sequence> choices = new ArrayList<>();
+            for (int i = 0; i < 2; i++) {
+                choices.add(
+                        sequence(
+                                BLOCK,
+                                1,
+                                GenerationRequest.builder().optPromptLogProbabilities(listed)));
+            }
+            choices.get(1).awaitPrompt(choices.get(0));
+            scheduler.addAll(choices);
+            scheduler.admit();
+            assertEquals(listed ? 2 : 1, statistics(scheduler).running());
+        }
+    }
+
     private static GeneratorStatistics statistics(Scheduler scheduler) {
         return scheduler.statistics(LlamaFiles.decodable(ScalarType.BFLOAT16, true, 32), 0);
     }

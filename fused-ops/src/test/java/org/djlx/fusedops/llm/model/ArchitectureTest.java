@@ -7,7 +7,6 @@ import static org.junit.jupiter.api.Assertions.assertNotEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
-import ai.djl.Device;
 import ai.djl.ndarray.types.Shape;
 import com.google.gson.JsonArray;
 import com.google.gson.JsonObject;
@@ -18,10 +17,7 @@ import java.nio.file.Path;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
-import java.util.concurrent.atomic.AtomicLong;
 import java.util.stream.Stream;
-import org.djlx.collectives.safetensors.Safetensors;
-import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
@@ -218,29 +214,6 @@ class ArchitectureTest {
                 .filter(s -> s.dimension() == 1)
                 .mapToLong(Shape::size)
                 .sum();
-    }
-
-    @ParameterizedTest
-    @MethodSource("names")
-    void weightsTakeTheMemoryThatIsStated(String name) throws IOException {
-        ModelFixture.write(name, directory, ScalarType.BFLOAT16);
-        ModelConfig config = ModelConfig.read(directory);
-        try (Safetensors files = Safetensors.open(directory)) {
-            ModelWeights.check(config, files);
-            for (int ranks : new int[] {1, 2, 4}) {
-                AtomicLong filled = new AtomicLong();
-                for (int rank = 0; rank < ranks; rank++) {
-                    ModelWeights.read(config, rank, ranks, Device.cpu(), files, filled::addAndGet)
-                            .close();
-                }
-                int missing =
-                        ModelWeights.vocabularyPart(config, ranks) * ranks
-                                - config.vocabularySize();
-                long zeros = (config.tied() ? 2L : 4L) * missing * config.hiddenSize();
-                assertEquals(
-                        ranks * ModelWeights.byteSize(config, ranks), filled.get() + zeros, name);
-            }
-        }
     }
 
     /** The page docs/design/models.md shows the class {@link SeedOss}. */

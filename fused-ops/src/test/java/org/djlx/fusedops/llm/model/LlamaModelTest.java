@@ -237,7 +237,10 @@ public class LlamaModelTest {
         ModelWeights weights =
                 ModelWeights.read(config, group.rank(), ranks, group.device(), files, bytes -> {});
         KvCache cache = new KvCache(config, ranks, BLOCKS * BLOCK_TOKENS, group.device());
-        return new TransformerModel(config, group, weights, cache, config.maxLength());
+        TransformerModel model =
+                new TransformerModel(config, group, weights, cache, config.maxLength());
+        model.keepLogits();
+        return model;
     }
 
     /** A model and tokens of which PyTorch has computed the logits, and the file that has them. */
@@ -349,7 +352,7 @@ public class LlamaModelTest {
 
     private static float[] logits(TransformerModel model, TokenBatch batch) {
         try (NDManager manager = NDManager.newBaseManager()) {
-            Logits logits = model.forward(batch, true, manager);
+            Logits logits = model.forward(batch, manager);
             if (logits.count() == 0) {
                 return null;
             }

@@ -141,7 +141,9 @@ public class ModelFixturesTest {
         ModelWeights weights =
                 ModelWeights.read(config, group.rank(), ranks, group.device(), files, bytes -> {});
         KvCache cache = new KvCache(config, ranks, BLOCKS * 16, group.device());
-        return new TransformerModel(config, group, weights, cache, maxLength);
+        TransformerModel model = new TransformerModel(config, group, weights, cache, maxLength);
+        model.keepLogits();
+        return model;
     }
 
     static TokenBatch.Chunk chunk(
@@ -159,7 +161,7 @@ public class ModelFixturesTest {
     static List<float[]> logits(TransformerModel model, TokenBatch.Chunk... chunks) {
         List<float[]> rows = new ArrayList<>();
         try (NDManager manager = NDManager.newBaseManager()) {
-            Logits logits = model.forward(new TokenBatch(List.of(chunks)), true, manager);
+            Logits logits = model.forward(new TokenBatch(List.of(chunks)), manager);
             for (int i = 0; i < logits.count(); i++) {
                 rows.add(logits.toArray(i));
             }

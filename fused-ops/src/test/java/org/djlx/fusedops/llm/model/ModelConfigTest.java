@@ -17,7 +17,7 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.io.TempDir;
 
-class LlamaConfigTest {
+class ModelConfigTest {
 
     // As Meta's Llama 3.1 8B has it.
     private static final String LLAMA_3_1 =

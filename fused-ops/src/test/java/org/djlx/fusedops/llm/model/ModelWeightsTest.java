@@ -22,8 +22,10 @@ import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.io.TempDir;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.MethodSource;
 
-class LlamaWeightsTest {
+class ModelWeightsTest {
 
     private final ModelConfig config = LlamaFiles.config(ScalarType.BFLOAT16, false);
     @TempDir private Path directory;
@@ -31,19 +33,30 @@ class LlamaWeightsTest {
     @Test
     void takesTheMemoryThatIsStated() throws IOException {
         LlamaFiles.write(directory, config, 1);
+        checkMemory(8);
+    }
+
+    @ParameterizedTest
+    @MethodSource("org.djlx.fusedops.llm.model.ModelFixture#names")
+    void everyArchitectureTakesTheMemoryThatIsStated(String name) throws IOException {
+        ModelFixture.write(name, directory, ScalarType.BFLOAT16);
+        checkMemory(4);
+    }
+
+    private void checkMemory(int maxRanks) throws IOException {
+        ModelConfig read = ModelConfig.read(directory);
         try (Safetensors files = Safetensors.open(directory)) {
-            ModelWeights.check(config, files);
-            for (int ranks : new int[] {1, 2, 4, 8}) {
+            ModelWeights.check(read, files);
+            for (int ranks = 1; ranks <= maxRanks; ranks *= 2) {
                 AtomicLong filled = new AtomicLong();
                 for (int rank = 0; rank < ranks; rank++) {
-                    ModelWeights.read(config, rank, ranks, Device.cpu(), files, filled::addAndGet)
+                    ModelWeights.read(read, rank, ranks, Device.cpu(), files, filled::addAndGet)
                             .close();
                 }
                 int missing =
-                        ModelWeights.vocabularyPart(config, ranks) * ranks
-                                - config.vocabularySize();
-                long zeros = 2L * missing * config.hiddenSize() * config.type().itemSize();
-                long stated = ranks * ModelWeights.byteSize(config, ranks);
+                        ModelWeights.vocabularyPart(read, ranks) * ranks - read.vocabularySize();
+                long zeros = (read.tied() ? 2L : 4L) * missing * read.hiddenSize();
+                long stated = ranks * ModelWeights.byteSize(read, ranks);
                 assertEquals(stated, filled.get() + zeros);
             }
         }
