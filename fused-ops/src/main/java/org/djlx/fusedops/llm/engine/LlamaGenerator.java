@@ -347,8 +347,8 @@ public final class LlamaGenerator implements TextGenerator {
          * Sets whether requests share the KV cache blocks of equal beginnings (prefix caching),
          * also with requests that have ended. In float16 and bfloat16, keys and values of a shared
          * block may differ in their last bit from those that the request itself would compute.
-         * Without prefix caching blocks are never shared: requests of one {@link #submitAll} that
-         * have the same prompt each compute it, and a text does not depend on other requests.
+         * Without prefix caching blocks are never shared: requests of one {@link
+         * LlamaGenerator#submitAll} that have the same prompt each compute it.
          *
          * @param prefixCaching whether to share; default true
          * @return this builder
