@@ -51,21 +51,11 @@ public final class Constraint {
      * Starts to compute the {@link #mask} of the next token on another thread, while the device
      * computes the step.
      *
-     * @param allowed the bits of the only tokens that may be generated; null for all
      * @return waits for the mask; empty if it cannot be computed. Thread-safe
      */
-    public Supplier<int[]> prepare(int[] allowed) {
+    public Supplier<int[]> prepare() {
         Terms.Term from = state;
-        CompletableFuture<int[]> future =
-                CompletableFuture.supplyAsync(
-                        () -> {
-                            int[] mask = mask(from);
-                            for (int i = 0; allowed != null && i < mask.length; i++) {
-                                mask[i] &= i < allowed.length ? allowed[i] : 0;
-                            }
-                            return mask;
-                        });
-        return future.exceptionally(e -> new int[0])::join;
+        return CompletableFuture.supplyAsync(() -> mask(from)).exceptionally(e -> new int[0])::join;
     }
 
     /**

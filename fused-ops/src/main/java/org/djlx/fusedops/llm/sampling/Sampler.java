@@ -155,7 +155,7 @@ public final class Sampler {
 
     private LogitEdits edits(boolean mayStop) {
         boolean forbids = !mayStop && !stopTokens.isEmpty();
-        Supplier<int[]> bits = constraint == null ? null : constraint.prepare(null);
+        Supplier<int[]> bits = constraint == null ? null : constraint.prepare();
         if (!penalizes && !forbids && bits == null && request.logitBias().isEmpty()) {
             return null;
         }
