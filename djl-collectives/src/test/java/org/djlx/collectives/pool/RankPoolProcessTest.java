@@ -5,17 +5,14 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertNotEquals;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
-import java.io.IOException;
-import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
-import java.util.TreeSet;
 import java.util.regex.Pattern;
-import java.util.stream.Collectors;
 import org.djlx.collectives.RankProcesses;
+import org.djlx.collectives.SharedFiles;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Tag;
@@ -29,20 +26,14 @@ class RankPoolProcessTest {
 
     private Set<Path> sharedFiles;
 
-    private static Set<Path> sharedFiles() throws IOException {
-        try (var files = Files.list(Path.of("/dev/shm"))) {
-            return files.collect(Collectors.toCollection(TreeSet::new));
-        }
-    }
-
     @BeforeEach
-    void lookAtSharedFiles() throws IOException {
-        sharedFiles = sharedFiles();
+    void lookAtSharedFiles() {
+        sharedFiles = SharedFiles.now();
     }
 
     @AfterEach
-    void leavesNoSharedFiles() throws IOException {
-        assertEquals(sharedFiles, sharedFiles());
+    void leavesNoSharedFiles() {
+        assertEquals(sharedFiles, SharedFiles.now());
     }
 
     private static RankProcesses ranks(String scenario) {

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.collectives.soak;
 
-import java.io.IOException;
-import java.io.UncheckedIOException;
-import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
 import java.util.Map;
@@ -13,6 +10,7 @@ import java.util.TreeMap;
 import java.util.TreeSet;
 import java.util.concurrent.TimeUnit;
 import java.util.stream.Collectors;
+import org.djlx.collectives.SharedFiles;
 
 /**
  * An attack: rounds of random events until its time is over, and at least one. How long it goes on
@@ -82,7 +80,7 @@ public final class Soak {
     /** Runs an attack; fails if it does, if it does not end, or if it leaves something. */
     public static void run(String name, Attack attack) throws InterruptedException {
         Soak soak = new Soak(name);
-        Set<Path> files = sharedFiles();
+        Set<Path> files = SharedFiles.now();
         Set<Long> threads = threads();
         Set<Long> processes = processes();
         Throwable[] failure = {null};
@@ -198,7 +196,7 @@ public final class Soak {
 
     private static String left(Set<Path> files, Set<Long> threads, Set<Long> processes) {
         StringBuilder left = new StringBuilder();
-        Set<Path> newFiles = sharedFiles();
+        Set<Path> newFiles = SharedFiles.now();
         newFiles.removeAll(files);
         newFiles.forEach(file -> left.append(" the file ").append(file));
         Set<Long> newProcesses = processes();
@@ -213,14 +211,6 @@ public final class Soak {
             }
         }
         return left.toString();
-    }
-
-    private static Set<Path> sharedFiles() {
-        try (var files = Files.list(Path.of("/dev/shm"))) {
-            return files.collect(Collectors.toCollection(TreeSet::new));
-        } catch (IOException e) {
-            throw new UncheckedIOException(e);
-        }
     }
 
     private static Set<Long> threads() {

@@ -10,26 +10,23 @@ import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
-import java.io.IOException;
-import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Queue;
 import java.util.Set;
-import java.util.TreeSet;
 import java.util.concurrent.ConcurrentLinkedQueue;
 import java.util.concurrent.CountDownLatch;
 import java.util.function.Consumer;
 import java.util.function.Function;
-import java.util.stream.Collectors;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.RankProcesses;
 import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.SharedFiles;
 import org.djlx.collectives.ShmOptions;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.p2p.P2pBuffers;
@@ -463,7 +460,7 @@ class ShmFailureTest {
 
     @Test
     void killedRankMakesTheOthersFail() throws Exception {
-        Set<Path> before = sharedFiles();
+        Set<Path> before = SharedFiles.now();
         try (RankProcesses ranks = new RankProcesses(3, VictimMain.class)) {
             for (int rank = 0; rank < 3; rank++) {
                 while (!ranks.output(rank).contains("running")) {
@@ -491,12 +488,6 @@ class ShmFailureTest {
                 assertTrue(output.contains("mapped: false"), output);
             }
         }
-        assertEquals(before, sharedFiles());
-    }
-
-    private static Set<Path> sharedFiles() throws IOException {
-        try (var files = Files.list(Path.of("/dev/shm"))) {
-            return files.collect(Collectors.toCollection(TreeSet::new));
-        }
+        assertEquals(before, SharedFiles.now());
     }
 }
