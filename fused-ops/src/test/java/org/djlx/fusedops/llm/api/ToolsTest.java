@@ -233,14 +233,27 @@ class ToolsTest {
             assertFalse(message.get("content").getAsString().isEmpty());
             assertNull(message.get("tool_calls"));
         }
-        // Beside a grammar for answers, calls follow theirs.
-        Grammar grammar =
-                read(ToolFormat.HERMES, "{" + CHAT + TOOLS + ",'guided_regex':'[0-9]+'}")
-                        .requests()
-                        .get(0)
-                        .grammar()
-                        .orElseThrow();
-        assertTrue(grammar.toString().contains("[0-9]+") && grammar.toString().contains("weather"));
+    }
+
+    @Test
+    void besideAGrammarAnswersAndCallsFollowTheirs() {
+        String json = "{" + CHAT + TOOLS + ",'guided_regex':'[0-9]+'}";
+        TextCall call = read(ToolFormat.HERMES, json);
+        assertTrue(isAllowed(call, "42"));
+        assertTrue(
+                isAllowed(
+                        call, "<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>"));
+        assertFalse(isAllowed(call, "no"));
+        ApiException e = assertThrows(ApiException.class, () -> read(ToolFormat.MISTRAL, json));
+        assertTrue(e.getMessage().contains("'tool_choice'"), e::getMessage);
+    }
+
+    @Test
+    void anAnswerOfMaximumLengthIsCut() {
+        String json = CHAT + "'guided_regex':'a{9}','max_tokens':4";
+        JsonObject choice = choice(ToolFormat.HERMES, json, false);
+        assertEquals("length", choice.get("finish_reason").getAsString());
+        assertEquals("aaaa", choice.getAsJsonObject("message").get("content").getAsString());
     }
 
     /** Returns whether an answer may be a text, and may end there. */

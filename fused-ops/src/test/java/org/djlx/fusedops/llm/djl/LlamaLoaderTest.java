@@ -48,6 +48,7 @@ import org.djlx.fusedops.llm.engine.ByteTokens;
 import org.djlx.fusedops.llm.engine.LlamaGenerator;
 import org.djlx.fusedops.llm.engine.LlamaGeneratorTest;
 import org.djlx.fusedops.llm.text.ChatTemplate;
+import org.djlx.nativeops.TestJson;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
@@ -131,6 +132,21 @@ class LlamaLoaderTest {
                                             + " \"max_tokens\": 3, \"ignore_eos\": true}"));
             JsonObject usage = json(chat.getData().getAsString()).getAsJsonObject("usage");
             assertEquals(3, usage.get("completion_tokens").getAsInt());
+        }
+    }
+
+    @Test
+    void callsToolsInTheFormatThatAnOptionNames() throws Exception {
+        String request =
+                "{'messages':[{'role':'user','content':'Hi'}],'tool_choice':'required','tools':"
+                        + "[{'type':'function','function':{'name':'now'}}],'parallel_tool_calls':"
+                        + "false}";
+        try (ZooModel<Input, Output> model = load("tool_call_parser", "mistral");
+                Predictor<Input, Output> predictor = model.newPredictor()) {
+            String answer =
+                    predictor.predict(input(request.replace('\'', '"'))).getData().getAsString();
+            String id = TestJson.at(answer, "choices.0.message.tool_calls.0.id").getAsString();
+            assertTrue(id.matches("[A-Za-z0-9]{9}"), answer);
         }
     }
 
