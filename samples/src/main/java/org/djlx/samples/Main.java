@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.samples;
 
+import org.djlx.collectives.launch.LaunchCommand;
 import org.djlx.samples.common.HelpCommand;
 import org.djlx.samples.common.RootCommand;
 import org.djlx.samples.flight.FlightCommand;
-import org.djlx.samples.launch.LaunchCommand;
 import org.djlx.samples.llama.GenerateCommand;
 import org.djlx.samples.llama.ServeModelCommand;
 import org.djlx.samples.mlp.MlpCommand;

@@ -9,7 +9,7 @@ import java.io.PrintWriter;
 import java.io.StringWriter;
 import java.nio.file.Path;
 import java.util.List;
-import org.djlx.samples.launch.RankProbe;
+import org.djlx.collectives.launch.RankProbe;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
@@ -59,12 +59,12 @@ class MainTest {
                 "flight",
                 "launch",
                 "launch --nproc 2",
-                "launch org.djlx.samples.launch.RankProbe",
-                "launch --nproc two org.djlx.samples.launch.RankProbe",
-                "launch --nproc 0 org.djlx.samples.launch.RankProbe",
-                "launch --nproc 1 --env A org.djlx.samples.launch.RankProbe",
-                "launch --nproc 1 --env RANK=7 org.djlx.samples.launch.RankProbe",
-                "launch --nproc 1 --master-port 65536 org.djlx.samples.launch.RankProbe",
+                "launch org.djlx.collectives.launch.RankProbe",
+                "launch --nproc two org.djlx.collectives.launch.RankProbe",
+                "launch --nproc 0 org.djlx.collectives.launch.RankProbe",
+                "launch --nproc 1 --env A org.djlx.collectives.launch.RankProbe",
+                "launch --nproc 1 --env RANK=7 org.djlx.collectives.launch.RankProbe",
+                "launch --nproc 1 --master-port 65536 org.djlx.collectives.launch.RankProbe",
                 "launch --nproc 1 org.djlx.Missing"
             })
     void badArgumentsGiveOneErrorAndAHint(String args) {

@@ -3,7 +3,7 @@ package org.djlx.bench;
 
 import org.djlx.samples.common.HelpCommand;
 import org.djlx.samples.common.RootCommand;
-import org.djlx.samples.launch.LaunchCommand;
+import org.djlx.collectives.launch.LaunchCommand;
 import picocli.CommandLine;
 import picocli.CommandLine.Command;
 

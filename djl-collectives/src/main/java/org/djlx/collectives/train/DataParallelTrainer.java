@@ -34,6 +34,7 @@ import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.TorchThreads;
 import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.collectives.internal.gpu.LongCalls;
+import org.djlx.collectives.launch.LaunchEnvironment;
 import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.nativeops.torch.NoGradient;
 import org.slf4j.Logger;
@@ -102,8 +103,7 @@ public final class DataParallelTrainer extends Trainer {
     }
 
     private static boolean isOneOfSeveral() {
-        String worldSize = System.getenv("WORLD_SIZE");
-        return System.getenv("RANK") != null && worldSize != null && !"1".equals(worldSize.trim());
+        return LaunchEnvironment.current().isDistributed();
     }
 
     /** Returns whether this is rank 0 of the data-parallel and of the tensor-parallel group. */
@@ -114,7 +114,7 @@ public final class DataParallelTrainer extends Trainer {
         }
         return settings.group() != null
                 ? settings.group().rank() == 0
-                : !isOneOfSeveral() || System.getenv("RANK").trim().equals("0");
+                : !isOneOfSeveral() || LaunchEnvironment.current().get("RANK").equals("0");
     }
 
     /** Returns the configuration without listeners that log: only the first rank logs. */

@@ -3,13 +3,16 @@ package org.djlx.samples.common;
 
 import static org.djlx.samples.common.UsageException.refuseIf;
 
+import java.io.IOException;
 import java.util.List;
 import java.util.stream.IntStream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.TorchThreads;
+import org.djlx.collectives.launch.Launcher;
 import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.nativeops.NativeLibrary;
+import picocli.CommandLine.Model.CommandSpec;
 
 /**
  * The ranks that run in this process: one rank if {@code launch} or torchrun started the process,
@@ -60,6 +63,28 @@ public final class Ranks {
                 processes && isRank,
                 "--processes starts a job, but this process is already a rank of a job: RANK is"
                         + " set. Leave --processes out");
+    }
+
+    /**
+     * Runs a command again, without its option {@code --processes}, in one process for each rank,
+     * and waits until all have exited.
+     *
+     * @return the exit code of {@link Launcher#launch}
+     * @throws InterruptedException if the thread is interrupted; the ranks have been stopped then
+     */
+    public static int launch(CommandSpec command, int processes)
+            throws IOException, InterruptedException {
+        CommandSpec root = command.root();
+        List<String> args =
+                root.commandLine().getParseResult().originalArgs().stream()
+                        .filter(arg -> !arg.equals("--processes"))
+                        .toList();
+        return Launcher.builder()
+                .setProcesses(processes)
+                .setMainClass(root.userObject().getClass().getName())
+                .optArgs(args)
+                .build()
+                .launch();
     }
 
     /** Returns a number of ranks as text, such as "2 ranks". */

@@ -22,7 +22,6 @@ import org.djlx.samples.common.CliCommand;
 import org.djlx.samples.common.RankOptions;
 import org.djlx.samples.common.Ranks;
 import org.djlx.samples.common.TextTable;
-import org.djlx.samples.launch.Launcher;
 import org.djlx.samples.op.OpKind.Takes;
 import org.djlx.samples.op.OpKind.Yields;
 import picocli.CommandLine.Command;
@@ -142,7 +141,7 @@ public final class OpCommand extends CliCommand {
         if (options.inProcesses()) {
             checkCall(options.count());
             writeExamples(IntStream.range(0, options.count()).boxed().toList(), options.count());
-            return Launcher.launchRanksOf(spec(), options.count());
+            return Ranks.launch(spec(), options.count());
         }
         Ranks here = options.here();
         checkCall(here.worldSize());

@@ -23,6 +23,7 @@ import org.djlx.collectives.internal.gpu.GpuGroup;
 import org.djlx.collectives.internal.gpu.GpuResources;
 import org.djlx.collectives.internal.gpu.QueuedWork;
 import org.djlx.collectives.internal.nccl.MessageQueues.MessageQueue;
+import org.djlx.collectives.launch.LaunchEnvironment;
 import org.djlx.collectives.spi.Backend;
 import org.djlx.collectives.spi.GroupContext;
 import org.djlx.collectives.spi.OpType;
@@ -170,7 +171,11 @@ public final class NcclBackend extends Backend {
         // Meanwhile it can block the calls that would let this kernel end.
         Disposal.await(DISPOSAL_PATIENCE);
         Optional<Device> given = DeviceChoice.given(context, options);
-        Device device = given.orElseGet(() -> DeviceChoice.choose(context, System.getenv()));
+        Device device =
+                given.orElseGet(
+                        () ->
+                                DeviceChoice.choose(
+                                        context, LaunchEnvironment.current().variables()));
         Set<NcclBackend> sharing = ConcurrentHashMap.newKeySet();
         NcclBackend backend = new NcclBackend(context, options, device, sharing);
         sharing.add(backend);

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.samples.launch;
-
-import static org.djlx.samples.common.UsageException.refuseIf;
+package org.djlx.collectives.launch;
 
 import java.io.IOException;
 import java.io.PrintStream;
 import java.lang.reflect.Modifier;
+import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
 import java.util.ArrayList;
@@ -14,9 +13,9 @@ import java.util.List;
 import java.util.Map;
 import java.util.Objects;
 import org.djlx.collectives.TorchThreads;
+import org.djlx.collectives.launch.Nodes.Attempt;
+import org.djlx.collectives.launch.Nodes.Result;
 import org.djlx.collectives.store.TcpStore;
-import org.djlx.samples.launch.RankProcesses.Outcome;
-import picocli.CommandLine.Model.CommandSpec;
 
 /**
  * Runs a main class in several JVMs of this host, one for each rank, with the environment variables
@@ -47,13 +46,21 @@ public final class Launcher {
 
     private static final String OMP_NUM_THREADS = "OMP_NUM_THREADS";
     private static final String HOME = "djlx.home";
+    private static final String FINAL = "stopped"; // reason of a result that ends the job
+
+    final int minNodes;
+    final int maxNodes;
+    final int nodeRank; // -1 if the launchers agree on it
+    final String masterAddress;
+    final Duration joinTimeout;
+    final Duration lastCall;
 
     private final int processes;
-    private final int nodes;
-    private final int nodeRank;
-    private final String masterAddress;
+    private final String bindAddress;
     private final int masterPort;
+    private final String runId;
     private final int maxRestarts;
+    private final Path logs; // null for none
     private final Map<String, String> environment;
     private final List<String> command;
     private final Duration gracePeriod;
@@ -62,49 +69,39 @@ public final class Launcher {
 
     private Launcher(Builder builder) {
         processes = builder.processes;
-        nodes = builder.nodes;
+        minNodes = builder.minNodes;
+        maxNodes = builder.maxNodes;
         nodeRank = builder.nodeRank;
         masterAddress =
                 builder.masterAddress == null ? DEFAULT_MASTER_ADDRESS : builder.masterAddress;
+        bindAddress = builder.bindAddress == null ? masterAddress : builder.bindAddress;
         masterPort = builder.masterPort;
+        runId = builder.runId;
+        joinTimeout = builder.joinTimeout;
+        lastCall = builder.lastCall;
         maxRestarts = builder.maxRestarts;
+        logs = builder.logs;
         environment = builder.environment;
         command = command(builder);
         gracePeriod = builder.gracePeriod;
         out = builder.out;
         err = builder.err;
-        for (String name : rankEnvironment(0, 0, 0).keySet()) {
+        for (String name : rankEnvironment(0, new Attempt(0, 0, 0, 1), 0).keySet()) {
             refuseIf(
                     environment.containsKey(name),
                     "--env %s is not allowed: the launcher sets this variable".formatted(name));
         }
     }
 
+    static void refuseIf(boolean wrong, String message) {
+        if (wrong) {
+            throw new IllegalArgumentException(message);
+        }
+    }
+
     /** Returns a builder of launchers. */
     public static Builder builder() {
         return new Builder();
-    }
-
-    /**
-     * Runs a command again, without its option {@code --processes}, in one process for each rank,
-     * and waits until all have exited.
-     *
-     * @return the exit code of {@link #launch}
-     * @throws InterruptedException if the thread is interrupted; the ranks have been stopped then
-     */
-    public static int launchRanksOf(CommandSpec command, int processes)
-            throws IOException, InterruptedException {
-        CommandSpec root = command.root();
-        List<String> args =
-                root.commandLine().getParseResult().originalArgs().stream()
-                        .filter(arg -> !arg.equals("--processes"))
-                        .toList();
-        return builder()
-                .setProcesses(processes)
-                .setMainClass(root.userObject().getClass().getName())
-                .optArgs(args)
-                .build()
-                .launch();
     }
 
     /**
@@ -124,69 +121,118 @@ public final class Launcher {
      * @throws InterruptedException if the thread is interrupted; the ranks have been stopped then
      */
     public int launch() throws IOException, InterruptedException {
-        if (nodes > 1) {
+        if (maxNodes > 1) {
             return launchNode();
         }
-        Outcome outcome = attempt(0);
-        for (int restart = 1; restart <= maxRestarts && outcome.rankFailed(); restart++) {
-            RankProcesses.say(
-                    err, "starting all ranks again, restart " + restart + " of " + maxRestarts);
-            outcome = attempt(restart);
-        }
-        return outcome.code();
-    }
-
-    private Outcome attempt(int restart) throws IOException, InterruptedException {
-        try (TcpStore store = store();
-                RankProcesses ranks = new RankProcesses(0, gracePeriod, out, err)) {
-            start(ranks, store.port(), restart);
-            return ranks.await();
-        }
-    }
-
-    /**
-     * Runs this node's ranks of a job on several nodes, and sends the outcome to the other
-     * launchers.
-     */
-    private int launchNode() throws IOException, InterruptedException {
-        try (TcpStore store = store();
-                RankProcesses ranks =
-                        new RankProcesses(nodeRank * processes, gracePeriod, out, err);
-                Nodes others =
-                        new Nodes(
-                                store,
-                                nodes,
-                                nodeRank,
-                                processes,
-                                err,
-                                code -> ranks.giveUp("another node has failed", code))) {
-            start(ranks, store.port(), 0);
-            int code = ranks.await().code();
-            if (code == 0) {
-                return others.awaitOthers();
+        Attempt attempt = new Attempt(0, 0, 0, 1);
+        while (true) {
+            Result result;
+            try (TcpStore store = store(true, joinTimeout);
+                    RankProcesses ranks = new RankProcesses(0, gracePeriod, out, err)) {
+                start(ranks, store.port(), attempt);
+                RankProcesses.Outcome outcome = ranks.await();
+                result = new Result(outcome.code(), "");
+                if (!outcome.rankFailed()) {
+                    return outcome.code();
+                }
             }
-            others.fail(code);
-            return code;
+            if (!restarts(attempt, result)) {
+                return result.code();
+            }
+            int next = attempt.generation() + 1;
+            attempt = new Attempt(next, next, 0, 1);
+            sayAgain(attempt.failures());
         }
     }
 
-    /** Serves the store, as torchrun does. A free port is bound as soon as it is chosen. */
-    private TcpStore store() {
+    /** Runs this node's ranks of a job on several nodes, again after each failure of any node. */
+    private int launchNode() throws IOException, InterruptedException {
+        try (Nodes nodes = new Nodes(this, err)) {
+            while (true) {
+                Attempt attempt = nodes.join();
+                Result result = runNode(nodes, attempt);
+                if (result.code() == 0 || !restarts(attempt, result)) {
+                    return result.code();
+                }
+                nodes.again(result);
+                sayAgain(attempt.failures() + (result.code() == Nodes.NODE_COME ? 0 : 1));
+            }
+        }
+    }
+
+    private Result runNode(Nodes nodes, Attempt attempt) throws IOException, InterruptedException {
+        int first = attempt.node() * processes;
+        try (RankProcesses ranks = new RankProcesses(first, gracePeriod, out, err)) {
+            nodes.watch(
+                    result ->
+                            ranks.giveUp(
+                                    "another node has failed or come: " + result.reason(),
+                                    result.code()));
+            start(ranks, masterPort, attempt);
+            RankProcesses.Outcome outcome = ranks.await();
+            if (outcome.code() == 0) {
+                return nodes.awaitOthers();
+            }
+            String reason = "a rank of node " + attempt.node() + " exited with " + outcome.code();
+            if (outcome.rankFailed()) {
+                return nodes.fail(new Result(outcome.code(), reason));
+            }
+            Result result = nodes.result();
+            return result == null ? new Result(outcome.code(), FINAL) : result;
+        }
+    }
+
+    /** Returns whether all ranks start again after an attempt that failed. */
+    boolean restarts(Attempt attempt, Result result) {
+        return result.code() == Nodes.NODE_COME
+                || attempt.failures() < maxRestarts && !result.reason().equals(FINAL);
+    }
+
+    private void sayAgain(int failures) {
+        RankProcesses.say(
+                err, "starting all ranks again, restart " + failures + " of " + maxRestarts);
+    }
+
+    /** Returns what has to be the same in all launchers of a job. */
+    String job() {
+        return (minNodes == maxNodes ? "" : minNodes + " to ")
+                + maxNodes
+                + " nodes of "
+                + processes
+                + " processes and "
+                + maxRestarts
+                + " restarts (--nnodes, --nproc-per-node, --max-restarts)";
+    }
+
+    String endpoint() {
+        return masterAddress + ":" + masterPort;
+    }
+
+    /** Connects to the store, or serves it. A free port is bound as soon as it is chosen. */
+    TcpStore store(boolean serves, Duration timeout) {
         return TcpStore.builder()
                 .setHost(masterAddress)
                 .setPort(masterPort)
-                .optServer(nodeRank == 0)
-                .optBindAddress(masterAddress)
+                .optServer(serves)
+                .optBindAddress(bindAddress)
+                .optMark("launch/" + runId)
+                .optTimeout(timeout)
                 .build();
     }
 
-    private void start(RankProcesses ranks, int port, int restart) throws IOException {
+    private void start(RankProcesses ranks, int port, Attempt attempt) throws IOException {
         for (int rank = 0; rank < processes; rank++) {
             ProcessBuilder process = new ProcessBuilder(command);
             process.environment().putAll(environment);
             process.environment().putIfAbsent(OMP_NUM_THREADS, ompThreads());
-            process.environment().putAll(rankEnvironment(rank, port, restart));
-            ranks.start(process);
+            Map<String, String> variables = rankEnvironment(rank, attempt, port);
+            process.environment().putAll(variables);
+            Path folder = null;
+            if (logs != null) {
+                folder = logs.resolve("attempt_" + attempt.generation());
+                folder = Files.createDirectories(folder.resolve(variables.get("RANK")));
+            }
+            ranks.start(process, folder);
         }
     }
 
@@ -208,24 +254,24 @@ public final class Launcher {
     }
 
     /** Returns the variables that torchrun sets. */
-    private Map<String, String> rankEnvironment(int localRank, int port, int restart) {
+    private Map<String, String> rankEnvironment(int localRank, Attempt attempt, int port) {
         Map<String, String> variables = new LinkedHashMap<>();
         variables.put("LOCAL_RANK", Integer.toString(localRank));
         variables.put("LOCAL_WORLD_SIZE", Integer.toString(processes));
         for (String name : List.of("RANK", "ROLE_RANK")) {
-            variables.put(name, Integer.toString(nodeRank * processes + localRank));
+            variables.put(name, Integer.toString(attempt.node() * processes + localRank));
         }
         for (String name : List.of("WORLD_SIZE", "ROLE_WORLD_SIZE")) {
-            variables.put(name, Integer.toString(nodes * processes));
+            variables.put(name, Integer.toString(attempt.nodes() * processes));
         }
-        variables.put("GROUP_RANK", Integer.toString(nodeRank));
-        variables.put("GROUP_WORLD_SIZE", Integer.toString(nodes));
+        variables.put("GROUP_RANK", Integer.toString(attempt.node()));
+        variables.put("GROUP_WORLD_SIZE", Integer.toString(attempt.nodes()));
         variables.put("ROLE_NAME", "default");
         variables.put("MASTER_ADDR", masterAddress);
         variables.put("MASTER_PORT", Integer.toString(port));
-        variables.put("TORCHELASTIC_RESTART_COUNT", Integer.toString(restart));
+        variables.put("TORCHELASTIC_RESTART_COUNT", Integer.toString(attempt.generation()));
         variables.put("TORCHELASTIC_MAX_RESTARTS", Integer.toString(maxRestarts));
-        variables.put("TORCHELASTIC_RUN_ID", "none");
+        variables.put("TORCHELASTIC_RUN_ID", runId);
         variables.put("TORCHELASTIC_USE_AGENT_STORE", "True");
         return variables;
     }
@@ -242,10 +288,16 @@ public final class Launcher {
         private int processes;
         private String mainClass;
         private List<String> args = List.of();
-        private int nodes = 1;
-        private int nodeRank;
+        private int minNodes = 1;
+        private int maxNodes = 1;
+        private int nodeRank = -1;
         private String masterAddress;
+        private String bindAddress;
         private int masterPort;
+        private String runId = "none";
+        private Duration joinTimeout = Duration.ofMinutes(10);
+        private Duration lastCall = Duration.ofSeconds(30);
+        private Path logs;
         private int maxRestarts;
         private Map<String, String> environment = Map.of();
         private List<String> jvmArgs = List.of();
@@ -274,39 +326,114 @@ public final class Launcher {
         }
 
         /**
-         * Sets the number of launchers of the job, usually one per host, and the index of this
-         * launcher; 1 and 0 by default. All launchers must have the same number of processes,
-         * master address and port. Ranks are numbered node by node. Node 0 serves the store. If a
-         * rank of one node fails, or its launcher is stopped, the other launchers stop their ranks
-         * and return the same code.
+         * Sets the number of launchers of the job, usually one per host; 1 by default. All must
+         * have the same number of processes, of restarts, and the same master address and port.
+         *
+         * @param least the number with which the job goes on if a node is lost and does not come
+         *     back
+         * @param most the number at which it begins at once; a node that comes later starts all
+         *     ranks again
+         * @return this builder
          */
-        public Builder optNodes(int nodes, int nodeRank) {
-            this.nodes = nodes;
+        public Builder optNodes(int least, int most) {
+            minNodes = least;
+            maxNodes = most;
+            return this;
+        }
+
+        /**
+         * Sets the rank of this node. The launcher of node 0 serves the store. Unless set, the
+         * launchers agree on their ranks, and a launcher on the host of the master address serves
+         * the store.
+         *
+         * @param nodeRank the rank, from 0, another one on each node; -1 for none
+         * @return this builder
+         */
+        public Builder optNodeRank(int nodeRank) {
             this.nodeRank = nodeRank;
             return this;
         }
 
         /**
-         * Sets MASTER_ADDR, the address of the job's store on node 0; {@value
-         * #DEFAULT_MASTER_ADDRESS} by default and for null. Required with several nodes.
+         * Sets MASTER_ADDR, the address of the job's store, to which launchers and ranks connect.
+         *
+         * @param masterAddress the address; {@value #DEFAULT_MASTER_ADDRESS} by default and for
+         *     null. Required with several nodes
+         * @return this builder
          */
         public Builder optMasterAddress(String masterAddress) {
             this.masterAddress = masterAddress;
             return this;
         }
 
-        /** Sets MASTER_PORT; 0, a free one, by default. Required with several nodes. */
+        /**
+         * Sets the address on which the store listens.
+         *
+         * @param bindAddress an address of its host, {@code 0.0.0.0} for all; null, the default,
+         *     for the master address
+         * @return this builder
+         */
+        public Builder optBindAddress(String bindAddress) {
+            this.bindAddress = bindAddress;
+            return this;
+        }
+
+        /**
+         * Sets MASTER_PORT.
+         *
+         * @param masterPort the port; 0, a free one, by default. Required with several nodes
+         * @return this builder
+         */
         public Builder optMasterPort(int masterPort) {
             this.masterPort = masterPort;
             return this;
         }
 
         /**
-         * Sets the number of restarts of all ranks after one has failed; 0 by default. Not
-         * supported with several nodes: their launchers do not restart together.
+         * Sets the name of the job; launchers with another one do not meet.
+         *
+         * @param runId the name; {@code none} by default
+         * @return this builder
+         */
+        public Builder optRunId(String runId) {
+            this.runId = Objects.requireNonNull(runId, "runId");
+            return this;
+        }
+
+        /**
+         * Sets how long launchers wait for each other, before each attempt.
+         *
+         * @param join for the least number of nodes; 10 minutes by default
+         * @param last for more, after the least number has come; 30 seconds by default
+         * @return this builder
+         */
+        public Builder optTimeouts(Duration join, Duration last) {
+            joinTimeout = Objects.requireNonNull(join, "join");
+            lastCall = Objects.requireNonNull(last, "last");
+            return this;
+        }
+
+        /**
+         * Sets the number of restarts of all ranks, on all nodes, after a rank or a launcher has
+         * failed. Restarts because a node comes are not counted.
+         *
+         * @param maxRestarts the number; 0 by default
+         * @return this builder
          */
         public Builder optMaxRestarts(int maxRestarts) {
             this.maxRestarts = maxRestarts;
+            return this;
+        }
+
+        /**
+         * Sets the folder of log files: {@code attempt_N/RANK/stdout.log} and {@code stderr.log},
+         * where N counts restarts. The output is printed all the same.
+         *
+         * @param folder the folder, which is created; null, the default, for no files
+         * @return this builder
+         */
+        public Builder optLogDirectory(Path folder) {
+            logs = folder;
             return this;
         }
 
@@ -364,22 +491,21 @@ public final class Launcher {
         }
 
         private void checkNodes() {
-            refuseIf(nodes < 1, "The number of nodes must be at least 1, not %s".formatted(nodes));
             refuseIf(
-                    nodeRank < 0 || nodeRank >= nodes,
+                    minNodes < 1 || minNodes > maxNodes,
+                    "The number of nodes must be at least 1, or MIN:MAX, not %d:%d"
+                            .formatted(minNodes, maxNodes));
+            refuseIf(
+                    nodeRank < -1 || nodeRank >= maxNodes,
                     "The node rank must be between 0 and %d with %d node(s), not %d"
-                            .formatted(nodes - 1, nodes, nodeRank));
+                            .formatted(maxNodes - 1, maxNodes, nodeRank));
             refuseIf(
-                    (long) nodes * processes > Integer.MAX_VALUE,
-                    "%s nodes of %s processes are too many".formatted(nodes, processes));
+                    (long) maxNodes * processes > Integer.MAX_VALUE,
+                    "%s nodes of %s processes are too many".formatted(maxNodes, processes));
             refuseIf(
-                    nodes > 1 && (masterAddress == null || masterPort == 0),
+                    maxNodes > 1 && (masterAddress == null || masterPort == 0),
                     "With several nodes, the master address and the master port must be given, the"
-                            + " same on all: an address of node 0, and a free port there");
-            refuseIf(
-                    nodes > 1 && maxRestarts > 0,
-                    "Restarts need one node: the launchers of several do not start their ranks"
-                            + " again together. Start the whole job again instead");
+                            + " same on all: an address of one node, and a free port there");
         }
 
         /** Checks the main class once here; otherwise every rank would fail. */
@@ -394,8 +520,8 @@ public final class Launcher {
                 throw new IllegalArgumentException(
                         "No class "
                                 + mainClass
-                                + " on the class path; with samples/run.sh, name your jar in the"
-                                + " environment variable CLASSPATH",
+                                + " on the class path; name its jar with -cp, or in the environment"
+                                + " variable CLASSPATH with samples/run.sh",
                         e);
             } catch (NoSuchMethodException e) {
                 throw new IllegalArgumentException(

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.samples.launch;
+package org.djlx.collectives.launch;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
@@ -276,7 +276,7 @@ class LauncherTest {
     }
 
     @ParameterizedTest
-    @ValueSource(strings = {"org.djlx.Missing", "org.djlx.samples.launch.LauncherTest", "a/b"})
+    @ValueSource(strings = {"org.djlx.Missing", "org.djlx.collectives.launch.LauncherTest", "a/b"})
     void rejectsAClassWithoutMain(String name) {
         Launcher.Builder builder = probe(1).setMainClass(name);
         String message = assertThrows(IllegalArgumentException.class, builder::build).getMessage();
