@@ -172,7 +172,7 @@ public final class LaunchEnvironment {
     }
 
     private static String port(String job) {
-        return Integer.toString(FIRST_PORT + Math.floorMod(31 * job.hashCode(), PORTS));
+        return Integer.toString(FIRST_PORT + Math.floorMod(job.hashCode(), PORTS));
     }
 
     /** Returns the first host of a list such as {@code gpu[07-09,12],login1}. */

@@ -141,7 +141,7 @@ public final class Launcher {
             }
             int next = attempt.generation() + 1;
             attempt = new Attempt(next, next, 0, 1);
-            sayAgain(attempt.failures());
+            sayAgain(attempt.failures(), result);
         }
     }
 
@@ -155,7 +155,7 @@ public final class Launcher {
                     return result.code();
                 }
                 nodes.again(result);
-                sayAgain(attempt.failures() + (result.code() == Nodes.NODE_COME ? 0 : 1));
+                sayAgain(attempt.failures() + 1, result);
             }
         }
     }
@@ -188,9 +188,12 @@ public final class Launcher {
                 || attempt.failures() < maxRestarts && !result.reason().equals(FINAL);
     }
 
-    private void sayAgain(int failures) {
-        RankProcesses.say(
-                err, "starting all ranks again, restart " + failures + " of " + maxRestarts);
+    private void sayAgain(int failures, Result result) {
+        String why =
+                result.code() == Nodes.NODE_COME
+                        ? result.reason()
+                        : "restart " + failures + " of " + maxRestarts;
+        RankProcesses.say(err, "starting all ranks again, " + why);
     }
 
     /** Returns what has to be the same in all launchers of a job. */

@@ -10,6 +10,7 @@ import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.Arrays;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ExecutionException;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.function.Consumer;
 import org.djlx.collectives.CollectiveException;
@@ -311,7 +312,20 @@ final class Nodes implements AutoCloseable {
         } catch (CollectiveException e) {
             RankProcesses.say(err, e.getMessage()); // The outcome is that the store is gone.
         }
-        return outcome.join();
+        Result result = resultOf(outcome);
+        if (result.code() != 0) {
+            String ended = "the ranks of this node ended well, another node has failed or come: ";
+            RankProcesses.say(err, ended + result.reason());
+        }
+        return result;
+    }
+
+    private static Result resultOf(CompletableFuture<Result> outcome) throws InterruptedException {
+        try {
+            return outcome.get();
+        } catch (ExecutionException e) {
+            throw new AssertionError("this future never fails", e);
+        }
     }
 
     /** Tells the other nodes that this node failed; returns the first failure of all nodes. */

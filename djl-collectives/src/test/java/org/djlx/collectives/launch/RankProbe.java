@@ -63,6 +63,12 @@ public final class RankProbe {
                     System.out.println("met " + new ObjectCollectives(group).allGatherObject(rank));
                 }
             }
+            case "one-of" -> {
+                if (!System.getenv("WORLD_SIZE").equals(args[1])) {
+                    sleepForever(args);
+                }
+                System.out.println("one of " + args[1] + ", restart " + restarts());
+            }
             case "sleep" -> sleepForever(args);
             case "property" -> System.out.println(args[1] + "=" + System.getProperty(args[1]));
             case "leave-child" -> startChild();
@@ -79,12 +85,13 @@ public final class RankProbe {
     }
 
     /**
-     * Rank 1 fails while the others sleep, with another exit code each time, up to a number of
-     * restarts.
+     * Rank 1, or that of the third argument, fails while the others sleep, with another exit code
+     * each time, up to a number of restarts.
      */
     private static void failUntil(int restart, String[] args) {
         if (restarts() < restart) {
-            if (System.getenv("RANK").equals("1")) {
+            boolean given = args.length > 2 && args[2].matches("\\d");
+            if (System.getenv("RANK").equals(given ? args[2] : "1")) {
                 System.exit(40 + restarts());
             }
             sleepForever(args);
