@@ -165,7 +165,8 @@ public final class DataParallelTrainer extends Trainer {
             }
             ProcessGroup group = settings.group();
             if (group == null) {
-                group = ProcessGroups.init(settings.backend(devices[0].isGpu()));
+                String backend = settings.backend(devices[0].isGpu());
+                group = ProcessGroups.init(backend, new BackendOptions(settings.timeout()));
                 ownGroups.add(group);
             }
             replicas.add(replica(0, group.device(), group));
@@ -247,16 +248,19 @@ public final class DataParallelTrainer extends Trainer {
         return new Replica(index, device, group, getManager(), op, settings);
     }
 
-    private static BackendOptions options(String backend, Device[] devices) {
+    private BackendOptions options(String backend, Device[] devices) {
+        Duration timeout = settings.timeout();
         if (!devices[0].isGpu()) {
-            return new BackendOptions(BackendOptions.DEFAULT_TIMEOUT);
+            return new BackendOptions(timeout);
         }
-        NcclOptions.Builder nccl = NcclOptions.builder().optDevices(devices);
+        NcclOptions.Builder nccl = NcclOptions.builder().optDevices(devices).optTimeout(timeout);
         if (!"cuda_p2p".equals(backend)) {
             return nccl.build();
         }
         CudaP2pOptions.Builder options =
-                CudaP2pOptions.builder().optNcclOptions(nccl.optHighPriorityStream(true).build());
+                CudaP2pOptions.builder()
+                        .optTimeout(timeout)
+                        .optNcclOptions(nccl.optHighPriorityStream(true).build());
         CudaP2pOptions usual = options.build();
         if (!usual.isDirect(devices.length, false)) {
             return usual;
