@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.samples;
 
-import org.djlx.collectives.launch.LaunchCommand;
+import org.djlx.collectives.launch.Launch;
 import org.djlx.samples.common.HelpCommand;
 import org.djlx.samples.common.RootCommand;
 import org.djlx.samples.flight.FlightCommand;
@@ -33,7 +33,7 @@ import picocli.CommandLine.Command;
             ServeCommand.class,
             ServeModelCommand.class,
             OpCommand.class,
-            LaunchCommand.class,
+            Launch.class,
             PlanCommand.class,
             FlightCommand.class,
             SupportCommand.class,

@@ -3,7 +3,7 @@ package org.djlx.bench;
 
 import org.djlx.samples.common.HelpCommand;
 import org.djlx.samples.common.RootCommand;
-import org.djlx.collectives.launch.LaunchCommand;
+import org.djlx.collectives.launch.Launch;
 import picocli.CommandLine;
 import picocli.CommandLine.Command;
 
@@ -21,7 +21,7 @@ import picocli.CommandLine.Command;
             BlockBenchCommand.class,
             TrainBenchCommand.class,
             DecodeBenchCommand.class,
-            LaunchCommand.class,
+            Launch.class,
             HelpCommand.class
         })
 public final class Main extends RootCommand {

@@ -11,8 +11,7 @@
  * what launchers say in environment variables.
  *
  * <ul>
- *   <li>{@link org.djlx.collectives.launch.Launch} - the main class
- *   <li>{@link org.djlx.collectives.launch.LaunchCommand} - its options, as a command of picocli
+ *   <li>{@link org.djlx.collectives.launch.Launch} - the main class, and a command of picocli
  *   <li>{@link org.djlx.collectives.launch.Launcher} - runs a main class in a JVM for each rank,
  *       and restarts failed jobs
  *   <li>{@link org.djlx.collectives.launch.LaunchEnvironment} - rank, world size and address, from

@@ -63,6 +63,15 @@ public final class RankProbe {
                     System.out.println("met " + new ObjectCollectives(group).allGatherObject(rank));
                 }
             }
+            case "meet-as-ranks" -> {
+                try (ProcessGroup group = ProcessGroups.init("shm")) {
+                    System.out.println(
+                            "rank "
+                                    + group.rank()
+                                    + " met "
+                                    + new ObjectCollectives(group).allGatherObject(group.rank()));
+                }
+            }
             case "one-of" -> {
                 if (!System.getenv("WORLD_SIZE").equals(args[1])) {
                     sleepForever(args);
