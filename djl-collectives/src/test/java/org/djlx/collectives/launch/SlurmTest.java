@@ -24,8 +24,7 @@ import org.junit.jupiter.api.io.TempDir;
 @Tag("slow")
 class SlurmTest {
 
-    // The first host of the list is the one whose name is an address of this machine.
-    private static final List<String> NODES = List.of("localhost", "second");
+    private static final List<String> NODES = List.of("n1", "n2");
 
     @TempDir private Path folder;
 
@@ -87,10 +86,10 @@ class SlurmTest {
                         .replace("HOST", host)
                         .replace("PORT", "" + freePort())
                         .replace("FOLDER", folder.toString()));
-        for (String node : NODES) {
-            String line = "NodeName=%s NodeHostname=%s NodeAddr=127.0.0.1 Port=%d CPUs=4\n";
-            text.append(String.format(line, node, host, freePort()));
-        }
+        text.append("NodeName=n[1-2] NodeHostname=").append(host);
+        int port = freePort();
+        text.append(" NodeAddr=127.0.0.1 Port=[").append(port).append('-').append(port + 1);
+        text.append("] CPUs=4\n");
         Files.writeString(folder.resolve("slurm.conf"), text);
         daemon("slurmctld", "-D");
         for (String node : NODES) {
@@ -98,6 +97,10 @@ class SlurmTest {
         }
         String state = "";
         while (!state.contains("2 idle")) {
+            for (int i = 0; i < daemons.size(); i++) {
+                String log = Files.readString(folder.resolve("daemon-" + i));
+                assertTrue(daemons.get(i).isAlive(), log);
+            }
             Thread.sleep(100);
             state = run("sinfo", "--noheader", "--format=%D %T").trim();
         }
@@ -115,8 +118,10 @@ class SlurmTest {
         }
     }
 
-    private String srun(Class<?> main, String... arguments) throws Exception {
+    /** Runs four tasks on both nodes. */
+    private String srun(String export, Class<?> main, String... arguments) throws Exception {
         List<String> command = new ArrayList<>(List.of("srun", "-N", "2", "-n", "4", "--label"));
+        command.add("--export=" + export);
         command.add(Path.of(System.getProperty("java.home"), "bin", "java").toString());
         command.addAll(List.of("-Xmx256m", "-XX:TieredStopAtLevel=1"));
         command.addAll(List.of("-cp", System.getProperty("java.class.path"), main.getName()));
@@ -126,19 +131,20 @@ class SlurmTest {
 
     @Test
     void tasksAreRanks() throws Exception {
-        String understood = srun(LaunchEnvironment.class);
+        String understood = srun("ALL", LaunchEnvironment.class);
         for (int rank = 0; rank < 4; rank++) {
             for (String value :
                     List.of(
                             "RANK=" + rank + " (SLURM_PROCID)",
                             "WORLD_SIZE=4 (SLURM_STEP_NUM_TASKS)",
-                            "MASTER_ADDR=localhost (SLURM_STEP_NODELIST)",
-                            "DJLX_BIND_ADDRESS=localhost (MASTER_ADDR)")) {
+                            "MASTER_ADDR=n1 (SLURM_STEP_NODELIST)",
+                            "DJLX_BIND_ADDRESS=n1 (MASTER_ADDR)")) {
                 assertTrue(understood.contains(rank + ": " + value + "\n"), understood);
             }
         }
         assertEquals(5, understood.split(" \\(SLURM_JOB_ID\\)", -1).length, understood);
-        String met = srun(RankProbe.class, "meet-as-ranks");
+        // The name n1 is no address of this machine; the other values are those of Slurm.
+        String met = srun("ALL,MASTER_ADDR=127.0.0.1", RankProbe.class, "meet-as-ranks");
         for (int rank = 0; rank < 4; rank++) {
             assertTrue(met.contains(rank + ": rank " + rank + " met [0, 1, 2, 3]\n"), met);
         }
