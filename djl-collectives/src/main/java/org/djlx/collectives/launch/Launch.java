@@ -178,6 +178,7 @@ public final class Launch implements Callable<Integer> {
      */
     public static void main(String[] args) {
         CommandLine command = new CommandLine(new Launch()).setStopAtPositional(true);
+        command.setExpandAtFiles(false); // Arguments of a rank's main method may begin with @.
         command.getCommandSpec().mixinStandardHelpOptions(true);
         command.setParameterExceptionHandler((e, all) -> error(e, "; --help lists the options", 2));
         command.setExecutionExceptionHandler((e, all, result) -> error(e, "", 1));

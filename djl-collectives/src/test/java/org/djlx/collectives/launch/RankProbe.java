@@ -38,7 +38,6 @@ public final class RankProbe {
             }
             case "read" -> System.out.println("read " + System.in.readAllBytes().length);
             case "exit-code-is-rank" -> System.exit(Integer.parseInt(rank));
-            case "exit-code-from" -> System.exit(Integer.parseInt(System.getenv(args[2])));
             case "one-exits" -> {
                 if (rank.equals(args[1])) {
                     System.exit(42);
