@@ -72,10 +72,7 @@ class MainTest {
     }
 
     @ParameterizedTest
-    @CsvSource({
-        "launch, launch needs PROGRAM",
-        "launch --nproc 2, launch needs PROGRAM"
-    })
+    @CsvSource({"launch, launch needs PROGRAM", "launch --nproc 2, launch needs PROGRAM"})
     void whatIsMissingIsNamedAndAnExampleShown(String args, String text) {
         assertEquals(2, run(args.split(" ")));
         List<String> lines = err.toString().lines().toList();

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.bench;
 
+import org.djlx.collectives.launch.Launch;
 import org.djlx.samples.common.HelpCommand;
 import org.djlx.samples.common.RootCommand;
-import org.djlx.collectives.launch.Launch;
 import picocli.CommandLine;
 import picocli.CommandLine.Command;
 

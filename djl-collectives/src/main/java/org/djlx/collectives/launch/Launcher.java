@@ -19,7 +19,8 @@ import org.djlx.collectives.store.TcpStore;
 
 /**
  * Runs a main class in several JVMs of this host, one for each rank, with the environment variables
- * of torchrun. A job may have {@linkplain Builder#optNodes several launchers}.
+ * of torchrun. A job may have {@linkplain Builder#optNodes several launchers}; the failure of a
+ * rank or a launcher then ends and restarts the ranks of all.
  *
  * <p>The JVMs run the same java executable on the same class path as the caller. The launcher
  * prints each line of a rank with the prefix {@code [rank] }. A carriage return also ends a line.
@@ -34,8 +35,8 @@ import org.djlx.collectives.store.TcpStore;
  * }</pre>
  *
  * <p>With {@linkplain Builder#optMaxRestarts restarts}, all ranks start again after a failure, with
- * a new store and {@code TORCHELASTIC_RESTART_COUNT} one higher. The job itself must save and
- * restore its state.
+ * {@code TORCHELASTIC_RESTART_COUNT} one higher, and on one node with a new store. The job itself
+ * must save and restore its state.
  *
  * <p>A launcher is immutable; each call of {@link #launch} is a separate job.
  */
@@ -99,7 +100,7 @@ public final class Launcher {
         }
     }
 
-    /** Returns a builder of launchers. */
+    /** {@return a builder of launchers} */
     public static Builder builder() {
         return new Builder();
     }
@@ -310,19 +311,34 @@ public final class Launcher {
 
         private Builder() {}
 
-        /** Sets the number of processes, which is the world size on one node. Required. */
+        /**
+         * Sets the number of processes of each node. Required.
+         *
+         * @param processes the number, which is the world size on one node
+         * @return this builder
+         */
         public Builder setProcesses(int processes) {
             this.processes = processes;
             return this;
         }
 
-        /** Sets the class, by its full name, whose main method each rank runs. Required. */
+        /**
+         * Sets the class whose main method each rank runs. Required.
+         *
+         * @param mainClass its full name
+         * @return this builder
+         */
         public Builder setMainClass(String mainClass) {
             this.mainClass = mainClass;
             return this;
         }
 
-        /** Sets the arguments of the main method; none by default. */
+        /**
+         * Sets the arguments of the main method.
+         *
+         * @param args the arguments; none by default
+         * @return this builder
+         */
         public Builder optArgs(List<String> args) {
             this.args = List.copyOf(args);
             return this;
@@ -443,19 +459,32 @@ public final class Launcher {
         /**
          * Sets environment variables of the ranks, in addition to the inherited ones. Variables
          * that the launcher sets, such as RANK, are not allowed.
+         *
+         * @param environment the variables; none by default
+         * @return this builder
          */
         public Builder optEnvironment(Map<String, String> environment) {
             this.environment = Map.copyOf(environment);
             return this;
         }
 
-        /** Sets JVM options of the ranks; none by default. */
+        /**
+         * Sets JVM options of the ranks.
+         *
+         * @param jvmArgs the options; none by default
+         * @return this builder
+         */
         public Builder optJvmArgs(List<String> jvmArgs) {
             this.jvmArgs = List.copyOf(jvmArgs);
             return this;
         }
 
-        /** Sets the time that a rank has between SIGTERM and SIGKILL; 15 seconds by default. */
+        /**
+         * Sets the time that a rank has between SIGTERM and SIGKILL.
+         *
+         * @param gracePeriod the time; 15 seconds by default
+         * @return this builder
+         */
         public Builder optGracePeriod(Duration gracePeriod) {
             this.gracePeriod = Objects.requireNonNull(gracePeriod, "gracePeriod");
             return this;
@@ -464,6 +493,10 @@ public final class Launcher {
         /**
          * Redirects the ranks' stdout and stderr; to the caller's own by default. The launcher
          * writes its messages to {@code err}.
+         *
+         * @param out gets the ranks' stdout
+         * @param err gets their stderr
+         * @return this builder
          */
         public Builder optOutput(PrintStream out, PrintStream err) {
             this.out = Objects.requireNonNull(out, "out");
@@ -474,6 +507,7 @@ public final class Launcher {
         /**
          * Builds the launcher.
          *
+         * @return the launcher
          * @throws IllegalArgumentException if an option is missing or out of range, if the main
          *     class does not exist or has no main method, or if the environment has a variable that
          *     the launcher sets

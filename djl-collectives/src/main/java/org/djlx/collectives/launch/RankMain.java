@@ -17,6 +17,9 @@ public final class RankMain {
      * Runs the main method of the class that the first argument names. An exception ends the
      * process with code 1 immediately, even if other threads still run. The launcher then stops the
      * other ranks.
+     *
+     * @param args the name of the class, and its arguments
+     * @throws ReflectiveOperationException if there is no such method
      */
     public static void main(String[] args) throws ReflectiveOperationException {
         String[] mainArgs = Arrays.copyOfRange(args, 1, args.length);
