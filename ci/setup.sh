@@ -1,4 +1,4 @@
-# Finds, and where it is missing installs, what the build needs: a JDK and Maven; for tests also MPI. To be sourced; defines functions only.
+# Finds, and where it is missing installs, what the build needs: a JDK and Maven; for tests also MPI and Slurm. To be sourced; defines functions only.
 # shellcheck shell=bash
 
 # The oldest Java that the project compiles and runs on; maven.compiler.release in pom.xml.
@@ -123,19 +123,19 @@ setup() {
   say "Java: $JAVA_HOME; Maven: $(command -v mvn)"
 }
 
-# setup_mpi: as root on a machine with apt, installs Open MPI and MPICH, with which the tests of backend mpi run. Without them the
-# tests are skipped, so that a failure here is none.
-setup_mpi() {
-  if command -v mpirun.openmpi >/dev/null && command -v mpiexec.hydra >/dev/null; then
+# setup_launchers: as root on a machine with apt, installs Open MPI, MPICH and Slurm, with which the tests of backend mpi and of the
+# variables of launchers run. Without them these tests are skipped, so that a failure here is none.
+setup_launchers() {
+  if command -v mpirun.openmpi >/dev/null && command -v mpiexec.hydra >/dev/null && command -v slurmctld >/dev/null; then
     return 0
   fi
   if ((EUID != 0)) || ! command -v apt-get >/dev/null; then
-    say "Backend mpi: tested with the MPIs that are installed; Debian's packages are openmpi-bin and mpich"
+    say "Launchers: tested with those that are installed; Debian's packages are openmpi-bin, mpich and slurm-wlm"
     return 0
   fi
-  say "Installing openmpi-bin and mpich through apt"
-  { apt update && apt install -y --no-install-recommends openmpi-bin mpich; } >/dev/null 2>&1 ||
-    say "openmpi-bin and mpich cannot be installed; the tests of backend mpi are skipped"
+  say "Installing openmpi-bin, mpich and slurm-wlm through apt"
+  { apt update && apt install -y --no-install-recommends openmpi-bin mpich slurm-wlm; } >/dev/null 2>&1 ||
+    say "openmpi-bin, mpich and slurm-wlm cannot be installed; their tests are skipped"
 }
 
 # project_root: prints the project's root, whatever the directory.

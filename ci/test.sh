@@ -9,7 +9,7 @@
 # all tests, the soak tests for 2 seconds each (mvn -Psoak test runs them longer); javadoc; unless there are arguments of mvn,
 # samples/quickstart-project and samples/spark-project, and some tests on the newest JDK of the machine.
 #
-# As root on Debian the full run installs openmpi-bin and mpich, for the tests of backend mpi. The first full run downloads Spark
+# As root on Debian the full run installs openmpi-bin, mpich and slurm-wlm, for the tests of backend mpi and of launchers. The first full run downloads Spark
 # (140 MB), for samples/spark-project.
 #
 # Prints nothing of a test that passes. Everything Maven prints goes to target/test.log, the log of test JVMs to */target/test-logs.
@@ -216,7 +216,7 @@ if [[ -n $quick ]]; then
   exit
 fi
 
-setup_mpi
+setup_launchers
 check_profile
 # In parallel with the tests, which wait for other processes much of the time.
 check_kernels >"$out/kernels.log" 2>&1 &

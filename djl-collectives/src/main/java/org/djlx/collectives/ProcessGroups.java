@@ -7,6 +7,7 @@ import java.util.Map;
 import java.util.Objects;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.stream.IntStream;
+import org.djlx.collectives.launch.LaunchEnvironment;
 import org.djlx.collectives.spi.Backend;
 import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.collectives.spi.Backends;
@@ -20,8 +21,8 @@ import org.djlx.collectives.store.TcpStore;
  * Creates process groups; the counterpart of {@code torch.distributed.init_process_group}.
  *
  * <ul>
- *   <li>{@link #init(String)}: each rank is a process, started by {@code torchrun} or a compatible
- *       launcher.
+ *   <li>{@link #init(String)}: each rank is a process, started by {@code torchrun}, {@code srun},
+ *       {@code mpirun} or {@link org.djlx.collectives.launch.Launch}.
  *   <li>{@link #init(String, Store, String, int, int, BackendOptions)}: ranks meet in a {@link
  *       Store} of yours.
  *   <li>{@link #local(int)}: each rank is a thread of this JVM; {@link #run} starts the threads.
@@ -64,8 +65,8 @@ public final class ProcessGroups {
     private ProcessGroups() {}
 
     /**
-     * Creates this process's handle on a group, from the environment variables of {@code torchrun},
-     * with default options.
+     * Creates this process's handle on a group, from the environment variables of a launcher, with
+     * default options.
      *
      * @param backend the backend: {@code shm}, {@code mpi}, {@code nccl}, {@code cuda_p2p} or a
      *     third-party backend
@@ -77,13 +78,12 @@ public final class ProcessGroups {
     }
 
     /**
-     * Creates this process's handle on a group, from the environment variables of {@code torchrun}:
-     * {@code RANK}, {@code WORLD_SIZE}, {@code MASTER_ADDR} and {@code MASTER_PORT}. Blocks until
-     * all ranks have called it.
+     * Creates this process's handle on a group, from the environment variables of a launcher, as
+     * {@link LaunchEnvironment} reads them: torchrun, Open MPI, PMI, Slurm, Kubernetes or Kubeflow.
+     * Blocks until all ranks have called it.
      *
-     * <p>Backend {@code mpi} needs no variables: under mpirun it asks MPI for rank and world size,
-     * and rank 0 chooses the store's address unless {@code MASTER_ADDR} and {@code MASTER_PORT} are
-     * set.
+     * <p>Backend {@code mpi} asks MPI for rank and world size, and rank 0 chooses the store's
+     * address, unless {@code RANK}, {@code MASTER_ADDR} and {@code MASTER_PORT} are set.
      *
      * <p>Rank 0 serves the store at that address. If {@code TORCHELASTIC_USE_AGENT_STORE} is {@code
      * True}, the launcher serves it instead. On rank 0, {@code destroy} stops the server; it first
@@ -99,8 +99,37 @@ public final class ProcessGroups {
      * @throws CollectiveException if not all ranks call it within the timeout
      */
     public static ProcessGroup init(String backend, BackendOptions options) {
-        Map<String, String> environment = Backends.get(backend).environment(System.getenv());
-        return init(backend, options, environment, INITS.getAndIncrement());
+        return init(backend, LaunchEnvironment.current(), options);
+    }
+
+    /**
+     * As {@link #init(String, BackendOptions)}, with options for the rank and the store's address:
+     *
+     * <pre>{@code
+     * LaunchEnvironment environment =
+     *         LaunchEnvironment.builder()
+     *                 .optRank(rank, worldSize)
+     *                 .optMasterAddress("node0", 29500)
+     *                 .optBindAddress("0.0.0.0")
+     *                 .build();
+     * ProcessGroup group = ProcessGroups.init("nccl", environment, options);
+     * }</pre>
+     *
+     * @param backend the backend: {@code shm}, {@code mpi}, {@code nccl}, {@code cuda_p2p} or a
+     *     third-party backend
+     * @param environment the rank, the world size and the store's address
+     * @param options the backend's options, such as {@link ShmOptions}
+     * @return the group
+     * @throws IllegalArgumentException if a value is missing or invalid, or the backend is unknown
+     * @throws CollectiveException if not all ranks call it within the timeout
+     */
+    public static ProcessGroup init(
+            String backend, LaunchEnvironment environment, BackendOptions options) {
+        if (environment == null) {
+            throw new IllegalArgumentException("init: the environment is null");
+        }
+        Map<String, String> all = Backends.get(backend).environment(environment.given());
+        return init(backend, options, all, INITS.getAndIncrement());
     }
 
     /**
@@ -125,10 +154,11 @@ public final class ProcessGroups {
             String backend, BackendOptions options, Map<String, String> env, int number) {
         Backends.get(backend);
         checkOptions(options);
-        int rank = integer(env, "RANK");
-        int worldSize = integer(env, "WORLD_SIZE");
-        String host = required(env, "MASTER_ADDR");
-        int port = integer(env, "MASTER_PORT");
+        LaunchEnvironment launch = LaunchEnvironment.of(env);
+        int rank = launch.requireInt("RANK");
+        int worldSize = launch.requireInt("WORLD_SIZE");
+        String host = launch.require("MASTER_ADDR");
+        int port = launch.requireInt("MASTER_PORT");
         GroupContext.checkRank(rank, worldSize);
         boolean agentStore = "True".equalsIgnoreCase(env.get("TORCHELASTIC_USE_AGENT_STORE"));
         String name = DEFAULT_NAME + number;
@@ -137,7 +167,7 @@ public final class ProcessGroups {
                         .setHost(host)
                         .setPort(port)
                         .optServer(rank == 0 && !agentStore)
-                        .optBindAddress(host)
+                        .optBindAddress(launch.require("DJLX_BIND_ADDRESS"))
                         .optMark(agentStore ? null : name)
                         .optTimeout(options.timeout())
                         .build();
@@ -349,32 +379,5 @@ public final class ProcessGroups {
          * @throws Exception if the rank fails
          */
         T run(ProcessGroup group) throws Exception;
-    }
-
-    private static String required(Map<String, String> env, String name) {
-        String value = env.get(name);
-        if (value == null || value.isBlank()) {
-            throw new IllegalArgumentException(
-                    "the environment variable "
-                            + name
-                            + " is not set; start the ranks with torchrun or samples/run.sh launch,"
-                            + " or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT yourself");
-        }
-        return value.trim();
-    }
-
-    private static int integer(Map<String, String> env, String name) {
-        String value = required(env, name);
-        try {
-            return Integer.parseInt(value);
-        } catch (NumberFormatException e) {
-            throw new IllegalArgumentException(
-                    "the environment variable "
-                            + name
-                            + " must be an integer, but is '"
-                            + value
-                            + "'",
-                    e);
-        }
     }
 }

@@ -3,6 +3,7 @@ package org.djlx.collectives;
 
 import ai.djl.engine.Engine;
 import ai.djl.pytorch.jni.JniUtils;
+import org.djlx.collectives.launch.LaunchEnvironment;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
@@ -79,7 +80,8 @@ public final class TorchThreads {
 
     private static int processesHere() {
         try {
-            return Math.max(1, Integer.parseInt(System.getenv("LOCAL_WORLD_SIZE")));
+            return Math.max(
+                    1, Integer.parseInt(LaunchEnvironment.current().get("LOCAL_WORLD_SIZE")));
         } catch (NumberFormatException e) {
             return 1; // Not set, or invalid, which the launcher reports.
         }

@@ -15,6 +15,7 @@ import java.util.Optional;
 import java.util.Set;
 import java.util.function.Consumer;
 import java.util.function.Supplier;
+import org.djlx.collectives.launch.LaunchEnvironment;
 import org.djlx.collectives.p2p.KernelSignals;
 import org.djlx.collectives.p2p.OneShotSlots;
 import org.djlx.collectives.p2p.P2pAllocator;
@@ -84,6 +85,8 @@ class NullArgumentsTest {
                             .sample("worldSize", () -> 1)
                             .sample(ProcessGroup.class, () -> group)
                             .sample(Work.class, group::barrier)
+                            .sample(LaunchEnvironment.class, LaunchEnvironment::current)
+                            .sample(LaunchEnvironment.Builder.class, LaunchEnvironment::builder)
                             .sample(BackendOptions.class, () -> options)
                             .sample(ShmOptions.class, () -> options)
                             .sample(ShmOptions.Builder.class, ShmOptions::builder)

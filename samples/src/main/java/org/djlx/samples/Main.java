@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.samples;
 
+import org.djlx.collectives.launch.Launch;
 import org.djlx.samples.common.HelpCommand;
 import org.djlx.samples.common.RootCommand;
 import org.djlx.samples.flight.FlightCommand;
-import org.djlx.samples.launch.LaunchCommand;
 import org.djlx.samples.llama.GenerateCommand;
 import org.djlx.samples.llama.ServeModelCommand;
 import org.djlx.samples.mlp.MlpCommand;
@@ -30,7 +30,7 @@ import picocli.CommandLine.Command;
             GenerateCommand.class,
             ServeCommand.class,
             ServeModelCommand.class,
-            LaunchCommand.class,
+            Launch.class,
             PlanCommand.class,
             FlightCommand.class,
             SupportCommand.class,

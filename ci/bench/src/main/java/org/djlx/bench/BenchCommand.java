@@ -10,7 +10,6 @@ import org.djlx.nativeops.host.ThreadBinding;
 import org.djlx.samples.common.CliCommand;
 import org.djlx.samples.common.RankOptions;
 import org.djlx.samples.common.Ranks;
-import org.djlx.samples.launch.Launcher;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Mixin;
 import picocli.CommandLine.Option;
@@ -64,7 +63,7 @@ final class BenchCommand extends CliCommand {
         refuseIf(idle != null && idle < 0, "--idle must be 0 or more, not %d".formatted(idle));
         if (options.inProcesses()) {
             cases(options.count());
-            return Launcher.launchRanksOf(spec(), options.count());
+            return Ranks.launch(spec(), options.count());
         }
         Ranks here = options.here();
         List<BenchCase> cases = cases(here.worldSize());

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.bench;
 
+import org.djlx.collectives.launch.Launch;
 import org.djlx.samples.common.HelpCommand;
 import org.djlx.samples.common.RootCommand;
-import org.djlx.samples.launch.LaunchCommand;
 import picocli.CommandLine;
 import picocli.CommandLine.Command;
 
@@ -21,7 +21,7 @@ import picocli.CommandLine.Command;
             BlockBenchCommand.class,
             TrainBenchCommand.class,
             DecodeBenchCommand.class,
-            LaunchCommand.class,
+            Launch.class,
             HelpCommand.class
         })
 public final class Main extends RootCommand {

@@ -9,6 +9,7 @@ import ai.djl.nn.SymbolBlock;
 import ai.djl.training.GradientCollector;
 import org.djlx.collectives.TorchThreads;
 import org.djlx.collectives.gradient.GradientScope;
+import org.djlx.collectives.launch.LaunchEnvironment;
 import org.djlx.collectives.spi.Backends;
 import org.djlx.collectives.train.DataParallelConfig;
 import org.djlx.collectives.train.DistributedSampler;
@@ -166,7 +167,7 @@ public final class P2pEngine extends Engine {
      */
     @Override
     public Device defaultDevice() {
-        String local = System.getenv("LOCAL_RANK");
+        String local = LaunchEnvironment.current().get("LOCAL_RANK");
         Device device = pytorch.defaultDevice();
         return local == null || !device.isGpu()
                 ? device

@@ -3,16 +3,18 @@ package org.djlx.collectives.train;
 
 import ai.djl.training.DefaultTrainingConfig;
 import ai.djl.training.loss.Loss;
+import java.time.Duration;
 import java.util.Arrays;
 import java.util.Locale;
 import java.util.function.Function;
 import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.spi.BackendOptions;
 
 /**
  * Training configuration of the engine {@code PyTorch-P2P}. Options that are not set here come from
  * system properties, and so do all options if the program passes another {@code TrainingConfig}:
  * {@code org.djlx.ranks}, {@code org.djlx.gradientReduction}, {@code org.djlx.gradientCompression},
- * {@code org.djlx.bucketBytes}, {@code org.djlx.backend}.
+ * {@code org.djlx.bucketBytes}, {@code org.djlx.backend}, {@code org.djlx.timeoutSeconds}.
  */
 public final class DataParallelConfig extends DefaultTrainingConfig {
 
@@ -32,6 +34,12 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
             property("gradientCompression", GradientCompression.class, GradientCompression.NONE);
     private long bucketBytes = property("bucketBytes", Long::valueOf, BUCKET_BYTES);
     private String backend = System.getProperty(PREFIX + "backend");
+    private Duration timeout =
+            Duration.ofSeconds(
+                    property(
+                            "timeoutSeconds",
+                            Long::valueOf,
+                            BackendOptions.DEFAULT_TIMEOUT.toSeconds()));
     private ProcessGroup group;
 
     /**
@@ -142,6 +150,23 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
     }
 
     /**
+     * Sets the timeout of the process group that the trainer creates: how long an operation waits
+     * for other ranks.
+     *
+     * @param timeout the timeout; the default is 30 minutes, or the system property {@code
+     *     org.djlx.timeoutSeconds}
+     * @return this configuration
+     */
+    public DataParallelConfig optTimeout(Duration timeout) {
+        if (timeout == null || timeout.isNegative() || timeout.isZero()) {
+            throw new IllegalArgumentException(
+                    "optTimeout: the timeout must be positive, not " + timeout);
+        }
+        this.timeout = timeout;
+        return this;
+    }
+
+    /**
      * Sets the process group of trainers that have one rank each, in processes or threads. Unless
      * set, the trainer creates a group if {@code RANK} and {@code WORLD_SIZE} are in the
      * environment.
@@ -204,6 +229,10 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
 
     String backend(boolean gpu) {
         return backend != null ? backend : gpu ? "cuda_p2p" : "shm";
+    }
+
+    Duration timeout() {
+        return timeout;
     }
 
     ProcessGroup group() {

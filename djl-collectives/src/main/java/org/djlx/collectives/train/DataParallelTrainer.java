@@ -34,6 +34,7 @@ import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.TorchThreads;
 import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.collectives.internal.gpu.LongCalls;
+import org.djlx.collectives.launch.LaunchEnvironment;
 import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.nativeops.torch.NoGradient;
 import org.slf4j.Logger;
@@ -99,8 +100,7 @@ public final class DataParallelTrainer extends Trainer {
     }
 
     private static boolean isOneOfSeveral() {
-        String worldSize = System.getenv("WORLD_SIZE");
-        return System.getenv("RANK") != null && worldSize != null && !"1".equals(worldSize.trim());
+        return LaunchEnvironment.current().isDistributed();
     }
 
     /** Returns whether this is rank 0 of the data-parallel and of the tensor-parallel group. */
@@ -111,7 +111,7 @@ public final class DataParallelTrainer extends Trainer {
         }
         return settings.group() != null
                 ? settings.group().rank() == 0
-                : !isOneOfSeveral() || System.getenv("RANK").trim().equals("0");
+                : !isOneOfSeveral() || LaunchEnvironment.current().get("RANK").equals("0");
     }
 
     /** Returns the configuration without listeners that log: only the first rank logs. */
@@ -162,7 +162,8 @@ public final class DataParallelTrainer extends Trainer {
             }
             ProcessGroup group = settings.group();
             if (group == null) {
-                group = ProcessGroups.init(settings.backend(devices[0].isGpu()));
+                String backend = settings.backend(devices[0].isGpu());
+                group = ProcessGroups.init(backend, new BackendOptions(settings.timeout()));
                 ownGroups.add(group);
             }
             replicas.add(replica(0, group.device(), group));
@@ -244,16 +245,19 @@ public final class DataParallelTrainer extends Trainer {
         return new Replica(index, device, group, getManager(), op, settings);
     }
 
-    private static BackendOptions options(String backend, Device[] devices) {
+    private BackendOptions options(String backend, Device[] devices) {
+        Duration timeout = settings.timeout();
         if (!devices[0].isGpu()) {
-            return new BackendOptions(BackendOptions.DEFAULT_TIMEOUT);
+            return new BackendOptions(timeout);
         }
-        NcclOptions.Builder nccl = NcclOptions.builder().optDevices(devices);
+        NcclOptions.Builder nccl = NcclOptions.builder().optDevices(devices).optTimeout(timeout);
         if (!"cuda_p2p".equals(backend)) {
             return nccl.build();
         }
         CudaP2pOptions.Builder options =
-                CudaP2pOptions.builder().optNcclOptions(nccl.optHighPriorityStream(true).build());
+                CudaP2pOptions.builder()
+                        .optTimeout(timeout)
+                        .optNcclOptions(nccl.optHighPriorityStream(true).build());
         CudaP2pOptions usual = options.build();
         if (!usual.isDirect(devices.length, false)) {
             return usual;

@@ -10,6 +10,7 @@ import java.util.List;
 import java.util.Random;
 import java.util.stream.LongStream;
 import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.launch.LaunchEnvironment;
 
 /**
  * Divides a dataset among processes; the counterpart of {@code
@@ -136,7 +137,7 @@ public final class DistributedSampler implements Sampler {
         private Builder() {}
 
         private static int environment(String name, int otherwise) {
-            String value = System.getenv(name);
+            String value = LaunchEnvironment.current().get(name);
             try {
                 return value == null ? otherwise : Integer.parseInt(value.trim());
             } catch (NumberFormatException e) {

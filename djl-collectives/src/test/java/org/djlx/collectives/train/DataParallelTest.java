@@ -7,6 +7,7 @@ import static org.junit.jupiter.api.Assertions.assertNotNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import ai.djl.Device;
 import ai.djl.Model;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDList;
@@ -30,8 +31,10 @@ import ai.djl.training.listener.LoggingTrainingListener;
 import ai.djl.training.optimizer.Optimizer;
 import ai.djl.training.tracker.Tracker;
 import ai.djl.util.PairList;
+import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.Collections;
 import java.util.List;
 import java.util.Map;
 import java.util.Random;
@@ -45,6 +48,11 @@ import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.engine.P2pEngine;
 import org.djlx.collectives.gradient.GradientRule;
 import org.djlx.collectives.gradient.GradientScope;
+import org.djlx.collectives.spi.Backend;
+import org.djlx.collectives.spi.BackendFactory;
+import org.djlx.collectives.spi.Backends;
+import org.djlx.collectives.spi.GroupContext;
+import org.djlx.collectives.spi.Support;
 import org.djlx.collectives.train.Training.Outcome;
 import org.djlx.nativeops.torch.NoGradient;
 import org.junit.jupiter.api.Tag;
@@ -943,5 +951,42 @@ class DataParallelTest {
                                                 .filter(e -> e.toString().contains(operation))
                                                 .count())
                 .toList();
+    }
+
+    /** A factory of {@code shm} that notes the timeouts of its groups. */
+    private record TimedFactory(List<Duration> timeouts) implements BackendFactory {
+
+        @Override
+        public String name() {
+            return "timed";
+        }
+
+        @Override
+        public Support support() {
+            return Backends.get("shm").support();
+        }
+
+        @Override
+        public Backend create(GroupContext context) {
+            timeouts.add(context.options().timeout());
+            return Backends.get("shm").create(context);
+        }
+    }
+
+    @Test
+    void theTimeoutOfTheGroupCanBeSet() {
+        List<Duration> timeouts = Collections.synchronizedList(new ArrayList<>());
+        Backends.register("timed", new TimedFactory(timeouts));
+        Duration timeout = Duration.ofSeconds(7);
+        DataParallelConfig config =
+                new DataParallelConfig(Training.loss()).optBackend("timed").optTimeout(timeout);
+        config.optRanks(2).optDevices(new Device[] {Device.cpu()});
+        try (Model model = Model.newInstance("timed", P2pEngine.NAME)) {
+            model.setBlock(Training.block());
+            model.newTrainer(config).close();
+        }
+        assertEquals(List.of(timeout, timeout), timeouts);
+        assertThrows(IllegalArgumentException.class, () -> config.optTimeout(Duration.ZERO));
+        assertThrows(IllegalArgumentException.class, () -> config.optTimeout(null));
     }
 }

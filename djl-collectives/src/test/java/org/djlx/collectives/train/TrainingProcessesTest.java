@@ -12,6 +12,8 @@ import ai.djl.training.TrainingConfig;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.List;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.RankProcesses;
 import org.djlx.collectives.train.Training.Outcome;
 import org.junit.jupiter.api.Tag;
@@ -59,15 +61,18 @@ class TrainingProcessesTest {
                 new DefaultTrainingConfig(Training.loss())
                         .optDevices(new Device[] {device})
                         .optOptimizer(Training.optimizer(optimizer));
-        return Training.fit(
-                "PyTorch",
-                config,
-                Training.block(),
-                32,
-                DistributedSampler.builder().setBatchSize(8).optSeed(3).build(),
-                3,
-                5,
-                trainer -> {});
+        // A group of one: this process may be a rank of a job, which the sampler would see.
+        try (ProcessGroup one = ProcessGroups.local(1).get(0)) {
+            return Training.fit(
+                    "PyTorch",
+                    config,
+                    Training.block(),
+                    32,
+                    DistributedSampler.builder().setBatchSize(8).optSeed(3).optGroup(one).build(),
+                    3,
+                    5,
+                    trainer -> {});
+        }
     }
 
     /** Waits for processes that run {@link TrainingMain}, and compares what they print. */

@@ -3,17 +3,21 @@ package org.djlx.samples.common;
 
 import static org.djlx.samples.common.UsageException.refuseIf;
 
+import java.io.IOException;
 import java.util.List;
 import java.util.stream.IntStream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.TorchThreads;
+import org.djlx.collectives.launch.LaunchEnvironment;
+import org.djlx.collectives.launch.Launcher;
 import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.nativeops.NativeLibrary;
+import picocli.CommandLine.Model.CommandSpec;
 
 /**
- * The ranks that run in this process: one rank if {@code launch} or torchrun started the process,
- * otherwise all ranks, each on a thread.
+ * The ranks that run in this process: one rank if a launcher started the process, otherwise all
+ * ranks, each on a thread.
  */
 public final class Ranks {
 
@@ -47,7 +51,9 @@ public final class Ranks {
     }
 
     static void check(String option, Integer requested, int most, boolean processes) {
-        boolean isRank = System.getenv("RANK") != null; // Then WORLD_SIZE is the only limit.
+        boolean isRank =
+                LaunchEnvironment.current().get("RANK")
+                        != null; // Then WORLD_SIZE is the only limit.
         refuseIf(
                 requested != null && (requested < 1 || requested > most && !isRank),
                 "%s must be from 1 to %d%s, not %d"
@@ -60,6 +66,28 @@ public final class Ranks {
                 processes && isRank,
                 "--processes starts a job, but this process is already a rank of a job: RANK is"
                         + " set. Leave --processes out");
+    }
+
+    /**
+     * Runs a command again, without its option {@code --processes}, in one process for each rank,
+     * and waits until all have exited.
+     *
+     * @return the exit code of {@link Launcher#launch}
+     * @throws InterruptedException if the thread is interrupted; the ranks have been stopped then
+     */
+    public static int launch(CommandSpec command, int processes)
+            throws IOException, InterruptedException {
+        CommandSpec root = command.root();
+        List<String> args =
+                root.commandLine().getParseResult().originalArgs().stream()
+                        .filter(arg -> !arg.equals("--processes"))
+                        .toList();
+        return Launcher.builder()
+                .setProcesses(processes)
+                .setMainClass(root.userObject().getClass().getName())
+                .optArgs(args)
+                .build()
+                .launch();
     }
 
     /** Returns a number of ranks as text, such as "2 ranks". */
@@ -76,7 +104,7 @@ public final class Ranks {
      * @throws UsageException if this process belongs to a job of another size
      */
     public static Ranks of(Integer requested, int otherwise) {
-        if (System.getenv("RANK") != null) {
+        if (LaunchEnvironment.current().get("RANK") != null) {
             Ranks ranks = new Ranks(false, environment("WORLD_SIZE"), environment("RANK"));
             TorchThreads.choose(1);
             refuseIf(
@@ -91,7 +119,7 @@ public final class Ranks {
     }
 
     private static int environment(String name) {
-        String value = System.getenv(name);
+        String value = LaunchEnvironment.current().get(name);
         refuseIf(
                 value == null || !value.matches("\\d{1,9}"),
                 "the environment variable %s is not a number: %s".formatted(name, value));

@@ -11,7 +11,6 @@ import org.djlx.samples.common.CliCommand;
 import org.djlx.samples.common.DeviceKind;
 import org.djlx.samples.common.RankOptions;
 import org.djlx.samples.common.Ranks;
-import org.djlx.samples.launch.Launcher;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Mixin;
 import picocli.CommandLine.Option;
@@ -67,7 +66,7 @@ public final class MlpCommand extends CliCommand {
         byte[] bytes = readFile(text);
         refuseIf(bytes.length == 0, "the text file %s is empty".formatted(text));
         if (options.inProcesses()) {
-            return Launcher.launchRanksOf(spec(), options.count());
+            return Ranks.launch(spec(), options.count());
         }
         return options.here().run(device.backend(), group -> run(group, bytes)).get(0);
     }

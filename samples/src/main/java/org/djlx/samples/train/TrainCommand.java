@@ -25,7 +25,6 @@ import org.djlx.samples.common.DeviceKind;
 import org.djlx.samples.common.RankOptions;
 import org.djlx.samples.common.Ranks;
 import org.djlx.samples.common.TextTable;
-import org.djlx.samples.launch.Launcher;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Mixin;
 import picocli.CommandLine.Option;
@@ -202,7 +201,7 @@ public final class TrainCommand extends CliCommand {
             writeJob(bytes);
         }
         if (processes) {
-            return Launcher.launchRanksOf(spec(), wanted());
+            return Ranks.launch(spec(), wanted());
         }
         Map<String, LossCurve> curves = new LinkedHashMap<>();
         boolean threads = !all.areProcesses();

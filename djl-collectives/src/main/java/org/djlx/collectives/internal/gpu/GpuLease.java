@@ -22,6 +22,7 @@ import java.util.Map;
 import java.util.Set;
 import java.util.UUID;
 import org.djlx.collectives.internal.host.Deadline;
+import org.djlx.collectives.launch.LaunchEnvironment;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
@@ -53,7 +54,7 @@ public final class GpuLease implements AutoCloseable {
     private static final Logger logger = LoggerFactory.getLogger(GpuLease.class);
 
     /** Identifies the job of this process: the same in all processes of a launcher. */
-    public static final String JOB = job(System.getenv());
+    public static final String JOB = job(LaunchEnvironment.current().variables());
 
     private static final Path FOLDER = Path.of(System.getProperty("java.io.tmpdir"));
     private static final Duration PATIENCE = Duration.ofSeconds(10);

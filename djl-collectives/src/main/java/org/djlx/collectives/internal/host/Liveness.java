@@ -14,9 +14,20 @@ public final class Liveness {
     /** Identifies this boot of this host and the PID namespace; contains no spaces. */
     public static final String HOST = host();
 
+    /** The name of this host, for messages; contains no spaces. */
+    public static final String HOST_NAME = hostName();
+
     private static final int START_TIME = 19; // the field, counted from the state
 
     private Liveness() {}
+
+    private static String hostName() {
+        try {
+            return Files.readString(Path.of("/proc/sys/kernel/hostname")).strip().replace(' ', '-');
+        } catch (IOException e) {
+            return "unnamed";
+        }
+    }
 
     private static String host() {
         try {

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Package-private:
- * CallLog  log of all ranks' calls, for asynchronous comparison
+ * CallLog    log of all ranks' calls, for asynchronous comparison
+ * HostWatch  notices dead hosts of a group, through its store
  */
 /**
- * Synchronisation of ranks on one host: waiting, detecting failed ranks, and comparing calls.
+ * Synchronisation of ranks: waiting, detecting failed ranks and hosts, and comparing calls.
  *
  * <ul>
  *   <li>{@link org.djlx.collectives.internal.host.ArrayBytes} - the bytes of arrays of all types
@@ -16,9 +17,12 @@
  *   <li>{@link org.djlx.collectives.internal.host.Deadline} - when a timeout expires
  *   <li>{@link org.djlx.collectives.internal.host.GroupErrors} - exceptions for operations that
  *       cannot complete
+ *   <li>{@link org.djlx.collectives.internal.host.Heartbeat} - shows through a store that a member
+ *       of a job lives, and notices silent ones
  *   <li>{@link org.djlx.collectives.internal.host.HostSync} - host-side checks for GPU backends
  *   <li>{@link org.djlx.collectives.internal.host.Liveness} - whether a process is alive
  *   <li>{@link org.djlx.collectives.internal.host.LongWaits} - logs long waits
+ *   <li>{@link org.djlx.collectives.internal.host.Peers} - the processes and hosts of other ranks
  *   <li>{@link org.djlx.collectives.internal.host.PeerStates} - whether a group can run operations
  *   <li>{@link org.djlx.collectives.internal.host.Rendezvous} - barrier and signals between hosts;
  *       decides how to wait

@@ -10,6 +10,7 @@ import org.djlx.collectives.internal.cpu.MessageQueue;
 import org.djlx.collectives.internal.cpu.OpQueue;
 import org.djlx.collectives.internal.cpu.Reducer;
 import org.djlx.collectives.internal.host.GroupErrors;
+import org.djlx.collectives.internal.host.Peers;
 import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.collectives.spi.GroupContext;
 import org.djlx.nativeops.mpi.MpiCommunicator;
@@ -25,11 +26,11 @@ final class MpiBackend extends CpuBackend {
     private final MessageQueue messages;
     private boolean closed;
 
-    private MpiBackend(GroupContext context, MpiCommunicator comm) {
+    private MpiBackend(GroupContext context, MpiCommunicator comm, Peers peers) {
         super(NAME + "-" + context.name() + "-" + context.rank());
         int rank = context.rank();
         String thread = "mpi-" + context.name() + "-rank-" + rank;
-        group = new MpiGroup(comm, context.name());
+        group = new MpiGroup(comm, context.name(), peers);
         MpiProcess.opened(group);
         reducer = new Reducer(manager);
         MpiCollectives collectives = new MpiCollectives(group, reducer);
@@ -61,13 +62,18 @@ final class MpiBackend extends CpuBackend {
                             .formatted(NAME, context.options().getClass().getSimpleName()));
         }
         MpiCommunicator world = MpiProcess.world();
-        byte[] own = ByteBuffer.allocate(Integer.BYTES).putInt(world.rank()).array();
+        byte[] process = Peers.own();
+        int size = Integer.BYTES + process.length;
+        byte[] own = ByteBuffer.allocate(size).putInt(world.rank()).put(process).array();
         List<byte[]> ranks = context.exchange(NAME, own);
         int[] members = ranks.stream().mapToInt(rank -> ByteBuffer.wrap(rank).getInt()).toArray();
         requireProcesses(context, world, members);
         // All members are here, so that this does not wait for long.
         int tag = context.name().hashCode() & MpiCommunicator.MAX_TAG;
-        return new MpiBackend(context, world.create(members, tag));
+        MpiCommunicator comm = world.create(members, tag);
+        List<byte[]> processes =
+                ranks.stream().map(r -> Arrays.copyOfRange(r, Integer.BYTES, r.length)).toList();
+        return new MpiBackend(context, comm, Peers.of(context, processes));
     }
 
     private static void requireProcesses(

@@ -16,6 +16,7 @@ import org.djlx.collectives.internal.cpu.Doorbell;
 import org.djlx.collectives.internal.cpu.Letter;
 import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.internal.host.PeerStates;
+import org.djlx.collectives.internal.host.Peers;
 import org.djlx.nativeops.mpi.MpiCommunicator;
 import org.djlx.nativeops.mpi.MpiException;
 import org.djlx.nativeops.mpi.MpiRequest;
@@ -50,6 +51,7 @@ final class MpiGroup implements PeerStates, Doorbell {
 
     private final MpiCommunicator comm;
     private final String name;
+    private final Peers peers;
     private final int rank;
     private final int worldSize;
     private final int capacity;
@@ -70,10 +72,11 @@ final class MpiGroup implements PeerStates, Doorbell {
     private volatile CollectiveException broken;
     private volatile boolean closing;
 
-    MpiGroup(MpiCommunicator comm, String name) {
+    MpiGroup(MpiCommunicator comm, String name, Peers peers) {
         GroupErrors.prepare();
         this.comm = comm;
         this.name = name;
+        this.peers = peers;
         rank = comm.rank();
         worldSize = comm.size();
         capacity = Math.max(MIN_CAPACITY, LetterBuffer.HEADER + 2 * worldSize * Long.BYTES);
@@ -303,6 +306,9 @@ final class MpiGroup implements PeerStates, Doorbell {
 
     @Override
     public CollectiveException obstacle(Object call) {
+        if (broken == null && !closing) {
+            peers.dead().map(GroupErrors::brokenBy).ifPresent(this::fail);
+        }
         CollectiveException reason = broken;
         if (reason != null) {
             return GroupErrors.broken(call, reason);
@@ -342,7 +348,7 @@ final class MpiGroup implements PeerStates, Doorbell {
         return ends.get(peer);
     }
 
-    /** MPI does not tell; mpirun ends the other processes of a job when one dies. */
+    /** The end of a process or a host breaks the whole group: {@link #obstacle}. */
     @Override
     public String deathOf(int peer) {
         return null;
@@ -391,6 +397,7 @@ final class MpiGroup implements PeerStates, Doorbell {
                 return;
             }
             left = true;
+            peers.close();
             sendToAll(buffer -> buffer.putEnd(LetterBuffer.LEFT, rank, ""));
         } finally {
             lock.unlock();

@@ -37,13 +37,17 @@ final class DeviceChoice {
     }
 
     /**
-     * Returns {@code LOCAL_RANK} if {@code RANK} and {@code WORLD_SIZE} match this rank and its
-     * world size: torchrun sets the three for each process. Otherwise, for example if ranks are
-     * threads, returns the rank modulo the number of GPUs.
+     * Returns 0 if the process sees one GPU, as Slurm shows each task its own. Returns {@code
+     * LOCAL_RANK} if {@code RANK} and {@code WORLD_SIZE} match this rank and its world size:
+     * torchrun sets the three for each process. Otherwise, for example if ranks are threads,
+     * returns the rank modulo the number of GPUs.
      *
      * @throws IllegalArgumentException if {@code LOCAL_RANK} is not the index of a GPU
      */
     static int index(int rank, int worldSize, Map<String, String> environment, int count) {
+        if (count == 1) {
+            return 0;
+        }
         String local = environment.get("LOCAL_RANK");
         boolean process =
                 local != null

@@ -11,6 +11,7 @@ import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.NcclOptions;
 import org.djlx.collectives.internal.gpu.GpuGroup;
 import org.djlx.collectives.internal.gpu.StreamQueue;
+import org.djlx.collectives.internal.host.Peers;
 import org.djlx.collectives.spi.GroupContext;
 import org.djlx.collectives.store.Store;
 import org.djlx.collectives.store.StoreTimeoutException;

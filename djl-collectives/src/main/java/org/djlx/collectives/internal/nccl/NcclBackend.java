@@ -22,7 +22,9 @@ import org.djlx.collectives.internal.gpu.GpuCall;
 import org.djlx.collectives.internal.gpu.GpuGroup;
 import org.djlx.collectives.internal.gpu.GpuResources;
 import org.djlx.collectives.internal.gpu.QueuedWork;
+import org.djlx.collectives.internal.host.Peers;
 import org.djlx.collectives.internal.nccl.MessageQueues.MessageQueue;
+import org.djlx.collectives.launch.LaunchEnvironment;
 import org.djlx.collectives.spi.Backend;
 import org.djlx.collectives.spi.GroupContext;
 import org.djlx.collectives.spi.OpType;
@@ -48,10 +50,10 @@ import org.djlx.nativeops.torch.Torch;
  *       {@code optVerify} detects them.
  * </ul>
  *
- * <p>If an operation times out, NCCL reports an error or a peer's process ends, the communicator is
- * aborted. Running operations and later calls then fail; see {@link GpuGroup}. A message that times
- * out breaks only the messages of its peer and direction. If a peer has destroyed the group,
- * operations that need that peer fail only after the timeout.
+ * <p>If an operation times out, NCCL reports an error, a peer's process ends or a host of the group
+ * is silent for 8 s, the communicator is aborted. Running operations and later calls then fail; see
+ * {@link GpuGroup}. A message that times out breaks only the messages of its peer and direction. If
+ * a peer has destroyed the group, operations that need that peer fail only after the timeout.
  */
 public final class NcclBackend extends Backend {
 
@@ -113,6 +115,7 @@ public final class NcclBackend extends Backend {
     private final MessageQueues messageQueues;
     private final Set<NcclBackend> sharing; // of NCCL resources, this backend included
     private volatile Peers peers = Peers.none();
+    private boolean watchesHosts = true; // else the parent group does
     private NDArray barrierWord; // guarded by this
 
     private NcclBackend(
@@ -170,7 +173,11 @@ public final class NcclBackend extends Backend {
         // Meanwhile it can block the calls that would let this kernel end.
         Disposal.await(DISPOSAL_PATIENCE);
         Optional<Device> given = DeviceChoice.given(context, options);
-        Device device = given.orElseGet(() -> DeviceChoice.choose(context, System.getenv()));
+        Device device =
+                given.orElseGet(
+                        () ->
+                                DeviceChoice.choose(
+                                        context, LaunchEnvironment.current().variables()));
         Set<NcclBackend> sharing = ConcurrentHashMap.newKeySet();
         NcclBackend backend = new NcclBackend(context, options, device, sharing);
         sharing.add(backend);
@@ -209,7 +216,7 @@ public final class NcclBackend extends Backend {
     /** Creates the group's communicator, with all ranks. */
     private NcclCommunicator createCommunicator() {
         boolean first = context.rank() == 0;
-        Peers all = Peers.of(context.exchange("nccl-process", Peers.own()));
+        Peers all = Peers.of(context, context.exchange("nccl-process", Peers.own()));
         synchronized (this) {
             peers = all;
         }
@@ -246,6 +253,7 @@ public final class NcclBackend extends Backend {
         sharers.add(backend);
         backend.connection.adopt(part);
         backend.peers = peers.subset(members);
+        backend.watchesHosts = false;
         return Optional.of(backend);
     }
 
@@ -417,6 +425,9 @@ public final class NcclBackend extends Backend {
     @Override
     public void close() {
         stop();
+        if (watchesHosts) {
+            peers.close();
+        }
         group.close();
     }
 }

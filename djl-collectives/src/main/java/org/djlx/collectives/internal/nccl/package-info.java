@@ -4,7 +4,6 @@
  * Calls - operations as calls of NCCL
  * MessageQueues - a queue of messages for each peer and direction
  * Verification - compares calls through the store before they run
- * Peers - the processes of the other ranks
  * DeviceChoice - the GPU of a rank
  */
 /**

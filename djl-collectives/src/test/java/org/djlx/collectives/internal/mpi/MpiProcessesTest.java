@@ -5,6 +5,8 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.io.IOException;
+import java.util.regex.Matcher;
+import java.util.regex.Pattern;
 import org.djlx.collectives.ContractCases;
 import org.djlx.collectives.train.MpiTrainingMain;
 import org.junit.jupiter.api.Tag;
@@ -47,6 +49,26 @@ class MpiProcessesTest {
         assertTrue(result.output().contains("rank 0: broken\n"), result.output());
         assertTrue(result.output().contains("rank 1: broken\n"), result.output());
         assertEquals(0, result.code(), result.output());
+    }
+
+    /** A host stops without a word, during a collective; its timeout is 100 s. */
+    @ParameterizedTest
+    @EnumSource(MpiRun.class)
+    void aDeadHostIsNamedOnAllOthers(MpiRun mpi) throws IOException, InterruptedException {
+        MpiRun.Result result = mpi.runOnHosts(3, MpiHostMain.class);
+        for (int rank = 0; rank < 2; rank++) {
+            Matcher line =
+                    Pattern.compile(
+                                    "rank "
+                                            + rank
+                                            + " after (\\d+) s: .*host \\S+ \\(rank 2\\) has sent"
+                                            + " no heartbeat for 7 s")
+                            .matcher(result.output());
+            assertTrue(line.find(), result.output());
+            System.out.println(line.group());
+            // 8 or 9; more on a machine that has no time for the heartbeats' threads.
+            assertTrue(Integer.parseInt(line.group(1)) < 50, line.group());
+        }
     }
 
     /** Ranks that are threads of one process, which MPI does not know. */

@@ -61,10 +61,29 @@ public enum MpiRun {
     /** Runs a main class in some processes, and waits for their end. */
     public Result run(int worldSize, Class<?> main, String... arguments)
             throws IOException, InterruptedException {
+        return run(List.of(), worldSize, main, arguments);
+    }
+
+    /**
+     * As {@link #run(int, Class, String...)}, each process in a PID namespace of its own, so that
+     * they take each other for processes of other hosts; skips the test without the right to that.
+     */
+    Result runOnHosts(int worldSize, Class<?> main) throws IOException, InterruptedException {
+        List<String> unshare = List.of("unshare", "--pid", "--fork", "--mount-proc");
+        List<String> check = Stream.concat(unshare.stream(), Stream.of("true")).toList();
+        assumeTrue(new ProcessBuilder(check).start().waitFor() == 0, "no right to make namespaces");
+        // A shell as the first process of the namespace, which nothing inside can stop.
+        Stream<String> shell = Stream.of("sh", "-c", "\"$@\"; exit $?", "sh");
+        return run(Stream.concat(unshare.stream(), shell).toList(), worldSize, main);
+    }
+
+    private Result run(List<String> wrapper, int worldSize, Class<?> main, String... arguments)
+            throws IOException, InterruptedException {
         List<String> command = new ArrayList<>();
         command.add(launcher());
         command.addAll(options);
         command.addAll(List.of("-n", "" + worldSize));
+        command.addAll(wrapper);
         command.add(Path.of(System.getProperty("java.home"), "bin", "java").toString());
         command.add("-Xmx512m");
         Arrays.stream(System.getProperty("test.started.jvm.args", "").split(" "))
@@ -77,6 +96,10 @@ public enum MpiRun {
             ProcessBuilder builder = new ProcessBuilder(command);
             builder.environment().put("OMP_NUM_THREADS", "1");
             builder.environment().put("OMPI_ALLOW_RUN_AS_ROOT", "1");
+            if (!wrapper.isEmpty()) { // Shared memory needs process ids of one namespace.
+                builder.environment().put("OMPI_MCA_btl", "self,tcp");
+                builder.environment().put("MPIR_CVAR_NOLOCAL", "1");
+            }
             builder.environment().put("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
             builder.redirectErrorStream(true).redirectOutput(output.toFile());
             Process process = builder.start();

@@ -12,6 +12,7 @@ import java.util.Map;
 import java.util.Optional;
 import org.djlx.collectives.NcclOptions;
 import org.djlx.collectives.ShmOptions;
+import org.djlx.collectives.launch.LaunchEnvironment;
 import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.collectives.spi.GroupContext;
 import org.djlx.collectives.store.HashStore;
@@ -98,9 +99,25 @@ class NcclOptionsTest {
     void withoutDevicesTheLaunchersChoiceCounts() {
         Map<String, String> torchrun = Map.of("RANK", "9", "WORLD_SIZE", "16", "LOCAL_RANK", "1");
         assertEquals(1, DeviceChoice.index(9, 16, torchrun, 8));
-        assertRejected(() -> DeviceChoice.index(9, 16, torchrun, 1), "LOCAL_RANK is 1");
+        assertRejected(() -> DeviceChoice.index(9, 16, torchrun, 0), "LOCAL_RANK is 1");
+        Map<String, String> third = Map.of("RANK", "9", "WORLD_SIZE", "16", "LOCAL_RANK", "2");
+        assertRejected(() -> DeviceChoice.index(9, 16, third, 2), "LOCAL_RANK is 2");
         Map<String, String> wrong = Map.of("RANK", "0", "WORLD_SIZE", "1", "LOCAL_RANK", "x");
         assertRejected(() -> DeviceChoice.index(0, 1, wrong, 8), "not a number: 'x'");
+    }
+
+    /** Slurm and Kubernetes show a task its own GPU only, whatever its local rank. */
+    @Test
+    void aTaskThatSeesOneGpuHasThatOne() {
+        Map<String, String> task =
+                Map.of(
+                        "SLURM_PROCID", "13",
+                        "SLURM_NTASKS", "16",
+                        "SLURM_LOCALID", "5",
+                        "CUDA_VISIBLE_DEVICES", "0");
+        Map<String, String> variables = LaunchEnvironment.of(task).variables();
+        assertEquals(0, DeviceChoice.index(13, 16, variables, 1));
+        assertEquals(5, DeviceChoice.index(13, 16, variables, 8));
     }
 
     @Test

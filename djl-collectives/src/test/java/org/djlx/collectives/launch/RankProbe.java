@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.samples.launch;
+package org.djlx.collectives.launch;
 
 import java.io.IOException;
 import java.nio.charset.StandardCharsets;
@@ -38,7 +38,6 @@ public final class RankProbe {
             }
             case "read" -> System.out.println("read " + System.in.readAllBytes().length);
             case "exit-code-is-rank" -> System.exit(Integer.parseInt(rank));
-            case "exit-code-from" -> System.exit(Integer.parseInt(System.getenv(args[2])));
             case "one-exits" -> {
                 if (rank.equals(args[1])) {
                     System.exit(42);
@@ -63,6 +62,21 @@ public final class RankProbe {
                     System.out.println("met " + new ObjectCollectives(group).allGatherObject(rank));
                 }
             }
+            case "meet-as-ranks" -> {
+                try (ProcessGroup group = ProcessGroups.init("shm")) {
+                    System.out.println(
+                            "rank "
+                                    + group.rank()
+                                    + " met "
+                                    + new ObjectCollectives(group).allGatherObject(group.rank()));
+                }
+            }
+            case "one-of" -> {
+                if (!System.getenv("WORLD_SIZE").equals(args[1])) {
+                    sleepForever(args);
+                }
+                System.out.println("one of " + args[1] + ", restart " + restarts());
+            }
             case "sleep" -> sleepForever(args);
             case "property" -> System.out.println(args[1] + "=" + System.getProperty(args[1]));
             case "leave-child" -> startChild();
@@ -79,12 +93,13 @@ public final class RankProbe {
     }
 
     /**
-     * Rank 1 fails while the others sleep, with another exit code each time, up to a number of
-     * restarts.
+     * Rank 1, or that of the third argument, fails while the others sleep, with another exit code
+     * each time, up to a number of restarts.
      */
     private static void failUntil(int restart, String[] args) {
         if (restarts() < restart) {
-            if (System.getenv("RANK").equals("1")) {
+            boolean given = args.length > 2 && args[2].matches("\\d");
+            if (System.getenv("RANK").equals(given ? args[2] : "1")) {
                 System.exit(40 + restarts());
             }
             sleepForever(args);

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.samples.launch;
+package org.djlx.collectives.launch;
 
 import java.io.ByteArrayOutputStream;
 import java.io.IOException;
 import java.io.InputStream;
+import java.io.OutputStream;
 import java.io.PrintStream;
 import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
 import java.util.Arrays;
 import java.util.List;
 
@@ -27,6 +30,7 @@ final class PrefixedOutput implements Runnable {
     private final byte[] prefix;
     private final InputStream in;
     private final PrintStream out;
+    private final OutputStream log; // gets the bytes as they are
     private final Runnable onFailure;
     private final Thread thread;
     private final ByteArrayOutputStream line = new ByteArrayOutputStream(); // guarded by this
@@ -34,10 +38,12 @@ final class PrefixedOutput implements Runnable {
     private boolean left; // guarded by this
     private volatile long readingSince; // start of the pending read in nanoseconds; 0 between reads
 
-    private PrefixedOutput(int rank, InputStream in, PrintStream out, Runnable onFailure) {
+    private PrefixedOutput(
+            int rank, InputStream in, PrintStream out, OutputStream log, Runnable onFailure) {
         this.prefix = ("[" + rank + "] ").getBytes(StandardCharsets.US_ASCII);
         this.in = in;
         this.out = out;
+        this.log = log;
         this.onFailure = onFailure;
         thread = new Thread(this, "output-of-rank-" + rank);
         thread.setDaemon(true);
@@ -46,10 +52,15 @@ final class PrefixedOutput implements Runnable {
     /**
      * Starts a thread that reads to the end of the input, even if printing fails.
      *
+     * @param log the file of a copy; null for none
      * @param onFailure called after each line that cannot be printed
      */
-    static PrefixedOutput start(int rank, InputStream in, PrintStream out, Runnable onFailure) {
-        PrefixedOutput output = new PrefixedOutput(rank, in, out, onFailure);
+    static PrefixedOutput start(
+            int rank, InputStream in, PrintStream out, Path log, Runnable onFailure)
+            throws IOException {
+        OutputStream copy =
+                log == null ? OutputStream.nullOutputStream() : Files.newOutputStream(log);
+        PrefixedOutput output = new PrefixedOutput(rank, in, out, copy, onFailure);
         output.thread.start();
         return output;
     }
@@ -77,13 +88,15 @@ final class PrefixedOutput implements Runnable {
     @Override
     public void run() {
         byte[] bytes = new byte[8 << 10];
-        try (in) {
+        try (in;
+                log) {
             for (int count = read(bytes); count >= 0 && pass(bytes, count); count = read(bytes)) {
-                continue;
+                log.write(bytes, 0, count);
             }
         } catch (IOException e) {
             print(
-                    ("[launch] cannot read the output of a rank: " + e.getMessage())
+                    ("[launch] cannot read the output of a rank, or write its file: "
+                                    + e.getMessage())
                             .getBytes(StandardCharsets.UTF_8));
         }
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.samples.launch;
+package org.djlx.collectives.launch;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
@@ -11,6 +11,8 @@ import java.io.OutputStream;
 import java.io.PrintStream;
 import java.net.ServerSocket;
 import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Arrays;
@@ -22,6 +24,7 @@ import java.util.stream.Collectors;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.ValueSource;
 
@@ -178,6 +181,23 @@ class LauncherTest {
         TestProcesses.assertGone(TestProcesses.pids(outLines()));
     }
 
+    /** The files have the bytes as they are; the output is printed, too. */
+    @Test
+    void eachRankAndAttemptHasItsLogFiles(@TempDir Path folder) throws Exception {
+        Launcher launcher =
+                probe(2, "one-fails-until", "1").optMaxRestarts(1).optLogDirectory(folder).build();
+        assertEquals(0, launcher.launch(), this::errText);
+        for (int rank = 0; rank < 2; rank++) {
+            Path file = folder.resolve("attempt_1").resolve("" + rank).resolve("stdout.log");
+            assertEquals("restart 1 of 1\n", Files.readString(file));
+            assertTrue(
+                    outLines().contains("[" + rank + "] restart 1 of 1"),
+                    () -> outLines() + errText());
+        }
+        assertTrue(Files.exists(folder.resolve("attempt_0/0/stdout.log")));
+        assertEquals("", Files.readString(folder.resolve("attempt_0/1/stderr.log")));
+    }
+
     @Test
     void returnsTheLastCodeWhenNoRestartIsLeft() throws Exception {
         Launcher launcher = probe(2, "one-fails-until", "9").optMaxRestarts(2).build();
@@ -276,7 +296,7 @@ class LauncherTest {
     }
 
     @ParameterizedTest
-    @ValueSource(strings = {"org.djlx.Missing", "org.djlx.samples.launch.LauncherTest", "a/b"})
+    @ValueSource(strings = {"org.djlx.Missing", "org.djlx.collectives.launch.LauncherTest", "a/b"})
     void rejectsAClassWithoutMain(String name) {
         Launcher.Builder builder = probe(1).setMainClass(name);
         String message = assertThrows(IllegalArgumentException.class, builder::build).getMessage();

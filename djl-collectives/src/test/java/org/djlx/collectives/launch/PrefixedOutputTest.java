@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.samples.launch;
+package org.djlx.collectives.launch;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertTrue;
@@ -32,14 +32,14 @@ class PrefixedOutputTest {
         }
     }
 
-    private static List<String> pass(InputStream in) throws InterruptedException {
+    private static List<String> pass(InputStream in) throws Exception {
         Writes writes = new Writes();
         PrintStream out = new PrintStream(writes, true, StandardCharsets.UTF_8);
-        PrefixedOutput.finish(List.of(PrefixedOutput.start(0, in, out, () -> {})));
+        PrefixedOutput.finish(List.of(PrefixedOutput.start(0, in, out, null, () -> {})));
         return writes.writes;
     }
 
-    private static List<String> pass(String text) throws InterruptedException {
+    private static List<String> pass(String text) throws Exception {
         return pass(new ByteArrayInputStream(text.getBytes(StandardCharsets.UTF_8)));
     }
 

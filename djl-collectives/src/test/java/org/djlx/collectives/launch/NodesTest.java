@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.samples.launch;
+package org.djlx.collectives.launch;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
@@ -11,6 +12,7 @@ import java.io.PrintStream;
 import java.net.ServerSocket;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Path;
+import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.HashSet;
@@ -20,7 +22,7 @@ import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.Future;
 import java.util.stream.Collectors;
-import org.djlx.samples.Main;
+import org.djlx.collectives.CollectiveException;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Tag;
@@ -56,7 +58,8 @@ class NodesTest {
                 .setProcesses(processes)
                 .setMainClass(RankProbe.class.getName())
                 .optArgs(List.of(args))
-                .optNodes(2, node)
+                .optNodes(2, 2)
+                .optNodeRank(node)
                 .optMasterAddress("127.0.0.1")
                 .optMasterPort(port)
                 .optJvmArgs(List.of("-Xmx64m", "-XX:TieredStopAtLevel=1"))
@@ -135,7 +138,9 @@ class NodesTest {
         assertEquals(42, first.get(), this::errText);
         assertEquals(42, second.get(), this::errText);
         assertTrue(errText().contains("rank " + rank + " exited with code 42"), this::errText);
-        assertTrue(errText().contains("another node has failed; stopping"), this::errText);
+        assertTrue(
+                errText().contains("another node has failed or come: a rank of node"),
+                this::errText);
         TestProcesses.assertGone(TestProcesses.pids(outLines()));
     }
 
@@ -154,37 +159,104 @@ class NodesTest {
         Future<Integer> first = launch(0, 1, "sleep");
         Future<Integer> second = launch(1, 1, "sleep");
         Set<Long> ranks = awaitRanks(2);
-        String message =
-                assertThrows(IllegalArgumentException.class, node(1, 1, "sleep").build()::launch)
-                        .getMessage();
-        assertTrue(message.contains("--node-rank 1 is taken by another launcher"), message);
-        message =
-                assertThrows(IllegalArgumentException.class, node(1, 3, "sleep").build()::launch)
-                        .getMessage();
-        assertTrue(message.contains("2 nodes of 3 processes"), message);
-        assertTrue(message.contains("2 nodes of 1 processes"), message);
+        assertRefused(node(1, 1, "sleep"), "--node-rank 1 is taken by another launcher");
+        assertRefused(
+                node(1, 3, "sleep"),
+                "it has 2 nodes of 3 processes and 0 restarts (--nnodes, --nproc-per-node,"
+                        + " --max-restarts), this job has 2 nodes of 1 processes and 0 restarts");
         for (long rank : ranks) {
             assertTrue(TestProcesses.isRunning(rank), this::errText);
         }
-        awaitErr("[launch] a launcher was refused: --node-rank 1 is taken by another launcher\n");
+        awaitErr("[launch] a launcher was refused: --node-rank 1 is taken by another launcher");
         // Stopping one launcher stops the others.
         second.cancel(true);
         assertEquals(1, first.get(), this::errText);
         TestProcesses.assertGone(ranks);
     }
 
-    /** Otherwise it is silent until the ranks' own timeout. */
+    /** Otherwise it is silent until the end of its patience. */
     @Test
     void aLauncherThatStaysAloneSaysSo() throws Exception {
         Future<Integer> first = launch(0, 1, "sleep");
-        Set<Long> ranks = awaitRanks(1);
-        assertThrows(IllegalArgumentException.class, node(1, 3, "sleep").build()::launch);
-        awaitErr(
-                "[launch] a launcher was refused: it has 2 nodes of 3 processes (--nnodes,"
-                        + " --nproc), this job has 2 nodes of 1 processes; still waiting for"
-                        + " node(s) 1\n");
+        assertRefused(node(1, 3, "sleep"), "this job has 2 nodes of 1 processes");
+        awaitErr(" --max-restarts); still waiting for node(s) 1\n");
         first.cancel(true);
-        TestProcesses.assertGone(ranks);
+    }
+
+    private static void assertRefused(Launcher.Builder builder, String text) {
+        String message =
+                assertThrows(IllegalArgumentException.class, builder.build()::launch).getMessage();
+        assertTrue(message.contains(text), message);
+    }
+
+    @Test
+    void waitsForOtherNodesForTheTimeOfJoining() {
+        Launcher launcher =
+                node(0, 1).optTimeouts(Duration.ofMillis(600), Duration.ofSeconds(1)).build();
+        String message = assertThrows(CollectiveException.class, launcher::launch).getMessage();
+        assertTrue(message.contains("fewer than 2 launchers came to 127.0.0.1:" + port), message);
+        assertTrue(message.contains("join_timeout"), message);
+    }
+
+    /**
+     * Launchers without node ranks agree on them; the first that binds the port serves the store.
+     */
+    @Test
+    void nodesWithoutRanksAgree() throws Exception {
+        Future<Integer> first = launchers.submit(node(-1, 2, "meet").build()::launch);
+        Future<Integer> second = launchers.submit(node(-1, 2, "meet").build()::launch);
+        assertEquals(0, first.get(), this::errText);
+        assertEquals(0, second.get(), this::errText);
+        for (int rank = 0; rank < 4; rank++) {
+            String line = "[" + rank + "] met [0, 1, 2, 3]";
+            assertTrue(outLines().contains(line), () -> line + " not in " + outLines());
+        }
+    }
+
+    @ParameterizedTest
+    @CsvSource({"0", "1"})
+    void aFailureOfAnyNodeRestartsAll(int failing) throws Exception {
+        List<Future<Integer>> nodes = new ArrayList<>();
+        for (int node = 0; node < 2; node++) {
+            Launcher.Builder builder = node(node, 1, "one-fails-until", "2", "" + failing);
+            nodes.add(launchers.submit(builder.optMaxRestarts(5).build()::launch));
+        }
+        assertEquals(0, nodes.get(0).get(), this::errText);
+        assertEquals(0, nodes.get(1).get(), this::errText);
+        assertTrue(
+                outLines().containsAll(Set.of("[0] restart 2 of 5", "[1] restart 2 of 5")),
+                () -> outLines().toString());
+        assertTrue(errText().contains("starting all ranks again, restart 2 of 5"), this::errText);
+    }
+
+    @Test
+    void theLastFailureCountsOnAllNodes() throws Exception {
+        List<Future<Integer>> nodes = new ArrayList<>();
+        for (int node = 0; node < 2; node++) {
+            Launcher.Builder builder = node(node, 1, "one-fails-until", "9", "1");
+            nodes.add(launchers.submit(builder.optMaxRestarts(2).build()::launch));
+        }
+        assertEquals(42, nodes.get(0).get(), this::errText);
+        assertEquals(42, nodes.get(1).get(), this::errText);
+        assertFalse(errText().contains("restart 3"), this::errText);
+    }
+
+    /** The job begins with one node after the last call, and starts again when another comes. */
+    @Test
+    void aNodeThatComesIsTakenIn() throws Exception {
+        Launcher.Builder one = node(-1, 1, "one-of", "2").optNodes(1, 2);
+        one.optTimeouts(Duration.ofMinutes(1), Duration.ofMillis(200));
+        Future<Integer> first = launchers.submit(one.build()::launch);
+        awaitRanks(1);
+        Launcher.Builder two = node(-1, 1, "one-of", "2").optNodes(1, 2);
+        Future<Integer> second = launchers.submit(two.build()::launch);
+        assertEquals(0, first.get(), this::errText);
+        assertEquals(0, second.get(), this::errText);
+        assertTrue(
+                outLines()
+                        .containsAll(Set.of("[0] one of 2, restart 1", "[1] one of 2, restart 1")),
+                () -> outLines().toString());
+        assertTrue(errText().contains(" has come"), this::errText); // Not counted as a restart.
     }
 
     private void awaitErr(String text) throws InterruptedException {
@@ -201,7 +273,7 @@ class NodesTest {
         command.add(Path.of(System.getProperty("java.home"), "bin", "java").toString());
         command.addAll(List.of("-Xmx64m", "-XX:TieredStopAtLevel=1"));
         command.addAll(List.of("-cp", System.getProperty("java.class.path")));
-        command.addAll(List.of(Main.class.getName(), "launch", "--nproc", "1", "--nnodes", "2"));
+        command.addAll(List.of(Launch.class.getName(), "--nproc", "1", "--nnodes", "2"));
         command.addAll(List.of("--node-rank", "" + node, "--master-addr", "127.0.0.1"));
         command.addAll(List.of("--master-port", "" + port, "--jvm-arg", "-Xmx64m"));
         command.addAll(List.of(RankProbe.class.getName(), "sleep"));
@@ -223,17 +295,17 @@ class NodesTest {
     @Test
     void rejectsWhatDoesNotFit() {
         assertRejected(node(2, 1), "between 0 and 1 with 2 node(s), not 2");
-        assertRejected(node(-1, 1), "between 0 and 1");
-        assertRejected(node(0, 1).optNodes(0, 0), "at least 1, not 0");
-        assertRejected(node(0, 1).optNodes(1, 1), "between 0 and 0 with 1 node(s), not 1");
+        assertRejected(node(-2, 1), "between 0 and 1");
+        assertRejected(node(0, 1).optNodes(0, 0), "at least 1, or MIN:MAX, not 0:0");
+        assertRejected(node(0, 1).optNodes(2, 1), "not 2:1");
+        assertRejected(node(1, 1).optNodes(1, 1), "between 0 and 0 with 1 node(s), not 1");
         assertRejected(node(0, 1).optMasterPort(0), "master port must be given");
-        assertRejected(node(0, 1).optMaxRestarts(1), "Restarts need one node");
-        assertRejected(node(0, 1 << 20).optNodes(1 << 20, 0), "too many");
+        assertRejected(node(0, 1 << 20).optNodes(1, 1 << 20), "too many");
         assertRejected(
                 Launcher.builder()
                         .setProcesses(1)
                         .setMainClass(RankProbe.class.getName())
-                        .optNodes(2, 0)
+                        .optNodes(2, 2)
                         .optMasterPort(1),
                 "master address");
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.samples.launch;
+package org.djlx.collectives.launch;
 
 import java.lang.reflect.InvocationTargetException;
 import java.lang.reflect.Method;
@@ -17,6 +17,9 @@ public final class RankMain {
      * Runs the main method of the class that the first argument names. An exception ends the
      * process with code 1 immediately, even if other threads still run. The launcher then stops the
      * other ranks.
+     *
+     * @param args the name of the class, and its arguments
+     * @throws ReflectiveOperationException if there is no such method
      */
     public static void main(String[] args) throws ReflectiveOperationException {
         String[] mainArgs = Arrays.copyOfRange(args, 1, args.length);

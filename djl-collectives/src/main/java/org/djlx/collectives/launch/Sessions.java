@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.samples.launch;
+package org.djlx.collectives.launch;
 
 import java.io.IOException;
 import java.io.UncheckedIOException;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-package org.djlx.samples.launch;
+package org.djlx.collectives.launch;
 
 import java.io.IOException;
 import java.io.PrintStream;
 import java.nio.charset.StandardCharsets;
+import java.nio.file.Path;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
@@ -54,8 +55,12 @@ final class RankProcesses implements AutoCloseable {
         }
     }
 
-    /** Starts the next rank. No-op once the job is being stopped. */
-    synchronized void start(ProcessBuilder builder) throws IOException {
+    /**
+     * Starts the next rank. No-op once the job is being stopped.
+     *
+     * @param logs the folder for a copy of its output; null for none
+     */
+    synchronized void start(ProcessBuilder builder, Path logs) throws IOException {
         if (stopping) {
             return;
         }
@@ -68,8 +73,15 @@ final class RankProcesses implements AutoCloseable {
                         rank,
                         process.getInputStream(),
                         out,
+                        logs == null ? null : logs.resolve("stdout.log"),
                         () -> giveUp("cannot write to stdout", BROKEN_PIPE)));
-        outputs.add(PrefixedOutput.start(rank, process.getErrorStream(), err, () -> {}));
+        outputs.add(
+                PrefixedOutput.start(
+                        rank,
+                        process.getErrorStream(),
+                        err,
+                        logs == null ? null : logs.resolve("stderr.log"),
+                        () -> {}));
         process.onExit().thenRun(() -> exited.add(index));
     }
 

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.collectives.internal.host;
+
+import java.nio.charset.StandardCharsets;
+import java.util.List;
+import java.util.Optional;
+import org.djlx.collectives.store.PrefixStore;
+import org.djlx.collectives.store.Store;
+
+/**
+ * Notices, through the group's store, that a host of the group is dead, while operations run, too.
+ * One instance serves one rank of a group on several hosts.
+ *
+ * <pre>
+ *   hosts/beat-R    heartbeat of rank R
+ *   hosts/failure   why the group cannot go on; the first that is set counts on all ranks
+ *   hosts/left      set by the first rank that leaves in order: from then on, silence is no failure
+ * </pre>
+ *
+ * <p>The hosts form a ring: the first rank of each watches the ranks of the next, so that the store
+ * serves each rank a few calls a second. A host counts as dead if all its ranks are silent; a
+ * single rank may be stopped by a debugger. The end of a process is noticed on its own host ({@link
+ * Peers}), and reported here.
+ */
+final class HostWatch implements AutoCloseable {
+
+    private static final byte[] UNSET = new byte[0];
+    private static final String FAILURE = "failure";
+    private static final String LEFT = "left";
+
+    private final Store store;
+    private final List<Integer> ranks; // of the next host; empty if this rank watches none
+    private final String next; // its name
+    private final Heartbeat heartbeat;
+    private volatile String report; // to be told to the other ranks; null if nothing
+    private volatile String failure; // null if none is known
+    private volatile boolean left;
+
+    /**
+     * Begins to watch.
+     *
+     * @param name the group's name
+     * @param rank this rank
+     * @param next the name of the host that this rank watches
+     * @param ranks the ranks on that host; empty to watch none
+     */
+    HostWatch(String name, Store groupStore, int rank, String next, List<Integer> ranks) {
+        store = new PrefixStore("hosts", groupStore);
+        this.next = next;
+        this.ranks = ranks;
+        heartbeat = new Heartbeat("heartbeat-" + name, store, beat(rank), this::look);
+        ranks.forEach(peer -> heartbeat.watch(beat(peer)));
+    }
+
+    private static String beat(int rank) {
+        return "beat-" + rank;
+    }
+
+    private void look() {
+        if (failure != null) {
+            return;
+        }
+        if (!left && report == null && isSilent()) {
+            report =
+                    String.format(
+                            "host %s (%s) has sent no heartbeat for %d s: the host, its network or"
+                                    + " all its processes are down",
+                            next, GroupErrors.ranks(ranks), Heartbeat.LIMIT);
+        }
+        if (report != null) {
+            byte[] own = report.getBytes(StandardCharsets.UTF_8);
+            failure = text(store.compareSet(FAILURE, UNSET, own));
+        } else if (store.check(List.of(FAILURE))) {
+            failure = text(store.get(FAILURE));
+        }
+        left |= store.check(List.of(LEFT));
+    }
+
+    private boolean isSilent() {
+        return !ranks.isEmpty()
+                && ranks.stream().allMatch(peer -> heartbeat.missed(beat(peer)) >= Heartbeat.LIMIT);
+    }
+
+    private static String text(byte[] bytes) {
+        return new String(bytes, StandardCharsets.UTF_8);
+    }
+
+    /** Tells the ranks on other hosts that a process of this host has ended. */
+    void report(String end) {
+        report = end;
+    }
+
+    /** Describes why the group cannot go on; empty if no reason is known. */
+    Optional<String> dead() {
+        String lost = failure != null || left ? null : heartbeat.lost();
+        return Optional.ofNullable(
+                lost == null ? failure : "the store of the group is lost, or its host: " + lost);
+    }
+
+    /** Leaves in order. */
+    @Override
+    public void close() {
+        heartbeat.close();
+        try {
+            store.set(LEFT, UNSET);
+        } catch (RuntimeException e) {
+            left = true; // Nobody is left to be told.
+        }
+    }
+}

@@ -1,0 +1,378 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.collectives.launch;
+
+import java.io.PrintStream;
+import java.net.InetAddress;
+import java.net.NetworkInterface;
+import java.net.SocketException;
+import java.net.UnknownHostException;
+import java.nio.charset.StandardCharsets;
+import java.time.Duration;
+import java.util.Arrays;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.atomic.AtomicInteger;
+import java.util.function.Consumer;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.internal.host.Deadline;
+import org.djlx.collectives.internal.host.Heartbeat;
+import org.djlx.collectives.internal.host.Liveness;
+import org.djlx.collectives.store.PrefixStore;
+import org.djlx.collectives.store.Store;
+import org.djlx.collectives.store.StoreTimeoutException;
+import org.djlx.collectives.store.TcpStore;
+import org.djlx.nativeops.host.Durations;
+
+/**
+ * Connects the launchers of a job on several nodes through the job's store, as one of them uses it.
+ * One launcher serves the store and runs the {@link Coordinator}.
+ *
+ * <pre>
+ *   nodeN         {@link Request} of the Nth launcher that comes; it comes again for each attempt
+ *   answerN       its {@link Attempt}, or why it is refused
+ *   beatN         its heartbeat
+ *   goneN         set if it leaves
+ *   outcomeG      the first {@link Result} of generation G; set once
+ *   endedG        number of launchers whose ranks have ended well
+ * </pre>
+ *
+ * <p>A launcher that loses the store looks for it again: the launcher that serves it may have been
+ * started anew, with an empty store. The launchers themselves carry generation and failures.
+ */
+final class Nodes implements AutoCloseable {
+
+    /** Exit code if a launcher disappears. */
+    static final int NODE_GONE = 1;
+
+    /** The code of an attempt that ended because another node came; no exit code. */
+    static final int NODE_COME = -1;
+
+    static final String NODE = "node";
+    static final String ANSWER = "answer";
+    static final String BEAT = "beat";
+    static final String GONE = "gone";
+    static final String OUTCOME = "outcome";
+    static final byte[] UNSET = new byte[0];
+
+    private static final Duration SLICE = Duration.ofMillis(500);
+    private static final Duration CLOSE_TIMEOUT = Duration.ofSeconds(5);
+    private static final AtomicInteger TOKENS = new AtomicInteger();
+    private static final String REFUSED = "refused: ";
+
+    /** A launcher that wants to take part; {@code node} is its node rank, or -1 if any will do. */
+    record Request(int node, int generation, int failures, String host, String job) {
+
+        static Request of(String text) {
+            String[] parts = text.split(" ", 5);
+            return new Request(
+                    number(parts[0]), number(parts[1]), number(parts[2]), parts[3], parts[4]);
+        }
+
+        @Override
+        public String toString() {
+            return node + " " + generation + " " + failures + " " + host + " " + job;
+        }
+    }
+
+    /**
+     * A start of all ranks.
+     *
+     * @param generation attempts before this one, for any reason
+     * @param failures attempts before this one that failed
+     * @param node the rank of this node
+     * @param nodes the number of nodes
+     */
+    record Attempt(int generation, int failures, int node, int nodes) {
+
+        static Attempt of(String text) {
+            String[] parts = text.split(" ");
+            return new Attempt(
+                    number(parts[0]), number(parts[1]), number(parts[2]), number(parts[3]));
+        }
+
+        @Override
+        public String toString() {
+            return generation + " " + failures + " " + node + " " + nodes;
+        }
+    }
+
+    /** How an attempt ended on all nodes: 0, the exit code, or {@link #NODE_COME}; and why. */
+    record Result(int code, String reason) {
+
+        static Result of(String text) {
+            String[] parts = text.split(" ", 2);
+            return new Result(number(parts[0]), parts[1]);
+        }
+
+        @Override
+        public String toString() {
+            return code + " " + reason;
+        }
+    }
+
+    private final Launcher launcher;
+    private final PrintStream err;
+    private final int token = TOKENS.incrementAndGet(); // tells launchers of one JVM apart
+    private final Thread hook = new Thread(this::leave, "tell-other-nodes");
+    private TcpStore server; // null if there is no connection
+    private Store store;
+    private Coordinator coordinator; // null if another launcher serves the store
+    private Heartbeat heartbeat;
+    private Attempt last; // null before the first
+    private int failures;
+    private volatile int number;
+    private volatile CompletableFuture<Result> outcome = new CompletableFuture<>();
+
+    Nodes(Launcher launcher, PrintStream err) {
+        this.launcher = launcher;
+        this.err = err;
+        try {
+            Runtime.getRuntime().addShutdownHook(hook);
+        } catch (IllegalStateException e) {
+            throw new CollectiveException("the launcher is being stopped", e);
+        }
+    }
+
+    private static int number(String text) {
+        return Integer.parseInt(text);
+    }
+
+    static byte[] bytes(String text) {
+        return text.getBytes(StandardCharsets.UTF_8);
+    }
+
+    static String text(byte[] bytes) {
+        return new String(bytes, StandardCharsets.UTF_8);
+    }
+
+    /**
+     * Waits until enough launchers have come.
+     *
+     * @return this node's part of the next attempt
+     * @throws IllegalArgumentException if this launcher is refused
+     * @throws CollectiveException if too few launchers come in time
+     */
+    Attempt join() throws InterruptedException {
+        Deadline deadline = Deadline.after(launcher.joinTimeout);
+        while (true) {
+            try {
+                if (server == null) {
+                    connect(deadline);
+                }
+                register();
+                heartbeat = new Heartbeat("node-heartbeat", store, BEAT + number, () -> {});
+                String answer = await(ANSWER + number, deadline);
+                if (answer.startsWith(REFUSED)) {
+                    throw new IllegalArgumentException(
+                            "this launcher was refused by the job at "
+                                    + launcher.endpoint()
+                                    + ": "
+                                    + answer.substring(REFUSED.length()));
+                }
+                last = Attempt.of(answer);
+                outcome = new CompletableFuture<>();
+                return last;
+            } catch (StoreTimeoutException e) {
+                throw new CollectiveException(
+                        "fewer than "
+                                + launcher.minNodes
+                                + " launchers came to "
+                                + launcher.endpoint()
+                                + " within "
+                                + Durations.text(launcher.joinTimeout)
+                                + "; start one on each node, or set"
+                                + " --rdzv-conf join_timeout=SECONDS",
+                        e);
+            } catch (CollectiveException e) {
+                disconnect();
+                if (Thread.interrupted()) {
+                    throw new InterruptedException();
+                }
+                if (deadline.isOver() || launcher.nodeRank == 0 && last == null) {
+                    throw e;
+                }
+                Thread.sleep(SLICE.toMillis());
+            }
+        }
+    }
+
+    /** Takes the first number that no launcher has. */
+    private void register() {
+        int generation = last == null ? 0 : last.generation() + 1;
+        String host = Liveness.HOST_NAME + ":" + ProcessHandle.current().pid() + ":" + token;
+        byte[] own =
+                bytes(
+                        new Request(launcher.nodeRank, generation, failures, host, launcher.job())
+                                .toString());
+        do {
+            number++;
+        } while (!Arrays.equals(own, store.compareSet(NODE + number, UNSET, own)));
+    }
+
+    private void connect(Deadline deadline) {
+        boolean dynamic = launcher.nodeRank < 0;
+        boolean serves = dynamic ? isHere(launcher.masterAddress) : launcher.nodeRank == 0;
+        Duration left = Duration.ofNanos(Math.max(1, deadline.remainingNanos()));
+        try {
+            server = launcher.store(serves, left);
+        } catch (CollectiveException e) {
+            if (!serves || !dynamic) {
+                throw e;
+            }
+            // Another launcher of this host serves it. If that one ends, this one tries again.
+            serves = false;
+            server =
+                    launcher.store(false, left.compareTo(CLOSE_TIMEOUT) < 0 ? left : CLOSE_TIMEOUT);
+        }
+        store = new PrefixStore("launch", server);
+        number = 0;
+        coordinator = serves ? new Coordinator(store, launcher, err) : null;
+    }
+
+    private static boolean isHere(String host) {
+        try {
+            InetAddress address = InetAddress.getByName(host);
+            return address.isLoopbackAddress()
+                    || NetworkInterface.getByInetAddress(address) != null;
+        } catch (UnknownHostException | SocketException e) {
+            return false;
+        }
+    }
+
+    private void disconnect() {
+        if (heartbeat != null) {
+            heartbeat.close();
+        }
+        if (coordinator != null) {
+            coordinator.close();
+        }
+        if (server != null) {
+            server.closeAfterOthers(CLOSE_TIMEOUT);
+        }
+        server = null;
+    }
+
+    /** Waits for a key; throws CollectiveException if the store is lost meanwhile. */
+    private String await(String key, Deadline deadline) {
+        while (true) {
+            try {
+                return text(store.get(key, SLICE));
+            } catch (StoreTimeoutException e) {
+                String lost = heartbeat.lost();
+                if (lost != null) {
+                    throw new CollectiveException(lost, e);
+                }
+                if (deadline.isOver()) {
+                    throw e;
+                }
+            }
+        }
+    }
+
+    /**
+     * Watches the attempt on the other nodes.
+     *
+     * @param onFailure called once if it fails, on this node or another
+     */
+    void watch(Consumer<Result> onFailure) {
+        CompletableFuture<Result> result = outcome;
+        String key = OUTCOME + last.generation();
+        Thread thread =
+                new Thread(
+                        () -> {
+                            Deadline never = Deadline.after(Duration.ofDays(3650));
+                            try {
+                                result.complete(Result.of(await(key, never)));
+                            } catch (CollectiveException e) {
+                                String lost = "the launcher that serves the store is gone";
+                                result.complete(new Result(NODE_GONE, lost));
+                            }
+                        },
+                        "other-nodes");
+        thread.setDaemon(true);
+        thread.start();
+        result.thenAccept(
+                known -> {
+                    if (known.code() != 0) {
+                        onFailure.accept(known);
+                    }
+                });
+    }
+
+    /**
+     * Tells the other nodes that this node's ranks have ended well, and waits for the other nodes.
+     *
+     * @return how the attempt ended
+     */
+    Result awaitOthers() throws InterruptedException {
+        try {
+            if (store.add("ended" + last.generation(), 1) == last.nodes()) {
+                put(new Result(0, "all ranks have ended"));
+            }
+        } catch (CollectiveException e) {
+            RankProcesses.say(err, e.getMessage()); // The outcome is that the store is gone.
+        }
+        Result result = resultOf(outcome);
+        if (result.code() != 0) {
+            String ended = "the ranks of this node ended well, another node has failed or come: ";
+            RankProcesses.say(err, ended + result.reason());
+        }
+        return result;
+    }
+
+    private static Result resultOf(CompletableFuture<Result> outcome) throws InterruptedException {
+        try {
+            return outcome.get();
+        } catch (ExecutionException e) {
+            throw new AssertionError("this future never fails", e);
+        }
+    }
+
+    /** Tells the other nodes that this node failed; returns the first failure of all nodes. */
+    Result fail(Result result) {
+        try {
+            return put(result);
+        } catch (CollectiveException e) {
+            return result; // The store is gone, which the other launchers notice.
+        }
+    }
+
+    private Result put(Result result) {
+        String key = OUTCOME + last.generation();
+        return Result.of(text(store.compareSet(key, UNSET, bytes(result.toString()))));
+    }
+
+    /** Returns how the attempt ended; null if it has not, because this launcher is stopped. */
+    Result result() {
+        return outcome.getNow(null);
+    }
+
+    /** Leaves the attempt, to come to the next one. */
+    void again(Result result) {
+        heartbeat.close();
+        failures = last.failures() + (result.code() == NODE_COME ? 0 : 1);
+    }
+
+    private void leave() {
+        try {
+            if (store != null && number > 0) {
+                store.set(GONE + number, UNSET);
+            }
+        } catch (CollectiveException e) {
+            // The store is gone, and with it the need to tell.
+            return;
+        }
+    }
+
+    @Override
+    public void close() {
+        leave();
+        disconnect();
+        try {
+            Runtime.getRuntime().removeShutdownHook(hook);
+        } catch (IllegalStateException e) {
+            // The JVM is shutting down and runs the hook.
+            return;
+        }
+    }
+}

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.collectives.launch;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.List;
+import java.util.Map;
+import org.junit.jupiter.api.Tag;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+import picocli.CommandLine;
+
+/** The options of the launcher, and what it takes from variables. */
+@Timeout(60)
+class LaunchTest {
+
+    private static final Map<String, String> SRUN =
+            Map.of(
+                    "SLURM_JOB_ID", "4",
+                    "SLURM_STEP_ID", "0",
+                    "SLURM_STEP_NUM_NODES", "3",
+                    "SLURM_STEP_NUM_TASKS", "3",
+                    "SLURM_STEP_NODELIST", "n[4-6]",
+                    "SLURM_PROCID", "2",
+                    "SLURM_NODEID", "2");
+
+    private static Launcher launcher(Map<String, String> variables, String... args) {
+        List<String> all = new ArrayList<>(Arrays.asList(args));
+        all.add(RankProbe.class.getName());
+        Launch command = new Launch();
+        new CommandLine(command).setStopAtPositional(true).parseArgs(all.toArray(String[]::new));
+        return command.launcher(variables);
+    }
+
+    @Test
+    void oneNodeTakesNothingFromVariables() {
+        Launcher one = launcher(Map.of("MASTER_ADDR", "node0", "JOB_COMPLETION_INDEX", "1"));
+        assertEquals("127.0.0.1:0", one.endpoint());
+        assertEquals(1, one.maxNodes);
+        assertEquals(-1, one.nodeRank);
+    }
+
+    @Test
+    void aTaskOfSrunKnowsItsNodes() {
+        Launcher node = launcher(SRUN, "--nproc-per-node", "2");
+        assertEquals(3, node.maxNodes);
+        assertEquals(2, node.nodeRank);
+        String port = LaunchEnvironment.of(SRUN).get("MASTER_PORT");
+        assertEquals("n4:" + port, node.endpoint());
+        // Options win.
+        node = launcher(SRUN, "--nnodes", "1:2", "--node-rank", "0", "--master-port", "29400");
+        assertEquals(1, node.minNodes);
+        assertEquals(2, node.maxNodes);
+        assertEquals(0, node.nodeRank);
+        assertEquals("n4:29400", node.endpoint());
+    }
+
+    @Test
+    void aPodOfAnIndexedJobKnowsItsRank() {
+        Map<String, String> pod =
+                Map.of("JOB_COMPLETION_INDEX", "1", "MASTER_ADDR", "train-0.train");
+        Launcher node = launcher(pod, "--nnodes", "2");
+        assertEquals(1, node.nodeRank);
+        assertEquals("train-0.train:29500", node.endpoint());
+        // With an endpoint the launchers agree on ranks.
+        node = launcher(pod, "--nnodes", "2", "--rdzv-endpoint", "other:29501");
+        assertEquals(-1, node.nodeRank);
+        assertEquals("other:29501", node.endpoint());
+    }
+
+    @Test
+    void wrongNumbersAreNamed() {
+        for (String[] args :
+                List.of(
+                        new String[] {"--nnodes", "x"},
+                        new String[] {"--nnodes", "2:1"},
+                        new String[] {"--nproc-per-node", "many"})) {
+            String message =
+                    assertThrows(IllegalArgumentException.class, () -> launcher(SRUN, args))
+                            .getMessage();
+            assertTrue(message.contains("not"), message);
+        }
+    }
+
+    /** PET_NAME sets --name, as with torchrun; an option wins. */
+    @Test
+    @Tag("slow")
+    void optionsFromVariables() throws Exception {
+        ProcessBuilder builder =
+                new ProcessBuilder(
+                        Path.of(System.getProperty("java.home"), "bin", "java").toString(),
+                        "-cp",
+                        System.getProperty("java.class.path"),
+                        Launch.class.getName(),
+                        "--max-restarts",
+                        "4",
+                        RankProbe.class.getName(),
+                        "environment",
+                        "@argument");
+        builder.environment().put("PET_NPROC_PER_NODE", "2");
+        builder.environment().put("PET_MAX_RESTARTS", "5");
+        builder.environment().put("PET_RDZV_ID", "some");
+        Process process = builder.redirectErrorStream(true).start();
+        List<String> lines = process.inputReader().lines().toList();
+        assertEquals(0, process.waitFor(), lines::toString);
+        assertTrue(
+                lines.containsAll(
+                        List.of(
+                                "[1] WORLD_SIZE=2",
+                                "[1] TORCHELASTIC_MAX_RESTARTS=4",
+                                "[1] TORCHELASTIC_RUN_ID=some")),
+                lines::toString);
+    }
+}

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.collectives.launch;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+import static org.junit.jupiter.api.Assumptions.assumeTrue;
+
+import java.io.IOException;
+import java.net.ServerSocket;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.concurrent.TimeUnit;
+import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Tag;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.io.TempDir;
+
+/** Ranks under Debian's Slurm: a controller and two nodes of it, as processes of root. */
+@Timeout(180)
+@Tag("slow")
+class SlurmTest {
+
+    private static final List<String> NODES = List.of("n1", "n2");
+
+    @TempDir private Path folder;
+
+    private final List<Process> daemons = new ArrayList<>();
+
+    private static int freePort() throws IOException {
+        try (ServerSocket socket = new ServerSocket(0)) {
+            return socket.getLocalPort();
+        }
+    }
+
+    private ProcessBuilder command(String... command) {
+        ProcessBuilder builder = new ProcessBuilder(command).redirectErrorStream(true);
+        builder.environment().put("SLURM_CONF", folder.resolve("slurm.conf").toString());
+        builder.environment().put("OMP_NUM_THREADS", "1");
+        return builder;
+    }
+
+    private String run(String... command) throws IOException, InterruptedException {
+        Path output = folder.resolve("output");
+        Process process = command(command).redirectOutput(output.toFile()).start();
+        if (!process.waitFor(100, TimeUnit.SECONDS)) {
+            process.destroyForcibly();
+            throw new AssertionError("hangs: " + Files.readString(output));
+        }
+        return Files.readString(output);
+    }
+
+    @BeforeEach
+    void start() throws Exception {
+        boolean root = System.getProperty("user.name").equals("root");
+        assumeTrue(
+                root && Files.isExecutable(Path.of("/usr/sbin/slurmctld")),
+                "Slurm is not installed, or this is not root: Debian's package is slurm-wlm");
+        String host = Files.readString(Path.of("/proc/sys/kernel/hostname")).strip();
+        StringBuilder text = new StringBuilder();
+        text.append(
+                """
+                ClusterName=test
+                SlurmctldHost=HOST(127.0.0.1)
+                SlurmctldPort=PORT
+                SlurmUser=root
+                SlurmdUser=root
+                AuthType=auth/none
+                CredType=cred/none
+                SlurmdParameters=config_overrides
+                StateSaveLocation=FOLDER/state
+                SlurmdSpoolDir=FOLDER/spool-%n
+                SlurmctldPidFile=FOLDER/controller.pid
+                SlurmdPidFile=FOLDER/%n.pid
+                ProctrackType=proctrack/linuxproc
+                TaskPlugin=task/none
+                SwitchType=switch/none
+                MpiDefault=none
+                SelectType=select/cons_tres
+                SelectTypeParameters=CR_CPU
+                PartitionName=all Nodes=ALL Default=YES State=UP OverSubscribe=YES
+                """
+                        .replace("HOST", host)
+                        .replace("PORT", "" + freePort())
+                        .replace("FOLDER", folder.toString()));
+        text.append("NodeName=n[1-2] NodeHostname=").append(host);
+        int port = freePort();
+        text.append(" NodeAddr=127.0.0.1 Port=[").append(port).append('-').append(port + 1);
+        text.append("] CPUs=4\n");
+        Files.writeString(folder.resolve("slurm.conf"), text);
+        daemon("slurmctld", "-D");
+        for (String node : NODES) {
+            daemon("slurmd", "-D", "-N", node);
+        }
+        String state = "";
+        while (!state.contains("2 idle")) {
+            for (int i = 0; i < daemons.size(); i++) {
+                String log = Files.readString(folder.resolve("daemon-" + i));
+                assertTrue(daemons.get(i).isAlive(), log);
+            }
+            Thread.sleep(100);
+            state = run("sinfo", "--noheader", "--format=%D %T").trim();
+        }
+    }
+
+    private void daemon(String... command) throws IOException {
+        Path log = folder.resolve("daemon-" + daemons.size());
+        daemons.add(command(command).redirectOutput(log.toFile()).start());
+    }
+
+    @AfterEach
+    void stop() throws InterruptedException {
+        for (Process daemon : daemons) {
+            daemon.destroyForcibly().waitFor();
+        }
+    }
+
+    /** Runs four tasks on both nodes. */
+    private String srun(String export, Class<?> main, String... arguments) throws Exception {
+        List<String> command = new ArrayList<>(List.of("srun", "-N", "2", "-n", "4", "--label"));
+        command.add("--export=" + export);
+        command.add(Path.of(System.getProperty("java.home"), "bin", "java").toString());
+        command.addAll(List.of("-Xmx256m", "-XX:TieredStopAtLevel=1"));
+        command.addAll(List.of("-cp", System.getProperty("java.class.path"), main.getName()));
+        command.addAll(List.of(arguments));
+        return run(command.toArray(String[]::new));
+    }
+
+    @Test
+    void tasksAreRanks() throws Exception {
+        String understood = srun("ALL", LaunchEnvironment.class);
+        for (int rank = 0; rank < 4; rank++) {
+            for (String value :
+                    List.of(
+                            "RANK=" + rank + " (SLURM_PROCID)",
+                            "WORLD_SIZE=4 (SLURM_STEP_NUM_TASKS)",
+                            "MASTER_ADDR=n1 (SLURM_STEP_NODELIST)",
+                            "DJLX_BIND_ADDRESS=n1 (MASTER_ADDR)")) {
+                assertTrue(understood.contains(rank + ": " + value + "\n"), understood);
+            }
+        }
+        assertEquals(5, understood.split(" \\(SLURM_JOB_ID\\)", -1).length, understood);
+        // The name n1 is no address of this machine; the other values are those of Slurm.
+        String met = srun("ALL,MASTER_ADDR=127.0.0.1", RankProbe.class, "meet-as-ranks");
+        for (int rank = 0; rank < 4; rank++) {
+            assertTrue(met.contains(rank + ": rank " + rank + " met [0, 1, 2, 3]\n"), met);
+        }
+    }
+}
