@@ -113,7 +113,7 @@ public final class Heartbeat implements AutoCloseable {
         lastNanos = now;
         lastAnswers = answers;
         long seconds = silentNanos / 1_000_000_000;
-        return seconds <= LIMIT ? null : "the store " + store + " is silent for " + seconds + " s";
+        return seconds <= LIMIT ? null : "it has been silent for " + seconds + " s";
     }
 
     private boolean isClosed() {

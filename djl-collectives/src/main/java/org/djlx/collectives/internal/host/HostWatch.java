@@ -97,10 +97,14 @@ final class HostWatch implements AutoCloseable {
                 lost == null ? failure : "the store of the group is lost, or its host: " + lost);
     }
 
-    /** Leaves in order. */
+    /** Leaves in order. After a failure there is nothing to tell, and the store may not answer. */
     @Override
     public void close() {
+        boolean failed = dead().isPresent();
         heartbeat.close();
+        if (failed) {
+            return;
+        }
         try {
             store.set(LEFT, UNSET);
         } catch (RuntimeException e) {

@@ -83,8 +83,7 @@ final class MpiBackend extends CpuBackend {
         }
         String reason =
                 world.size() == 1
-                        ? "MPI knows of one process only; start the ranks with the mpirun of "
-                                + MpiCommunicator.version()
+                        ? MpiEnvironment.alone()
                         : "each rank needs a process of its own, but their ranks in MPI are "
                                 + Arrays.toString(members);
         throw new IllegalArgumentException(

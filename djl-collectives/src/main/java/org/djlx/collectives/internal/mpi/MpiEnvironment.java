@@ -12,6 +12,7 @@ import java.net.ServerSocket;
 import java.util.HashMap;
 import java.util.Map;
 import java.util.concurrent.locks.LockSupport;
+import org.djlx.collectives.launch.LaunchEnvironment;
 import org.djlx.nativeops.mpi.MpiCommunicator;
 import org.djlx.nativeops.mpi.MpiRequest;
 
@@ -25,33 +26,44 @@ final class MpiEnvironment {
     private static final int BYTES = 1024;
     private static final long POLL_NANOS = 100_000;
 
-    private static Map<String, String> found; // guarded by the class
+    private static final Map<String, String> FOUND = new HashMap<>(); // guarded by the class
 
     private MpiEnvironment() {}
 
-    /** Adds the variables of torchrun that are not set, the same on all ranks. */
+    /**
+     * Adds the variables of torchrun that are not set, the same on all ranks.
+     *
+     * @throws IllegalArgumentException if a launcher has started several ranks of which MPI knows
+     *     one, as the mpirun of another MPI does
+     */
     static synchronized Map<String, String> complete(Map<String, String> environment) {
         boolean ranked = environment.containsKey("RANK");
         boolean addressed = environment.containsKey("MASTER_ADDR");
         if (ranked && addressed) {
             return environment;
         }
-        if (found == null) {
-            MpiCommunicator world = MpiProcess.world();
-            found = new HashMap<>();
-            if (!ranked) {
-                found.put("RANK", "" + world.rank());
-                found.put("WORLD_SIZE", "" + world.size());
-            }
-            if (!addressed) {
-                String[] store = exchangeAddress(world).split(" ");
-                found.put("MASTER_ADDR", store[0]);
-                found.put("MASTER_PORT", store[1]);
-            }
+        MpiCommunicator world = MpiProcess.world();
+        LaunchEnvironment launcher = LaunchEnvironment.of(environment);
+        if (!ranked && world.size() == 1 && launcher.isDistributed()) {
+            throw new IllegalArgumentException(
+                    "backend 'mpi': " + alone() + "; the launcher says " + launcher);
         }
-        Map<String, String> all = new HashMap<>(environment);
-        all.putAll(found);
+        FOUND.putIfAbsent("RANK", "" + world.rank());
+        FOUND.putIfAbsent("WORLD_SIZE", "" + world.size());
+        if (!addressed && !FOUND.containsKey("MASTER_ADDR")) {
+            String[] store = exchangeAddress(world).split(" ");
+            FOUND.put("MASTER_ADDR", store[0]);
+            FOUND.put("MASTER_PORT", store[1]);
+        }
+        Map<String, String> all = new HashMap<>(FOUND);
+        all.putAll(environment);
         return all;
+    }
+
+    /** Says what to do if MPI does not know the other ranks. */
+    static String alone() {
+        return "MPI knows of one process only; start the ranks with the mpirun of "
+                + MpiCommunicator.version();
     }
 
     private static String exchangeAddress(MpiCommunicator world) {

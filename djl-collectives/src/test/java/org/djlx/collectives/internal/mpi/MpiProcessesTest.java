@@ -51,24 +51,33 @@ class MpiProcessesTest {
         assertEquals(0, result.code(), result.output());
     }
 
-    /** A host stops without a word, during a collective; its timeout is 100 s. */
+    /**
+     * A host stops without a word, during a collective, the first one with the store; the timeout
+     * is 100 s.
+     */
     @ParameterizedTest
-    @EnumSource(MpiRun.class)
-    void aDeadHostIsNamedOnAllOthers(MpiRun mpi) throws IOException, InterruptedException {
-        MpiRun.Result result = mpi.runOnHosts(3, MpiHostMain.class);
-        for (int rank = 0; rank < 2; rank++) {
-            Matcher line =
-                    Pattern.compile(
-                                    "rank "
-                                            + rank
-                                            + " after (\\d+) s: .*host \\S+ \\(rank 2\\) has sent"
-                                            + " no heartbeat for 7 s")
-                            .matcher(result.output());
-            assertTrue(line.find(), result.output());
-            System.out.println(line.group());
-            // 8 or 9; more on a machine that has no time for the heartbeats' threads.
-            assertTrue(Integer.parseInt(line.group(1)) < 50, line.group());
+    @CsvSource({
+        "OPEN_MPI, 2, host \\S+ \\(rank 2\\) has sent no heartbeat for 7 s",
+        "MPICH, 2, host \\S+ \\(rank 2\\) has sent no heartbeat for 7 s",
+        "OPEN_MPI, 0, the store of the group is lost"
+    })
+    void aDeadHostIsNamedOnAllOthers(MpiRun mpi, int dead, String reason)
+            throws IOException, InterruptedException {
+        MpiRun.Result result = mpi.runOnHosts(3, MpiHostMain.class, "" + dead);
+        for (int rank = 0; rank < 3; rank++) {
+            if (rank != dead) {
+                // 8 or 9; more on a machine that has no time for the heartbeats' threads.
+                assertSeconds("rank " + rank + " after (\\d+) s: .*" + reason, result.output());
+                assertSeconds("rank " + rank + " left after (\\d+) s", result.output());
+            }
         }
+    }
+
+    private static void assertSeconds(String text, String output) {
+        Matcher line = Pattern.compile(text).matcher(output);
+        assertTrue(line.find(), output);
+        System.out.println(line.group());
+        assertTrue(Integer.parseInt(line.group(1)) < 50, line.group());
     }
 
     /** Ranks that are threads of one process, which MPI does not know. */
@@ -78,6 +87,18 @@ class MpiProcessesTest {
         assertEquals(0, result.code(), result.output());
         String reason = "cannot use backend 'mpi': MPI knows of one process only; start";
         assertTrue(result.output().contains(reason), result.output());
+    }
+
+    /** Otherwise each process would be a job of its own. */
+    @Test
+    void aLauncherOfAnotherMpi() throws IOException, InterruptedException {
+        MpiRun.Result result = MpiRun.MPICH.runWithOpenMpi(2, MpiFailureMain.class);
+        String reason = "backend 'mpi': MPI knows of one process only; start the ranks with";
+        assertEquals(3, result.output().split(reason, -1).length, result.output());
+        assertTrue(
+                result.output()
+                        .contains("says RANK=1 (OMPI_COMM_WORLD_RANK), WORLD_SIZE=2 (PMI_SIZE)"));
+        assertTrue(result.code() != 0, result.output());
     }
 
     @Test

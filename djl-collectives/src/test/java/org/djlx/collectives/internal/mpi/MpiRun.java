@@ -68,13 +68,21 @@ public enum MpiRun {
      * As {@link #run(int, Class, String...)}, each process in a PID namespace of its own, so that
      * they take each other for processes of other hosts; skips the test without the right to that.
      */
-    Result runOnHosts(int worldSize, Class<?> main) throws IOException, InterruptedException {
+    Result runOnHosts(int worldSize, Class<?> main, String argument)
+            throws IOException, InterruptedException {
         List<String> unshare = List.of("unshare", "--pid", "--fork", "--mount-proc");
         List<String> check = Stream.concat(unshare.stream(), Stream.of("true")).toList();
         assumeTrue(new ProcessBuilder(check).start().waitFor() == 0, "no right to make namespaces");
         // A shell as the first process of the namespace, which nothing inside can stop.
         Stream<String> shell = Stream.of("sh", "-c", "\"$@\"; exit $?", "sh");
-        return run(Stream.concat(unshare.stream(), shell).toList(), worldSize, main);
+        return run(Stream.concat(unshare.stream(), shell).toList(), worldSize, main, argument);
+    }
+
+    /** As {@link #run(int, Class, String...)}, of processes that prefer the library of Open MPI. */
+    Result runWithOpenMpi(int worldSize, Class<?> main) throws IOException, InterruptedException {
+        OPEN_MPI.launcher();
+        String shell = "OMPI_COMM_WORLD_RANK=$PMI_RANK exec \"$@\"";
+        return run(List.of("sh", "-c", shell, "sh"), worldSize, main);
     }
 
     private Result run(List<String> wrapper, int worldSize, Class<?> main, String... arguments)
@@ -96,7 +104,7 @@ public enum MpiRun {
             ProcessBuilder builder = new ProcessBuilder(command);
             builder.environment().put("OMP_NUM_THREADS", "1");
             builder.environment().put("OMPI_ALLOW_RUN_AS_ROOT", "1");
-            if (!wrapper.isEmpty()) { // Shared memory needs process ids of one namespace.
+            if (wrapper.contains("unshare")) { // Shared memory needs process ids of one namespace.
                 builder.environment().put("OMPI_MCA_btl", "self,tcp");
                 builder.environment().put("MPIR_CVAR_NOLOCAL", "1");
             }
