@@ -118,7 +118,9 @@ final class BenchCompareCommand extends ReportCommand {
         List<BenchCase> cases = BenchCase.parse(sizes, Float.BYTES, Math.max(2, many));
         BenchComparison comparison = compare(cases);
         print("# all_reduce, 2 ranks, median of %d rounds%n%s%n", rounds, comparison);
-        print("%s to peers:%n%s%n", PROCESSES, comparison.targets(PROCESSES));
+        for (String program : List.of(PROCESSES, BenchComparison.MPI)) {
+            print("%s to peers:%n%s%n", program, comparison.targets(program));
+        }
         Map<String, List<BenchRow>> medians = comparison.medians();
         Map<String, Double> slowdowns = new LinkedHashMap<>();
         Map<String, Integer> idleMillis = new LinkedHashMap<>();
@@ -136,6 +138,7 @@ final class BenchCompareCommand extends ReportCommand {
         put("rounds", rounds);
         put("medians", medians);
         put("processesToPeers", comparison.ratios(PROCESSES));
+        put("mpiToPeers", comparison.ratios(BenchComparison.MPI));
         put("manyRanks", many);
         put("manyRanksSlowdown", slowdowns);
         put("idleSeconds", idle);

@@ -15,6 +15,7 @@ import java.util.Set;
 import java.util.TreeMap;
 import java.util.function.Predicate;
 import java.util.stream.IntStream;
+import java.util.stream.Stream;
 import org.djlx.bench.DecodeBenchCommand.FirstToken;
 import org.djlx.bench.DecodeBenchCommand.Loading;
 import org.djlx.bench.DecodeBenchCommand.StepRow;
@@ -405,18 +406,24 @@ final class ResultsSection {
 
     private String hostAllReduce() {
         StringBuilder text = new StringBuilder();
-        text.append(header("bytes", "threads", "processes", "Open MPI", "Gloo", "over Gloo"));
+        Map<String, String> names =
+                Map.of("mpi", "backend mpi", "openmpi", "Open MPI", "gloo", "Gloo");
+        List<String> programs =
+                Stream.of("threads", "processes", "mpi", "openmpi", "gloo")
+                        .filter(report.getAsJsonObject("medians")::has)
+                        .toList();
+        List<String> titles = new ArrayList<>(List.of("bytes"));
+        programs.forEach(program -> titles.add(names.getOrDefault(program, program)));
+        titles.add("over Gloo");
+        text.append(header(titles.toArray(String[]::new)));
         medians()
                 .forEach(
-                        (size, row) ->
-                                text.append(
-                                        line(
-                                                bytes(size),
-                                                micros(row.get("threads")),
-                                                micros(row.get("processes")),
-                                                micros(row.get("openmpi")),
-                                                micros(row.get("gloo")),
-                                                ratio(row.get("gloo"), row.get("processes")))));
+                        (size, row) -> {
+                            List<String> cells = new ArrayList<>(List.of(bytes(size)));
+                            programs.forEach(program -> cells.add(micros(row.get(program))));
+                            cells.add(ratio(row.get("gloo"), row.get("processes")));
+                            text.append(line(cells.toArray(String[]::new)));
+                        });
         return text.toString();
     }
 
