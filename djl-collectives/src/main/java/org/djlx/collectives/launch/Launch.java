@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.collectives.launch;
 
-import java.net.URI;
+import java.io.PrintStream;
 import java.nio.file.Path;
 import java.time.Duration;
 import java.util.ArrayList;
@@ -10,9 +10,7 @@ import java.util.List;
 import java.util.Locale;
 import java.util.Map;
 import java.util.concurrent.Callable;
-import java.util.stream.Stream;
-import org.djlx.nativeops.NativeLibrary;
-import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.collectives.internal.host.Required;
 import picocli.CommandLine;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Help.Visibility;
@@ -48,8 +46,6 @@ import picocli.CommandLine.Spec;
         })
 public final class Launch implements Callable<Integer> {
 
-    private static final String DEFAULT_PORT = "29500"; // torchrun's
-
     @Spec private CommandSpec spec;
 
     @Option(
@@ -58,59 +54,51 @@ public final class Launch implements Callable<Integer> {
             description =
                     "Number of processes on this host, one for each rank: a number, gpu, cpu, or"
                             + " auto for gpu if there is one; 1 if not given.")
-    private String processes = "1";
+    String processes = "1";
 
     @Option(
             names = "--nnodes",
             paramLabel = "N|MIN:MAX",
             description =
-                    "Number of hosts (nodes). With MIN:MAX the job goes on with fewer nodes if one"
-                            + " is lost, and starts again with more if one comes.")
-    private String nodes;
+                    "Number of hosts (nodes). With MIN:MAX the job starts again with fewer if one"
+                            + " is lost, and with more if one comes.")
+    String nodes;
 
     @Option(
             names = "--node-rank",
             paramLabel = "RANK",
-            description =
-                    "Number of this node, from 0; node 0 serves the store. If not given, the nodes"
-                            + " agree.")
-    private Integer nodeRank;
+            description = "Number of this node; 0 serves the store. If not given, the nodes agree.")
+    Integer nodeRank;
 
     @Option(
             names = "--rdzv-endpoint",
             paramLabel = "HOST:PORT",
             description = "The same as --master-addr HOST --master-port PORT.")
-    private String endpoint;
+    String endpoint;
 
     @Option(
             names = "--master-addr",
             paramLabel = "ADDRESS",
-            description =
-                    "Address of the store; "
-                            + Launcher.DEFAULT_MASTER_ADDRESS
-                            + " if not given. With --nnodes, an address of one node.")
-    private String masterAddress;
+            description = "Address of the store: this host, or with --nnodes one of the nodes.")
+    String masterAddress;
 
     @Option(
             names = "--master-port",
             paramLabel = "PORT",
-            description =
-                    "Port of the store; a free one if not given, with --nnodes "
-                            + DEFAULT_PORT
-                            + ".")
-    private Integer masterPort;
+            description = "Port of the store; a free one, or with --nnodes 29500, if not given.")
+    Integer masterPort;
 
     @Option(
             names = "--bind-addr",
             paramLabel = "ADDRESS",
             description = "Address on which the store listens; --master-addr if not given.")
-    private String bindAddress;
+    String bindAddress;
 
     @Option(
             names = "--rdzv-id",
             paramLabel = "NAME",
             description = "Name of the job; launchers of another name do not meet.")
-    private String runId = "none";
+    String runId = "none";
 
     @Option(
             names = "--rdzv-conf",
@@ -120,43 +108,40 @@ public final class Launch implements Callable<Integer> {
                     "join_timeout: how long to wait for MIN nodes, 600; last_call_timeout: how long"
                             + " for more of them, 30.",
             showDefaultValue = Visibility.NEVER)
-    private Map<String, Integer> conf = new LinkedHashMap<>();
+    Map<String, Double> conf = new LinkedHashMap<>();
 
     @Option(
             names = "--max-restarts",
             paramLabel = "N",
             description = "How often all ranks start again after one, or a launcher, has failed.")
-    private int maxRestarts;
+    int maxRestarts;
 
     @Option(
             names = "--log-dir",
             paramLabel = "FOLDER",
-            description =
-                    "Writes the output of each rank to attempt_N/RANK/stdout.log and stderr.log,"
-                            + " too.")
-    private Path logs;
+            description = "Appends all output to attempt_N/RANK/stdout.log and stderr.log, too.")
+    Path logs;
 
     @Option(
             names = "--env",
             paramLabel = "NAME=VALUE",
             description = "Sets an environment variable of the ranks; may be repeated.",
             showDefaultValue = Visibility.NEVER)
-    private Map<String, String> environment = new LinkedHashMap<>();
+    Map<String, String> environment = new LinkedHashMap<>();
 
     @Option(
             names = "--jvm-arg",
             paramLabel = "ARG",
             description = "Adds a JVM option for the ranks, for example -Xmx1g; may be repeated.",
             showDefaultValue = Visibility.NEVER)
-    private List<String> jvmArgs = new ArrayList<>();
+    List<String> jvmArgs = new ArrayList<>();
 
     @Parameters(
             paramLabel = "PROGRAM",
             arity = "1",
             index = "0",
-            description =
-                    "The name of a class with a main method, or a command of this command line.")
-    private String main;
+            description = "A class with a main method, or a command of this command line.")
+    String main;
 
     @Parameters(
             paramLabel = "ARG",
@@ -164,9 +149,11 @@ public final class Launch implements Callable<Integer> {
             index = "1..*",
             description = "Its arguments.",
             showDefaultValue = Visibility.NEVER)
-    private List<String> args = new ArrayList<>();
+    List<String> args = new ArrayList<>();
 
-    private Map<String, String> variables = System.getenv();
+    Duration gracePeriod = Duration.ofSeconds(15); // between SIGTERM and SIGKILL
+    PrintStream out = System.out; // of the ranks
+    PrintStream err = System.err; // of the ranks and the launcher
 
     /** Constructor for picocli. */
     public Launch() {}
@@ -177,16 +164,35 @@ public final class Launch implements Callable<Integer> {
      * @param args the options, the main class of the ranks, and its arguments
      */
     public static void main(String[] args) {
-        CommandLine command = new CommandLine(new Launch()).setStopAtPositional(true);
-        command.setExpandAtFiles(false); // Arguments of a rank's main method may begin with @.
-        command.getCommandSpec().mixinStandardHelpOptions(true);
-        command.setParameterExceptionHandler((e, all) -> error(e, "; --help lists the options", 2));
-        command.setExecutionExceptionHandler((e, all, result) -> error(e, "", 1));
-        System.exit(command.execute(args));
+        System.exit(run(System.out, System.err, List.of(args)));
     }
 
-    private static int error(Exception e, String hint, int code) {
-        System.err.println("error: " + e.getMessage() + hint);
+    /**
+     * Runs the command in this JVM. If the thread is interrupted, or the JVM shuts down, the ranks
+     * are stopped. Each call is a separate job.
+     *
+     * @param out gets the ranks' stdout
+     * @param err gets their stderr, and the launcher's messages
+     * @param args the options, the main class of the ranks, and its arguments
+     * @return 0 if every rank returned 0; otherwise the exit code of the rank, here or on another
+     *     node, that failed first since the last restart, with 128 plus its number for a signal;
+     *     141 (SIGPIPE) if {@code out} was closed; 2 if an option is wrong; 1 for other errors
+     */
+    public static int run(PrintStream out, PrintStream err, List<String> args) {
+        Launch launch = new Launch();
+        launch.out = Required.argument("run: out", out);
+        launch.err = Required.argument("run: err", err);
+        CommandLine command = new CommandLine(launch).setStopAtPositional(true);
+        command.setExpandAtFiles(false); // Arguments of a rank's main method may begin with @.
+        command.getCommandSpec().mixinStandardHelpOptions(true);
+        command.setParameterExceptionHandler(
+                (e, all) -> launch.error(e, "; --help lists the options", 2));
+        command.setExecutionExceptionHandler((e, all, result) -> launch.error(e, "", 1));
+        return command.execute(Required.argument("run: args", args).toArray(String[]::new));
+    }
+
+    private int error(Exception e, String hint, int code) {
+        err.println("error: " + e.getMessage() + hint);
         return code;
     }
 
@@ -195,21 +201,19 @@ public final class Launch implements Callable<Integer> {
 
         @Override
         public String defaultValue(ArgSpec arg) {
-            return arg instanceof OptionSpec option && !option.isMultiValue()
-                    ? System.getenv(
-                            "PET_"
-                                    + option.names()[0]
-                                            .substring(2)
-                                            .replace('-', '_')
-                                            .toUpperCase(Locale.ROOT))
-                    : null;
+            if (!(arg instanceof OptionSpec option)) {
+                return null;
+            }
+            String name = option.names()[0].substring(2).replace('-', '_');
+            String value = System.getenv("PET_" + name.toUpperCase(Locale.ROOT));
+            return value == null || value.isBlank() ? null : value.trim();
         }
     }
 
     /**
      * Runs the ranks.
      *
-     * @return the exit code of {@link Launcher#launch}
+     * @return the exit code, as {@link #run} describes it
      */
     @Override
     public Integer call() throws Exception {
@@ -219,81 +223,10 @@ public final class Launch implements Callable<Integer> {
         }
         Launcher launcher;
         try {
-            launcher = launcher(variables);
+            launcher = new Launcher(this, System.getenv());
         } catch (IllegalArgumentException e) {
             throw new ParameterException(spec.commandLine(), e.getMessage(), e);
         }
         return launcher.launch();
-    }
-
-    /** Returns the launcher of these options, completed by the variables of a scheduler. */
-    Launcher launcher(Map<String, String> variables) {
-        LaunchEnvironment scheduler = LaunchEnvironment.of(variables);
-        boolean step = variables.containsKey("SLURM_STEP_ID");
-        String count = nodes != null ? nodes : step ? variables.get("SLURM_STEP_NUM_NODES") : null;
-        String[] range = (count == null ? "1" : count).split(":", 2);
-        int most = number("--nnodes", range[range.length - 1]);
-        Launcher.Builder builder =
-                Launcher.builder()
-                        .setProcesses(processes())
-                        .setMainClass(main)
-                        .optArgs(args)
-                        .optNodes(number("--nnodes", range[0]), most)
-                        .optBindAddress(bindAddress)
-                        .optRunId(runId)
-                        .optTimeouts(seconds("join_timeout", 600), seconds("last_call_timeout", 30))
-                        .optMaxRestarts(maxRestarts)
-                        .optLogDirectory(logs)
-                        .optEnvironment(environment)
-                        .optJvmArgs(jvmArgs);
-        String address = masterAddress;
-        String port = masterPort == null ? null : masterPort.toString();
-        if (endpoint != null) {
-            URI uri = URI.create("tcp://" + endpoint);
-            address = address == null ? uri.getHost() : address;
-            port = port == null && uri.getPort() >= 0 ? "" + uri.getPort() : port;
-        }
-        if (most > 1) {
-            String rank = step ? variables.get("SLURM_NODEID") : null;
-            rank = rank == null ? variables.get("JOB_COMPLETION_INDEX") : rank;
-            boolean ranked = nodeRank == null && endpoint == null && rank != null;
-            nodeRank = ranked ? (Integer) number("the node rank", rank) : nodeRank;
-            address = address == null ? scheduler.get("MASTER_ADDR") : address;
-            port = port == null ? scheduler.get("MASTER_PORT") : port;
-            port = port == null ? DEFAULT_PORT : port;
-            if (bindAddress == null) {
-                builder.optBindAddress(variables.get("DJLX_BIND_ADDRESS"));
-            }
-        }
-        return builder.optNodeRank(nodeRank == null ? -1 : nodeRank)
-                .optMasterAddress(address)
-                .optMasterPort(port == null ? 0 : number("--master-port", port))
-                .build();
-    }
-
-    private Duration seconds(String key, int otherwise) {
-        return Duration.ofSeconds(conf.getOrDefault(key, otherwise));
-    }
-
-    private int processes() {
-        int gpus =
-                Stream.of("gpu", "auto").anyMatch(processes::equals)
-                                && NativeLibrary.CUDA.isAvailable()
-                        ? CudaDevice.count()
-                        : 0;
-        return switch (processes) {
-            case "gpu" -> gpus;
-            case "auto" -> gpus > 0 ? gpus : Runtime.getRuntime().availableProcessors();
-            case "cpu" -> Runtime.getRuntime().availableProcessors();
-            default -> number("--nproc-per-node", processes);
-        };
-    }
-
-    private static int number(String option, String text) {
-        try {
-            return Integer.parseInt(text.trim());
-        } catch (NumberFormatException e) {
-            throw new IllegalArgumentException(option + " is not a number: " + text, e);
-        }
     }
 }

@@ -22,7 +22,8 @@ import org.djlx.collectives.internal.host.Required;
  * <caption>Variables, in the order in which they are tried</caption>
  * <tr><th>value</th><th>variables</th></tr>
  * <tr><td>{@code RANK}</td><td>{@code RANK}, {@code OMPI_COMM_WORLD_RANK}, {@code PMI_RANK}, {@code
- *     SLURM_PROCID}, {@code PMIX_RANK}, {@code PET_NODE_RANK}, {@code JOB_COMPLETION_INDEX}</td></tr>
+ *     SLURM_PROCID}; if the world size is known, {@code PMIX_RANK}, {@code PET_NODE_RANK}, {@code
+ *     JOB_COMPLETION_INDEX}</td></tr>
  * <tr><td>{@code WORLD_SIZE}</td><td>{@code WORLD_SIZE}, {@code OMPI_COMM_WORLD_SIZE}, {@code
  *     PMI_SIZE}, {@code SLURM_STEP_NUM_TASKS}, {@code SLURM_NTASKS}, {@code PET_NNODES}</td></tr>
  * <tr><td>{@code LOCAL_RANK}</td><td>{@code LOCAL_RANK}, {@code OMPI_COMM_WORLD_LOCAL_RANK}, {@code
@@ -43,7 +44,8 @@ import org.djlx.collectives.internal.host.Required;
  *   <li>{@code MASTER_ADDR} is the advertised address of rank 0, to which all ranks connect. Rank 0
  *       listens on {@code DJLX_BIND_ADDRESS}.
  *   <li>Variables of Slurm count in the tasks of {@code srun} only: a batch script has them, too,
- *       and is no rank.
+ *       and is no rank. Of the ranks of an mpirun in a job of Slurm, only the job's nodes and
+ *       number count, since mpirun starts its own daemons with {@code srun}.
  *   <li>{@code PET_NODE_RANK} and {@code PET_NNODES} count if {@code PET_NPROC_PER_NODE} is 1 or
  *       not set; otherwise {@link Launch} starts the ranks of a node.
  *   <li>An option of the {@link Builder} wins over each variable.
@@ -72,7 +74,7 @@ public final class LaunchEnvironment {
     // them.
     private static final Pattern FIRST_HOST = Pattern.compile("(?:[^,\\[]|\\[[^]]*])+");
     private static final Pattern BRACKETS = Pattern.compile("\\[([^],-]*)[^]]*]");
-    private static final Pattern TASKS = Pattern.compile("(\\d+)(?:\\(x(\\d+)\\))?");
+    private static final Pattern TASKS = Pattern.compile("(\\d+)(?:\\(x(\\d{1,9})\\))?");
     private static final LaunchEnvironment CURRENT = of(System.getenv());
 
     private final Map<String, String> environment;
@@ -82,22 +84,25 @@ public final class LaunchEnvironment {
     private LaunchEnvironment(Map<String, String> environment, Map<String, String> options) {
         this.environment = new HashMap<>(environment);
         options.forEach((name, value) -> put(name, value, OPTION));
-        boolean step = has("SLURM_STEP_ID") || !has("SLURM_JOB_ID");
+        boolean mpirun = has("OMPI_COMM_WORLD_RANK") || has("MPI_LOCALRANKID");
+        boolean task = !mpirun && (has("SLURM_STEP_ID") || !has("SLURM_JOB_ID"));
         boolean pet = List.of("", "1").contains(environment.getOrDefault("PET_NPROC_PER_NODE", ""));
-        take("RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", step ? "SLURM_PROCID" : "");
-        take("RANK", "PMIX_RANK", pet ? "PET_NODE_RANK" : "", "JOB_COMPLETION_INDEX");
+        take("RANK", "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", task ? "SLURM_PROCID" : "");
         take("WORLD_SIZE", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE");
         take("LOCAL_RANK", "LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID");
         take("LOCAL_WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE");
         take("LOCAL_WORLD_SIZE", "MPI_LOCALNRANKS");
         take("MASTER_ADDR", "MASTER_ADDR", "PET_MASTER_ADDR");
         take("MASTER_PORT", "MASTER_PORT", "PET_MASTER_PORT");
-        if (step) {
+        if (task) {
             takeSlurm();
         }
         take("WORLD_SIZE", pet ? "PET_NNODES" : "");
+        if (has("WORLD_SIZE")) {
+            take("RANK", "PMIX_RANK", pet ? "PET_NODE_RANK" : "", "JOB_COMPLETION_INDEX");
+        }
         if (has("RANK") && !"RANK".equals(sources.get("RANK"))) {
-            completeAddress();
+            completeAddress(task);
         }
         take(BIND_ADDRESS, BIND_ADDRESS);
         put(BIND_ADDRESS, get("MASTER_ADDR"), "MASTER_ADDR");
@@ -124,7 +129,11 @@ public final class LaunchEnvironment {
     }
 
     private boolean has(String name) {
-        return values.containsKey(name) || !environment.getOrDefault(name, "").isBlank();
+        return values.containsKey(name) || !value(name).isEmpty();
+    }
+
+    private String value(String variable) {
+        return environment.getOrDefault(variable, "").trim();
     }
 
     private void put(String name, String value, String source) {
@@ -136,7 +145,7 @@ public final class LaunchEnvironment {
     /** Sets a value from the first of some variables that is set, unless it is set already. */
     private void take(String name, String... variables) {
         Arrays.stream(variables)
-                .filter(variable -> !environment.getOrDefault(variable, "").isBlank())
+                .filter(variable -> !value(variable).isEmpty())
                 .findFirst()
                 .ifPresent(variable -> put(name, environment.get(variable), variable));
     }
@@ -145,28 +154,30 @@ public final class LaunchEnvironment {
         take("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS");
         take("LOCAL_RANK", "SLURM_LOCALID");
         String tasks = "SLURM_STEP_TASKS_PER_NODE";
-        if (has(tasks) && has("SLURM_NODEID")) {
-            int node = Integer.parseInt(environment.get("SLURM_NODEID").trim());
-            put("LOCAL_WORLD_SIZE", tasksOf(node, environment.get(tasks)), tasks);
-        }
-        for (String hosts : List.of("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")) {
-            if (has(hosts)) {
-                put("MASTER_ADDR", firstHost(environment.get(hosts)), hosts);
-            }
+        put("LOCAL_WORLD_SIZE", tasksOf(value("SLURM_NODEID"), value(tasks)), tasks);
+        takeAddress("SLURM_STEP_NODELIST", "." + environment.getOrDefault("SLURM_STEP_ID", "0"));
+    }
+
+    /** Takes the first host of a list of Slurm, and a port from the job's number. */
+    private void takeAddress(String hosts, String step) {
+        for (String list : List.of(hosts, "SLURM_JOB_NODELIST")) {
+            put("MASTER_ADDR", has(list) ? firstHost(value(list)) : null, list);
         }
         if (has("SLURM_JOB_ID")) {
-            String step = environment.getOrDefault("SLURM_STEP_ID", "0");
-            put("MASTER_PORT", port(environment.get("SLURM_JOB_ID") + "." + step), "SLURM_JOB_ID");
+            put("MASTER_PORT", port(value("SLURM_JOB_ID") + step), "SLURM_JOB_ID");
         }
     }
 
     /** Without torchrun's variables: the address of ranks on one host, and a port. */
-    private void completeAddress() {
+    private void completeAddress(boolean task) {
         if (has("WORLD_SIZE") && get("WORLD_SIZE").equals(get("LOCAL_WORLD_SIZE"))) {
             put("MASTER_ADDR", "127.0.0.1", sources.get("LOCAL_WORLD_SIZE") + ": one host");
         }
         if (has("PMIX_NAMESPACE")) {
-            put("MASTER_PORT", port(environment.get("PMIX_NAMESPACE")), "PMIX_NAMESPACE");
+            put("MASTER_PORT", port(value("PMIX_NAMESPACE")), "PMIX_NAMESPACE");
+        }
+        if (!task) {
+            takeAddress("SLURM_JOB_NODELIST", "");
         }
         put("MASTER_PORT", Integer.toString(DEFAULT_PORT), "torchrun's default");
     }
@@ -182,8 +193,11 @@ public final class LaunchEnvironment {
     }
 
     /** Returns the number of tasks of a node in a list such as {@code 4(x2),3}; null if none. */
-    private static String tasksOf(int node, String tasks) {
-        int left = node;
+    private static String tasksOf(String node, String tasks) {
+        if (!node.matches("\\d{1,9}")) {
+            return null;
+        }
+        int left = Integer.parseInt(node);
         Matcher part = TASKS.matcher(tasks);
         while (part.find()) {
             left -= part.group(2) == null ? 1 : Integer.parseInt(part.group(2));
@@ -217,16 +231,20 @@ public final class LaunchEnvironment {
 
     /**
      * {@return the variables as they were given, and the options under the names of variables}
-     * Values of other launchers' variables are left out.
+     * Values of other launchers' variables are left out. A launcher's store counts only at its own
+     * address.
      */
     public Map<String, String> given() {
         Map<String, String> all = new HashMap<>(environment);
-        sources.forEach(
-                (name, source) -> {
-                    if (source.equals(OPTION)) {
-                        all.put(name, values.get(name));
+        values.forEach(
+                (name, value) -> {
+                    if (OPTION.equals(sources.get(name))) {
+                        all.put(name, value);
                     }
                 });
+        if (OPTION.equals(sources.get("MASTER_ADDR"))) {
+            all.remove("TORCHELASTIC_USE_AGENT_STORE");
+        }
         return all;
     }
 
@@ -336,17 +354,6 @@ public final class LaunchEnvironment {
         public Builder optRank(int rank, int worldSize) {
             options.put("RANK", Integer.toString(rank));
             options.put("WORLD_SIZE", Integer.toString(worldSize));
-            return this;
-        }
-
-        /**
-         * Sets this rank's number among the ranks of its host, which chooses its GPU.
-         *
-         * @param localRank the number, from 0
-         * @return this builder
-         */
-        public Builder optLocalRank(int localRank) {
-            options.put("LOCAL_RANK", Integer.toString(localRank));
             return this;
         }
 

@@ -55,7 +55,10 @@ final class Nodes implements AutoCloseable {
     static final byte[] UNSET = new byte[0];
 
     private static final Duration SLICE = Duration.ofMillis(500);
+    private static final Duration CONNECT_TIMEOUT = Duration.ofSeconds(10);
     private static final Duration CLOSE_TIMEOUT = Duration.ofSeconds(5);
+    private static final Duration LEAVE_TIMEOUT = Duration.ofSeconds(2);
+    private static final Duration FOREVER = Duration.ofDays(3650);
     private static final AtomicInteger TOKENS = new AtomicInteger();
     private static final String REFUSED = "refused: ";
 
@@ -114,10 +117,10 @@ final class Nodes implements AutoCloseable {
     private final PrintStream err;
     private final int token = TOKENS.incrementAndGet(); // tells launchers of one JVM apart
     private final Thread hook = new Thread(this::leave, "tell-other-nodes");
-    private TcpStore server; // null if there is no connection
-    private Store store;
+    private volatile TcpStore server; // null if there is no connection
+    private volatile Store store;
     private Coordinator coordinator; // null if another launcher serves the store
-    private Heartbeat heartbeat;
+    private volatile Heartbeat heartbeat;
     private Attempt last; // null before the first
     private int failures;
     private volatile int number;
@@ -154,6 +157,7 @@ final class Nodes implements AutoCloseable {
      */
     Attempt join() throws InterruptedException {
         Deadline deadline = Deadline.after(launcher.joinTimeout);
+        boolean said = false;
         while (true) {
             try {
                 if (server == null) {
@@ -161,7 +165,8 @@ final class Nodes implements AutoCloseable {
                 }
                 register();
                 heartbeat = new Heartbeat("node-heartbeat", store, BEAT + number, () -> {});
-                String answer = await(ANSWER + number, deadline);
+                start("node-store-watch", this::watchStore);
+                String answer = text(store.get(ANSWER + number, left(deadline)));
                 if (answer.startsWith(REFUSED)) {
                     throw new IllegalArgumentException(
                             "this launcher was refused by the job at "
@@ -184,12 +189,17 @@ final class Nodes implements AutoCloseable {
                                 + " --rdzv-conf join_timeout=SECONDS",
                         e);
             } catch (CollectiveException e) {
+                boolean connected = server != null;
                 disconnect();
                 if (Thread.interrupted()) {
                     throw new InterruptedException();
                 }
                 if (deadline.isOver() || launcher.nodeRank == 0 && last == null) {
                     throw e;
+                }
+                if (!said && !connected) {
+                    RankProcesses.say(err, "trying again: " + e.getMessage());
+                    said = true;
                 }
                 Thread.sleep(SLICE.toMillis());
             }
@@ -212,17 +222,17 @@ final class Nodes implements AutoCloseable {
     private void connect(Deadline deadline) {
         boolean dynamic = launcher.nodeRank < 0;
         boolean serves = dynamic ? isHere(launcher.masterAddress) : launcher.nodeRank == 0;
-        Duration left = Duration.ofNanos(Math.max(1, deadline.remainingNanos()));
+        Duration left = left(deadline);
+        Duration turn = left.compareTo(CONNECT_TIMEOUT) < 0 ? left : CONNECT_TIMEOUT;
         try {
-            server = launcher.store(serves, left);
+            server = launcher.store(serves, turn);
         } catch (CollectiveException e) {
             if (!serves || !dynamic) {
                 throw e;
             }
             // Another launcher of this host serves it. If that one ends, this one tries again.
             serves = false;
-            server =
-                    launcher.store(false, left.compareTo(CLOSE_TIMEOUT) < 0 ? left : CLOSE_TIMEOUT);
+            server = launcher.store(false, turn);
         }
         store = new PrefixStore("launch", server);
         number = 0;
@@ -252,21 +262,35 @@ final class Nodes implements AutoCloseable {
         server = null;
     }
 
-    /** Waits for a key; throws CollectiveException if the store is lost meanwhile. */
-    private String await(String key, Deadline deadline) {
-        while (true) {
-            try {
-                return text(store.get(key, SLICE));
-            } catch (StoreTimeoutException e) {
-                String lost = heartbeat.lost();
-                if (lost != null) {
-                    throw new CollectiveException(lost, e);
+    /**
+     * Closes the store once its server is silent, as when its host is down: all calls that wait for
+     * an answer then fail at once.
+     */
+    private void watchStore() {
+        Heartbeat beat = heartbeat;
+        TcpStore watched = server;
+        try {
+            while (beat == heartbeat && watched == server) {
+                if (beat.lost() != null) {
+                    watched.close();
+                    return;
                 }
-                if (deadline.isOver()) {
-                    throw e;
-                }
+                Thread.sleep(SLICE.toMillis());
             }
+        } catch (InterruptedException e) {
+            Thread.currentThread().interrupt();
         }
+    }
+
+    private static Thread start(String name, Runnable body) {
+        Thread thread = new Thread(body, name);
+        thread.setDaemon(true);
+        thread.start();
+        return thread;
+    }
+
+    private static Duration left(Deadline deadline) {
+        return Duration.ofNanos(Math.max(1, deadline.remainingNanos()));
     }
 
     /**
@@ -277,20 +301,16 @@ final class Nodes implements AutoCloseable {
     void watch(Consumer<Result> onFailure) {
         CompletableFuture<Result> result = outcome;
         String key = OUTCOME + last.generation();
-        Thread thread =
-                new Thread(
-                        () -> {
-                            Deadline never = Deadline.after(Duration.ofDays(3650));
-                            try {
-                                result.complete(Result.of(await(key, never)));
-                            } catch (CollectiveException e) {
-                                String lost = "the launcher that serves the store is gone";
-                                result.complete(new Result(NODE_GONE, lost));
-                            }
-                        },
-                        "other-nodes");
-        thread.setDaemon(true);
-        thread.start();
+        start(
+                "other-nodes",
+                () -> {
+                    try {
+                        result.complete(Result.of(text(store.get(key, FOREVER))));
+                    } catch (CollectiveException e) {
+                        String lost = "the launcher that serves the store is gone";
+                        result.complete(new Result(NODE_GONE, lost));
+                    }
+                });
         result.thenAccept(
                 known -> {
                     if (known.code() != 0) {
@@ -353,14 +373,26 @@ final class Nodes implements AutoCloseable {
         failures = last.failures() + (result.code() == NODE_COME ? 0 : 1);
     }
 
+    /** Tells the others, unless the store does not answer: they notice by themselves, but later. */
     private void leave() {
-        try {
-            if (store != null && number > 0) {
-                store.set(GONE + number, UNSET);
-            }
-        } catch (CollectiveException e) {
-            // The store is gone, and with it the need to tell.
+        Store told = store;
+        if (told == null || number == 0) {
             return;
+        }
+        Thread telling =
+                start(
+                        "leave-nodes",
+                        () -> {
+                            try {
+                                told.set(GONE + number, UNSET);
+                            } catch (CollectiveException e) {
+                                return; // The store is gone, and with it the need to tell.
+                            }
+                        });
+        try {
+            telling.join(LEAVE_TIMEOUT.toMillis());
+        } catch (InterruptedException e) {
+            Thread.currentThread().interrupt();
         }
     }
 

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.collectives.launch;
 
+import static java.nio.file.StandardOpenOption.APPEND;
+import static java.nio.file.StandardOpenOption.CREATE;
+
 import java.io.ByteArrayOutputStream;
 import java.io.IOException;
 import java.io.InputStream;
@@ -52,14 +55,17 @@ final class PrefixedOutput implements Runnable {
     /**
      * Starts a thread that reads to the end of the input, even if printing fails.
      *
-     * @param log the file of a copy; null for none
+     * @param log the file to which a copy is appended; null for none. If it cannot be written, the
+     *     output is printed all the same
      * @param onFailure called after each line that cannot be printed
      */
     static PrefixedOutput start(
             int rank, InputStream in, PrintStream out, Path log, Runnable onFailure)
             throws IOException {
         OutputStream copy =
-                log == null ? OutputStream.nullOutputStream() : Files.newOutputStream(log);
+                log == null
+                        ? OutputStream.nullOutputStream()
+                        : Files.newOutputStream(log, CREATE, APPEND);
         PrefixedOutput output = new PrefixedOutput(rank, in, out, copy, onFailure);
         output.thread.start();
         return output;
@@ -88,17 +94,26 @@ final class PrefixedOutput implements Runnable {
     @Override
     public void run() {
         byte[] bytes = new byte[8 << 10];
+        OutputStream copy = log;
         try (in;
                 log) {
             for (int count = read(bytes); count >= 0 && pass(bytes, count); count = read(bytes)) {
-                log.write(bytes, 0, count);
+                try {
+                    copy.write(bytes, 0, count);
+                } catch (IOException e) { // The disk is full.
+                    say("cannot write a log file, which ends here: " + e.getMessage());
+                    copy = OutputStream.nullOutputStream();
+                }
             }
         } catch (IOException e) {
-            print(
-                    ("[launch] cannot read the output of a rank, or write its file: "
-                                    + e.getMessage())
-                            .getBytes(StandardCharsets.UTF_8));
+            say("cannot read the output of a rank: " + e.getMessage());
         }
+    }
+
+    private void say(String message) {
+        print(
+                (new String(prefix, StandardCharsets.US_ASCII) + message)
+                        .getBytes(StandardCharsets.UTF_8));
     }
 
     private int read(byte[] bytes) throws IOException {

@@ -5,21 +5,14 @@ import java.lang.reflect.InvocationTargetException;
 import java.lang.reflect.Method;
 import java.util.Arrays;
 
-/**
- * The entry point of a process started by {@link Launcher}: runs the main method of the class named
- * by the first argument.
- */
-public final class RankMain {
+/** The entry point of a process started by {@link Launcher}. */
+final class RankMain {
 
     private RankMain() {}
 
     /**
-     * Runs the main method of the class that the first argument names. An exception ends the
-     * process with code 1 immediately, even if other threads still run. The launcher then stops the
-     * other ranks.
-     *
-     * @param args the name of the class, and its arguments
-     * @throws ReflectiveOperationException if there is no such method
+     * Runs the main method of the class that the first argument names, with the other arguments. An
+     * exception ends the process with code 1 immediately, even if other threads still run.
      */
     public static void main(String[] args) throws ReflectiveOperationException {
         String[] mainArgs = Arrays.copyOfRange(args, 1, args.length);

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Package-private:
+ * Launcher       runs a main class in a JVM for each rank, and restarts failed jobs
  * Nodes          connects the launchers of several nodes through the job's store
  * Coordinator    decides which launchers take part in an attempt
+ * RankMain       the entry point of a rank's JVM
  * RankProcesses  the processes of a job
  * Sessions       kernel sessions, to find all descendants of a rank
  * PrefixedOutput prints the ranks' output line by line
@@ -12,11 +14,8 @@
  *
  * <ul>
  *   <li>{@link org.djlx.collectives.launch.Launch} - the main class, and a command of picocli
- *   <li>{@link org.djlx.collectives.launch.Launcher} - runs a main class in a JVM for each rank,
- *       and restarts failed jobs
  *   <li>{@link org.djlx.collectives.launch.LaunchEnvironment} - rank, world size and address, from
  *       the variables of torchrun, Slurm, MPI or Kubernetes
- *   <li>{@link org.djlx.collectives.launch.RankMain} - the entry point of a rank's JVM
  * </ul>
  */
 package org.djlx.collectives.launch;

@@ -9,6 +9,8 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.util.Arrays;
+import java.util.HashMap;
+import java.util.List;
 import java.util.Map;
 import java.util.stream.Collectors;
 import org.djlx.collectives.ProcessGroup;
@@ -17,6 +19,7 @@ import org.djlx.collectives.spi.BackendOptions;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
+import org.junit.jupiter.params.provider.ValueSource;
 
 /** Environments as launchers set them; those of Slurm 22.05 and Debian's MPIs are recorded. */
 class LaunchEnvironmentTest {
@@ -92,6 +95,8 @@ class LaunchEnvironmentTest {
                 "gpu[3,5-6] gpu3",
                 "a-b[1-2]-x,c a-b1-x",
                 "rack[2-3]n[10-12] rack2n10",
+                "node[01-03,7] node01",
+                "a-[1-2]-b a-1-b",
                 "login1,gpu[1-2] login1"
             })
     void theFirstHostOfANodeList(String hosts, String first) {
@@ -126,8 +131,52 @@ class LaunchEnvironmentTest {
                                 one.replace("_SIZE=2", "_SIZE=4")
                                         .replace("LOCAL_SIZE=4", "LOCAL_SIZE=2"))
                         .get("MASTER_ADDR"));
-        // mpirun in a job of Slurm starts its own daemons with srun.
-        assertEquals("1", environment(SRUN + " " + one).get("RANK"));
+    }
+
+    /**
+     * mpirun in a job of Slurm starts its daemons with srun on all nodes but the first: of Slurm's
+     * variables, ranks under daemons have those of the daemons' step, the others those of a script.
+     */
+    @Test
+    void mpirunInAJobOfSlurm() {
+        String rank = " OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_NAMESPACE=34";
+        String daemon = SRUN.replace("STEP_NODELIST=n[1-2]", "STEP_NODELIST=n2");
+        LaunchEnvironment here = environment(SBATCH + rank + " OMPI_COMM_WORLD_RANK=0");
+        LaunchEnvironment there = environment(daemon + rank + " OMPI_COMM_WORLD_RANK=3");
+        assertEquals("3", there.get("RANK"));
+        assertEquals("2", there.get("LOCAL_WORLD_SIZE"));
+        assertNull(there.get("LOCAL_RANK"));
+        for (LaunchEnvironment each : List.of(here, there)) {
+            assertEquals("4", each.get("WORLD_SIZE"));
+            assertEquals("n1", each.get("MASTER_ADDR"));
+            assertEquals("SLURM_JOB_NODELIST", each.source("MASTER_ADDR"));
+            assertEquals(here.get("MASTER_PORT"), each.get("MASTER_PORT"));
+        }
+    }
+
+    /** torchrun as a task of srun: its ranks have the variables of both. */
+    @Test
+    void torchrunUnderSrun() {
+        String torchrun =
+                "RANK=9 WORLD_SIZE=16 LOCAL_RANK=1 LOCAL_WORLD_SIZE=8 MASTER_ADDR=n9"
+                        + " MASTER_PORT=29501";
+        assertEquals(
+                environment(torchrun).toString(), environment(torchrun + " " + SRUN).toString());
+    }
+
+    /**
+     * A value that makes no sense is an error where it is needed, not where the class is loaded.
+     */
+    @ParameterizedTest
+    @ValueSource(strings = {"x", "-1", "99999999999", "1.5", " "})
+    void garbage(String value) {
+        Map<String, String> variables = new HashMap<>(map(SRUN + " PET_NPROC_PER_NODE=1"));
+        variables.replaceAll((name, before) -> value);
+        LaunchEnvironment garbage = LaunchEnvironment.of(variables);
+        assertNull(garbage.get("LOCAL_WORLD_SIZE"));
+        BackendOptions options = new BackendOptions(BackendOptions.DEFAULT_TIMEOUT);
+        assertThrows(
+                IllegalArgumentException.class, () -> ProcessGroups.init("shm", garbage, options));
     }
 
     @Test
@@ -179,32 +228,36 @@ class LaunchEnvironmentTest {
     void optionsWin() {
         LaunchEnvironment explicit =
                 LaunchEnvironment.builder()
-                        .optEnvironment(map(SRUN + " MASTER_ADDR=other LOCAL_RANK=7"))
+                        .optEnvironment(
+                                map(SRUN + " MASTER_ADDR=other TORCHELASTIC_USE_AGENT_STORE=True"))
                         .optRank(1, 2)
-                        .optLocalRank(0)
                         .optMasterAddress("node0", 29500)
                         .optBindAddress("0.0.0.0")
                         .build();
         assertEquals(
-                "RANK=1 (an option), WORLD_SIZE=2 (an option), LOCAL_RANK=0 (an option),"
+                "RANK=1 (an option), WORLD_SIZE=2 (an option), LOCAL_RANK=0 (SLURM_LOCALID),"
                         + " LOCAL_WORLD_SIZE=1 (SLURM_STEP_TASKS_PER_NODE), MASTER_ADDR=node0 (an"
                         + " option), MASTER_PORT=29500 (an option), DJLX_BIND_ADDRESS=0.0.0.0 (an"
                         + " option)",
                 explicit.toString());
         assertEquals("1", explicit.given().get("RANK"));
         assertEquals("3", explicit.given().get("SLURM_PROCID"));
+        // The launcher serves its own address only.
+        assertNull(explicit.given().get("TORCHELASTIC_USE_AGENT_STORE"));
         assertTrue(explicit.isDistributed());
         assertFalse(LaunchEnvironment.builder().optRank(0, 1).build().isDistributed());
     }
 
     @Test
     void saysWhatIsMissing() {
-        LaunchEnvironment some = environment("JOB_COMPLETION_INDEX=2 OTHER=x");
+        // A pod of an indexed job is a rank only if the number of ranks is known.
+        assertUnderstood("nothing", "JOB_COMPLETION_INDEX=2");
+        LaunchEnvironment some = environment("PMI_RANK=2 OTHER=x");
         String message =
                 assertThrows(IllegalArgumentException.class, () -> some.requireInt("WORLD_SIZE"))
                         .getMessage();
         assertTrue(message.contains("WORLD_SIZE is not set"), message);
-        assertTrue(message.contains("Found: RANK=2 (JOB_COMPLETION_INDEX)"), message);
+        assertTrue(message.contains("Found: RANK=2 (PMI_RANK)"), message);
         message =
                 assertThrows(
                                 IllegalArgumentException.class,

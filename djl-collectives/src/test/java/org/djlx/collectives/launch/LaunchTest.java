@@ -34,7 +34,7 @@ class LaunchTest {
         all.add(RankProbe.class.getName());
         Launch command = new Launch();
         new CommandLine(command).setStopAtPositional(true).parseArgs(all.toArray(String[]::new));
-        return command.launcher(variables);
+        return new Launcher(command, variables);
     }
 
     @Test
@@ -74,16 +74,35 @@ class LaunchTest {
     }
 
     @Test
+    void endpoints() {
+        assertEquals("my_host:29501", endpoint("my_host:29501"));
+        assertEquals("node0.example:29500", endpoint("node0.example"));
+        assertEquals("::1:29501", endpoint("[::1]:29501"));
+    }
+
+    private static String endpoint(String option) {
+        return launcher(Map.of(), "--nnodes", "2", "--rdzv-endpoint", option).endpoint();
+    }
+
+    @Test
     void wrongNumbersAreNamed() {
         for (String[] args :
                 List.of(
                         new String[] {"--nnodes", "x"},
                         new String[] {"--nnodes", "2:1"},
-                        new String[] {"--nproc-per-node", "many"})) {
+                        new String[] {"--nproc-per-node", "many"},
+                        new String[] {"--nproc-per-node", "99999999999"},
+                        new String[] {"--nnodes", "99999:99999", "--nproc-per-node", "99999"},
+                        new String[] {"--rdzv-conf", "join_timeout=-5"},
+                        new String[] {"--rdzv-conf", "join_timeout=NaN"},
+                        new String[] {"--rdzv-conf", "timeout=5"},
+                        new String[] {"--rdzv-endpoint", "::1:29500"},
+                        new String[] {"--rdzv-endpoint", "node0:port"},
+                        new String[] {"--rdzv-endpoint", "node0:70000"})) {
             String message =
                     assertThrows(IllegalArgumentException.class, () -> launcher(SRUN, args))
                             .getMessage();
-            assertTrue(message.contains("not"), message);
+            assertTrue(message.matches("(?s).*( not |too many).*"), message);
         }
     }
 
@@ -105,6 +124,8 @@ class LaunchTest {
         builder.environment().put("PET_NPROC_PER_NODE", "2");
         builder.environment().put("PET_MAX_RESTARTS", "5");
         builder.environment().put("PET_RDZV_ID", "some");
+        builder.environment().put("PET_RDZV_CONF", "join_timeout=60,last_call_timeout=5");
+        builder.environment().put("PET_NNODES", ""); // As not set.
         Process process = builder.redirectErrorStream(true).start();
         List<String> lines = process.inputReader().lines().toList();
         assertEquals(0, process.waitFor(), lines::toString);

@@ -7,6 +7,7 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.io.ByteArrayOutputStream;
+import java.io.IOException;
 import java.io.OutputStream;
 import java.io.PrintStream;
 import java.net.ServerSocket;
@@ -35,13 +36,8 @@ class LauncherTest {
     private final ByteArrayOutputStream out = new ByteArrayOutputStream();
     private final ByteArrayOutputStream err = new ByteArrayOutputStream();
 
-    private Launcher.Builder probe(int processes, String... args) {
-        return Launcher.builder()
-                .setProcesses(processes)
-                .setMainClass(RankProbe.class.getName())
-                .optArgs(List.of(args))
-                .optJvmArgs(List.of("-Xmx64m", "-XX:TieredStopAtLevel=1"))
-                .optOutput(stream(out), stream(err));
+    private LaunchOptions probe(int processes, String... args) {
+        return new LaunchOptions(processes, args).output(stream(out), stream(err));
     }
 
     private static PrintStream stream(ByteArrayOutputStream bytes) {
@@ -61,9 +57,8 @@ class LauncherTest {
     void givesEachRankTheEnvironmentOfTorchrun() throws Exception {
         Launcher launcher =
                 probe(2, "environment")
-                        .optMasterAddress("localhost")
-                        .optMasterPort(29501)
-                        .optEnvironment(Map.of("COLOUR", "a=b", "OMP_NUM_THREADS", "3"))
+                        .master("localhost", 29501)
+                        .environment(Map.of("COLOUR", "a=b", "OMP_NUM_THREADS", "3"))
                         .build();
         assertEquals(0, launcher.launch());
         for (int rank = 0; rank < 2; rank++) {
@@ -128,7 +123,7 @@ class LauncherTest {
     @Test
     void theMainClassNeedNotBePublic() throws Exception {
         String name = RankProbe.PackagePrivate.class.getName();
-        assertEquals(0, probe(1).setMainClass(name).build().launch(), this::errText);
+        assertEquals(0, probe(1).mainClass(name).build().launch(), this::errText);
         assertEquals(Set.of("[0] package-private"), outLines());
     }
 
@@ -159,16 +154,14 @@ class LauncherTest {
     @Test
     void killsARankThatDoesNotStopInTime() throws Exception {
         Launcher launcher =
-                probe(2, "one-exits", "1", "stubborn")
-                        .optGracePeriod(Duration.ofMillis(500))
-                        .build();
+                probe(2, "one-exits", "1", "stubborn").gracePeriod(Duration.ofMillis(500)).build();
         assertEquals(42, launcher.launch());
         TestProcesses.assertGone(TestProcesses.pids(outLines()));
     }
 
     @Test
     void startsAllRanksAgainWhenOneFails() throws Exception {
-        Launcher launcher = probe(3, "one-fails-until", "2", "orderly").optMaxRestarts(5).build();
+        Launcher launcher = probe(3, "one-fails-until", "2", "orderly").maxRestarts(5).build();
         assertEquals(0, launcher.launch(), this::errText);
         for (int rank = 0; rank < 3; rank++) {
             String line = "[" + rank + "] restart 2 of 5";
@@ -184,8 +177,7 @@ class LauncherTest {
     /** The files have the bytes as they are; the output is printed, too. */
     @Test
     void eachRankAndAttemptHasItsLogFiles(@TempDir Path folder) throws Exception {
-        Launcher launcher =
-                probe(2, "one-fails-until", "1").optMaxRestarts(1).optLogDirectory(folder).build();
+        Launcher launcher = probe(2, "one-fails-until", "1").maxRestarts(1).logs(folder).build();
         assertEquals(0, launcher.launch(), this::errText);
         for (int rank = 0; rank < 2; rank++) {
             Path file = folder.resolve("attempt_1").resolve("" + rank).resolve("stdout.log");
@@ -198,9 +190,32 @@ class LauncherTest {
         assertEquals("", Files.readString(folder.resolve("attempt_0/1/stderr.log")));
     }
 
+    /** A full disk ends a log file, neither the output nor the job; files of earlier jobs stay. */
+    @Test
+    void logFilesAreAppendedToAndMayFail(@TempDir Path folder) throws Exception {
+        Path full = Files.createDirectories(folder.resolve("attempt_0/0"));
+        Files.createSymbolicLink(full.resolve("stdout.log"), Path.of("/dev/full"));
+        Path earlier = Files.createDirectories(folder.resolve("attempt_0/1"));
+        Files.writeString(earlier.resolve("stdout.log"), "earlier\n");
+        assertEquals(0, probe(2, "arguments", "a").logs(folder).build().launch(), this::errText);
+        assertTrue(outLines().containsAll(Set.of("[0] heap 64", "[1] heap 64")), this::errText);
+        assertTrue(errText().isEmpty(), this::errText);
+        assertEquals(
+                "earlier\narguments|a\nheap 64\n", Files.readString(earlier.resolve("stdout.log")));
+        assertTrue(
+                outLines().stream()
+                        .anyMatch(line -> line.startsWith("[0] cannot write a log file")),
+                () -> outLines().toString());
+        Path file = Files.createFile(folder.resolve("file"));
+        String message =
+                assertThrows(IOException.class, probe(1, "sleep").logs(file).build()::launch)
+                        .getMessage();
+        assertTrue(message.startsWith("--log-dir: cannot create the folder"), message);
+    }
+
     @Test
     void returnsTheLastCodeWhenNoRestartIsLeft() throws Exception {
-        Launcher launcher = probe(2, "one-fails-until", "9").optMaxRestarts(2).build();
+        Launcher launcher = probe(2, "one-fails-until", "9").maxRestarts(2).build();
         assertEquals(42, launcher.launch(), this::errText);
         assertFalse(errText().contains("restart 3"), this::errText);
         TestProcesses.assertGone(TestProcesses.pids(outLines()));
@@ -214,7 +229,7 @@ class LauncherTest {
             port = socket.getLocalPort();
         }
         Launcher launcher =
-                probe(2, "one-is-killed-once").optMasterPort(port).optMaxRestarts(1).build();
+                probe(2, "one-is-killed-once").master(null, port).maxRestarts(1).build();
         assertEquals(0, launcher.launch(), this::errText);
         assertTrue(errText().contains("rank 1 exited with code 137 (signal 9)"), this::errText);
         assertTrue(outLines().containsAll(Set.of("[0] done 1", "[1] done 1")), this::errText);
@@ -225,8 +240,7 @@ class LauncherTest {
     void outputThatNobodyReadsStopsTheRanks() throws Exception {
         PrintStream gone = stream(out);
         gone.close();
-        Launcher launcher =
-                probe(2, "sleep").optOutput(gone, stream(err)).optMaxRestarts(3).build();
+        Launcher launcher = probe(2, "sleep").output(gone, stream(err)).maxRestarts(3).build();
         assertEquals(141, launcher.launch());
         assertEquals("[launch] cannot write to stdout; stopping all ranks\n", errText());
     }
@@ -273,7 +287,7 @@ class LauncherTest {
                     }
                 };
         PrintStream whole = new PrintStream(pieces, true, StandardCharsets.UTF_8);
-        Launcher launcher = probe(2, "exit-code-is-rank").optOutput(stream(out), whole).build();
+        Launcher launcher = probe(2, "exit-code-is-rank").output(stream(out), whole).build();
         assertEquals(1, launcher.launch());
         assertEquals(1, writes.size(), writes::toString);
         assertTrue(
@@ -298,7 +312,7 @@ class LauncherTest {
     @ParameterizedTest
     @ValueSource(strings = {"org.djlx.Missing", "org.djlx.collectives.launch.LauncherTest", "a/b"})
     void rejectsAClassWithoutMain(String name) {
-        Launcher.Builder builder = probe(1).setMainClass(name);
+        LaunchOptions builder = probe(1).mainClass(name);
         String message = assertThrows(IllegalArgumentException.class, builder::build).getMessage();
         assertTrue(message.contains(name), message);
     }
@@ -306,7 +320,7 @@ class LauncherTest {
     @ParameterizedTest
     @ValueSource(strings = {"RANK", "WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RUN_ID"})
     void rejectsTheVariablesThatItSetsItself(String name) {
-        Launcher.Builder builder = probe(1).optEnvironment(Map.of(name, "7"));
+        LaunchOptions builder = probe(1).environment(Map.of(name, "7"));
         String message = assertThrows(IllegalArgumentException.class, builder::build).getMessage();
         assertTrue(message.contains(name), message);
     }
@@ -314,9 +328,8 @@ class LauncherTest {
     @Test
     void rejectsNumbersOutOfRange() {
         assertThrows(IllegalArgumentException.class, probe(0)::build);
-        assertThrows(IllegalArgumentException.class, probe(1).optMasterPort(-1)::build);
-        assertThrows(IllegalArgumentException.class, probe(1).optMasterPort(65536)::build);
-        assertThrows(IllegalArgumentException.class, probe(1).optMaxRestarts(-1)::build);
-        assertThrows(IllegalArgumentException.class, Launcher.builder().setProcesses(1)::build);
+        assertThrows(IllegalArgumentException.class, probe(1).master(null, -1)::build);
+        assertThrows(IllegalArgumentException.class, probe(1).master(null, 65536)::build);
+        assertThrows(IllegalArgumentException.class, probe(1).maxRestarts(-1)::build);
     }
 }

@@ -12,7 +12,6 @@ import java.io.PrintStream;
 import java.net.ServerSocket;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Path;
-import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.HashSet;
@@ -21,6 +20,7 @@ import java.util.Set;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.Future;
+import java.util.concurrent.TimeUnit;
 import java.util.stream.Collectors;
 import org.djlx.collectives.CollectiveException;
 import org.junit.jupiter.api.AfterEach;
@@ -53,17 +53,12 @@ class NodesTest {
         launchers.shutdownNow();
     }
 
-    private Launcher.Builder node(int node, int processes, String... args) {
-        return Launcher.builder()
-                .setProcesses(processes)
-                .setMainClass(RankProbe.class.getName())
-                .optArgs(List.of(args))
-                .optNodes(2, 2)
-                .optNodeRank(node)
-                .optMasterAddress("127.0.0.1")
-                .optMasterPort(port)
-                .optJvmArgs(List.of("-Xmx64m", "-XX:TieredStopAtLevel=1"))
-                .optOutput(stream(out), stream(err));
+    private LaunchOptions node(int node, int processes, String... args) {
+        return new LaunchOptions(processes, args)
+                .nodes(2, 2)
+                .nodeRank(node)
+                .master("127.0.0.1", port)
+                .output(stream(out), stream(err));
     }
 
     private static PrintStream stream(ByteArrayOutputStream bytes) {
@@ -183,7 +178,7 @@ class NodesTest {
         first.cancel(true);
     }
 
-    private static void assertRefused(Launcher.Builder builder, String text) {
+    private static void assertRefused(LaunchOptions builder, String text) {
         String message =
                 assertThrows(IllegalArgumentException.class, builder.build()::launch).getMessage();
         assertTrue(message.contains(text), message);
@@ -191,8 +186,7 @@ class NodesTest {
 
     @Test
     void waitsForOtherNodesForTheTimeOfJoining() {
-        Launcher launcher =
-                node(0, 1).optTimeouts(Duration.ofMillis(600), Duration.ofSeconds(1)).build();
+        Launcher launcher = node(0, 1).timeouts(0.6, 1).build();
         String message = assertThrows(CollectiveException.class, launcher::launch).getMessage();
         assertTrue(message.contains("fewer than 2 launchers came to 127.0.0.1:" + port), message);
         assertTrue(message.contains("join_timeout"), message);
@@ -218,8 +212,8 @@ class NodesTest {
     void aFailureOfAnyNodeRestartsAll(int failing) throws Exception {
         List<Future<Integer>> nodes = new ArrayList<>();
         for (int node = 0; node < 2; node++) {
-            Launcher.Builder builder = node(node, 1, "one-fails-until", "2", "" + failing);
-            nodes.add(launchers.submit(builder.optMaxRestarts(5).build()::launch));
+            LaunchOptions builder = node(node, 1, "one-fails-until", "2", "" + failing);
+            nodes.add(launchers.submit(builder.maxRestarts(5).build()::launch));
         }
         assertEquals(0, nodes.get(0).get(), this::errText);
         assertEquals(0, nodes.get(1).get(), this::errText);
@@ -233,8 +227,8 @@ class NodesTest {
     void theLastFailureCountsOnAllNodes() throws Exception {
         List<Future<Integer>> nodes = new ArrayList<>();
         for (int node = 0; node < 2; node++) {
-            Launcher.Builder builder = node(node, 1, "one-fails-until", "9", "1");
-            nodes.add(launchers.submit(builder.optMaxRestarts(2).build()::launch));
+            LaunchOptions builder = node(node, 1, "one-fails-until", "9", "1");
+            nodes.add(launchers.submit(builder.maxRestarts(2).build()::launch));
         }
         assertEquals(42, nodes.get(0).get(), this::errText);
         assertEquals(42, nodes.get(1).get(), this::errText);
@@ -244,11 +238,11 @@ class NodesTest {
     /** The job begins with one node after the last call, and starts again when another comes. */
     @Test
     void aNodeThatComesIsTakenIn() throws Exception {
-        Launcher.Builder one = node(-1, 1, "one-of", "2").optNodes(1, 2);
-        one.optTimeouts(Duration.ofMinutes(1), Duration.ofMillis(200));
+        LaunchOptions one = node(-1, 1, "one-of", "2").nodes(1, 2);
+        one.timeouts(60, 0.2);
         Future<Integer> first = launchers.submit(one.build()::launch);
         awaitRanks(1);
-        Launcher.Builder two = node(-1, 1, "one-of", "2").optNodes(1, 2);
+        LaunchOptions two = node(-1, 1, "one-of", "2").nodes(1, 2);
         Future<Integer> second = launchers.submit(two.build()::launch);
         assertEquals(0, first.get(), this::errText);
         assertEquals(0, second.get(), this::errText);
@@ -266,7 +260,7 @@ class NodesTest {
     }
 
     @ParameterizedTest
-    @CsvSource({"KILL, 0", "TERM, 0", "TERM, 1"})
+    @CsvSource({"KILL, 0", "TERM, 0", "TERM, 1", "STOP, 0", "STOP, 1"})
     void theEndOfALauncherStopsTheOthers(String signal, int node) throws Exception {
         Future<Integer> other = launch(1 - node, 1, "sleep");
         List<String> command = new ArrayList<>(List.of("env", "--default-signal=INT,TERM"));
@@ -283,8 +277,13 @@ class NodesTest {
             Set<Long> ranks = new HashSet<>(TestProcesses.pids(Set.of(line)));
             assertEquals(1, ranks.size(), line);
             ranks.addAll(awaitRanks(1));
-            new ProcessBuilder("sh", "-c", "kill -" + signal + " " + launcher.pid()).start();
-            assertTrue(other.get() != 0, this::errText);
+            String kill = "kill -" + signal + " " + launcher.pid();
+            new ProcessBuilder("sh", "-c", kill).start().waitFor();
+            // A stopped launcher is known after 8 s, not when calls of the store give up after 30.
+            assertTrue(other.get(25, TimeUnit.SECONDS) != 0, this::errText);
+            if (signal.equals("STOP")) {
+                launcher.destroyForcibly();
+            }
             launcher.waitFor();
             TestProcesses.assertGone(ranks);
         } finally {
@@ -296,21 +295,15 @@ class NodesTest {
     void rejectsWhatDoesNotFit() {
         assertRejected(node(2, 1), "between 0 and 1 with 2 node(s), not 2");
         assertRejected(node(-2, 1), "between 0 and 1");
-        assertRejected(node(0, 1).optNodes(0, 0), "at least 1, or MIN:MAX, not 0:0");
-        assertRejected(node(0, 1).optNodes(2, 1), "not 2:1");
-        assertRejected(node(1, 1).optNodes(1, 1), "between 0 and 0 with 1 node(s), not 1");
-        assertRejected(node(0, 1).optMasterPort(0), "master port must be given");
-        assertRejected(node(0, 1 << 20).optNodes(1, 1 << 20), "too many");
-        assertRejected(
-                Launcher.builder()
-                        .setProcesses(1)
-                        .setMainClass(RankProbe.class.getName())
-                        .optNodes(2, 2)
-                        .optMasterPort(1),
-                "master address");
+        assertRejected(node(0, 1).nodes(0, 0), "at least 1, or MIN:MAX, not 0:0");
+        assertRejected(node(0, 1).nodes(2, 1), "not 2:1");
+        assertRejected(node(1, 1).nodes(1, 1), "between 0 and 0 with 1 node(s), not 1");
+        assertRejected(node(0, 1).master("127.0.0.1", 0), "--master-port must be");
+        assertRejected(node(0, 1 << 20).nodes(1, 1 << 20), "too many");
+        assertRejected(node(0, 1).master(null, 1), "--master-addr");
     }
 
-    private static void assertRejected(Launcher.Builder builder, String text) {
+    private static void assertRejected(LaunchOptions builder, String text) {
         String message = assertThrows(IllegalArgumentException.class, builder::build).getMessage();
         assertTrue(message.contains(text), message);
     }

@@ -118,9 +118,11 @@ class SlurmTest {
         }
     }
 
-    /** Runs four tasks on both nodes. */
-    private String srun(String export, Class<?> main, String... arguments) throws Exception {
-        List<String> command = new ArrayList<>(List.of("srun", "-N", "2", "-n", "4", "--label"));
+    /** Runs tasks on both nodes. */
+    private String srun(int tasks, String export, Class<?> main, String... arguments)
+            throws Exception {
+        List<String> command = new ArrayList<>(List.of("srun", "-N", "2", "--label"));
+        command.addAll(List.of("-n", "" + tasks));
         command.add("--export=" + export);
         command.add(Path.of(System.getProperty("java.home"), "bin", "java").toString());
         command.addAll(List.of("-Xmx256m", "-XX:TieredStopAtLevel=1"));
@@ -131,7 +133,7 @@ class SlurmTest {
 
     @Test
     void tasksAreRanks() throws Exception {
-        String understood = srun("ALL", LaunchEnvironment.class);
+        String understood = srun(4, "ALL", LaunchEnvironment.class);
         for (int rank = 0; rank < 4; rank++) {
             for (String value :
                     List.of(
@@ -144,9 +146,21 @@ class SlurmTest {
         }
         assertEquals(5, understood.split(" \\(SLURM_JOB_ID\\)", -1).length, understood);
         // The name n1 is no address of this machine; the other values are those of Slurm.
-        String met = srun("ALL,MASTER_ADDR=127.0.0.1", RankProbe.class, "meet-as-ranks");
+        String met = srun(4, "ALL,MASTER_ADDR=127.0.0.1", RankProbe.class, "meet-as-ranks");
         for (int rank = 0; rank < 4; rank++) {
             assertTrue(met.contains(rank + ": rank " + rank + " met [0, 1, 2, 3]\n"), met);
+        }
+    }
+
+    /** A launcher for each node knows the nodes, its rank and the port. */
+    @Test
+    void tasksAreLaunchers() throws Exception {
+        String name = RankProbe.class.getName();
+        String export = "ALL,MASTER_ADDR=127.0.0.1";
+        String met = srun(2, export, Launch.class, "--nproc-per-node", "2", name, "meet");
+        for (int rank = 0; rank < 4; rank++) {
+            String line = rank / 2 + ": [" + rank + "] met [0, 1, 2, 3]\n";
+            assertTrue(met.contains(line), line + met);
         }
     }
 }

@@ -3,14 +3,14 @@ package org.djlx.samples.common;
 
 import static org.djlx.samples.common.UsageException.refuseIf;
 
-import java.io.IOException;
+import java.util.ArrayList;
 import java.util.List;
 import java.util.stream.IntStream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.TorchThreads;
+import org.djlx.collectives.launch.Launch;
 import org.djlx.collectives.launch.LaunchEnvironment;
-import org.djlx.collectives.launch.Launcher;
 import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.nativeops.NativeLibrary;
 import picocli.CommandLine.Model.CommandSpec;
@@ -72,22 +72,16 @@ public final class Ranks {
      * Runs a command again, without its option {@code --processes}, in one process for each rank,
      * and waits until all have exited.
      *
-     * @return the exit code of {@link Launcher#launch}
-     * @throws InterruptedException if the thread is interrupted; the ranks have been stopped then
+     * @return the exit code of {@link Launch#run}
      */
-    public static int launch(CommandSpec command, int processes)
-            throws IOException, InterruptedException {
+    public static int launch(CommandSpec command, int processes) {
         CommandSpec root = command.root();
-        List<String> args =
-                root.commandLine().getParseResult().originalArgs().stream()
-                        .filter(arg -> !arg.equals("--processes"))
-                        .toList();
-        return Launcher.builder()
-                .setProcesses(processes)
-                .setMainClass(root.userObject().getClass().getName())
-                .optArgs(args)
-                .build()
-                .launch();
+        List<String> args = new ArrayList<>(List.of("--nproc-per-node", "" + processes));
+        args.add(root.userObject().getClass().getName());
+        root.commandLine().getParseResult().originalArgs().stream()
+                .filter(arg -> !arg.equals("--processes"))
+                .forEach(args::add);
+        return Launch.run(System.out, System.err, args);
     }
 
     /** Returns a number of ranks as text, such as "2 ranks". */

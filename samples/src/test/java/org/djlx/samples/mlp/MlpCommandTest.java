@@ -10,8 +10,9 @@ import java.io.IOException;
 import java.io.PrintStream;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.util.ArrayList;
 import java.util.List;
-import org.djlx.collectives.launch.Launcher;
+import org.djlx.collectives.launch.Launch;
 import org.djlx.fusedops.FusedOps;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.cuda.CudaDevice;
@@ -77,14 +78,8 @@ class MlpCommandTest extends CommandTest {
         // The ranks' output goes to this JVM's stdout, which belongs to the test runner.
         ByteArrayOutputStream bytes = new ByteArrayOutputStream();
         try (PrintStream sink = new PrintStream(bytes, true)) {
-            int code =
-                    Launcher.builder()
-                            .setProcesses(2)
-                            .setMainClass(Main.class.getName())
-                            .optArgs(List.of("mlp", "--ranks", "2", "--text", text.toString()))
-                            .optOutput(sink, sink)
-                            .build()
-                            .launch();
+            String[] mlp = {Main.class.getName(), "mlp", "--ranks", "2", "--text", "" + text};
+            int code = launch(sink, "2", mlp);
             assertEquals(0, code, bytes::toString);
         }
         String output = bytes.toString();
@@ -97,16 +92,16 @@ class MlpCommandTest extends CommandTest {
     void aRankStartsNoProcesses() throws Exception {
         ByteArrayOutputStream bytes = new ByteArrayOutputStream();
         try (PrintStream sink = new PrintStream(bytes, true)) {
-            Launcher launcher =
-                    Launcher.builder()
-                            .setProcesses(1)
-                            .setMainClass(Main.class.getName())
-                            .optArgs(List.of("mlp", "--processes", "--text", text.toString()))
-                            .optOutput(sink, sink)
-                            .build();
-            assertEquals(2, launcher.launch(), bytes::toString);
+            String[] mlp = {Main.class.getName(), "mlp", "--processes", "--text", "" + text};
+            assertEquals(2, launch(sink, "1", mlp), bytes::toString);
         }
         assertTrue(bytes.toString().contains("error: --processes starts"), bytes::toString);
+    }
+
+    private static int launch(PrintStream sink, String ranks, String... program) {
+        List<String> args = new ArrayList<>(List.of("--nproc", ranks));
+        args.addAll(List.of(program));
+        return Launch.run(sink, sink, args);
     }
 
     @Test

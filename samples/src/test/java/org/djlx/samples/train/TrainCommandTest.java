@@ -13,10 +13,11 @@ import java.io.PrintStream;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.nio.file.StandardOpenOption;
+import java.util.ArrayList;
 import java.util.List;
 import java.util.stream.Stream;
 import javax.imageio.ImageIO;
-import org.djlx.collectives.launch.Launcher;
+import org.djlx.collectives.launch.Launch;
 import org.djlx.samples.CommandTest;
 import org.djlx.samples.Main;
 import org.junit.jupiter.api.BeforeEach;
@@ -117,15 +118,10 @@ class TrainCommandTest extends CommandTest {
         List<Float> threads = losses(output(0, with(train(10), "--tensor-parallel", 2)));
         Path output = folder.resolve("output.txt");
         try (var stream = new java.io.PrintStream(Files.newOutputStream(output))) {
-            int code =
-                    Launcher.builder()
-                            .setProcesses(2)
-                            .setMainClass(Main.class.getName())
-                            .optArgs(words(with(train(10), "--tensor-parallel", 2)))
-                            .optJvmArgs(List.of("-XX:TieredStopAtLevel=1"))
-                            .optOutput(stream, stream)
-                            .build()
-                            .launch();
+            List<String> args = new ArrayList<>(List.of("--nproc", "2"));
+            args.addAll(List.of("--jvm-arg=-XX:TieredStopAtLevel=1", Main.class.getName()));
+            args.addAll(words(with(train(10), "--tensor-parallel", 2)));
+            int code = Launch.run(stream, stream, args);
             assertEquals(0, code, () -> read(output));
         }
         List<Float> processes = losses(read(output));
@@ -266,16 +262,10 @@ class TrainCommandTest extends CommandTest {
         ByteArrayOutputStream bytes = new ByteArrayOutputStream();
         PrintStream stream = new PrintStream(bytes, true);
         String there = folder.resolve(checkpoints).toString();
-        int code =
-                Launcher.builder()
-                        .setProcesses(2)
-                        .setMainClass(KilledTrainMain.class.getName())
-                        .optArgs(List.of(text.toString(), there, "" + lastStep))
-                        .optJvmArgs(List.of("-XX:TieredStopAtLevel=1"))
-                        .optMaxRestarts(1)
-                        .optOutput(stream, stream)
-                        .build()
-                        .launch();
+        List<String> args = new ArrayList<>(List.of("--nproc", "2", "--max-restarts", "1"));
+        args.addAll(List.of("--jvm-arg=-XX:TieredStopAtLevel=1", KilledTrainMain.class.getName()));
+        args.addAll(List.of(text.toString(), there, "" + lastStep));
+        int code = Launch.run(stream, stream, args);
         assertEquals(0, code, bytes::toString);
         boolean killed = bytes.toString().contains("rank 1 exited with code 137 (signal 9)");
         assertEquals(lastStep > 0, killed, bytes::toString);
