@@ -2,6 +2,15 @@
 package org.djlx.samples.serve;
 
 import ai.djl.engine.EngineException;
+
+import org.djlx.fusedops.llm.FinishReason;
+import org.djlx.fusedops.llm.GeneratedPiece;
+import org.djlx.fusedops.llm.Generation;
+import org.djlx.fusedops.llm.GenerationRequest;
+import org.djlx.fusedops.llm.GeneratorStatistics;
+import org.djlx.fusedops.llm.TextGenerator;
+import org.djlx.fusedops.llm.text.TextTokenizer;
+
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
@@ -12,19 +21,12 @@ import java.util.concurrent.LinkedBlockingQueue;
 import java.util.concurrent.RejectedExecutionException;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
-import org.djlx.fusedops.llm.FinishReason;
-import org.djlx.fusedops.llm.GeneratedPiece;
-import org.djlx.fusedops.llm.Generation;
-import org.djlx.fusedops.llm.GenerationRequest;
-import org.djlx.fusedops.llm.GeneratorStatistics;
-import org.djlx.fusedops.llm.TextGenerator;
-import org.djlx.fusedops.llm.text.TextTokenizer;
 
 /**
  * A generator whose tokens are characters, and which says the end of the prompt, its last ten
  * characters, again and again. A thread gives every running request a piece in turn. A prompt with
  * FAIL fails after two pieces, one with HANG has one piece and no more until it is cancelled, and
- * for one with HUGE memory runs out.
+ * for one with HUGE memory runs out. A generator that has an answer gives that one instead.
  */
 final class FakeGenerator implements TextGenerator, TextTokenizer {
 
@@ -39,7 +41,16 @@ final class FakeGenerator implements TextGenerator, TextTokenizer {
     private volatile boolean closed;
     private volatile String unavailable;
 
+    private final int maxLength;
+    private final String answer; // null for the end of the prompt
+
     FakeGenerator() {
+        this(300_000, null);
+    }
+
+    FakeGenerator(int maxLength, String answer) {
+        this.maxLength = maxLength;
+        this.answer = answer;
         thread.start();
     }
 
@@ -82,10 +93,13 @@ final class FakeGenerator implements TextGenerator, TextTokenizer {
             if (reason == null && generated == 2 && prompt.contains("FAIL")) {
                 end(FinishReason.ERROR);
             } else if (reason == null && !hangs()) {
-                char next = expectedAt(prompt, generated);
+                char next =
+                        answer == null ? expectedAt(prompt, generated) : answer.charAt(generated);
                 pieces.add(Optional.of(new GeneratedPiece(next, String.valueOf(next), -1)));
                 if (++generated == tokens) {
                     end(FinishReason.LENGTH);
+                } else if (answer != null && generated == answer.length()) {
+                    end(FinishReason.STOP);
                 } else {
                     tell();
                 }
@@ -273,7 +287,7 @@ final class FakeGenerator implements TextGenerator, TextTokenizer {
 
     @Override
     public int maxLength() {
-        return 300_000;
+        return maxLength;
     }
 
     @Override
