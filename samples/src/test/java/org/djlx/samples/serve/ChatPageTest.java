@@ -196,7 +196,7 @@ class ChatPageTest {
     /** Markdown is shown, and nothing of it runs. */
     @Test
     void showsMarkdownSafely() throws Exception {
-        open(new FakeGenerator(5000, MARKDOWN), null);
+        open(new FakeGenerator(5000, prompt -> MARKDOWN), null);
         chat("Markdown, please");
         String text = "document.querySelector('.assistant .text')";
         for (String selector : List.of("strong", "li + li", "pre code", "td", "b")) {
@@ -323,7 +323,7 @@ class ChatPageTest {
     @CsvSource({"1280, 800, false", "1280, 800, true", "375, 667, false", "375, 667, true"})
     void showsTenTurnsOfLongAnswers(int width, int height, boolean dark) throws Exception {
         String answer = MARKDOWN.repeat(3) + "A word of a paragraph. ".repeat(30);
-        open(new FakeGenerator(100_000, answer), null);
+        open(new FakeGenerator(100_000, prompt -> answer), null);
         browser.resize(width, height, dark);
         for (int turn = 1; turn <= 10; turn++) {
             chat("Question " + turn + ": " + "why is this so? ".repeat(turn));
