@@ -5,13 +5,16 @@ import com.google.gson.JsonArray;
 import com.google.gson.JsonElement;
 import com.google.gson.JsonNull;
 import com.google.gson.JsonObject;
+
+import org.djlx.fusedops.llm.GeneratedPiece;
+import org.djlx.fusedops.llm.TokenLogProbability;
+import org.djlx.fusedops.llm.text.TextTokenizer;
+
 import java.nio.charset.StandardCharsets;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
-import org.djlx.fusedops.llm.GeneratedPiece;
-import org.djlx.fusedops.llm.TokenLogProbability;
-import org.djlx.fusedops.llm.text.TextTokenizer;
+import java.util.concurrent.ConcurrentHashMap;
 
 /**
  * Formats log probabilities in OpenAI's schemas. They are those of the model: before penalties,
@@ -23,6 +26,8 @@ final class LogProbabilities {
     private final int[] context; // a token before the others, as some tokenizers drop a first space
     private final int contextLength;
     private final Map<Integer, String> specialTokens = new HashMap<>();
+    // Each token is decoded once: an HTTP server formats answers where it must not take long.
+    private final Map<Integer, String> texts = new ConcurrentHashMap<>();
 
     LogProbabilities(TextTokenizer tokenizer) {
         this.tokenizer = tokenizer;
@@ -34,14 +39,15 @@ final class LogProbabilities {
                 specialTokens.put(tokens[0], special);
             }
         }
+        texts.putAll(specialTokens);
     }
 
     /** Returns the text of a token; U+FFFD for the bytes of an incomplete character. */
     private String text(int token) {
-        String special = specialTokens.get(token);
-        if (special != null) {
-            return special;
-        }
+        return texts.computeIfAbsent(token, this::decode);
+    }
+
+    private String decode(int token) {
         int[] tokens = new int[context.length + 1];
         System.arraycopy(context, 0, tokens, 0, context.length);
         tokens[context.length] = token;
