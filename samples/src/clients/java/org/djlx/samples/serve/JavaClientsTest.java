@@ -60,10 +60,14 @@ class JavaClientsTest extends CommandTest {
     private static final String TOKEN = "t0ken";
     private static final Map<String, Object> MOOD =
             Map.of(
-                    "type", "object",
-                    "properties", Map.of("mood", Map.of("enum", List.of("GOOD", "BAD"))),
-                    "required", List.of("mood"),
-                    "additionalProperties", false);
+                    "type",
+                    "object",
+                    "properties",
+                    Map.of("mood", Map.of("enum", List.of("GOOD", "BAD"))),
+                    "required",
+                    List.of("mood"),
+                    "additionalProperties",
+                    false);
     private static final String MOODS = "\\{\\s*\"mood\"\\s*:\\s*\"(GOOD|BAD)\"\\s*}";
 
     @TempDir private Path folder;
@@ -240,8 +244,7 @@ class JavaClientsTest extends CommandTest {
                         .messages(UserMessage.from("How?"))
                         .temperature(1.0)
                         .maxOutputTokens(900);
-        ToolSpecification tool =
-                ToolSpecification.builder().name("feel").parameters(mood).build();
+        ToolSpecification tool = ToolSpecification.builder().name("feel").parameters(mood).build();
         ChatResponse called =
                 model.chat(
                         request.toolSpecifications(tool).toolChoice(ToolChoice.REQUIRED).build());

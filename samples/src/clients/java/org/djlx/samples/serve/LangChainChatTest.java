@@ -4,7 +4,7 @@ package org.djlx.samples.serve;
 import dev.langchain4j.model.chat.ChatModel;
 import dev.langchain4j.model.chat.common.AbstractChatModelIT;
 import dev.langchain4j.model.chat.request.ChatRequestParameters;
-
+import java.util.List;
 import org.djlx.fusedops.llm.GenerationRequest;
 import org.djlx.fusedops.llm.api.TextApi;
 import org.djlx.fusedops.llm.langchain4j.TextChatModel;
@@ -13,8 +13,6 @@ import org.djlx.fusedops.llm.text.ToolFormat;
 import org.junit.jupiter.api.AfterAll;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Timeout;
-
-import java.util.List;
 
 /**
  * LangChain4j's own tests of chat models. They ask for facts and for calls of tools, which a model

@@ -10,7 +10,7 @@ import dev.langchain4j.model.chat.common.AbstractStreamingChatModelIT;
 import dev.langchain4j.model.chat.listener.ChatModelListener;
 import dev.langchain4j.model.chat.request.ChatRequestParameters;
 import dev.langchain4j.model.chat.response.StreamingChatResponseHandler;
-
+import java.util.List;
 import org.djlx.fusedops.llm.api.TextApi;
 import org.djlx.fusedops.llm.langchain4j.TextChatModel;
 import org.djlx.fusedops.llm.text.ChatTemplate;
@@ -19,8 +19,6 @@ import org.junit.jupiter.api.AfterAll;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Timeout;
 import org.mockito.InOrder;
-
-import java.util.List;
 
 /** LangChain4j's own tests of streaming chat models; see {@link LangChainChatTest}. */
 @Timeout(120)

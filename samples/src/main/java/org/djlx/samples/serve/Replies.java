@@ -11,14 +11,12 @@ import io.netty.handler.codec.http.HttpResponse;
 import io.netty.handler.codec.http.HttpResponseStatus;
 import io.netty.handler.codec.http.HttpServerCodec;
 import io.netty.handler.codec.http.HttpVersion;
-
-import org.djlx.fusedops.llm.api.ApiException;
-
 import java.io.IOException;
 import java.io.InputStream;
 import java.io.UncheckedIOException;
 import java.nio.charset.StandardCharsets;
 import java.util.stream.Collectors;
+import org.djlx.fusedops.llm.api.ApiException;
 
 /** Creates responses that are sent as a whole. */
 final class Replies {

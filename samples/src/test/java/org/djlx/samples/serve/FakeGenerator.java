@@ -2,15 +2,6 @@
 package org.djlx.samples.serve;
 
 import ai.djl.engine.EngineException;
-
-import org.djlx.fusedops.llm.FinishReason;
-import org.djlx.fusedops.llm.GeneratedPiece;
-import org.djlx.fusedops.llm.Generation;
-import org.djlx.fusedops.llm.GenerationRequest;
-import org.djlx.fusedops.llm.GeneratorStatistics;
-import org.djlx.fusedops.llm.TextGenerator;
-import org.djlx.fusedops.llm.text.TextTokenizer;
-
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
@@ -23,6 +14,13 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 import java.util.function.Function;
 import java.util.regex.Pattern;
+import org.djlx.fusedops.llm.FinishReason;
+import org.djlx.fusedops.llm.GeneratedPiece;
+import org.djlx.fusedops.llm.Generation;
+import org.djlx.fusedops.llm.GenerationRequest;
+import org.djlx.fusedops.llm.GeneratorStatistics;
+import org.djlx.fusedops.llm.TextGenerator;
+import org.djlx.fusedops.llm.text.TextTokenizer;
 
 /**
  * A generator whose tokens are characters, and which says the end of the prompt, its last ten

@@ -5,7 +5,6 @@ import com.google.gson.Gson;
 import com.google.gson.JsonElement;
 import com.google.gson.JsonObject;
 import com.google.gson.JsonParser;
-
 import dev.langchain4j.agent.tool.ToolExecutionRequest;
 import dev.langchain4j.agent.tool.ToolSpecification;
 import dev.langchain4j.data.message.AiMessage;
@@ -36,12 +35,6 @@ import dev.langchain4j.model.chat.response.StreamingChatResponseHandler;
 import dev.langchain4j.model.chat.response.StreamingHandle;
 import dev.langchain4j.model.output.FinishReason;
 import dev.langchain4j.model.output.TokenUsage;
-
-import org.djlx.fusedops.llm.TextGenerator;
-import org.djlx.fusedops.llm.api.ApiException;
-import org.djlx.fusedops.llm.api.TextAnswer;
-import org.djlx.fusedops.llm.api.TextApi;
-
 import java.nio.charset.StandardCharsets;
 import java.util.HashMap;
 import java.util.List;
@@ -54,6 +47,10 @@ import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.RejectedExecutionException;
 import java.util.concurrent.Semaphore;
+import org.djlx.fusedops.llm.TextGenerator;
+import org.djlx.fusedops.llm.api.ApiException;
+import org.djlx.fusedops.llm.api.TextAnswer;
+import org.djlx.fusedops.llm.api.TextApi;
 
 /**
  * A {@link TextGenerator} as LangChain4j's {@link ChatModel}, and with {@link #streaming} as its

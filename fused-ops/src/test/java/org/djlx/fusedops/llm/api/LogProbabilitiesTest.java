@@ -3,14 +3,13 @@ package org.djlx.fusedops.llm.api;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
 
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Set;
 import org.djlx.fusedops.llm.GeneratedPiece;
 import org.djlx.fusedops.llm.TokenLogProbability;
 import org.djlx.fusedops.llm.text.TextTokenizer;
 import org.junit.jupiter.api.Test;
-
-import java.util.ArrayList;
-import java.util.List;
-import java.util.Set;
 
 /** The texts of tokens beside log probabilities. */
 class LogProbabilitiesTest {

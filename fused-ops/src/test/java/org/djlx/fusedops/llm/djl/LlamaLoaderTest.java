@@ -425,7 +425,10 @@ class LlamaLoaderTest {
         refuse("option entryPoint=model.py is not supported", "entryPoint", "model.py");
         refuse("option enable_lora=True is not supported", "enable_lora", "True");
         refuse("option dtype must be auto, fp32, fp16 or bf16, not int8", "dtype", "int8");
-        refuse("option model_id is meta/llama, but there is no directory", "model_id", "meta/llama");
+        refuse(
+                "option model_id is meta/llama, but there is no directory",
+                "model_id",
+                "meta/llama");
     }
 
     /** A {@code serving.properties} for LMI loads, if what it asks for is what happens anyway. */
@@ -433,11 +436,11 @@ class LlamaLoaderTest {
     void acceptsOptionsOfLmiThatChangeNothing() throws Exception {
         String options =
                 "rolling_batch=vllm async_mode=true mpi_mode=False trust_remote_code=true"
-                        + " entryPoint=djl_python.lmi_vllm.vllm_async_service parallel_loading=false"
-                        + " output_formatter=json pipeline_parallel_degree=1 enable_lora=False"
-                        + " load_format=safetensors enforce_eager=false enable_chunked_prefill=true"
-                        + " cpu_offload_gb_per_gpu=0 tokenizer_mode=auto disable_sliding_window=false"
-                        + " enable_auto_tool_choice=true task=auto max_num_batched_tokens=64";
+                    + " entryPoint=djl_python.lmi_vllm.vllm_async_service parallel_loading=false"
+                    + " output_formatter=json pipeline_parallel_degree=1 enable_lora=False"
+                    + " load_format=safetensors enforce_eager=false enable_chunked_prefill=true"
+                    + " cpu_offload_gb_per_gpu=0 tokenizer_mode=auto disable_sliding_window=false"
+                    + " enable_auto_tool_choice=true task=auto max_num_batched_tokens=64";
         load(options.split("[ =]")).close();
     }
 
