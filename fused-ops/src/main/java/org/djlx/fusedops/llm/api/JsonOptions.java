@@ -9,6 +9,9 @@ import com.google.gson.JsonObject;
 import com.google.gson.JsonPrimitive;
 import com.google.gson.ToNumberPolicy;
 import com.google.gson.reflect.TypeToken;
+
+import org.djlx.fusedops.internal.RequestJson;
+
 import java.nio.ByteBuffer;
 import java.nio.charset.CharacterCodingException;
 import java.nio.charset.StandardCharsets;
@@ -18,7 +21,6 @@ import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
-import org.djlx.fusedops.internal.RequestJson;
 
 /**
  * Reads options from a JSON object of a request. Getters check type and range. {@link
@@ -76,6 +78,18 @@ final class JsonOptions {
             throw ApiException.badRequest(null, "the request is not a JSON object");
         }
         return new JsonOptions(json.getAsJsonObject(), "");
+    }
+
+    /** Returns a JSON object of names and values: JSON, strings, numbers, booleans or null. */
+    static JsonObject object(Object... namesAndValues) {
+        JsonObject json = new JsonObject();
+        for (int i = 0; i < namesAndValues.length; i += 2) {
+            Object value = namesAndValues[i + 1];
+            json.add(
+                    (String) namesAndValues[i],
+                    value instanceof JsonElement element ? element : GSON.toJsonTree(value));
+        }
+        return json;
     }
 
     private JsonElement get(String name) {

@@ -1,18 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.fusedops.llm.api;
 
+import static org.djlx.fusedops.llm.api.JsonOptions.object;
+
 import com.google.gson.JsonArray;
 import com.google.gson.JsonElement;
 import com.google.gson.JsonNull;
 import com.google.gson.JsonObject;
+
+import org.djlx.fusedops.llm.GeneratedPiece;
+import org.djlx.fusedops.llm.TokenLogProbability;
+import org.djlx.fusedops.llm.text.TextTokenizer;
+
 import java.nio.charset.StandardCharsets;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
-import org.djlx.fusedops.llm.GeneratedPiece;
-import org.djlx.fusedops.llm.TokenLogProbability;
-import org.djlx.fusedops.llm.text.TextTokenizer;
 
 /**
  * Formats log probabilities in OpenAI's schemas. They are those of the model: before penalties,
@@ -74,11 +78,8 @@ final class LogProbabilities {
         for (byte each : text.getBytes(StandardCharsets.UTF_8)) {
             bytes.add(each & 0xff);
         }
-        JsonObject json = new JsonObject();
-        json.addProperty("token", text);
-        json.addProperty("logprob", logProbability);
-        json.add("bytes", text.contains("\uFFFD") ? JsonNull.INSTANCE : bytes);
-        return json;
+        JsonElement known = text.contains("\uFFFD") ? JsonNull.INSTANCE : bytes;
+        return object("token", text, "logprob", logProbability, "bytes", known);
     }
 
     /**
@@ -103,9 +104,7 @@ final class LogProbabilities {
             offsets.add(next);
             next += length(piece);
         }
-        JsonObject json = new JsonObject();
-        json.add("tokens", tokens);
-        json.add("token_logprobs", logProbabilities);
+        JsonObject json = object("tokens", tokens, "token_logprobs", logProbabilities);
         json.add("top_logprobs", tops);
         json.add("text_offset", offsets);
         return json;

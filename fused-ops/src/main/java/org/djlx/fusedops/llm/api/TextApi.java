@@ -1,8 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.fusedops.llm.api;
 
-import com.google.gson.JsonNull;
 import com.google.gson.JsonObject;
+
+import org.djlx.fusedops.llm.GenerationRequest;
+import org.djlx.fusedops.llm.TextGenerator;
+import org.djlx.fusedops.llm.sampling.Grammar;
+import org.djlx.fusedops.llm.text.ChatTemplate;
+import org.djlx.fusedops.llm.text.TextTokenizer;
+import org.djlx.fusedops.llm.text.ToolFormat;
+
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.Arrays;
@@ -14,12 +21,6 @@ import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.stream.IntStream;
-import org.djlx.fusedops.llm.GenerationRequest;
-import org.djlx.fusedops.llm.TextGenerator;
-import org.djlx.fusedops.llm.sampling.Grammar;
-import org.djlx.fusedops.llm.text.ChatTemplate;
-import org.djlx.fusedops.llm.text.TextTokenizer;
-import org.djlx.fusedops.llm.text.ToolFormat;
 
 /**
  * Reads requests for one model: OpenAI's <a
@@ -381,11 +382,10 @@ public final class TextApi {
                         ? encode(json, "messages", messages(json, "messages"), tools(json))
                         : tokenizer.encode(notEmpty(json, "prompt"), specialTokens);
         json.requireNoOthers();
-        JsonObject answer = new JsonObject();
-        answer.addProperty("count", tokens.length);
+        JsonObject answer = JsonOptions.object("count", tokens.length);
         answer.addProperty("max_model_len", generator.maxLength());
         answer.add("tokens", JsonOptions.GSON.toJsonTree(tokens));
-        answer.add("token_strs", JsonNull.INSTANCE);
+        answer.add("token_strs", null);
         return JsonOptions.GSON.toJson(answer);
     }
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.fusedops.llm.langchain4j;
 
+import com.google.gson.FieldNamingPolicy;
 import com.google.gson.Gson;
-import com.google.gson.JsonElement;
-import com.google.gson.JsonObject;
-import com.google.gson.JsonParser;
+import com.google.gson.GsonBuilder;
+
 import dev.langchain4j.agent.tool.ToolExecutionRequest;
 import dev.langchain4j.agent.tool.ToolSpecification;
 import dev.langchain4j.data.message.AiMessage;
@@ -20,7 +20,6 @@ import dev.langchain4j.internal.ExceptionMapper;
 import dev.langchain4j.internal.InternalStreamingChatResponseHandlerUtils;
 import dev.langchain4j.internal.JsonSchemaElementUtils;
 import dev.langchain4j.internal.ToolCallBuilder;
-import dev.langchain4j.model.ModelProvider;
 import dev.langchain4j.model.chat.Capability;
 import dev.langchain4j.model.chat.ChatModel;
 import dev.langchain4j.model.chat.StreamingChatModel;
@@ -29,12 +28,19 @@ import dev.langchain4j.model.chat.request.ChatRequest;
 import dev.langchain4j.model.chat.request.ChatRequestParameters;
 import dev.langchain4j.model.chat.request.ResponseFormat;
 import dev.langchain4j.model.chat.request.ResponseFormatType;
+import dev.langchain4j.model.chat.request.json.JsonSchema;
 import dev.langchain4j.model.chat.response.ChatResponse;
 import dev.langchain4j.model.chat.response.PartialToolCall;
 import dev.langchain4j.model.chat.response.StreamingChatResponseHandler;
 import dev.langchain4j.model.chat.response.StreamingHandle;
 import dev.langchain4j.model.output.FinishReason;
 import dev.langchain4j.model.output.TokenUsage;
+
+import org.djlx.fusedops.llm.TextGenerator;
+import org.djlx.fusedops.llm.api.ApiException;
+import org.djlx.fusedops.llm.api.TextAnswer;
+import org.djlx.fusedops.llm.api.TextApi;
+
 import java.nio.charset.StandardCharsets;
 import java.util.HashMap;
 import java.util.List;
@@ -43,14 +49,8 @@ import java.util.Map;
 import java.util.Optional;
 import java.util.Set;
 import java.util.concurrent.CancellationException;
-import java.util.concurrent.ExecutorService;
-import java.util.concurrent.Executors;
 import java.util.concurrent.RejectedExecutionException;
 import java.util.concurrent.Semaphore;
-import org.djlx.fusedops.llm.TextGenerator;
-import org.djlx.fusedops.llm.api.ApiException;
-import org.djlx.fusedops.llm.api.TextAnswer;
-import org.djlx.fusedops.llm.api.TextApi;
 
 /**
  * A {@link TextGenerator} as LangChain4j's {@link ChatModel}, and with {@link #streaming} as its
@@ -74,14 +74,10 @@ import org.djlx.fusedops.llm.api.TextApi;
  */
 public final class TextChatModel implements ChatModel {
 
-    private static final Gson GSON = new Gson(); // leaves out nulls
-    private static final ExecutorService STREAMS =
-            Executors.newCachedThreadPool(
-                    code -> {
-                        Thread thread = new Thread(code, "chat-model-stream");
-                        thread.setDaemon(true);
-                        return thread;
-                    });
+    private static final Gson GSON = // leaves out nulls
+            new GsonBuilder()
+                    .setFieldNamingPolicy(FieldNamingPolicy.LOWER_CASE_WITH_UNDERSCORES)
+                    .create();
     private static final Map<String, FinishReason> REASONS =
             Map.of(
                     "stop", FinishReason.STOP,
@@ -149,11 +145,6 @@ public final class TextChatModel implements ChatModel {
     }
 
     @Override
-    public ModelProvider provider() {
-        return ModelProvider.OTHER;
-    }
-
-    @Override
     public Set<Capability> supportedCapabilities() {
         return Set.of(Capability.RESPONSE_FORMAT_JSON_SCHEMA);
     }
@@ -176,7 +167,9 @@ public final class TextChatModel implements ChatModel {
             @Override
             public void doChat(ChatRequest request, StreamingChatResponseHandler handler) {
                 String json = json(request);
-                STREAMS.execute(() -> stream(json, handler));
+                Thread thread = new Thread(() -> stream(json, handler), "chat-model-stream");
+                thread.setDaemon(true);
+                thread.start();
             }
 
             @Override
@@ -187,11 +180,6 @@ public final class TextChatModel implements ChatModel {
             @Override
             public List<ChatModelListener> listeners() {
                 return listeners;
-            }
-
-            @Override
-            public ModelProvider provider() {
-                return ModelProvider.OTHER;
             }
 
             @Override
@@ -259,18 +247,12 @@ public final class TextChatModel implements ChatModel {
         }
         ResponseFormat format = request.responseFormat();
         if (format != null && format.type() == ResponseFormatType.JSON) {
-            json.put(
-                    "response_format",
-                    format.jsonSchema() == null
-                            ? Map.of("type", "json_object")
-                            : Map.of(
-                                    "type",
-                                    "json_schema",
-                                    "json_schema",
-                                    Map.of(
-                                            "schema",
-                                            JsonSchemaElementUtils.toMap(
-                                                    format.jsonSchema().rootElement()))));
+            JsonSchema schema = format.jsonSchema();
+            if (schema == null) {
+                json.put("response_format", Map.of("type", "json_object"));
+            } else {
+                json.put("guided_json", JsonSchemaElementUtils.toMap(schema.rootElement()));
+            }
         }
         return GSON.toJson(json);
     }
@@ -282,19 +264,17 @@ public final class TextChatModel implements ChatModel {
             json.put("content", system.text());
         } else if (message instanceof UserMessage user) {
             json.put("role", "user");
-            json.put("content", user.contents().stream().map(TextChatModel::content).toList());
+            json.put("content", text(user.contents()));
         } else if (message instanceof AiMessage answer) {
             json.put("role", "assistant");
             json.put("content", answer.text());
-            if (answer.hasToolExecutionRequests()) {
-                json.put(
-                        "tool_calls",
-                        answer.toolExecutionRequests().stream().map(TextChatModel::call).toList());
-            }
+            json.put(
+                    "tool_calls",
+                    answer.toolExecutionRequests().stream().map(TextChatModel::call).toList());
         } else if (message instanceof ToolExecutionResultMessage result) {
             json.put("role", "tool");
             json.put("tool_call_id", result.id());
-            json.put("content", result.contents().stream().map(TextChatModel::content).toList());
+            json.put("content", text(result.contents()));
         } else {
             throw new UnsupportedFeatureException(
                     "messages of type " + message.type() + " are not supported");
@@ -302,13 +282,17 @@ public final class TextChatModel implements ChatModel {
         return json;
     }
 
-    private static Map<String, Object> content(Content content) {
-        if (content instanceof TextContent text) {
-            return Map.of("type", "text", "text", text.text());
+    private static String text(List<Content> contents) {
+        StringBuilder text = new StringBuilder();
+        for (Content content : contents) {
+            if (!(content instanceof TextContent part)) {
+                String type = content.type().name().toLowerCase(Locale.ROOT);
+                throw new UnsupportedFeatureException(
+                        "content of type " + type + " is not supported; the model reads text only");
+            }
+            text.append(part.text());
         }
-        String type = content.type().name().toLowerCase(Locale.ROOT);
-        throw new UnsupportedFeatureException(
-                "content of type " + type + " is not supported; the model reads text only");
+        return text.toString();
     }
 
     private static Map<String, Object> call(ToolExecutionRequest call) {
@@ -330,7 +314,20 @@ public final class TextChatModel implements ChatModel {
         return Map.of("type", "function", "function", function);
     }
 
-    /** Reads an answer, which is OpenAI's server-sent events. */
+    /** A server-sent event of a chat completion. */
+    private record Event(String id, String model, List<Choice> choices, Usage usage) {}
+
+    private record Choice(Delta delta, String finishReason) {}
+
+    private record Delta(String content, List<Call> toolCalls) {}
+
+    private record Call(int index, String id, Function function) {}
+
+    private record Function(String name, String arguments) {}
+
+    private record Usage(int promptTokens, int completionTokens) {}
+
+    /** Reads an answer as it is generated. */
     private static final class Response implements StreamingHandle {
 
         private final TextAnswer answer;
@@ -389,51 +386,42 @@ public final class TextChatModel implements ChatModel {
             if (data.equals("[DONE]")) {
                 return;
             }
-            JsonObject event = JsonParser.parseString(data).getAsJsonObject();
-            response.id(event.get("id").getAsString());
-            response.modelName(event.get("model").getAsString());
-            if (event.has("usage")) {
-                JsonObject usage = event.getAsJsonObject("usage");
-                response.tokenUsage(
-                        new TokenUsage(
-                                usage.get("prompt_tokens").getAsInt(),
-                                usage.get("completion_tokens").getAsInt()));
-                return;
+            Event event = GSON.fromJson(data, Event.class);
+            response.id(event.id).modelName(event.model);
+            if (event.usage != null) {
+                Usage usage = event.usage;
+                response.tokenUsage(new TokenUsage(usage.promptTokens, usage.completionTokens));
             }
-            JsonObject choice = event.getAsJsonArray("choices").get(0).getAsJsonObject();
-            JsonElement reason = choice.get("finish_reason");
-            if (!reason.isJsonNull()) {
-                response.finishReason(REASONS.get(reason.getAsString()));
-            }
-            JsonObject delta = choice.getAsJsonObject("delta");
-            if (delta.has("content") && !delta.get("content").getAsString().isEmpty()) {
-                String content = delta.get("content").getAsString();
-                text.append(content);
-                InternalStreamingChatResponseHandlerUtils.onPartialResponse(handler, content, this);
-            }
-            if (delta.has("tool_calls")) {
-                delta.getAsJsonArray("tool_calls").forEach(call -> call(call.getAsJsonObject()));
+            for (Choice choice : event.choices) {
+                if (choice.finishReason != null) {
+                    response.finishReason(REASONS.get(choice.finishReason));
+                }
+                String content = choice.delta.content;
+                if (content != null && !content.isEmpty()) {
+                    text.append(content);
+                    InternalStreamingChatResponseHandlerUtils.onPartialResponse(
+                            handler, content, this);
+                }
+                if (choice.delta.toolCalls != null) {
+                    choice.delta.toolCalls.forEach(this::call);
+                }
             }
         }
 
-        private void call(JsonObject call) {
-            int index = call.get("index").getAsInt();
-            if (index != calls.index()) {
+        private void call(Call call) {
+            if (call.index != calls.index()) {
                 endCall();
-                calls.updateIndex(index);
+                calls.updateIndex(call.index);
             }
-            JsonObject function = call.getAsJsonObject("function");
-            if (call.has("id")) {
-                calls.updateId(call.get("id").getAsString());
-                calls.updateName(function.get("name").getAsString());
-            }
-            String arguments = function.get("arguments").getAsString();
+            calls.updateId(call.id);
+            calls.updateName(call.function.name);
+            String arguments = call.function.arguments;
             if (!arguments.isEmpty()) {
                 calls.appendArguments(arguments);
                 InternalStreamingChatResponseHandlerUtils.onPartialToolCall(
                         handler,
                         PartialToolCall.builder()
-                                .index(index)
+                                .index(call.index)
                                 .id(calls.id())
                                 .name(calls.name())
                                 .partialArguments(arguments)
