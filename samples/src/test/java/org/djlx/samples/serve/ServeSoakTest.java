@@ -7,20 +7,6 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 import com.google.gson.JsonArray;
 import com.google.gson.JsonObject;
 import com.google.gson.JsonParser;
-
-import org.djlx.collectives.soak.Soak;
-import org.djlx.fusedops.llm.GeneratedPiece;
-import org.djlx.fusedops.llm.GenerationRequest;
-import org.djlx.fusedops.llm.GeneratorStatistics;
-import org.djlx.fusedops.llm.api.TextApi;
-import org.djlx.fusedops.llm.engine.LlamaGenerator;
-import org.djlx.fusedops.llm.text.ChatTemplate;
-import org.djlx.fusedops.llm.text.ToolFormat;
-import org.djlx.samples.CommandTest;
-import org.junit.jupiter.api.Tag;
-import org.junit.jupiter.api.Test;
-import org.junit.jupiter.api.io.TempDir;
-
 import java.io.File;
 import java.io.IOException;
 import java.io.InputStream;
@@ -44,6 +30,18 @@ import java.util.concurrent.Executors;
 import java.util.concurrent.Future;
 import java.util.stream.Collectors;
 import java.util.stream.IntStream;
+import org.djlx.collectives.soak.Soak;
+import org.djlx.fusedops.llm.GeneratedPiece;
+import org.djlx.fusedops.llm.GenerationRequest;
+import org.djlx.fusedops.llm.GeneratorStatistics;
+import org.djlx.fusedops.llm.api.TextApi;
+import org.djlx.fusedops.llm.engine.LlamaGenerator;
+import org.djlx.fusedops.llm.text.ChatTemplate;
+import org.djlx.fusedops.llm.text.ToolFormat;
+import org.djlx.samples.CommandTest;
+import org.junit.jupiter.api.Tag;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.io.TempDir;
 
 /**
  * 64 clients of the HTTP server at a time: chats, cancelled streams, tools, JSON by a schema and

@@ -5,11 +5,9 @@ import static org.djlx.fusedops.llm.api.JsonOptions.object;
 
 import com.google.gson.JsonArray;
 import com.google.gson.JsonObject;
-
+import java.util.List;
 import org.djlx.fusedops.llm.GeneratedPiece;
 import org.djlx.fusedops.llm.Generation;
-
-import java.util.List;
 
 /** DJL Serving's schema. A streamed answer is JSON lines; the last line has the complete text. */
 final class InvocationAnswer implements AnswerFormat {

@@ -9,9 +9,6 @@ import com.google.gson.JsonObject;
 import com.google.gson.JsonPrimitive;
 import com.google.gson.ToNumberPolicy;
 import com.google.gson.reflect.TypeToken;
-
-import org.djlx.fusedops.internal.RequestJson;
-
 import java.nio.ByteBuffer;
 import java.nio.charset.CharacterCodingException;
 import java.nio.charset.StandardCharsets;
@@ -21,6 +18,7 @@ import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
+import org.djlx.fusedops.internal.RequestJson;
 
 /**
  * Reads options from a JSON object of a request. Getters check type and range. {@link

@@ -7,16 +7,14 @@ import com.google.gson.JsonArray;
 import com.google.gson.JsonElement;
 import com.google.gson.JsonNull;
 import com.google.gson.JsonObject;
-
-import org.djlx.fusedops.llm.GeneratedPiece;
-import org.djlx.fusedops.llm.TokenLogProbability;
-import org.djlx.fusedops.llm.text.TextTokenizer;
-
 import java.nio.charset.StandardCharsets;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
+import org.djlx.fusedops.llm.GeneratedPiece;
+import org.djlx.fusedops.llm.TokenLogProbability;
+import org.djlx.fusedops.llm.text.TextTokenizer;
 
 /**
  * Formats log probabilities in OpenAI's schemas. They are those of the model: before penalties,

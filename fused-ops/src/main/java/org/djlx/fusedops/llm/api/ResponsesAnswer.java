@@ -7,15 +7,13 @@ import com.google.gson.JsonArray;
 import com.google.gson.JsonElement;
 import com.google.gson.JsonNull;
 import com.google.gson.JsonObject;
-
-import org.djlx.fusedops.llm.FinishReason;
-import org.djlx.fusedops.llm.GeneratedPiece;
-import org.djlx.fusedops.llm.Generation;
-
 import java.time.Instant;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.UUID;
+import org.djlx.fusedops.llm.FinishReason;
+import org.djlx.fusedops.llm.GeneratedPiece;
+import org.djlx.fusedops.llm.Generation;
 
 /**
  * Formats answers as OpenAI's <a

@@ -2,14 +2,6 @@
 package org.djlx.fusedops.llm.api;
 
 import com.google.gson.JsonObject;
-
-import org.djlx.fusedops.llm.GenerationRequest;
-import org.djlx.fusedops.llm.TextGenerator;
-import org.djlx.fusedops.llm.sampling.Grammar;
-import org.djlx.fusedops.llm.text.ChatTemplate;
-import org.djlx.fusedops.llm.text.TextTokenizer;
-import org.djlx.fusedops.llm.text.ToolFormat;
-
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.Arrays;
@@ -21,6 +13,12 @@ import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.stream.IntStream;
+import org.djlx.fusedops.llm.GenerationRequest;
+import org.djlx.fusedops.llm.TextGenerator;
+import org.djlx.fusedops.llm.sampling.Grammar;
+import org.djlx.fusedops.llm.text.ChatTemplate;
+import org.djlx.fusedops.llm.text.TextTokenizer;
+import org.djlx.fusedops.llm.text.ToolFormat;
 
 /**
  * Reads requests for one model: OpenAI's <a

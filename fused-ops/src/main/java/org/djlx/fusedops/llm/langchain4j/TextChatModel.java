@@ -4,7 +4,6 @@ package org.djlx.fusedops.llm.langchain4j;
 import com.google.gson.FieldNamingPolicy;
 import com.google.gson.Gson;
 import com.google.gson.GsonBuilder;
-
 import dev.langchain4j.agent.tool.ToolExecutionRequest;
 import dev.langchain4j.agent.tool.ToolSpecification;
 import dev.langchain4j.data.message.AiMessage;
@@ -35,12 +34,6 @@ import dev.langchain4j.model.chat.response.StreamingChatResponseHandler;
 import dev.langchain4j.model.chat.response.StreamingHandle;
 import dev.langchain4j.model.output.FinishReason;
 import dev.langchain4j.model.output.TokenUsage;
-
-import org.djlx.fusedops.llm.TextGenerator;
-import org.djlx.fusedops.llm.api.ApiException;
-import org.djlx.fusedops.llm.api.TextAnswer;
-import org.djlx.fusedops.llm.api.TextApi;
-
 import java.nio.charset.StandardCharsets;
 import java.util.HashMap;
 import java.util.List;
@@ -51,6 +44,10 @@ import java.util.Set;
 import java.util.concurrent.CancellationException;
 import java.util.concurrent.RejectedExecutionException;
 import java.util.concurrent.Semaphore;
+import org.djlx.fusedops.llm.TextGenerator;
+import org.djlx.fusedops.llm.api.ApiException;
+import org.djlx.fusedops.llm.api.TextAnswer;
+import org.djlx.fusedops.llm.api.TextApi;
 
 /**
  * A {@link TextGenerator} as LangChain4j's {@link ChatModel}, and with {@link #streaming} as its
