@@ -138,7 +138,7 @@ class ServeSoakTest extends CommandTest {
             long warm = System.nanoTime() + Duration.ofSeconds(Soak.SECONDS).toNanos() / 4;
             while (soak.nextRound()) {
                 List<Future<Void>> clients = new ArrayList<>();
-                long end = System.nanoTime() + Duration.ofSeconds(5).toNanos();
+                long end = System.nanoTime() + Duration.ofSeconds(3).toNanos();
                 for (int i = 0; i < CLIENTS; i++) {
                     Random own = new Random(random.nextLong());
                     Callable<Void> each =
