@@ -11,7 +11,9 @@ setup
 "$root/samples/run.sh" help >/dev/null # builds, if a source has changed
 # The CUDA presets are provided by users, so they are on the class path of native-ops alone.
 maven -q dependency:build-classpath -pl native-ops -Dmdep.includeScope=compile "-Dmdep.outputFile=$root/target/native-class-path"
-class_path=$(<"$root/samples/target/class-path"):$(<"$root/target/native-class-path")
+# So is what fused-ops has for LangChain4j.
+maven -q compile dependency:build-classpath -pl fused-ops -am -Dmdep.includeScope=compile "-Dmdep.outputFile=$root/target/fused-class-path"
+class_path=$(<"$root/samples/target/class-path"):$(<"$root/target/native-class-path"):$(<"$root/target/fused-class-path")
 out=$root/target/javadoc
 links=$root/target/javadoc-links
 rm -rf "$out" "$links"

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.samples;
 
+import static dev.langchain4j.model.LambdaStreamingResponseHandler.onPartialResponseBlocking;
 import static java.nio.charset.StandardCharsets.UTF_8;
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertNotNull;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import ai.djl.Model;
@@ -29,6 +31,11 @@ import ai.djl.training.listener.TrainingListenerAdapter;
 import ai.djl.training.loss.Loss;
 import ai.djl.training.optimizer.Optimizer;
 import ai.djl.training.tracker.Tracker;
+import com.fasterxml.jackson.annotation.JsonProperty;
+import dev.langchain4j.agent.tool.Tool;
+import dev.langchain4j.model.chat.ChatModel;
+import dev.langchain4j.service.AiServices;
+import dev.langchain4j.service.UserMessage;
 import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
@@ -62,7 +69,11 @@ import org.djlx.fusedops.llm.GeneratedPiece;
 import org.djlx.fusedops.llm.Generation;
 import org.djlx.fusedops.llm.GenerationRequest;
 import org.djlx.fusedops.llm.TextGenerator;
+import org.djlx.fusedops.llm.api.TextApi;
 import org.djlx.fusedops.llm.engine.LlamaGenerator;
+import org.djlx.fusedops.llm.langchain4j.TextChatModel;
+import org.djlx.fusedops.llm.text.ChatTemplate;
+import org.djlx.fusedops.llm.text.ToolFormat;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 import org.junit.jupiter.api.Test;
@@ -105,7 +116,8 @@ class ExamplesTest {
                                 find(Path.of("docs/process-groups.md"), MARKDOWN, 2),
                                 find(Path.of("docs/fused-operators.md"), MARKDOWN, 6),
                                 find(Path.of("docs/training.md"), MARKDOWN, 1),
-                                find(Path.of("docs/text-generation.md"), MARKDOWN, 1))
+                                find(source("TextChatModel"), JAVADOC, 1),
+                                find(Path.of("docs/text-generation.md"), MARKDOWN, 2))
                         .flatMap(List::stream)
                         .toList();
         return examples.stream();
@@ -462,6 +474,58 @@ class ExamplesTest {
         }
         try (TextGenerator generator = LlamaGenerator.builder().setDirectory(directory).build()) {
             pieces(generator);
+        }
+    }
+
+    enum Mood {
+        GOOD,
+        BAD
+    }
+
+    record Review(@JsonProperty(required = true) Mood mood) {}
+
+    interface Assistant {
+        @UserMessage("What does the reader think? {{it}}")
+        Review read(String text);
+
+        String chat(String message);
+    }
+
+    static class Lamp {
+        @Tool("Switches the lamp")
+        String turn(boolean on) {
+            return on ? "The lamp shines." : "It is dark.";
+        }
+    }
+
+    /** With a model of random weights, which writes JSON because it has to. */
+    @Test
+    void langChain4jHasAModel(@TempDir Path directory) throws Exception {
+        assertEquals(
+                0,
+                Main.commandLine()
+                        .execute("serve-model", "--text", "../README.md", directory.toString()));
+        try (TextGenerator generator = LlamaGenerator.builder().setDirectory(directory).build()) {
+            ToolFormat tools = ToolFormat.named("hermes");
+            TextApi api = new TextApi("tiny", generator, ChatTemplate.of(directory), tools);
+            TextChatModel model = new TextChatModel(api, generator);
+
+            Assistant reader = AiServices.create(Assistant.class, model);
+            System.out.println(reader.read("I would read this book again.").mood());
+
+            Assistant assistant =
+                    AiServices.builder(Assistant.class).chatModel(model).tools(new Lamp()).build();
+            System.out.println(assistant.chat("It is too dark to read."));
+
+            onPartialResponseBlocking(model.streaming(), "Hello", System.out::print);
+            assertNotNull(reader.read("It bored me.").mood());
+        }
+        // The example of the class.
+        try (TextGenerator generator = LlamaGenerator.builder().setDirectory(directory).build()) {
+            TextApi api = new TextApi("tiny", generator, ChatTemplate.of(directory));
+            ChatModel model = new TextChatModel(api, generator);
+            String answer = model.chat("Hello");
+            assertNotNull(answer);
         }
     }
 

@@ -24,6 +24,7 @@ import java.io.OutputStream;
 import java.net.URL;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.util.HashMap;
 import java.util.HashSet;
 import java.util.Map;
 import java.util.Properties;
@@ -52,6 +53,8 @@ final class P2pModel implements Model {
     // DJL Serving reads this property to find out whether a model has failed.
     private static final String FAILED = "failed";
     private static final String LOAD_ON_DEVICES = "load_on_devices";
+    private static final String MODEL_ID = "model_id"; // the option that names another directory
+
     private static final Pattern ONE_MODEL = Pattern.compile("cpu|gpu\\d+(\\+gpu\\d+)*");
 
     private static final Logger LOG = LoggerFactory.getLogger(P2pModel.class);
@@ -157,16 +160,30 @@ final class P2pModel implements Model {
                     "load: the model '" + getName() + "' is already loaded from " + directory);
         }
         if (getBlock() == null && Files.isDirectory(modelPath)) {
+            Map<String, Object> given = new HashMap<>(options == null ? Map.of() : options);
+            Path files = files(modelPath, given.remove(MODEL_ID));
             for (ParallelModelLoader loader : ServiceLoader.load(ParallelModelLoader.class)) {
-                if (loader.canLoad(modelPath)) {
-                    Map<String, ?> given = options == null ? Map.of() : options;
-                    directory = modelPath;
-                    parallel = loader.load(getName(), modelPath, device(modelPath), given);
+                if (loader.canLoad(files)) {
+                    directory = files;
+                    parallel = loader.load(getName(), files, device(modelPath), given);
                     return;
                 }
             }
         }
         model.load(modelPath, prefix, options);
+    }
+
+    /** Returns the directory of the model's files; the option that names it may be null. */
+    private static Path files(Path modelPath, Object modelId) {
+        Path files = modelPath.resolve(modelId == null ? "" : modelId.toString().trim());
+        if (!Files.isDirectory(files)) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "option %s is %s, but there is no directory %s; download the model, and"
+                                    + " name its directory",
+                            MODEL_ID, modelId, files));
+        }
+        return files;
     }
 
     /**
@@ -234,6 +251,9 @@ final class P2pModel implements Model {
     @Override
     public void setProperty(String key, String value) {
         model.setProperty(key, value);
+        if (parallel != null) {
+            parallel.setProperty(key, value);
+        }
     }
 
     @Override

@@ -18,6 +18,15 @@ public interface ParallelModel extends AutoCloseable {
      */
     Output predict(Input input);
 
+    /**
+     * Receives each property that is set on the DJL model after loading. Does nothing by default.
+     *
+     * @param key the property's name, such as {@code metric_dimension}: DJL Serving's name for the
+     *     model
+     * @param value the property's value
+     */
+    default void setProperty(String key, String value) {}
+
     /** {@return why the model no longer serves requests; empty while it serves} */
     Optional<String> unavailabilityCause();
 

@@ -24,10 +24,11 @@ public interface ParallelModelLoader {
      * Loads a model.
      *
      * @param name the model's name
-     * @param directory its directory
+     * @param directory its directory; the option {@code model_id} names another one than the
+     *     model's own
      * @param device the CPU, a GPU, or several GPUs as {@link Device#getDevices()}
      * @param options the options of {@link ai.djl.Model#load(Path, String, Map)}; in {@code
-     *     serving.properties} their names begin with {@code option.}
+     *     serving.properties} their names begin with {@code option.}. Without {@code model_id}
      * @return the model, to be closed
      * @throws IOException if a file cannot be read
      * @throws IllegalArgumentException if the files or the options are invalid

@@ -23,6 +23,7 @@ import java.io.FileNotFoundException;
 import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.util.HashMap;
 import java.util.Map;
 import java.util.Optional;
 import org.junit.jupiter.api.BeforeEach;
@@ -59,6 +60,7 @@ class ParallelModelTest {
         final Device device;
         final Map<String, ?> options;
         String lost;
+        final Map<String, String> properties = new HashMap<>();
         boolean closed;
 
         Loaded(Device device, Map<String, ?> options) {
@@ -74,6 +76,11 @@ class ParallelModelTest {
             Output output = new Output();
             output.add(input.getData());
             return output;
+        }
+
+        @Override
+        public void setProperty(String key, String value) {
+            properties.put(key, value);
         }
 
         @Override
@@ -116,6 +123,23 @@ class ParallelModelTest {
             assertTrue(Integer.parseInt(model.getProperty("failed", "0")) > 0);
         }
         assertTrue(loaded.closed);
+    }
+
+    /** As DJL Serving loads a model, and names it afterwards. */
+    @Test
+    void comesFromTheDirectoryOfAnOption(@TempDir Path own) throws Exception {
+        Path file = own.resolve("serving.properties");
+        Files.writeString(file, "engine=PyTorch-P2P\noption.model_id= " + directory + " \n");
+        Criteria<Input, Output> criteria =
+                Criteria.builder().setTypes(Input.class, Output.class).optModelPath(own).build();
+        try (ZooModel<Input, Output> model = criteria.loadModel()) {
+            assertEquals(Map.of(), Loader.last.options);
+            model.setProperty("metric_dimension", "registered");
+            assertEquals(Map.of("metric_dimension", "registered"), Loader.last.properties);
+        }
+        Files.writeString(file, "engine=PyTorch-P2P\noption.model_id=meta-llama/Llama-3.1-8B\n");
+        Exception e = assertThrows(IllegalArgumentException.class, criteria::loadModel);
+        assertTrue(e.getMessage().contains("there is no directory "), e.getMessage());
     }
 
     @Test

@@ -15,23 +15,33 @@ import java.io.IOException;
 import java.io.InputStream;
 import java.io.UncheckedIOException;
 import java.nio.charset.StandardCharsets;
+import java.util.stream.Collectors;
 import org.djlx.fusedops.llm.api.ApiException;
 
 /** Creates responses that are sent as a whole. */
 final class Replies {
 
-    private static final byte[] PAGE = resource("chat.html");
-    private static final String VERSION =
-            new String(resource("version.txt"), StandardCharsets.UTF_8).strip();
+    private static final String VERSION = resource("version.txt").strip();
+    private static final byte[] PAGE = readPage().getBytes(StandardCharsets.UTF_8);
 
     private Replies() {}
 
-    private static byte[] resource(String name) {
+    private static String resource(String name) {
         try (InputStream in = Replies.class.getResourceAsStream(name)) {
-            return in.readAllBytes();
+            return new String(in.readAllBytes(), StandardCharsets.UTF_8);
         } catch (IOException e) {
             throw new UncheckedIOException("cannot read the resource " + name, e);
         }
+    }
+
+    /** Returns the chat page with its libraries, which WebJars bring. */
+    private static String readPage() {
+        String libraries =
+                resource("libraries.txt")
+                        .lines()
+                        .map(name -> resource("/META-INF/resources/webjars/" + name))
+                        .collect(Collectors.joining("\n"));
+        return resource("chat.html").replace("/* LIBRARIES */", libraries);
     }
 
     /** Returns the chat page. Its security policy allows requests to this server only. */

@@ -160,7 +160,7 @@ final class Browser implements AutoCloseable {
             throw new IllegalStateException(expression + ": " + result);
         }
         JsonElement value = result.getAsJsonObject("result").get("value");
-        return value == null || value.isJsonNull() ? "" : value.getAsString();
+        return value == null || !value.isJsonPrimitive() ? "" : value.getAsString();
     }
 
     /** Waits until an expression is true; the test's own timeout is the limit. */
@@ -189,9 +189,25 @@ final class Browser implements AutoCloseable {
         }
     }
 
-    /** Clicks on the middle of an element. */
-    void click(String id) {
-        String box = "document.getElementById('" + id + "').getBoundingClientRect()";
+    /** Sets the size of the page, and which colours the reader prefers. */
+    void resize(int width, int height, boolean dark) {
+        JsonObject size = new JsonObject();
+        size.addProperty("width", width);
+        size.addProperty("height", height);
+        size.addProperty("deviceScaleFactor", 1);
+        size.addProperty("mobile", false);
+        call("Emulation.setDeviceMetricsOverride", size);
+        JsonObject media = new JsonObject();
+        String scheme = "[{\"name\": \"prefers-color-scheme\", \"value\": \"%s\"}]";
+        media.add("features", JsonParser.parseString(scheme.formatted(dark ? "dark" : "light")));
+        call("Emulation.setEmulatedMedia", media);
+    }
+
+    /** Clicks on the middle of the first element of a CSS selector. */
+    void click(String selector) {
+        String found = "document.querySelector(`" + selector + "`)";
+        evaluate(found + ".scrollIntoView({block: 'nearest'})");
+        String box = found + ".getBoundingClientRect()";
         for (String type : List.of("mousePressed", "mouseReleased")) {
             JsonObject parameters = new JsonObject();
             parameters.addProperty("type", type);

@@ -12,6 +12,8 @@ import java.util.concurrent.LinkedBlockingQueue;
 import java.util.concurrent.RejectedExecutionException;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
+import java.util.function.Function;
+import java.util.regex.Pattern;
 import org.djlx.fusedops.llm.FinishReason;
 import org.djlx.fusedops.llm.GeneratedPiece;
 import org.djlx.fusedops.llm.Generation;
@@ -24,7 +26,8 @@ import org.djlx.fusedops.llm.text.TextTokenizer;
  * A generator whose tokens are characters, and which says the end of the prompt, its last ten
  * characters, again and again. A thread gives every running request a piece in turn. A prompt with
  * FAIL fails after two pieces, one with HANG has one piece and no more until it is cancelled, and
- * for one with HUGE memory runs out.
+ * for one with HUGE memory runs out. A generator that has answers gives those instead, up to the
+ * first stop string.
  */
 final class FakeGenerator implements TextGenerator, TextTokenizer {
 
@@ -39,7 +42,16 @@ final class FakeGenerator implements TextGenerator, TextTokenizer {
     private volatile boolean closed;
     private volatile String unavailable;
 
+    private final int maxLength;
+    private final Function<GenerationRequest, String> answers; // null for the end of the prompt
+
     FakeGenerator() {
+        this(300_000, null);
+    }
+
+    FakeGenerator(int maxLength, Function<GenerationRequest, String> answers) {
+        this.maxLength = maxLength;
+        this.answers = answers;
         thread.start();
     }
 
@@ -65,6 +77,7 @@ final class FakeGenerator implements TextGenerator, TextTokenizer {
 
         private final String prompt;
         private final int tokens;
+        private final String[] answer; // words and what is between; null for the end of the prompt
         private final LinkedBlockingQueue<Optional<GeneratedPiece>> pieces =
                 new LinkedBlockingQueue<>();
         private Runnable listener;
@@ -72,9 +85,14 @@ final class FakeGenerator implements TextGenerator, TextTokenizer {
         private FinishReason reason;
         private boolean taken;
 
-        private FakeGeneration(String prompt, int tokens) {
+        private FakeGeneration(String prompt, GenerationRequest request) {
             this.prompt = prompt;
-            this.tokens = tokens;
+            tokens = request.maxNewTokens();
+            String text = answers == null ? null : answers.apply(request);
+            for (String stop : request.stopStrings()) {
+                text = text == null ? null : text.split(Pattern.quote(stop), 2)[0];
+            }
+            answer = text == null ? null : text.split("(?<=\\w)(?=\\W)|(?<=\\W)(?=\\w)");
         }
 
         /** Generates a piece; tells whether it is over. */
@@ -82,10 +100,15 @@ final class FakeGenerator implements TextGenerator, TextTokenizer {
             if (reason == null && generated == 2 && prompt.contains("FAIL")) {
                 end(FinishReason.ERROR);
             } else if (reason == null && !hangs()) {
-                char next = expectedAt(prompt, generated);
-                pieces.add(Optional.of(new GeneratedPiece(next, String.valueOf(next), -1)));
+                String next =
+                        answer == null
+                                ? String.valueOf(expectedAt(prompt, generated))
+                                : answer[generated];
+                pieces.add(Optional.of(new GeneratedPiece(next.charAt(0), next, -1)));
                 if (++generated == tokens) {
                     end(FinishReason.LENGTH);
+                } else if (answer != null && generated == answer.length) {
+                    end(FinishReason.STOP);
                 } else {
                     tell();
                 }
@@ -268,12 +291,12 @@ final class FakeGenerator implements TextGenerator, TextTokenizer {
         if (prompt.length() + request.maxNewTokens() > maxLength()) {
             throw new IllegalArgumentException("the prompt and the answer are too long");
         }
-        return new FakeGeneration(prompt, request.maxNewTokens());
+        return new FakeGeneration(prompt, request);
     }
 
     @Override
     public int maxLength() {
-        return 300_000;
+        return maxLength;
     }
 
     @Override

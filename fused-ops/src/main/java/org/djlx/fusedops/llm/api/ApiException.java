@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.fusedops.llm.api;
 
+import static org.djlx.fusedops.llm.api.JsonOptions.object;
+
 import com.google.gson.JsonObject;
-import com.google.gson.JsonPrimitive;
 
 /** An error for the client: a refused request or a failed answer. */
 public final class ApiException extends RuntimeException {
@@ -83,18 +84,11 @@ public final class ApiException extends RuntimeException {
      * {"error": message, "code": status}} in {@linkplain #forInvocation DJL Serving's}}
      */
     public String toJson() {
-        JsonObject json = new JsonObject();
         if (ofInvocation) {
-            json.addProperty("error", getMessage());
-            json.addProperty("code", status);
-            return JsonOptions.GSON.toJson(json);
+            return JsonOptions.GSON.toJson(object("error", getMessage(), "code", status));
         }
-        JsonObject error = new JsonObject();
-        error.addProperty("message", getMessage());
-        error.addProperty("type", type);
-        error.addProperty("param", option);
-        error.add("code", code == null ? new JsonPrimitive(status) : new JsonPrimitive(code));
-        json.add("error", error);
-        return JsonOptions.GSON.toJson(json);
+        JsonObject error = object("message", getMessage(), "type", type, "param", option);
+        error.add("code", JsonOptions.GSON.toJsonTree(code == null ? status : code));
+        return JsonOptions.GSON.toJson(object("error", error));
     }
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.fusedops.llm.api;
 
+import static org.djlx.fusedops.llm.api.JsonOptions.object;
+
 import com.google.gson.JsonArray;
-import com.google.gson.JsonElement;
-import com.google.gson.JsonNull;
 import com.google.gson.JsonObject;
 import java.util.List;
 import org.djlx.fusedops.llm.GeneratedPiece;
@@ -53,7 +53,7 @@ final class InvocationAnswer implements AnswerFormat {
 
     @Override
     public String piece(int choice, GeneratedPiece piece, Generation generation) {
-        String line = held == null ? "" : line(withToken(token(held)));
+        String line = held == null ? "" : line(object("token", token(held)));
         held = piece;
         text.append(piece.text());
         return line;
@@ -61,7 +61,7 @@ final class InvocationAnswer implements AnswerFormat {
 
     @Override
     public String end(int choice, Generation generation) {
-        JsonObject last = withToken(held == null ? JsonNull.INSTANCE : token(held));
+        JsonObject last = object("token", held == null ? null : token(held));
         last.addProperty("generated_text", echo(choice) + text);
         last.add("details", details(choice, generation));
         return line(last);
@@ -78,13 +78,10 @@ final class InvocationAnswer implements AnswerFormat {
 
     @Override
     public String failure(ApiException failure) {
-        JsonObject details = new JsonObject();
-        details.addProperty("finish_reason", "error");
-        details.add("generated_tokens", JsonNull.INSTANCE);
-        details.add("inputs", JsonNull.INSTANCE);
-        JsonObject last = withToken(token(-1, "", -1));
-        last.addProperty("generated_text", "");
-        last.add("details", details);
+        JsonObject last = object("token", token(-1, "", -1), "generated_text", "");
+        last.add(
+                "details",
+                object("finish_reason", "error", "generated_tokens", null, "inputs", null));
         last.addProperty("error", failure.getMessage());
         return line(last);
     }
@@ -98,27 +95,17 @@ final class InvocationAnswer implements AnswerFormat {
         return JsonOptions.GSON.toJson(json) + '\n';
     }
 
-    private static JsonObject withToken(JsonElement token) {
-        JsonObject json = new JsonObject();
-        json.add("token", token);
-        return json;
-    }
-
     private static JsonObject token(GeneratedPiece piece) {
         return token(piece.token(), piece.text(), piece.logProbability());
     }
 
     private static JsonObject token(int id, String text, float logProbability) {
-        JsonObject json = new JsonObject();
-        json.addProperty("id", id);
-        json.addProperty("text", text);
-        json.addProperty("log_prob", Float.isFinite(logProbability) ? logProbability : null);
-        return json;
+        Float finite = Float.isFinite(logProbability) ? logProbability : null;
+        return object("id", id, "text", text, "log_prob", finite);
     }
 
     private JsonObject details(int choice, Generation generation) {
-        JsonObject json = new JsonObject();
-        json.addProperty("finish_reason", reason(generation));
+        JsonObject json = object("finish_reason", reason(generation));
         json.addProperty("generated_tokens", generation.generatedTokens());
         json.addProperty("inputs", prompts.get(choice));
         return json;
@@ -142,8 +129,7 @@ final class InvocationAnswer implements AnswerFormat {
     }
 
     private JsonObject whole(int choice, List<GeneratedPiece> pieces, Generation generation) {
-        JsonObject json = new JsonObject();
-        json.addProperty("generated_text", echo(choice) + OpenAiAnswer.text(pieces));
+        JsonObject json = object("generated_text", echo(choice) + OpenAiAnswer.text(pieces));
         if (details) {
             JsonArray tokens = new JsonArray();
             pieces.forEach(piece -> tokens.add(token(piece)));

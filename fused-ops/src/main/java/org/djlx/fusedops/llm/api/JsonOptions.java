@@ -78,6 +78,18 @@ final class JsonOptions {
         return new JsonOptions(json.getAsJsonObject(), "");
     }
 
+    /** Returns a JSON object of names and values: JSON, strings, numbers, booleans or null. */
+    static JsonObject object(Object... namesAndValues) {
+        JsonObject json = new JsonObject();
+        for (int i = 0; i < namesAndValues.length; i += 2) {
+            Object value = namesAndValues[i + 1];
+            json.add(
+                    (String) namesAndValues[i],
+                    value instanceof JsonElement element ? element : GSON.toJsonTree(value));
+        }
+        return json;
+    }
+
     private JsonElement get(String name) {
         known.add(name);
         JsonElement value = json.get(name);

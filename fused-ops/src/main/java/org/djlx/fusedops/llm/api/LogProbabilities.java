@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.fusedops.llm.api;
 
+import static org.djlx.fusedops.llm.api.JsonOptions.object;
+
 import com.google.gson.JsonArray;
 import com.google.gson.JsonElement;
 import com.google.gson.JsonNull;
@@ -9,6 +11,7 @@ import java.nio.charset.StandardCharsets;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.concurrent.ConcurrentHashMap;
 import org.djlx.fusedops.llm.GeneratedPiece;
 import org.djlx.fusedops.llm.TokenLogProbability;
 import org.djlx.fusedops.llm.text.TextTokenizer;
@@ -23,6 +26,8 @@ final class LogProbabilities {
     private final int[] context; // a token before the others, as some tokenizers drop a first space
     private final int contextLength;
     private final Map<Integer, String> specialTokens = new HashMap<>();
+    // Each token is decoded once: an HTTP server formats answers where it must not take long.
+    private final Map<Integer, String> texts = new ConcurrentHashMap<>();
 
     LogProbabilities(TextTokenizer tokenizer) {
         this.tokenizer = tokenizer;
@@ -34,14 +39,15 @@ final class LogProbabilities {
                 specialTokens.put(tokens[0], special);
             }
         }
+        texts.putAll(specialTokens);
     }
 
     /** Returns the text of a token; U+FFFD for the bytes of an incomplete character. */
     private String text(int token) {
-        String special = specialTokens.get(token);
-        if (special != null) {
-            return special;
-        }
+        return texts.computeIfAbsent(token, this::decode);
+    }
+
+    private String decode(int token) {
         int[] tokens = new int[context.length + 1];
         System.arraycopy(context, 0, tokens, 0, context.length);
         tokens[context.length] = token;
@@ -70,11 +76,8 @@ final class LogProbabilities {
         for (byte each : text.getBytes(StandardCharsets.UTF_8)) {
             bytes.add(each & 0xff);
         }
-        JsonObject json = new JsonObject();
-        json.addProperty("token", text);
-        json.addProperty("logprob", logProbability);
-        json.add("bytes", text.contains("\uFFFD") ? JsonNull.INSTANCE : bytes);
-        return json;
+        JsonElement known = text.contains("\uFFFD") ? JsonNull.INSTANCE : bytes;
+        return object("token", text, "logprob", logProbability, "bytes", known);
     }
 
     /**
@@ -99,9 +102,7 @@ final class LogProbabilities {
             offsets.add(next);
             next += length(piece);
         }
-        JsonObject json = new JsonObject();
-        json.add("tokens", tokens);
-        json.add("token_logprobs", logProbabilities);
+        JsonObject json = object("tokens", tokens, "token_logprobs", logProbabilities);
         json.add("top_logprobs", tops);
         json.add("text_offset", offsets);
         return json;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.fusedops.llm.api;
 
+import static org.djlx.fusedops.llm.api.JsonOptions.object;
+
 import com.google.gson.JsonArray;
 import com.google.gson.JsonElement;
 import com.google.gson.JsonNull;
@@ -79,10 +81,7 @@ final class OpenAiAnswer implements AnswerFormat {
         if (!chat) {
             return textEvent(choice, echoes.get(choice), generation.promptPieces());
         }
-        JsonObject delta = new JsonObject();
-        delta.addProperty("role", "assistant");
-        delta.addProperty("content", "");
-        return event(chunk(choice, delta, JsonNull.INSTANCE, null));
+        return event(chunk(choice, object("role", "assistant", "content", ""), null, null));
     }
 
     @Override
@@ -101,11 +100,8 @@ final class OpenAiAnswer implements AnswerFormat {
         StringBuilder events = new StringBuilder(textEvent(choice, text, pieces));
         for (ToolCallStream.Part part : parts) {
             if (part.call() >= 0) {
-                JsonArray call = new JsonArray();
-                call.add(call(part));
-                JsonObject delta = new JsonObject();
-                delta.add("tool_calls", call);
-                events.append(event(chunk(choice, delta, JsonNull.INSTANCE, null)));
+                JsonObject delta = object("tool_calls", List.of(call(part)));
+                events.append(event(chunk(choice, delta, null, null)));
             }
         }
         return events.toString();
@@ -113,17 +109,18 @@ final class OpenAiAnswer implements AnswerFormat {
 
     /** Returns a part of a call. Only the first one has id, type and name. */
     private static JsonObject call(ToolCallStream.Part part) {
-        JsonObject function = new JsonObject();
-        JsonObject call = new JsonObject();
-        call.addProperty("index", part.call());
-        if (part.id() != null) {
-            call.addProperty("id", part.id());
-            call.addProperty("type", "function");
-            function.addProperty("name", part.name());
+        if (part.id() == null) {
+            return object("index", part.call(), "function", object("arguments", part.arguments()));
         }
-        function.addProperty("arguments", part.arguments());
-        call.add("function", function);
-        return call;
+        return object(
+                "index",
+                part.call(),
+                "id",
+                part.id(),
+                "type",
+                "function",
+                "function",
+                object("name", part.name(), "arguments", part.arguments()));
     }
 
     private String textEvent(int choice, String text, List<GeneratedPiece> pieces) {
@@ -142,10 +139,7 @@ final class OpenAiAnswer implements AnswerFormat {
         if (!chat) {
             return logProbabilities.completion(pieces, offset);
         }
-        JsonObject json = new JsonObject();
-        json.add("content", logProbabilities.tokens(pieces));
-        json.add("refusal", JsonNull.INSTANCE);
-        return json;
+        return object("content", logProbabilities.tokens(pieces), "refusal", null);
     }
 
     @Override
@@ -154,17 +148,14 @@ final class OpenAiAnswer implements AnswerFormat {
         String rest = tools == null ? "" : parts(choice, calls.get(choice).end(), List.of());
         return begin(choice, generation)
                 + rest
-                + event(chunk(choice, content, JsonNull.INSTANCE, reason(choice, generation)));
+                + event(chunk(choice, content, null, reason(choice, generation)));
     }
 
     @Override
     public String end(List<Generation> generations) {
         String usage = "";
         if (includesUsage) {
-            JsonObject json = header();
-            json.add("choices", new JsonArray());
-            json.add("usage", usage(generations));
-            usage = event(json);
+            usage = event(answer(new JsonArray(), usage(generations)));
         }
         return usage + "data: [DONE]\n\n";
     }
@@ -179,19 +170,19 @@ final class OpenAiAnswer implements AnswerFormat {
     }
 
     private JsonObject text(String text) {
-        JsonObject json = new JsonObject();
-        json.addProperty(chat ? "content" : "text", text);
-        return json;
+        return object(chat ? "content" : "text", text);
     }
 
-    private JsonObject header() {
-        JsonObject json = new JsonObject();
-        json.addProperty("id", id);
-        json.addProperty(
-                "object",
-                chat ? streamed ? "chat.completion.chunk" : "chat.completion" : "text_completion");
+    /** Returns an answer, or a part of it without usage. */
+    private JsonObject answer(JsonArray choices, JsonObject usage) {
+        String kind = streamed ? "chat.completion.chunk" : "chat.completion";
+        JsonObject json = object("id", id, "object", chat ? kind : "text_completion");
         json.addProperty("created", created);
         json.addProperty("model", model);
+        json.add("choices", choices);
+        if (usage != null) {
+            json.add("usage", usage);
+        }
         return json;
     }
 
@@ -205,9 +196,7 @@ final class OpenAiAnswer implements AnswerFormat {
         }
         JsonArray choices = new JsonArray();
         choices.add(choice(choice, index, probabilities, reason));
-        JsonObject json = header();
-        json.add("choices", choices);
-        return json;
+        return answer(choices, null);
     }
 
     private static JsonObject choice(
@@ -225,9 +214,7 @@ final class OpenAiAnswer implements AnswerFormat {
             String text = echoes.get(i) + text(pieces.get(i));
             JsonObject choice = new JsonObject();
             if (chat) {
-                JsonObject message = new JsonObject();
-                message.addProperty("role", "assistant");
-                message.addProperty("content", text);
+                JsonObject message = object("role", "assistant", "content", text);
                 if (tools != null) {
                     addCalls(message, pieces.get(i), calls.get(i));
                 }
@@ -240,10 +227,7 @@ final class OpenAiAnswer implements AnswerFormat {
             JsonElement probabilities = logProbabilities(listed, 0);
             choices.add(choice(choice, i, probabilities, reason(i, generations.get(i))));
         }
-        JsonObject json = header();
-        json.add("choices", choices);
-        json.add("usage", usage(generations));
-        return JsonOptions.GSON.toJson(json);
+        return JsonOptions.GSON.toJson(answer(choices, usage(generations)));
     }
 
     /** Returns the concatenated texts of pieces. */
@@ -293,13 +277,14 @@ final class OpenAiAnswer implements AnswerFormat {
             cached += generations.get(i).cachedTokens();
         }
         int generated = generations.stream().mapToInt(Generation::generatedTokens).sum();
-        JsonObject usage = new JsonObject();
-        usage.addProperty("prompt_tokens", prompts);
-        usage.addProperty("completion_tokens", generated);
-        usage.addProperty("total_tokens", prompts + generated);
-        JsonObject details = new JsonObject();
-        details.addProperty("cached_tokens", cached);
-        usage.add("prompt_tokens_details", details);
-        return usage;
+        return object(
+                "prompt_tokens",
+                prompts,
+                "completion_tokens",
+                generated,
+                "total_tokens",
+                prompts + generated,
+                "prompt_tokens_details",
+                object("cached_tokens", cached));
     }
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.fusedops.llm.api;
 
+import static org.djlx.fusedops.llm.api.JsonOptions.object;
+
 import com.google.gson.JsonArray;
 import com.google.gson.JsonElement;
 import com.google.gson.JsonNull;
@@ -73,10 +75,7 @@ final class ResponsesAnswer implements AnswerFormat {
     }
 
     private String textEvent(String type, String name, List<GeneratedPiece> of) {
-        JsonObject json = new JsonObject();
-        json.addProperty(name, OpenAiAnswer.text(of));
-        json.add("logprobs", logProbabilities(of));
-        return event(type, json);
+        return event(type, object(name, OpenAiAnswer.text(of), "logprobs", logProbabilities(of)));
     }
 
     @Override
@@ -95,11 +94,9 @@ final class ResponsesAnswer implements AnswerFormat {
 
     @Override
     public String failure(ApiException failure) {
-        JsonObject json = new JsonObject();
-        json.addProperty("code", "server_error");
-        json.addProperty("message", failure.getMessage());
-        json.add("param", JsonNull.INSTANCE);
-        return event("error", json);
+        return event(
+                "error",
+                object("code", "server_error", "message", failure.getMessage(), "param", null));
     }
 
     @Override
@@ -115,12 +112,13 @@ final class ResponsesAnswer implements AnswerFormat {
         if (status.equals("incomplete")) {
             json.add("incomplete_details", object("reason", "max_output_tokens"));
         }
-        JsonObject usage = new JsonObject();
-        usage.addProperty("input_tokens", generation.promptTokens());
+        int prompt = generation.promptTokens();
+        int generated = generation.generatedTokens();
+        JsonObject usage = object("input_tokens", prompt);
         usage.add("input_tokens_details", object("cached_tokens", generation.cachedTokens()));
-        usage.addProperty("output_tokens", generation.generatedTokens());
+        usage.addProperty("output_tokens", generated);
         usage.add("output_tokens_details", object("reasoning_tokens", 0));
-        usage.addProperty("total_tokens", generation.promptTokens() + generation.generatedTokens());
+        usage.addProperty("total_tokens", prompt + generated);
         json.add("usage", usage);
         return json;
     }
@@ -131,10 +129,7 @@ final class ResponsesAnswer implements AnswerFormat {
     }
 
     private JsonObject response(String status, JsonArray output) {
-        JsonObject json = new JsonObject();
-        json.addProperty("id", id);
-        json.addProperty("object", "response");
-        json.addProperty("created_at", created);
+        JsonObject json = object("id", id, "object", "response", "created_at", created);
         json.addProperty("status", status);
         json.addProperty("model", model);
         json.add("error", JsonNull.INSTANCE);
@@ -151,17 +146,14 @@ final class ResponsesAnswer implements AnswerFormat {
         if (part != null) {
             content.add(part);
         }
-        JsonObject json = object("type", "message");
-        json.addProperty("id", messageId);
-        json.addProperty("status", status);
+        JsonObject json = object("type", "message", "id", messageId, "status", status);
         json.addProperty("role", "assistant");
         json.add("content", content);
         return json;
     }
 
     private JsonObject part(List<GeneratedPiece> of) {
-        JsonObject json = object("type", "output_text");
-        json.addProperty("text", OpenAiAnswer.text(of));
+        JsonObject json = object("type", "output_text", "text", OpenAiAnswer.text(of));
         json.add("annotations", new JsonArray());
         json.add("logprobs", logProbabilities(of));
         return json;
@@ -171,22 +163,13 @@ final class ResponsesAnswer implements AnswerFormat {
         return logProbabilities == null ? new JsonArray() : logProbabilities.tokens(of);
     }
 
-    private static JsonObject object(String name, Object value) {
-        JsonObject json = new JsonObject();
-        json.add(name, JsonOptions.GSON.toJsonTree(value));
-        return json;
-    }
-
     private String event(String type, String name, JsonElement value) {
-        JsonObject json = new JsonObject();
-        json.add(name, value);
-        return event(type, json);
+        return event(type, object(name, value));
     }
 
     /** Returns an event. Those of the message say where it stands. */
     private String event(String type, JsonObject content) {
-        JsonObject json = object("type", type);
-        json.addProperty("sequence_number", events++);
+        JsonObject json = object("type", type, "sequence_number", events++);
         if (!content.has("response") && !type.equals("error")) {
             json.addProperty("item_id", messageId);
             json.addProperty("output_index", 0);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.fusedops.llm.api;
 
-import com.google.gson.JsonNull;
 import com.google.gson.JsonObject;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
@@ -11,6 +10,8 @@ import java.util.HashMap;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.stream.IntStream;
 import org.djlx.fusedops.llm.GenerationRequest;
 import org.djlx.fusedops.llm.TextGenerator;
@@ -43,6 +44,7 @@ public final class TextApi {
             """;
 
     private final String model;
+    private final Set<String> names = ConcurrentHashMap.newKeySet(); // of requests
     private final TextGenerator generator;
     private final TextTokenizer tokenizer;
     private final ChatTemplate template;
@@ -77,6 +79,7 @@ public final class TextApi {
             throw new IllegalArgumentException("the name, generator or chat template is null");
         }
         this.model = model;
+        names.add(model);
         this.generator = generator;
         this.template = template;
         tokenizer =
@@ -101,6 +104,19 @@ public final class TextApi {
     /** {@return the model's name} */
     public String model() {
         return model;
+    }
+
+    /**
+     * Adds a name that requests may give the model. Their answers repeat it.
+     *
+     * @param name another name
+     * @throws IllegalArgumentException if the name is null
+     */
+    public void addName(String name) {
+        if (name == null) {
+            throw new IllegalArgumentException("the name is null");
+        }
+        names.add(name);
     }
 
     /**
@@ -132,7 +148,7 @@ public final class TextApi {
     }
 
     private TextCall chat(JsonOptions json) {
-        prepare(json);
+        String name = prepare(json);
         boolean streamed = json.flag("stream", false);
         boolean usage = usage(json, streamed);
         GenerationRequest.Builder builder = OpenAiOptions.read(json);
@@ -145,14 +161,14 @@ public final class TextApi {
         if (json.has("max_tokens") && json.has("max_completion_tokens")) {
             throw json.wrong("max_tokens", "left out beside 'max_completion_tokens', its new name");
         }
-        String name = json.has("max_tokens") ? "max_tokens" : "max_completion_tokens";
+        String most = json.has("max_tokens") ? "max_tokens" : "max_completion_tokens";
         json.neutral("echo", "false");
         json.neutral("continue_final_message", "false");
         json.neutral("add_special_tokens", "false");
         Tools tools = tools(json);
         Grammar grammar = OpenAiOptions.grammar(json);
         builder.optGrammar(tools == null ? grammar : tools.grammar(json, grammar));
-        readPrompt(json, "messages", messages(json, "messages"), tools, name, builder);
+        readPrompt(json, "messages", messages(json, "messages"), tools, most, builder);
         json.requireNoOthers();
         return new TextCall(
                 OpenAiOptions.build(builder.optTopLogProbabilities(top), json, choices),
@@ -164,7 +180,7 @@ public final class TextApi {
                         choices,
                         listed ? logProbabilities : null,
                         tools,
-                        model));
+                        name));
     }
 
     /** Encodes messages, and sets the prompt and the maximum number of new tokens. */
@@ -298,7 +314,7 @@ public final class TextApi {
      */
     public TextCall response(byte[] utf8) {
         JsonOptions json = JsonOptions.parse(utf8);
-        prepare(json);
+        String name = prepare(json);
         boolean streamed = json.flag("stream", false);
         usage(json, streamed);
         GenerationRequest.Builder builder = OpenAiOptions.read(json);
@@ -340,7 +356,7 @@ public final class TextApi {
         settings.addProperty("top_p", request.topP());
         return new TextCall(
                 List.of(request),
-                new ResponsesAnswer(streamed, settings, listed ? logProbabilities : null, model));
+                new ResponsesAnswer(streamed, settings, listed ? logProbabilities : null, name));
     }
 
     /**
@@ -364,11 +380,10 @@ public final class TextApi {
                         ? encode(json, "messages", messages(json, "messages"), tools(json))
                         : tokenizer.encode(notEmpty(json, "prompt"), specialTokens);
         json.requireNoOthers();
-        JsonObject answer = new JsonObject();
-        answer.addProperty("count", tokens.length);
+        JsonObject answer = JsonOptions.object("count", tokens.length);
         answer.addProperty("max_model_len", generator.maxLength());
         answer.add("tokens", JsonOptions.GSON.toJsonTree(tokens));
-        answer.add("token_strs", JsonNull.INSTANCE);
+        answer.add("token_strs", null);
         return JsonOptions.GSON.toJson(answer);
     }
 
@@ -384,7 +399,7 @@ public final class TextApi {
     }
 
     private TextCall completion(JsonOptions json) {
-        prepare(json);
+        String name = prepare(json);
         boolean streamed = json.flag("stream", false);
         boolean usage = usage(json, streamed);
         json.neutral("suffix", "\"\"");
@@ -408,17 +423,17 @@ public final class TextApi {
                                                 DEFAULT_COMPLETION));
         List<GenerationRequest> requests = new ArrayList<>();
         List<String> echoed = new ArrayList<>();
-        for (String name : prompts.names()) {
+        for (String prompt : prompts.names()) {
             String text;
-            if (prompts.isArray(name)) {
-                int[] tokens = prompts.integers(name);
+            if (prompts.isArray(prompt)) {
+                int[] tokens = prompts.integers(prompt);
                 if (tokens.length == 0) {
-                    throw prompts.wrong(name, "a non-empty text or array of tokens");
+                    throw prompts.wrong(prompt, "a non-empty text or array of tokens");
                 }
                 builder.setPrompt(null).setPromptTokens(tokens);
                 text = echoes ? tokenizer.decode(tokens) : "";
             } else {
-                text = notEmpty(prompts, name);
+                text = notEmpty(prompts, prompt);
                 builder.setPromptTokens((int[]) null).setPrompt(text);
             }
             requests.addAll(OpenAiOptions.build(builder, json, choices));
@@ -435,7 +450,7 @@ public final class TextApi {
                         choices,
                         listed ? logProbabilities : null,
                         null,
-                        model));
+                        name));
     }
 
     private static String notEmpty(JsonOptions json, String name) {
@@ -455,17 +470,18 @@ public final class TextApi {
         return usage && streamed;
     }
 
-    /** Takes the model's sampling defaults, and checks that the request is for this model. */
-    private void prepare(JsonOptions json) {
+    /** Takes the model's sampling defaults, and returns the model's name in the request. */
+    private String prepare(JsonOptions json) {
         json.setDefaults(generator.samplingDefaults().values());
         String requested = json.text("model", model);
-        if (!requested.equals(model)) {
+        if (!names.contains(requested)) {
             throw new ApiException(
                     404,
                     "not_found_error",
                     "model",
                     "unknown model '" + requested + "'; this server has '" + model + "'");
         }
+        return requested;
     }
 
     /**

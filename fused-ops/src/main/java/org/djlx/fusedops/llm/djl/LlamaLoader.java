@@ -2,6 +2,7 @@
 package org.djlx.fusedops.llm.djl;
 
 import ai.djl.Device;
+import ai.djl.ndarray.types.DataType;
 import java.io.IOException;
 import java.io.UncheckedIOException;
 import java.nio.file.Files;
@@ -10,8 +11,10 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.Locale;
 import java.util.Map;
-import java.util.Set;
-import java.util.TreeSet;
+import java.util.TreeMap;
+import java.util.function.Consumer;
+import java.util.function.Function;
+import java.util.function.IntConsumer;
 import java.util.regex.Pattern;
 import java.util.stream.Stream;
 import org.djlx.collectives.ProcessGroups;
@@ -61,7 +64,8 @@ import org.slf4j.LoggerFactory;
  * <p><b>Progress</b> of loading goes to the log. The {@link ai.djl.util.Progress} of {@code
  * Criteria} sees only begin and end, because DJL does not pass it to model loaders.
  *
- * <p><b>Options</b>, all optional:
+ * <p><b>Options</b>, all optional. A value that is not supported is an error, and so is every other
+ * option:
  *
  * <ul>
  *   <li>{@code tensor_parallel_degree}: the number of ranks. {@code max} means all GPUs that the
@@ -70,16 +74,29 @@ import org.slf4j.LoggerFactory;
  *       model is loaded on, or one on the CPU. With one GPU and a larger degree, the ranks take
  *       that GPU and the GPUs after it. DJL Serving loads a model once for each GPU that {@code
  *       load_on_devices} allows.
+ *   <li>{@code dtype}: {@code fp32}, {@code fp16}, {@code bf16}, or {@code auto} for the type in
+ *       {@code config.json}; see {@link LlamaGenerator.Builder#optDataType}.
  *   <li>{@code max_model_len}: see {@link LlamaGenerator.Builder#optMaxLength}.
- *   <li>{@code max_rolling_batch_size}: see {@link LlamaGenerator.Builder#optMaxRunning}.
+ *   <li>{@code max_rolling_batch_size}: see {@link LlamaGenerator.Builder#optMaxRunning}. DJL
+ *       Serving sets 32 unless {@code rolling_batch} is {@code vllm} or {@code trtllm}.
  *   <li>{@code max_rolling_batch_prefill_tokens}: see {@link
- *       LlamaGenerator.Builder#optPrefillTokens}.
+ *       LlamaGenerator.Builder#optPrefillTokens}. vLLM's name {@code max_num_batched_tokens} is
+ *       accepted, too.
  *   <li>{@code max_queue_size}: see {@link LlamaGenerator.Builder#optMaxQueued}.
  *   <li>{@code kv_cache_bytes}: see {@link LlamaGenerator.Builder#optCacheBytes}.
  *   <li>{@code gpu_memory_utilization}: see {@link LlamaGenerator.Builder#optGpuMemoryUtilization}.
  *   <li>{@code enable_prefix_caching}: see {@link LlamaGenerator.Builder#optPrefixCaching}.
  *   <li>{@code tool_call_parser}: see {@link ToolFormat#named}; by default the chat template tells.
  * </ul>
+ *
+ * <p>{@code model_id} names the model directory if it is not the one with the {@code
+ * serving.properties}. Options of LMI that choose what this loader does anyway are accepted with
+ * the values that do not change it: {@code rolling_batch}, {@code async_mode}, {@code mpi_mode},
+ * {@code parallel_loading} and {@code trust_remote_code} with any, {@code entryPoint} with {@code
+ * djl_python}'s, and the defaults of {@code output_formatter}, {@code pipeline_parallel_degree},
+ * {@code enable_lora}, {@code load_format}, {@code enforce_eager}, {@code enable_chunked_prefill},
+ * {@code cpu_offload_gb_per_gpu}, {@code tokenizer_mode}, {@code disable_sliding_window}, {@code
+ * enable_auto_tool_choice} and {@code task}.
  */
 public final class LlamaLoader implements ParallelModelLoader {
 
@@ -90,22 +107,38 @@ public final class LlamaLoader implements ParallelModelLoader {
             Pattern.compile(
                     "model(-\\d+-of-\\d+)?\\.safetensors|model\\.safetensors\\.index\\.json");
 
-    private static final Set<String> KNOWN =
-            Set.of(
-                    "tensor_parallel_degree",
-                    "max_model_len",
-                    "max_rolling_batch_size",
-                    "max_rolling_batch_prefill_tokens",
-                    "max_queue_size",
-                    "kv_cache_bytes",
-                    "gpu_memory_utilization",
-                    "enable_prefix_caching",
-                    "tool_call_parser",
-                    "modelName");
+    private static final String FLAG = "true|false";
 
-    // Options that DJL Serving adds by itself if there is a config.json. They have no effect here.
-    private static final Map<String, String> SET_BY_DJL_SERVING =
-            Map.of("rolling_batch", "disable", "pipeline_parallel_degree", "1");
+    /** Options of LMI without effect here, and the values that have none there either. */
+    private static final Map<String, String> NEUTRAL =
+            Map.ofEntries(
+                    Map.entry("modelName", ".*"), // DJL's
+                    Map.entry("rolling_batch", "auto|disable|vllm|trtllm|lmi-dist"),
+                    Map.entry("async_mode", FLAG),
+                    Map.entry("mpi_mode", FLAG),
+                    Map.entry("parallel_loading", FLAG),
+                    Map.entry("trust_remote_code", FLAG),
+                    Map.entry("entryPoint", "djl_python\\..*"),
+                    Map.entry("output_formatter", "json"),
+                    Map.entry("pipeline_parallel_degree", "1"),
+                    Map.entry("enable_lora", "false"),
+                    Map.entry("load_format", "auto|safetensors"),
+                    Map.entry("enforce_eager", "false"),
+                    Map.entry("enable_chunked_prefill", "true"),
+                    Map.entry("cpu_offload_gb_per_gpu", "0"),
+                    Map.entry("tokenizer_mode", "auto"),
+                    Map.entry("disable_sliding_window", "false"),
+                    Map.entry("enable_auto_tool_choice", "true"),
+                    Map.entry("task", "auto|generate"));
+
+    private static final Map<String, DataType> TYPES =
+            Map.of(
+                    "fp32", DataType.FLOAT32,
+                    "float32", DataType.FLOAT32,
+                    "fp16", DataType.FLOAT16,
+                    "float16", DataType.FLOAT16,
+                    "bf16", DataType.BFLOAT16,
+                    "bfloat16", DataType.BFLOAT16);
 
     /** Creates the loader; for {@link java.util.ServiceLoader}. */
     public LlamaLoader() {}
@@ -128,16 +161,6 @@ public final class LlamaLoader implements ParallelModelLoader {
     @Override
     public ParallelModel load(String name, Path directory, Device device, Map<String, ?> options)
             throws IOException {
-        Set<String> unknown = new TreeSet<>();
-        options.forEach(
-                (option, value) -> {
-                    if (!KNOWN.contains(option) && !value.equals(SET_BY_DJL_SERVING.get(option))) {
-                        unknown.add(option);
-                    }
-                });
-        if (!unknown.isEmpty()) {
-            LOG.warn("{}: unknown options {} are ignored", name, unknown);
-        }
         if (!Files.exists(
                 directory.resolve("tokenizer.json"))) { // Checked before weights are read.
             throw new IllegalArgumentException(
@@ -147,7 +170,47 @@ public final class LlamaLoader implements ParallelModelLoader {
                 LlamaGenerator.builder()
                         .setDirectory(directory)
                         .optProgress(new LoadingProgress(LOG::info));
-        Integer degree = degree(options, device.getDevices());
+        Map<String, String> left = new TreeMap<>();
+        options.forEach((option, value) -> left.put(option, String.valueOf(value).trim()));
+        Integer degree = degree(left, device.getDevices());
+        number(left, "max_model_len", builder::optMaxLength);
+        number(left, "max_rolling_batch_size", builder::optMaxRunning);
+        number(left, "max_num_batched_tokens", builder::optPrefillTokens);
+        number(left, "max_rolling_batch_prefill_tokens", builder::optPrefillTokens);
+        number(left, "max_queue_size", builder::optMaxQueued);
+        set(left, "kv_cache_bytes", "a whole number", Long::valueOf, builder::optCacheBytes);
+        set(
+                left,
+                "gpu_memory_utilization",
+                "a number",
+                Double::valueOf,
+                builder::optGpuMemoryUtilization);
+        set(
+                left,
+                "enable_prefix_caching",
+                "true or false",
+                value -> Boolean.valueOf(oneOf(value, FLAG)),
+                builder::optPrefixCaching);
+        set(
+                left,
+                "dtype",
+                "auto, fp32, fp16 or bf16",
+                value -> TYPES.get(oneOf(value, "auto|" + String.join("|", TYPES.keySet()))),
+                builder::optDataType);
+        String parser = left.remove("tool_call_parser");
+        ToolFormat tools = parser == null ? null : ToolFormat.named(parser);
+        left.forEach(
+                (option, value) -> {
+                    String values = NEUTRAL.get(option);
+                    if (values == null || !value.matches("(?i)" + values)) {
+                        throw new IllegalArgumentException(
+                                String.format(
+                                        "option %s=%s is not supported: %s",
+                                        option,
+                                        value,
+                                        values == null ? "remove it" : "it must be " + values));
+                    }
+                });
         boolean gpu = device.getDevices().get(0).isGpu();
         boolean processes = areProcesses(degree);
         if (!gpu) {
@@ -158,37 +221,7 @@ public final class LlamaLoader implements ParallelModelLoader {
         } else if (degree != null && !processes) {
             builder.optRanks(degree);
         }
-        Integer length = number(options, "max_model_len");
-        if (length != null) {
-            builder.optMaxLength(length);
-        }
-        Integer running = number(options, "max_rolling_batch_size");
-        if (running != null) {
-            builder.optMaxRunning(running);
-        }
-        Integer prefill = number(options, "max_rolling_batch_prefill_tokens");
-        if (prefill != null) {
-            builder.optPrefillTokens(prefill);
-        }
-        Integer queued = number(options, "max_queue_size");
-        if (queued != null) {
-            builder.optMaxQueued(queued);
-        }
-        Long cache = longNumber(options, "kv_cache_bytes");
-        if (cache != null) {
-            builder.optCacheBytes(cache);
-        }
-        Object utilization = options.get("gpu_memory_utilization");
-        if (utilization != null) {
-            builder.optGpuMemoryUtilization(decimal("gpu_memory_utilization", utilization));
-        }
-        Object prefixCaching = options.get("enable_prefix_caching");
-        if (prefixCaching != null) {
-            builder.optPrefixCaching(flag("enable_prefix_caching", prefixCaching));
-        }
         ChatTemplate template = ChatTemplate.of(directory);
-        Object parser = options.get("tool_call_parser");
-        ToolFormat tools = parser == null ? null : ToolFormat.named(parser.toString().trim());
         if (processes) {
             builder.optProcessGroup(ProcessGroups.init(gpu ? "cuda_p2p" : "shm"));
         }
@@ -214,55 +247,55 @@ public final class LlamaLoader implements ParallelModelLoader {
         return degree == null || worldSize.trim().equals(degree.toString());
     }
 
-    private static Long longNumber(Map<String, ?> options, String name) {
-        Object value = options.get(name);
+    /** Takes an option, if it is there, and sets its value. */
+    private static <T> void set(
+            Map<String, String> left,
+            String name,
+            String must,
+            Function<String, T> parser,
+            Consumer<T> setter) {
+        String value = left.remove(name);
+        if (value == null) {
+            return;
+        }
         try {
-            return value == null ? null : Long.valueOf(value.toString().trim());
-        } catch (NumberFormatException e) {
+            setter.accept(parser.apply(value));
+        } catch (IllegalArgumentException e) {
             throw new IllegalArgumentException(
-                    "option " + name + " must be a whole number, not " + value, e);
+                    String.format("option %s must be %s, not %s", name, must, value), e);
         }
     }
 
-    private static double decimal(String name, Object value) {
-        try {
-            return Double.parseDouble(value.toString().trim());
-        } catch (NumberFormatException e) {
-            throw new IllegalArgumentException(
-                    "option " + name + " must be a number, not " + value, e);
-        }
+    private static void number(Map<String, String> left, String name, IntConsumer setter) {
+        set(left, name, "a whole number, 1 or more", LlamaLoader::positive, setter::accept);
     }
 
-    private static boolean flag(String name, Object value) {
-        String text = value.toString().trim().toLowerCase(Locale.ROOT);
-        if (!text.equals("true") && !text.equals("false")) {
-            throw new IllegalArgumentException(
-                    "option " + name + " must be true or false, not " + value);
+    private static int positive(String value) {
+        int number = Integer.parseInt(value);
+        if (number < 1) {
+            throw new IllegalArgumentException(value);
         }
-        return text.equals("true");
+        return number;
     }
 
-    private static Integer number(Map<String, ?> options, String name) {
-        Long value = longNumber(options, name);
-        if (value != null && (value < 1 || value > Integer.MAX_VALUE)) {
-            throw new IllegalArgumentException(
-                    "option "
-                            + name
-                            + " must be from 1 to "
-                            + Integer.MAX_VALUE
-                            + ", not "
-                            + value);
+    /** Returns a value in lower case, which is one of those of a pattern. */
+    private static String oneOf(String value, String pattern) {
+        String lower = value.toLowerCase(Locale.ROOT);
+        if (!lower.matches(pattern)) {
+            throw new IllegalArgumentException(value);
         }
-        return value == null ? null : value.intValue();
+        return lower;
     }
 
-    /** Returns the tensor-parallel degree, or null if none is given. */
-    private static Integer degree(Map<String, ?> options, List<Device> given) {
+    /** Takes the tensor-parallel degree; null if none is given. */
+    private static Integer degree(Map<String, String> left, List<Device> given) {
         String name = "tensor_parallel_degree";
-        Object value = options.get(name);
-        if (value == null || !value.toString().trim().equals("max")) {
-            return number(options, name);
+        if (!"max".equals(left.get(name))) {
+            Integer[] degree = {null};
+            number(left, name, value -> degree[0] = value);
+            return degree[0];
         }
+        left.remove(name);
         if (!given.get(0).isGpu()) {
             throw new IllegalArgumentException(
                     "option " + name + " is max, which is for GPUs only; on CPUs set a number");

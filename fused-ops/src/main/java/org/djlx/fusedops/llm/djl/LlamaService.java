@@ -33,6 +33,14 @@ final class LlamaService implements ParallelModel {
         this.api = api;
     }
 
+    /** Takes the name under which DJL Serving registers the model. */
+    @Override
+    public void setProperty(String key, String value) {
+        if (key.equals("metric_dimension")) {
+            api.addName(value);
+        }
+    }
+
     @Override
     public Output predict(Input input) {
         TextCall call = null;
@@ -102,8 +110,7 @@ final class LlamaService implements ParallelModel {
                 return;
             }
             if (input.isCancelled()) {
-                fail(503, "the client of DJL Serving has disconnected"); // The client has left: no
-                // reader.
+                fail(503, "the client of DJL Serving has disconnected");
                 return;
             }
             try {

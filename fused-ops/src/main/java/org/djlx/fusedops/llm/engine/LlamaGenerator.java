@@ -2,6 +2,7 @@
 package org.djlx.fusedops.llm.engine;
 
 import ai.djl.Device;
+import ai.djl.ndarray.types.DataType;
 import ai.djl.util.Progress;
 import java.io.IOException;
 import java.nio.IntBuffer;
@@ -84,7 +85,7 @@ public final class LlamaGenerator implements TextGenerator {
 
     private LlamaGenerator(Builder builder) throws IOException {
         Path directory = builder.directory;
-        config = ModelConfig.read(directory);
+        config = ModelConfig.read(directory, builder.type);
         samplingDefaults = SamplingDefaults.read(directory);
         settings = GeneratorSettings.of(builder, config);
         Path file = directory.resolve("tokenizer.json");
@@ -215,6 +216,7 @@ public final class LlamaGenerator implements TextGenerator {
 
         // Package-private fields are read by GeneratorSettings.
         private Path directory;
+        private DataType type; // null for that of config.json
         List<Device> devices = List.of();
         Integer ranks;
         ProcessGroup group;
@@ -369,6 +371,18 @@ public final class LlamaGenerator implements TextGenerator {
          */
         public Builder optPrefillTokens(int prefillTokens) {
             this.prefillTokens = prefillTokens;
+            return this;
+        }
+
+        /**
+         * Sets the type of the weights and of the computation; weights are converted while they are
+         * read.
+         *
+         * @param type float32, float16 or bfloat16; default that of {@code config.json}, as null
+         * @return this builder
+         */
+        public Builder optDataType(DataType type) {
+            this.type = type;
             return this;
         }
 

@@ -3,6 +3,7 @@ package org.djlx.fusedops.llm.model;
 
 import static org.djlx.fusedops.llm.model.ConfigEntries.check;
 
+import ai.djl.ndarray.types.DataType;
 import com.google.gson.JsonElement;
 import com.google.gson.JsonObject;
 import com.google.gson.JsonParseException;
@@ -13,6 +14,7 @@ import java.nio.file.Files;
 import java.nio.file.NoSuchFileException;
 import java.nio.file.Path;
 import java.util.List;
+import java.util.Locale;
 import org.djlx.nativeops.torch.ScalarType;
 
 /**
@@ -129,8 +131,25 @@ public record ModelConfig(
      *     message names the file and the entry
      */
     public static ModelConfig read(Path directory) throws IOException {
+        return read(directory, null);
+    }
+
+    /**
+     * Reads {@code config.json} as {@link #read(Path)} does, for another type.
+     *
+     * @param directory the model directory
+     * @param type the type of the weights and of the computation; null for that of {@code
+     *     config.json}
+     * @return the configuration
+     * @throws IOException if a file cannot be read
+     * @throws IllegalArgumentException if the architecture, an entry or the type is not supported
+     */
+    public static ModelConfig read(Path directory, DataType type) throws IOException {
         Path file = directory.resolve("config.json");
         JsonObject json = object(file);
+        if (type != null) {
+            json.addProperty("torch_dtype", type.name().toLowerCase(Locale.ROOT));
+        }
         Path generation = directory.resolve("generation_config.json");
         if (Files.exists(generation)) {
             JsonElement end = object(generation).get("eos_token_id");

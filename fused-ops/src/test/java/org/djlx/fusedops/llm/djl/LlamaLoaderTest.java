@@ -2,6 +2,7 @@
 package org.djlx.fusedops.llm.djl;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertNotEquals;
 import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
@@ -18,6 +19,7 @@ import ai.djl.repository.zoo.ZooModel;
 import ai.djl.translate.TranslateException;
 import ai.djl.util.JsonUtils;
 import ai.djl.util.Progress;
+import com.google.gson.JsonElement;
 import com.google.gson.JsonObject;
 import com.google.gson.JsonParser;
 import java.io.IOException;
@@ -47,8 +49,10 @@ import org.djlx.fusedops.llm.api.TextApi;
 import org.djlx.fusedops.llm.engine.ByteTokens;
 import org.djlx.fusedops.llm.engine.LlamaGenerator;
 import org.djlx.fusedops.llm.engine.LlamaGeneratorTest;
+import org.djlx.fusedops.llm.model.ModelConfig;
 import org.djlx.fusedops.llm.text.ChatTemplate;
 import org.djlx.nativeops.TestJson;
+import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
@@ -412,14 +416,89 @@ class LlamaLoaderTest {
         refuse("max, which is for GPUs", "tensor_parallel_degree", "max");
         refuse("max_model_len", "max_model_len", "99999999999");
         refuse("cache", "kv_cache_bytes", "1");
-        try (TestLog log = new TestLog(LlamaLoader.class)) {
-            load("no_such_option", "1").close();
-            assertEquals(1, log.count("unknown options [no_such_option]"));
-            load("pipeline_parallel_degree", "1").close(); // DJL Serving sets it.
-            assertEquals(1, log.count("unknown options"));
-            load("pipeline_parallel_degree", "2").close();
-            assertEquals(1, log.count("unknown options [pipeline_parallel_degree]"));
+        refuse("option no_such_option=1 is not supported: remove it", "no_such_option", "1");
+        refuse("option quantize=fp8 is not supported", "quantize", "fp8");
+        refuse(
+                "option pipeline_parallel_degree=2 is not supported: it must be 1",
+                "pipeline_parallel_degree",
+                "2");
+        refuse("option entryPoint=model.py is not supported", "entryPoint", "model.py");
+        refuse("option enable_lora=True is not supported", "enable_lora", "True");
+        refuse("option dtype must be auto, fp32, fp16 or bf16, not int8", "dtype", "int8");
+        refuse(
+                "option model_id is meta/llama, but there is no directory",
+                "model_id",
+                "meta/llama");
+    }
+
+    /** A {@code serving.properties} for LMI loads, if what it asks for is what happens anyway. */
+    @Test
+    void acceptsOptionsOfLmiThatChangeNothing() throws Exception {
+        String options =
+                "rolling_batch=vllm async_mode=true mpi_mode=False trust_remote_code=true"
+                    + " entryPoint=djl_python.lmi_vllm.vllm_async_service parallel_loading=false"
+                    + " output_formatter=json pipeline_parallel_degree=1 enable_lora=False"
+                    + " load_format=safetensors enforce_eager=false enable_chunked_prefill=true"
+                    + " cpu_offload_gb_per_gpu=0 tokenizer_mode=auto disable_sliding_window=false"
+                    + " enable_auto_tool_choice=true task=auto max_num_batched_tokens=64";
+        load(options.split("[ =]")).close();
+    }
+
+    /** The folder then has nothing but {@code serving.properties}. */
+    @Test
+    void readsTheModelFromTheDirectoryOfModelId(@TempDir Path own) throws Exception {
+        Files.writeString(
+                own.resolve("serving.properties"),
+                "engine=PyTorch-P2P\noption.max_model_len=128\noption.model_id=" + directory);
+        Criteria<Input, Output> criteria =
+                Criteria.builder()
+                        .setTypes(Input.class, Output.class)
+                        .optModelPath(own)
+                        .optModelName("named")
+                        .build();
+        try (ZooModel<Input, Output> model = criteria.loadModel();
+                Predictor<Input, Output> predictor = model.newPredictor()) {
+            JsonObject answer = json(text(predictor.predict(input(invocation(5, false)))));
+            assertEquals(expected(5), answer.get("generated_text").getAsString());
+            // DJL Serving registers a model under a name of its own after it has loaded it.
+            String request = "{\"model\": \"%s\", \"max_tokens\": 1, \"prompt\": \"How?\"}";
+            Input unknown = input(request.formatted("registered"));
+            assertEquals(404, predictor.predict(unknown).getCode());
+            model.setProperty("metric_dimension", "registered");
+            for (String name : List.of("registered", "named")) {
+                answer = json(text(predictor.predict(input(request.formatted(name)))));
+                assertEquals(name, answer.get("model").getAsString());
+            }
         }
+    }
+
+    /** In bfloat16 the answer is that of the same model whose configuration says so. */
+    @Test
+    void computesInTheTypeOfTheOption(@TempDir Path own) throws Exception {
+        copyModel(own);
+        Path config = own.resolve("config.json");
+        JsonObject json = json(Files.readString(config));
+        assertEquals(ScalarType.FLOAT32, ModelConfig.read(own).type());
+        json.addProperty("torch_dtype", "bfloat16");
+        Files.writeString(config, json.toString());
+        String request =
+                "{\"messages\": [{\"role\": \"user\", \"content\": \"How?\"}], \"max_tokens\": 9,"
+                        + " \"temperature\": 0, \"logprobs\": true}";
+        List<JsonElement> choices = new ArrayList<>();
+        for (String type : List.of("auto", "bf16", "fp32")) {
+            Criteria<Input, Output> criteria =
+                    Criteria.builder()
+                            .setTypes(Input.class, Output.class)
+                            .optModelPath(type.equals("auto") ? own : directory)
+                            .optOption("dtype", type)
+                            .build();
+            try (ZooModel<Input, Output> model = criteria.loadModel();
+                    Predictor<Input, Output> predictor = model.newPredictor()) {
+                choices.add(json(text(predictor.predict(input(request)))).get("choices"));
+            }
+        }
+        assertEquals(choices.get(0), choices.get(1));
+        assertNotEquals(choices.get(0), choices.get(2));
     }
 
     /** The options named in javadoc and docs exist. */
@@ -432,7 +511,7 @@ class LlamaLoaderTest {
                         .results()
                         .map(match -> match.group(1))
                         .toList();
-        assertEquals(9, options.size(), options::toString);
+        assertEquals(10, options.size(), options::toString);
         for (String option : options) {
             if (option.equals("tool_call_parser")) {
                 refuse("unknown format of tool calls 'all'", option, "all");
@@ -442,7 +521,9 @@ class LlamaLoaderTest {
                     switch (option) {
                         case "gpu_memory_utilization" -> "a number";
                         case "enable_prefix_caching" -> "true or false";
-                        default -> "a whole number";
+                        case "dtype" -> "auto, fp32, fp16 or bf16";
+                        case "kv_cache_bytes" -> "a whole number";
+                        default -> "a whole number, 1 or more";
                     };
             refuse("option " + option + " must be " + kind + ", not all", option, "all");
         }
@@ -453,15 +534,16 @@ class LlamaLoaderTest {
         assertTrue(page.find());
         copyModel(own);
         Files.writeString(own.resolve("serving.properties"), page.group(1));
-        try (TestLog log = new TestLog(LlamaLoader.class)) {
-            Criteria.builder()
-                    .setTypes(Input.class, Output.class)
-                    .optModelPath(own)
-                    .build()
-                    .loadModel()
-                    .close();
-            assertEquals(0, log.count("unknown options"));
-        }
+        Criteria.builder()
+                .setTypes(Input.class, Output.class)
+                .optModelPath(own)
+                .build()
+                .loadModel()
+                .close();
+    }
+
+    private static String text(Output answer) {
+        return answer.getData().getAsString();
     }
 
     private static void copyModel(Path to) throws IOException {
