@@ -20,9 +20,6 @@ public final class NcclOptions extends BackendOptions {
     /** The environment variable that is the default of {@link Builder#optIntraNodeComm}. */
     public static final String INTRA_NODE_COMM = "ENABLE_INTRA_NODE_COMM";
 
-    private static final int MAX_CTAS = 32; // NCCL's limit
-    private static final int MAX_CLUSTER = 8;
-
     private final boolean highPriorityStream;
     private final boolean blockingWait;
     private final boolean verify;
@@ -37,12 +34,7 @@ public final class NcclOptions extends BackendOptions {
         verify = builder.verify;
         intraNodeComm = builder.intraNodeComm;
         check(builder);
-        config =
-                new NcclConfig(
-                        builder.minCtas,
-                        builder.maxCtas,
-                        builder.cgaClusterSize,
-                        builder.splitShare);
+        config = new NcclConfig(builder.splitShare);
         devices = List.copyOf(builder.devices);
     }
 
@@ -66,15 +58,6 @@ public final class NcclOptions extends BackendOptions {
     }
 
     private static void check(Builder builder) {
-        checkRange("minCtas", builder.minCtas, 1, MAX_CTAS);
-        checkRange("maxCtas", builder.maxCtas, 1, MAX_CTAS);
-        checkRange("cgaClusterSize", builder.cgaClusterSize, 0, MAX_CLUSTER);
-        if (builder.minCtas != null
-                && builder.maxCtas != null
-                && builder.minCtas > builder.maxCtas) {
-            throw new IllegalArgumentException(
-                    "minCtas " + builder.minCtas + " must not exceed maxCtas " + builder.maxCtas);
-        }
         for (Device device : builder.devices) {
             if (!device.isGpu()) {
                 throw new IllegalArgumentException("NCCL needs GPU devices, but got " + device);
@@ -98,13 +81,6 @@ public final class NcclOptions extends BackendOptions {
         throw new IllegalArgumentException(
                 "the environment variable %s is \"%s\"; set it to 1 or 0"
                         .formatted(INTRA_NODE_COMM, value));
-    }
-
-    private static void checkRange(String option, Integer value, int least, int greatest) {
-        if (value != null && (value < least || value > greatest)) {
-            throw new IllegalArgumentException(
-                    option + " must be " + least + " to " + greatest + ", but is " + value);
-        }
     }
 
     /** {@return whether operations run on a high-priority stream} */
@@ -154,9 +130,6 @@ public final class NcclOptions extends BackendOptions {
         private boolean blockingWait = true;
         private boolean verify;
         private boolean intraNodeComm = isIntraNodeComm(System.getenv());
-        private Integer minCtas;
-        private Integer maxCtas;
-        private Integer cgaClusterSize;
         private Boolean splitShare;
         private List<Device> devices = List.of();
 
@@ -246,39 +219,6 @@ public final class NcclOptions extends BackendOptions {
          */
         public Builder optIntraNodeComm(boolean intraNode) {
             this.intraNodeComm = intraNode;
-            return this;
-        }
-
-        /**
-         * Sets the minimum number of thread blocks (CTAs) of a collective.
-         *
-         * @param count the number, 1 to 32; NCCL's choice unless set
-         * @return this builder
-         */
-        public Builder optMinCtas(int count) {
-            this.minCtas = count;
-            return this;
-        }
-
-        /**
-         * Sets the maximum number of thread blocks (CTAs) of a collective.
-         *
-         * @param count the number, 1 to 32; NCCL's choice unless set
-         * @return this builder
-         */
-        public Builder optMaxCtas(int count) {
-            this.maxCtas = count;
-            return this;
-        }
-
-        /**
-         * Sets the thread block cluster size.
-         *
-         * @param size the size, 0 to 8; NCCL's choice unless set
-         * @return this builder
-         */
-        public Builder optCgaClusterSize(int size) {
-            this.cgaClusterSize = size;
             return this;
         }
 

@@ -235,13 +235,6 @@ class NcclBackendTest {
     }
 
     @Test
-    void leastBlocksCanBeSetAlone() {
-        List<ProcessGroup> groups = groups(options().optDevices(devices()).optMinCtas(2));
-        assertWorks(groups);
-        destroy(groups);
-    }
-
-    @Test
     void timeoutBreaksTheGroupAndANewOneWorks() {
         for (boolean eager : new boolean[] {true, false}) {
             List<ProcessGroup> groups = groups(eager ? options().optDevices(devices()) : options());
@@ -338,9 +331,6 @@ class NcclBackendTest {
                         options()
                                 .optDevices(devices())
                                 .optHighPriorityStream(true)
-                                .optMinCtas(1)
-                                .optMaxCtas(4)
-                                .optCgaClusterSize(2)
                                 .optSplitShare(true));
         assertWorks(groups);
         List<ProcessGroup> halves =

@@ -52,12 +52,9 @@ class NcclOptionsTest {
                         .optHighPriorityStream(true)
                         .optBlockingWait(false)
                         .optVerify(true)
-                        .optMinCtas(2)
-                        .optMaxCtas(32)
-                        .optCgaClusterSize(8)
                         .optSplitShare(true)
                         .build();
-        assertEquals(new NcclConfig(2, 32, 8, true), options.config());
+        assertEquals(new NcclConfig(true), options.config());
         assertEquals(Duration.ofSeconds(3), options.timeout());
         assertTrue(options.isHighPriorityStream());
         assertFalse(options.isBlockingWait());
@@ -67,14 +64,6 @@ class NcclOptionsTest {
     @Test
     void rangesAreChecked() {
         NcclOptions.Builder builder = NcclOptions.builder();
-        assertRejected(builder.optMinCtas(0)::build, "minCtas must be 1 to 32, but is 0");
-        assertRejected(
-                builder.optMinCtas(4).optMaxCtas(33)::build, "maxCtas must be 1 to 32, but is 33");
-        assertRejected(builder.optMaxCtas(3)::build, "minCtas 4 must not exceed maxCtas 3");
-        builder.optMaxCtas(4);
-        assertRejected(
-                builder.optCgaClusterSize(9)::build, "cgaClusterSize must be 0 to 8, but is 9");
-        builder.optCgaClusterSize(0);
         assertRejected(builder.optTimeout(Duration.ZERO)::build, "the timeout must be positive");
         builder.optTimeout(Duration.ofSeconds(1));
         assertRejected(
