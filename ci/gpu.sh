@@ -3,13 +3,15 @@
 # for each test class the tests found, succeeded, skipped (with reasons) and failed, and its seconds.
 #   ci/gpu.sh [--classes REGEX] [--join] [--ranks N] [--json FILE] [--commit COMMIT] [--class-path PATH] [-- JVM options]
 #     --classes     only test classes whose whole names match, for example '.*CudaP2p.*'
-#     --join        adds to the classes in the file, if its commit and GPUs are the same: for runs of a part of the classes each
+#     --join        adds to the classes in the file, if its commit and GPUs are the same: for runs of a part of the classes each,
+#                   also at the same time, each with a GPU of its own
 #     --ranks       ranks that share the GPU of a host with one GPU; 2 if not given
 #     --json        file of the summary, not written if all tests are skipped; if not given, named after the number of GPUs and
 #                   their kind, for example ci/results/gpu-tests-1xh100.json
 #     --commit      the tested commit; from git if not given
 #     --class-path  class path of a build made elsewhere; Maven and git are then not needed. If not given, the script
 #                   builds, and CLASSPATH names DJL's libtorch for GPUs and the CUDA presets
+# The tests use all GPUs, or those of CUDA_VISIBLE_DEVICES.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
@@ -41,15 +43,17 @@ while (($#)); do
   esac
 done
 
-nvidia-smi -L 2>/dev/null | grep -q '^GPU' || die "no test ran: nvidia-smi shows no GPU"
+# CUDA numbers GPUs as nvidia-smi does.
+export CUDA_DEVICE_ORDER=PCI_BUS_ID
+gpus=$(nvidia-smi ${CUDA_VISIBLE_DEVICES+"--id=$CUDA_VISIBLE_DEVICES"} --query-gpu=name --format=csv,noheader 2>/dev/null) && [[ -n $gpus ]] ||
+  die "no test ran: nvidia-smi shows no GPU${CUDA_VISIBLE_DEVICES+ of CUDA_VISIBLE_DEVICES='$CUDA_VISIBLE_DEVICES'}"
+mapfile -t gpus <<<"$gpus"
 
 # summary_file: prints the default file of the summary.
 summary_file() {
-  local -a names
-  mapfile -t names < <(nvidia-smi --query-gpu=name --format=csv,noheader)
-  local kind=${names[0]#NVIDIA }
+  local kind=${gpus[0]#NVIDIA }
   kind=${kind%% *}
-  printf '%s/ci/results/gpu-tests-%dx%s.json' "$root" "${#names[@]}" "${kind,,}"
+  printf '%s/ci/results/gpu-tests-%dx%s.json' "$root" "${#gpus[@]}" "${kind,,}"
 }
 
 [[ -n $json ]] || json=$(summary_file)
@@ -76,7 +80,7 @@ fi
 
 # Ranks that share a GPU need a hardware queue for each stream: with the default of 8 queues, one rank waits behind another.
 # Kernels must be loaded before the first launch: lazy loading may wait for kernels of other ranks, which wait for this rank.
-if [[ $(nvidia-smi -L 2>/dev/null | grep -c '^GPU') == 1 ]]; then
+if ((${#gpus[@]} == 1)); then
   export CUDA_DEVICE_MAX_CONNECTIONS=${CUDA_DEVICE_MAX_CONNECTIONS:-32} CUDA_MODULE_LOADING=${CUDA_MODULE_LOADING:-EAGER}
 fi
 export DJLX_FLIGHT_RECORDER_DIRECTORY=${DJLX_FLIGHT_RECORDER_DIRECTORY:-$root/ci/target/flight-records}

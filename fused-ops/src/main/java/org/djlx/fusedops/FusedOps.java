@@ -211,31 +211,23 @@ public final class FusedOps {
                 GatheredMatmul::close);
     }
 
-    /** Gathers the scales of A's rows, in the order of the gathered A; null if there is no need. */
+    /** Returns an array for the scales of all ranks' rows of A; null if there is no need. */
     private static NDArray rowScales(Operands operands, ProcessGroup group) {
         if (!operands.isScaledByRow() || group.worldSize() == 1) {
             return null;
         }
         NDArray shard = operands.scales().get(0);
-        NDArray all =
-                Torch.empty(
-                        shard.getManager(),
-                        Axes.stacked(group.worldSize(), shard.getShape()),
-                        ScalarType.FLOAT32);
-        try {
-            complete(group, LowContention.allGather(group, all, shard));
-            return all;
-        } catch (Throwable e) {
-            all.close();
-            throw e;
-        }
+        return Torch.empty(
+                shard.getManager(),
+                Axes.stacked(group.worldSize(), shard.getShape()),
+                ScalarType.FLOAT32);
     }
 
     /**
      * Runs a call with its plan. The first call makes the plan.
      *
-     * @param rowScales gathers the scales of A's rows after the operands are checked; returns null
-     *     if there are none
+     * @param rowScales returns an array into which the scales of A's rows are gathered after the
+     *     operands are checked; returns null if there are none
      */
     @SuppressWarnings("unchecked") // a key belongs to one operator
     private static <R> R run(
@@ -255,9 +247,15 @@ public final class FusedOps {
                             () -> new MatmulPlan<>(operator.get(), group, operands));
         }
         MatmulPath.Issued<R> issued;
-        // Not under the lock, which the group's thread takes for the all-gather of the scales.
         try (NDArray scales = rowScales.get()) {
             Operands all = scales == null ? operands : operands.withRowScales(scales);
+            if (scales != null) {
+                synchronized (plans) {
+                    plan.load(all);
+                }
+                // Not under the lock, which the group's thread takes for the all-gather.
+                complete(group, LowContention.allGather(group, scales, operands.scales().get(0)));
+            }
             synchronized (plans) {
                 issued = plan.run(group, all);
             }

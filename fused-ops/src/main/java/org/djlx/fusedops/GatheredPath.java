@@ -27,7 +27,6 @@ final class GatheredPath {
         private final Compute compute;
         private final GatheredExchange exchange;
         private final RowProducts products;
-        private boolean loaded; // whether cuBLAS has loaded the kernels of the products
 
         Gather(AllGatherMatmul operator, ProcessGroup group, Operands operands, Choice choice) {
             super(operator, group, choice, inPlace(operator, operands));
@@ -51,7 +50,7 @@ final class GatheredPath {
         @Override
         void enqueue(Operation operation, Call call) {
             compute.begin();
-            loadProducts(call);
+            loadOnce(call);
             exchange.gather(
                     operation,
                     slots.buffers(),
@@ -63,15 +62,13 @@ final class GatheredPath {
         }
 
         /**
-         * Multiplies once before the first gather, on arbitrary data. cuBLAS loads a kernel at its
-         * first product. After a gather, the load would deadlock: it waits for the gather, the
-         * gather waits for other ranks, and ranks that share this GPU wait for the load.
+         * Multiplies before the first gather. cuBLAS loads a kernel at its first product. After a
+         * gather, the load would deadlock: it waits for the gather, the gather waits for other
+         * ranks, and ranks that share this GPU wait for the load.
          */
-        private void loadProducts(Call call) {
-            if (!loaded && !compute.isRecorded()) {
-                products.multiply(call, call.gathered());
-                loaded = true;
-            }
+        @Override
+        void multiplyOnce(Call call) {
+            products.multiply(call, call.gathered());
         }
 
         @Override

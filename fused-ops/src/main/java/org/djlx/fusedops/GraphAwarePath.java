@@ -39,6 +39,11 @@ final class GraphAwarePath<R> implements MatmulPath<R> {
     }
 
     @Override
+    public void load(Operands operands) {
+        eager.load(operands);
+    }
+
+    @Override
     public void close() {
         eager.close();
         if (recorded != null) {

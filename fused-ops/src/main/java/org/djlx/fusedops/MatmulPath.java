@@ -26,6 +26,13 @@ interface MatmulPath<R> extends AutoCloseable {
     /** Issues a call, with operands that match the plan. */
     Issued<R> run(ProcessGroup group, Operands operands);
 
+    /**
+     * Loads a library's kernels for the products. {@link #run} does so itself, unless the caller
+     * issues something that waits for other ranks before it: on a GPU that ranks share, such a load
+     * waits for it, and the other ranks wait for the load.
+     */
+    default void load(Operands operands) {}
+
     /** Frees what the path has prepared. */
     @Override
     default void close() {}

@@ -134,6 +134,11 @@ final class MatmulPlan<R> implements FusedPlan {
         return possible;
     }
 
+    /** Prepares a call before which the caller waits for other ranks on the GPU. */
+    void load(Operands operands) {
+        path.load(operands);
+    }
+
     /** Issues a call, with operands that match the plan's key. */
     MatmulPath.Issued<R> run(ProcessGroup group, Operands operands) {
         return path.run(group, operands);

@@ -21,6 +21,7 @@ abstract class P2pGatherPath extends P2pPath<GatheredMatmul, P2pGatherPath.Call>
     final AllGatherMatmul operator;
     final long shardBytes;
     final InPlace inPlace;
+    private boolean loaded; // whether a library has loaded the kernels of the products
 
     /**
      * The arrays of a call.
@@ -133,6 +134,30 @@ abstract class P2pGatherPath extends P2pPath<GatheredMatmul, P2pGatherPath.Call>
         }
         scope.hold(used);
         return new Call(shardAddress, bs, outs, whole, products, gathered, scales, used);
+    }
+
+    /** Multiplies once by the path's library, on arbitrary data; no-op if it has none. */
+    void multiplyOnce(Call call) {}
+
+    /** Loads the kernels of the products, unless they are loaded or the call is recorded. */
+    final void loadOnce(Call call) {
+        if (!loaded && !plans.compute().isRecorded()) {
+            multiplyOnce(call);
+            loaded = true;
+        }
+    }
+
+    @Override
+    public final void load(Operands operands) {
+        if (!loaded) {
+            OperationScope scope = plans.scope();
+            try {
+                plans.compute().begin();
+                loadOnce(arrays(scope, operands));
+            } finally {
+                scope.abandon();
+            }
+        }
     }
 
     /** Copies a B to the layout of its copy. */

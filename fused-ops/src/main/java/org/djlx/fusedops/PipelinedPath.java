@@ -46,6 +46,11 @@ final class PipelinedPath {
         }
 
         @Override
+        void multiplyOnce(Call call) {
+            products.multiplyShard(call, call.shard(), 0);
+        }
+
+        @Override
         void enqueue(Operation operation, Call call) {
             compute.begin();
             pipeline.gatherAndConsume(

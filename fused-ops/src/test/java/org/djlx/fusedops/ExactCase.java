@@ -561,6 +561,19 @@ final class ExactCase {
         return kind.compare.compare(this, group, pool, results);
     }
 
+    /** As {@link #compare}, what differs between two runs; belongs to the manager. */
+    static NDList changes(NDManager manager, NDList before, NDList after) {
+        try (NDManager scratch = manager.newSubManager()) {
+            NDList changes = new NDList();
+            for (int i = 0; i < before.size(); i++) {
+                NDArray one = Torch.alias(scratch, before.get(i));
+                changes.add(differences(one.neq(after.get(i))));
+            }
+            changes.attach(manager);
+            return changes;
+        }
+    }
+
     /** The As of all ranks. */
     private NDList as(ProcessGroup group, NDArray pool) {
         NDList as = new NDList();

@@ -34,7 +34,7 @@ import org.djlx.nativeops.torch.Torch;
 final class ExactRanks implements AutoCloseable {
 
     private static final long BUFFER = 64 << 20;
-    private static final long RESERVED = 1 << 30; // bytes, more than a batch takes
+    private static final long RESERVED = 2L << 30; // bytes, more than a batch takes
 
     private final Map<Integer, Rank> ranks = new ConcurrentHashMap<>();
 
@@ -79,7 +79,8 @@ final class ExactRanks implements AutoCloseable {
     }
 
     /**
-     * Runs cases in order on all ranks, each some times in a row, and compares what came out last.
+     * Runs cases in order on all ranks, each some times in a row. Compares what came out last, and
+     * each time with the time before.
      *
      * @param path the path that is forced where it is possible; null if the model chooses
      */
@@ -125,51 +126,47 @@ final class ExactRanks implements AutoCloseable {
             rank.stream.synchronize();
             await(step);
             List<NDList> results = new ArrayList<>();
+            NDList differences = new NDList();
+            List<ExactCase> of = new ArrayList<>(); // of each element of that list
             for (int i = 0; i < cases.size(); i++) {
-                NDList result = null;
-                for (int time = 0; time < times; time++) {
-                    if (result != null) {
-                        result.close();
-                    }
-                    result = cases.get(i).run(group, inputs.get(i));
+                ExactCase one = cases.get(i);
+                NDList result = one.run(group, inputs.get(i));
+                rank.stream.synchronize();
+                for (int time = 1; time < times; time++) {
+                    NDList next = one.run(group, inputs.get(i));
                     rank.stream.synchronize();
+                    add(differences, of, one, ExactCase.changes(manager, result, next));
+                    result.close();
+                    result = next;
                 }
                 results.add(result);
                 // cuBLAS loads a kernel with the first product of a size, which must not happen
                 // while kernels on the same GPU wait for this rank; see optSharedGpus.
                 await(step);
             }
-            compare(group, pool, cases, results, rank.stream);
+            for (int i = 0; i < cases.size(); i++) {
+                ExactCase one = cases.get(i);
+                try (NDManager scratch = manager.newSubManager()) {
+                    NDList each = one.compare(group, Torch.alias(scratch, pool), results.get(i));
+                    each.attach(manager);
+                    add(differences, of, one, each);
+                }
+            }
+            // What differs is read from the GPU once.
+            NDArray all = NDArrays.stack(differences);
+            rank.stream.synchronize();
+            long[] values = all.toLongArray();
+            for (int i = 0; i < of.size(); i++) {
+                String from = ": elements differ from index " + values[2 * i + 1];
+                assertEquals(0, values[2 * i], of.get(i) + from);
+            }
             await(step);
         }
     }
 
-    /** What differs is read from the GPU once. */
-    private static void compare(
-            ProcessGroup group,
-            NDArray pool,
-            List<ExactCase> cases,
-            List<NDList> results,
-            CudaStream stream) {
-        NDList differences = new NDList();
-        List<ExactCase> of = new ArrayList<>(); // of each element of that list
-        for (int i = 0; i < cases.size(); i++) {
-            ExactCase one = cases.get(i);
-            try (NDManager scratch = pool.getManager().newSubManager()) {
-                NDList each = one.compare(group, Torch.alias(scratch, pool), results.get(i));
-                each.attach(pool.getManager());
-                differences.addAll(each);
-                of.addAll(Collections.nCopies(each.size(), one));
-            }
-        }
-        NDArray all = NDArrays.stack(differences);
-        stream.synchronize();
-        long[] values = all.toLongArray();
-        for (int i = 0; i < of.size(); i++) {
-            long differ = values[2 * i];
-            assertEquals(
-                    0, differ, of.get(i) + ": elements differ from index " + values[2 * i + 1]);
-        }
+    private static void add(NDList all, List<ExactCase> of, ExactCase one, NDList each) {
+        all.addAll(each);
+        of.addAll(Collections.nCopies(each.size(), one));
     }
 
     private static void await(CyclicBarrier step) {

@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.bench;
 
+import static java.nio.file.StandardOpenOption.CREATE;
+import static java.nio.file.StandardOpenOption.WRITE;
+
 import com.google.gson.Gson;
 import java.io.IOException;
 import java.io.UncheckedIOException;
+import java.nio.channels.FileChannel;
+import java.nio.channels.FileLock;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
@@ -85,6 +90,7 @@ public final class RunReport implements TestExecutionListener {
         if (isClass(test)) {
             Counts counts = counts(test);
             counts.seconds = Math.round((System.nanoTime() - counts.start) / 1e8) / 10.0;
+            print(test, counts);
         }
         String reason = result.getThrowable().map(Throwable::toString).orElse("");
         switch (result.getStatus()) {
@@ -101,6 +107,19 @@ public final class RunReport implements TestExecutionListener {
                 counts.failed++;
                 counts.failures.add(test.getDisplayName() + ": " + reason);
             }
+        }
+    }
+
+    /** Prints what a class has come to: a run takes minutes, and may be cut off. */
+    private void print(TestIdentifier test, Counts counts) {
+        if (file != null && plan.getParent(test).filter(RunReport::isClass).isEmpty()) {
+            System.out.printf(
+                    "%6.1f s, %d of %d succeeded, %d skipped: %s%n",
+                    counts.seconds,
+                    counts.succeeded,
+                    counts.found,
+                    counts.skipped,
+                    test.getLegacyReportingName());
         }
     }
 
@@ -152,13 +171,29 @@ public final class RunReport implements TestExecutionListener {
     }
 
     @Override
+    @SuppressWarnings("try") // the lock is not named in the body
     public void testPlanExecutionFinished(TestPlan testPlan) {
         if (file == null) {
             return;
         }
-        if (join && Files.exists(file)) {
-            joinFile();
+        if (!join) {
+            write();
+            return;
         }
+        // Another process may join its classes at the same time.
+        Path lock = Path.of(System.getProperty("java.io.tmpdir"), file.getFileName() + ".lock");
+        try (FileChannel channel = FileChannel.open(lock, CREATE, WRITE);
+                FileLock held = channel.lock()) {
+            if (Files.exists(file)) {
+                joinFile();
+            }
+            write();
+        } catch (IOException e) {
+            throw new UncheckedIOException(e);
+        }
+    }
+
+    private void write() {
         if (classes.values().stream().allMatch(c -> c.found == c.skipped)) {
             System.out.printf("No test has run: %s is left as it is.%n", file);
             return;

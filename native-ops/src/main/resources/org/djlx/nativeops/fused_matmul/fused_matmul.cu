@@ -572,6 +572,8 @@ __device__ void compute(const Launch& launch, Shared& shared, char* stages, char
           u32 pairs[4][4];
 #pragma unroll
           for (int j = 0; j < 4; j++) load_matrices(matrices + ring_slot * BOX_BYTES + (swizzle ^ j << 5), pairs[j]);
+          // The reads end before the next load overwrites the box: TMA does not wait for what is only ordered by the barrier.
+          fence_async_shared();
           __syncwarp();
           if (lane == 0) shared.box_empty[half][ring_slot].arrive();
           if (source > launch.rank) {

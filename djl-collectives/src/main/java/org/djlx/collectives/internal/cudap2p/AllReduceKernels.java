@@ -154,13 +154,14 @@ final class AllReduceKernels implements AutoCloseable {
      * Limits the blocks of a launch, to the same number on all ranks, because ranks share a GPU;
      * see {@link P2p#waitingBlocks}.
      *
+     * @param mesh the limit of {@link Algorithm#MESH}, whose blocks wait for blocks of their index
      * @param now returns a lower limit while other groups use the GPU; may differ between ranks,
      *     and holds for one-shot and two-shot, whose blocks wait for packs and not for blocks
      */
-    synchronized void shareGpu(int most, IntSupplier now) {
+    synchronized void shareGpu(int most, int mesh, IntSupplier now) {
         this.now = now;
         maxBlocks = Math.min(maxBlocks, most);
-        maxMeshBlocks = Math.min(maxMeshBlocks, most);
+        maxMeshBlocks = Math.min(maxMeshBlocks, mesh);
     }
 
     /**

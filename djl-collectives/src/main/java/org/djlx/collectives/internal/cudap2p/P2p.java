@@ -161,6 +161,21 @@ final class P2p {
         return sharing == 1 ? processors : Math.max(1, processors / (2 * (sharing - 1)));
     }
 
+    private static int waitingBlocks(List<Gpu> gpus, int sharing) {
+        return gpus.stream()
+                .mapToInt(gpu -> waitingBlocks(gpu.processors, sharing))
+                .min()
+                .orElseThrow();
+    }
+
+    /**
+     * Returns the blocks of a kernel that needs the same number at all times and on all ranks,
+     * which share these GPUs: other groups may join up to the most ranks that a GPU can have.
+     */
+    static int fixedBlocks(List<Gpu> gpus) {
+        return waitingBlocks(gpus, RegionHandshake.MOST_SHARING);
+    }
+
     /**
      * The GPU of a rank.
      *
@@ -277,13 +292,9 @@ final class P2p {
                             .mapToInt(bus -> Collections.frequency(buses, bus))
                             .max()
                             .orElse(1);
-            int blocks =
-                    gpus.stream()
-                            .mapToInt(gpu -> P2p.waitingBlocks(gpu.processors, sharing))
-                            .min()
-                            .orElseThrow();
+            int blocks = P2p.waitingBlocks(gpus, sharing);
             if (sharing > 1) {
-                kernels.shareGpu(blocks, () -> waitingBlocks(Integer.MAX_VALUE));
+                kernels.shareGpu(blocks, fixedBlocks(gpus), () -> waitingBlocks(Integer.MAX_VALUE));
             }
             kernelBlocks = Gpu.areAlike(gpus) && buffers ? blocks : 0;
             gpuRates = Gpu.slowest(gpus);

@@ -61,6 +61,9 @@ final class RegionHandshake {
     // The caller's stream, one that a graph runs on, the group's stream and the side stream.
     private static final int STREAMS_PER_RANK = 4;
 
+    /** The most ranks on a GPU, those of all groups of the process. */
+    static final int MOST_SHARING = MAX_QUEUES / STREAMS_PER_RANK;
+
     private final GroupContext context;
     private final CudaP2pOptions options;
     private final CudaDevice device;
@@ -144,6 +147,10 @@ final class RegionHandshake {
         // After this exchange, all ranks have left earlier groups: their memory can be freed.
         context.exchange("p2p-begin", new byte[0]);
         Disposal.run("P2P memory of earlier groups", RetiredRegions::free);
+        if (options.isSharedGpus()) {
+            // A free waits for all kernels of the GPU, and keeps those from it that they wait for.
+            Disposal.await(FREE_PATIENCE);
+        }
         RegionHandshake handshake = new RegionHandshake(context, options, device, topology);
         boolean done = false;
         try {
@@ -266,7 +273,7 @@ final class RegionHandshake {
                             most,
                             CONNECTIONS,
                             MAX_QUEUES,
-                            MAX_QUEUES / STREAMS_PER_RANK));
+                            MOST_SHARING));
         }
     }
 

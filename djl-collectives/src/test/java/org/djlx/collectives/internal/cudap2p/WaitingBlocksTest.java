@@ -4,6 +4,7 @@ package org.djlx.collectives.internal.cudap2p;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import java.util.List;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
@@ -24,5 +25,17 @@ class WaitingBlocksTest {
         assertTrue(blocks >= 1);
         assertTrue(blocks * sharing <= processors, "all run at once");
         assertTrue(blocks * (sharing - 1) <= processors / 2, "half is left");
+    }
+
+    /** However many ranks of other groups join: a mesh cannot change its blocks. */
+    @Test
+    void aMeshKeepsToTheLimitOfAllGroups() {
+        List<P2p.Gpu> gpus =
+                List.of(new P2p.Gpu("sm_90", 132, "0", null), new P2p.Gpu("sm_90", 114, "1", null));
+        int blocks = P2p.fixedBlocks(gpus);
+        assertTrue(blocks >= 1);
+        for (int ranks = 2; ranks <= RegionHandshake.MOST_SHARING; ranks++) {
+            assertTrue(blocks <= P2p.waitingBlocks(114, ranks), ranks + " ranks");
+        }
     }
 }
