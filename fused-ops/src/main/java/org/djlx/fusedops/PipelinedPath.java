@@ -53,6 +53,7 @@ final class PipelinedPath {
         @Override
         void enqueue(Operation operation, Call call) {
             compute.begin();
+            loadOnce(call);
             pipeline.gatherAndConsume(
                     operation,
                     slots,

@@ -109,7 +109,7 @@ final class Coordinator implements AutoCloseable {
                         .toList();
         String missing =
                 IntStream.range(0, launcher.maxNodes)
-                        .filter(node -> !here.contains(node))
+                        .filter(node -> node != launcher.nodeRank && !here.contains(node))
                         .mapToObj(Integer::toString)
                         .collect(Collectors.joining(", "));
         boolean named = !missing.isEmpty() && !here.contains(-1) && end == null;

@@ -68,7 +68,10 @@ class MpiProcessesTest {
             if (rank != dead) {
                 // 8 or 9; more on a machine that has no time for the heartbeats' threads.
                 assertSeconds("rank " + rank + " after (\\d+) s: .*" + reason, result.output());
-                assertSeconds("rank " + rank + " left after (\\d+) s", result.output());
+                // MPICH's mpiexec may end the others when the first has left.
+                if (mpi == MpiRun.OPEN_MPI) {
+                    assertSeconds("rank " + rank + " left after (\\d+) s", result.output());
+                }
             }
         }
     }
