@@ -53,10 +53,12 @@ import org.djlx.collectives.Work;
 import org.djlx.collectives.checkpoint.CheckpointManager;
 import org.djlx.collectives.checkpoint.TrainingProgress;
 import org.djlx.collectives.gradient.GradientScope;
+import org.djlx.collectives.launch.LaunchEnvironment;
 import org.djlx.collectives.p2p.P2pBuffers;
 import org.djlx.collectives.pool.RankPool;
 import org.djlx.collectives.pool.RankWorker;
 import org.djlx.collectives.pool.RequestCodec;
+import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.collectives.spi.OpType;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.collectives.train.DistributedSampler;
@@ -149,8 +151,8 @@ class ExamplesTest {
     void anExampleIsCodeThatRuns(String example) throws IOException {
         String here = Files.readString(Path.of("src/test/java/org/djlx/samples/ExamplesTest.java"));
         // An example may leave out code between two paragraphs.
-        for (String paragraph : example.split("\\n( \\*)?\\n")) {
-            String code = squeeze(paragraph.replaceAll("(?m)^ \\* ?", ""));
+        for (String paragraph : example.split("\\n( *\\*)?\\n")) {
+            String code = squeeze(paragraph.replaceAll("(?m)^ *\\* ?", ""));
             assertFalse(code.isEmpty(), example);
             assertTrue(squeeze(here).contains(code), () -> "no such code here:\n" + paragraph);
         }
@@ -279,6 +281,18 @@ class ExamplesTest {
     /** Runs in a process started by torchrun or launch. */
     static ProcessGroup initialise() {
         ProcessGroup group = ProcessGroups.init("shm");
+        return group;
+    }
+
+    /** Runs in processes that know their rank by other means. */
+    static ProcessGroup initialise(int rank, int worldSize, BackendOptions options) {
+        LaunchEnvironment environment =
+                LaunchEnvironment.builder()
+                        .optRank(rank, worldSize)
+                        .optMasterAddress("node0", 29500)
+                        .optBindAddress("0.0.0.0")
+                        .build();
+        ProcessGroup group = ProcessGroups.init("nccl", environment, options);
         return group;
     }
 

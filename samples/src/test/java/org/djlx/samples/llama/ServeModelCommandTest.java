@@ -27,7 +27,7 @@ import org.junit.jupiter.api.io.TempDir;
 @Timeout(120)
 class ServeModelCommandTest extends CommandTest {
 
-    private static final Path TEXT = Path.of("..", "docs", "operations.md");
+    private static final Path TEXT = Path.of("..", "LICENSE");
 
     @TempDir private Path folder;
 
