@@ -20,6 +20,7 @@ import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.TorchThreads;
 import org.djlx.collectives.engine.ParallelModel;
 import org.djlx.collectives.engine.ParallelModelLoader;
+import org.djlx.collectives.launch.LaunchEnvironment;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
@@ -118,14 +119,13 @@ public final class TorchScriptLoader implements ParallelModelLoader {
 
     /** Throws if a launcher started several processes: each would load all ranks. */
     private static void checkIsOnlyProcess() {
-        String worldSize = System.getenv("WORLD_SIZE");
-        if (System.getenv("RANK") != null && worldSize != null && !worldSize.trim().equals("1")) {
+        if (LaunchEnvironment.current().isDistributed()) {
             throw new IllegalArgumentException(
                     String.format(
                             "the ranks of a TorchScript model are threads of one process, but"
-                                    + " WORLD_SIZE is %s: start one process without a launcher, or"
-                                    + " unset RANK and WORLD_SIZE",
-                            worldSize));
+                                    + " a launcher says %s: start one process without a launcher,"
+                                    + " or unset its variables",
+                            LaunchEnvironment.current()));
         }
     }
 

@@ -19,6 +19,7 @@ import java.util.stream.Collectors;
 import java.util.zip.CRC32C;
 import java.util.zip.Checksum;
 import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.launch.LaunchEnvironment;
 import org.djlx.nativeops.host.Durations;
 import org.djlx.samples.common.CliCommand;
 import org.djlx.samples.common.DeviceKind;
@@ -225,7 +226,7 @@ public final class TrainCommand extends CliCommand {
                 dataParallel != null
                         || tensorParallel != 1
                         || options.inProcesses()
-                        || System.getenv("RANK") != null
+                        || LaunchEnvironment.current().get("RANK") != null
                         || checkpoints != null
                         || llama != null,
                 "--compare chooses the ranks itself, as threads: leave out --data-parallel,"

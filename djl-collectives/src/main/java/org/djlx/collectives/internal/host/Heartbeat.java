@@ -14,7 +14,7 @@ import org.djlx.collectives.store.Store;
  * keys of the watched members.
  *
  * <p>Silence is counted in beats of this member, not in time: a member that was stopped itself, for
- * example by a debugger, takes nobody for dead after it goes on. Thread-safe.
+ * example by a debugger, does not take others for dead after it goes on. Thread-safe.
  */
 public final class Heartbeat implements AutoCloseable {
 

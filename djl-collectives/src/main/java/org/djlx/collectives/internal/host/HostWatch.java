@@ -108,7 +108,7 @@ final class HostWatch implements AutoCloseable {
         try {
             store.set(LEFT, UNSET);
         } catch (RuntimeException e) {
-            left = true; // Nobody is left to be told.
+            left = true; // The store is gone, and with it the way to tell.
         }
     }
 }

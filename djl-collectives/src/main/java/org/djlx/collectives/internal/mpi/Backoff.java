@@ -3,6 +3,7 @@ package org.djlx.collectives.internal.mpi;
 
 import java.util.concurrent.locks.LockSupport;
 import org.djlx.collectives.internal.host.Rendezvous;
+import org.djlx.collectives.launch.LaunchEnvironment;
 
 /**
  * How a thread pauses between polls of MPI, which wakes no thread. It spins if every rank of this
@@ -54,8 +55,7 @@ final class Backoff {
 
     /** Returns the number of ranks on this host, as the launcher tells; 0 if it does not. */
     static int localRanks() {
-        String local = System.getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
-        local = local == null ? System.getenv("MPI_LOCALNRANKS") : local;
+        String local = LaunchEnvironment.current().get("LOCAL_WORLD_SIZE");
         try {
             return local == null ? 0 : Integer.parseInt(local);
         } catch (NumberFormatException e) {

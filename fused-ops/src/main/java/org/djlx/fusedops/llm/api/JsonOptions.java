@@ -82,12 +82,20 @@ final class JsonOptions {
     static JsonObject object(Object... namesAndValues) {
         JsonObject json = new JsonObject();
         for (int i = 0; i < namesAndValues.length; i += 2) {
-            Object value = namesAndValues[i + 1];
-            json.add(
-                    (String) namesAndValues[i],
-                    value instanceof JsonElement element ? element : GSON.toJsonTree(value));
+            json.add((String) namesAndValues[i], element(namesAndValues[i + 1]));
         }
         return json;
+    }
+
+    /** As {@link Gson#toJsonTree}, without its writer for what each event of a stream has. */
+    private static JsonElement element(Object value) {
+        return value instanceof JsonElement element
+                ? element
+                : value instanceof String text
+                        ? new JsonPrimitive(text)
+                        : value instanceof Number number
+                                ? new JsonPrimitive(number)
+                                : GSON.toJsonTree(value);
     }
 
     private JsonElement get(String name) {

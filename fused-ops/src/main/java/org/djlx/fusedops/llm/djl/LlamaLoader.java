@@ -21,6 +21,7 @@ import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.TorchThreads;
 import org.djlx.collectives.engine.ParallelModel;
 import org.djlx.collectives.engine.ParallelModelLoader;
+import org.djlx.collectives.launch.LaunchEnvironment;
 import org.djlx.fusedops.llm.api.TextApi;
 import org.djlx.fusedops.llm.engine.LlamaGenerator;
 import org.djlx.fusedops.llm.text.ChatTemplate;
@@ -240,11 +241,9 @@ public final class LlamaLoader implements ParallelModelLoader {
 
     /** Returns whether the ranks are processes. */
     private static boolean areProcesses(Integer degree) {
-        String worldSize = System.getenv("WORLD_SIZE");
-        if (System.getenv("RANK") == null || worldSize == null || worldSize.trim().equals("1")) {
-            return false;
-        }
-        return degree == null || worldSize.trim().equals(degree.toString());
+        LaunchEnvironment launcher = LaunchEnvironment.current();
+        return launcher.isDistributed()
+                && (degree == null || launcher.get("WORLD_SIZE").equals(degree.toString()));
     }
 
     /** Takes an option, if it is there, and sets its value. */

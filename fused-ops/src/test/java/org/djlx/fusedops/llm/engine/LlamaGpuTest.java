@@ -732,10 +732,8 @@ class LlamaGpuTest {
             free.add(freeMebibytes(devices.get(0)));
         }
         // The first one has loaded what the process keeps: libraries, their kernels and workspaces.
-        // A leak takes memory each time; the driver takes a page of 2 MiB now and then.
-        assertTrue(
-                free.get(2) >= free.get(1) || free.get(3) >= free.get(2),
-                "MiB that are free after each: " + free);
+        // The driver takes a page of 2 MiB now and then: 78,730 and then 78,728 MiB on an H100.
+        assertTrue(free.get(1) - free.get(3) <= 2 * 2, "MiB that are free after each: " + free);
     }
 
     private static long freeMebibytes(Device device) throws IOException {

@@ -313,7 +313,7 @@ class TextChatModelTest {
         TextChatModel busy =
                 new TextChatModel(new TextApi("tiny", small, ChatTemplate.PLAIN), small);
         List<Collector> all = new ArrayList<>();
-        for (int i = 0; i < 4; i++) {
+        for (int i = 0; i < 64; i++) { // Some come while another runs and one waits.
             all.add(new Collector());
             busy.streaming().chat(request(HOW).maxOutputTokens(100).build(), all.get(i));
         }
@@ -326,7 +326,7 @@ class TextChatModelTest {
                 refused++;
             }
         }
-        assertTrue(refused >= 1 && refused <= 3, refused + " refused");
+        assertTrue(refused >= 1 && refused <= 63, refused + " refused");
         small.close();
         assertThrows(InternalServerException.class, () -> busy.chat("How?"));
     }
