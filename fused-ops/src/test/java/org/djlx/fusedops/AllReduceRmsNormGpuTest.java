@@ -28,7 +28,7 @@ import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.TestArrays;
 import org.djlx.collectives.internal.cudap2p.P2pRanks;
 import org.djlx.collectives.internal.cudap2p.Replays;
-import org.djlx.fusedops.internal.LlamaKernels;
+import org.djlx.fusedops.internal.DecoderKernels;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.CudaGraph;
 import org.djlx.nativeops.cuda.CudaStream;
@@ -290,8 +290,8 @@ class AllReduceRmsNormGpuTest {
                     try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch");
                             CudaDevice device = CudaDevice.open(group.device());
                             CurrentStreams streams = new CurrentStreams(device);
-                            LlamaKernels kernels =
-                                    new LlamaKernels(
+                            DecoderKernels kernels =
+                                    new DecoderKernels(
                                             device,
                                             new KernelCompiler(KernelCache.user()),
                                             ScalarType.BFLOAT16,

@@ -72,7 +72,7 @@ import org.djlx.fusedops.llm.Generation;
 import org.djlx.fusedops.llm.GenerationRequest;
 import org.djlx.fusedops.llm.TextGenerator;
 import org.djlx.fusedops.llm.api.TextApi;
-import org.djlx.fusedops.llm.engine.LlamaGenerator;
+import org.djlx.fusedops.llm.engine.TextEngine;
 import org.djlx.fusedops.llm.langchain4j.TextChatModel;
 import org.djlx.fusedops.llm.text.ChatTemplate;
 import org.djlx.fusedops.llm.text.ToolFormat;
@@ -112,7 +112,7 @@ class ExamplesTest {
                                 find(source("FusedOps"), JAVADOC, 1),
                                 find(source("VariableAllToAll"), JAVADOC, 1),
                                 find(source("TextGenerator"), JAVADOC, 1),
-                                find(source("LlamaGenerator"), JAVADOC, 1),
+                                find(source("TextEngine"), JAVADOC, 1),
                                 find(Path.of("docs/overview.html"), OVERVIEW, 1),
                                 find(Path.of("docs/getting-started.md"), MARKDOWN, 2),
                                 find(Path.of("docs/process-groups.md"), MARKDOWN, 2),
@@ -475,7 +475,7 @@ class ExamplesTest {
                 Main.commandLine()
                         .execute("serve-model", "--text", "../README.md", directory.toString()));
         try (TextGenerator generator =
-                LlamaGenerator.builder().setDirectory(directory).optRanks(2).build()) {
+                TextEngine.builder().setDirectory(directory).optRanks(2).build()) {
             Generation generation =
                     generator.submit(
                             GenerationRequest.builder()
@@ -486,7 +486,7 @@ class ExamplesTest {
                     .await(Duration.ofMinutes(1))
                     .forEach(piece -> System.out.print(piece.text()));
         }
-        try (TextGenerator generator = LlamaGenerator.builder().setDirectory(directory).build()) {
+        try (TextGenerator generator = TextEngine.builder().setDirectory(directory).build()) {
             pieces(generator);
         }
     }
@@ -519,7 +519,7 @@ class ExamplesTest {
                 0,
                 Main.commandLine()
                         .execute("serve-model", "--text", "../README.md", directory.toString()));
-        try (TextGenerator generator = LlamaGenerator.builder().setDirectory(directory).build()) {
+        try (TextGenerator generator = TextEngine.builder().setDirectory(directory).build()) {
             ToolFormat tools = ToolFormat.named("hermes");
             TextApi api = new TextApi("tiny", generator, ChatTemplate.of(directory), tools);
             TextChatModel model = new TextChatModel(api, generator);
@@ -535,7 +535,7 @@ class ExamplesTest {
             assertNotNull(reader.read("It bored me.").mood());
         }
         // The example of the class.
-        try (TextGenerator generator = LlamaGenerator.builder().setDirectory(directory).build()) {
+        try (TextGenerator generator = TextEngine.builder().setDirectory(directory).build()) {
             TextApi api = new TextApi("tiny", generator, ChatTemplate.of(directory));
             ChatModel model = new TextChatModel(api, generator);
             String answer = model.chat("Hello");

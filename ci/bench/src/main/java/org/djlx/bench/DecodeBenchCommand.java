@@ -23,7 +23,7 @@ import java.util.concurrent.TimeoutException;
 import java.util.stream.IntStream;
 import java.util.stream.Stream;
 import org.djlx.fusedops.llm.api.TextApi;
-import org.djlx.fusedops.llm.engine.LlamaGenerator;
+import org.djlx.fusedops.llm.engine.TextEngine;
 import org.djlx.fusedops.llm.model.ModelConfig;
 import org.djlx.fusedops.llm.text.ChatTemplate;
 import org.djlx.fusedops.llm.text.TextTokenizer;
@@ -32,8 +32,8 @@ import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.GpuRates;
 import org.djlx.samples.common.Gpus;
 import org.djlx.samples.common.TextTable;
-import org.djlx.samples.llama.ModelOptions;
-import org.djlx.samples.llama.RandomLlama;
+import org.djlx.samples.generate.ModelOptions;
+import org.djlx.samples.generate.RandomLlama;
 import org.djlx.samples.serve.GenerationServer;
 import org.djlx.samples.serve.ServerOptions;
 import picocli.CommandLine.Command;
@@ -223,7 +223,7 @@ final class DecodeBenchCommand extends ReportCommand {
         FirstToken first;
         List<DecodeBench.Row> served;
         long start = System.nanoTime();
-        try (LlamaGenerator generator =
+        try (TextEngine generator =
                 model.load(directory, builder -> builder.optPrefixCaching(false))) {
             if (generator.isFollower()) {
                 generator.awaitEnd();
@@ -328,7 +328,7 @@ final class DecodeBenchCommand extends ReportCommand {
         store();
     }
 
-    private List<StepRow> steps(LlamaGenerator generator, int ranks)
+    private List<StepRow> steps(TextEngine generator, int ranks)
             throws InterruptedException, TimeoutException {
         int longest = Math.max(longPrompt + 1, promptTokens + tokens);
         refuseIf(
@@ -372,7 +372,7 @@ final class DecodeBenchCommand extends ReportCommand {
         return rows;
     }
 
-    private FirstToken firstToken(LlamaGenerator generator)
+    private FirstToken firstToken(TextEngine generator)
             throws InterruptedException, TimeoutException {
         StepBench bench = new StepBench(generator, generator.config().vocabularySize());
         double micros = bench.firstTokenMicros(longPrompt, FIRST_TOKEN_RUNS);
@@ -383,7 +383,7 @@ final class DecodeBenchCommand extends ReportCommand {
         return first;
     }
 
-    private List<DecodeBench.Row> serve(Path directory, LlamaGenerator generator)
+    private List<DecodeBench.Row> serve(Path directory, TextEngine generator)
             throws IOException, InterruptedException, ExecutionException {
         Duration limit = Duration.ofMinutes(10);
         ServerOptions options =
@@ -434,7 +434,7 @@ final class DecodeBenchCommand extends ReportCommand {
      * Counts the tokens that have no text, so clients do not see them: special tokens, and parts of
      * a character. A random model has no other tokens without text.
      */
-    private static long tokensWithoutText(LlamaGenerator generator) {
+    private static long tokensWithoutText(TextEngine generator) {
         TextTokenizer tokenizer = generator.tokenizer().orElseThrow();
         return IntStream.range(0, generator.config().vocabularySize())
                 .mapToObj(token -> tokenizer.decode(new int[] {token}))

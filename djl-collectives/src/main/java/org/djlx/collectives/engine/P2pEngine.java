@@ -109,9 +109,9 @@ import org.djlx.nativeops.NativeLibrary;
  *
  * <h2>Loading</h2>
  *
- * <p>A model directory that a {@link ParallelModelLoader} knows, such as a Llama's, is divided
- * among ranks when it is loaded. Such a model takes an {@link ai.djl.modality.Input} and returns an
- * {@link ai.djl.modality.Output}; models on arrays also take and return an {@link
+ * <p>A model directory that a {@link ParallelModelLoader} knows, such as the text engine's, is
+ * divided among ranks when it is loaded. Such a model takes an {@link ai.djl.modality.Input} and
+ * returns an {@link ai.djl.modality.Output}; models on arrays also take and return an {@link
  * ai.djl.ndarray.NDList}.
  */
 public final class P2pEngine extends Engine {

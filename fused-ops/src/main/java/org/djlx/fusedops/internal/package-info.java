@@ -17,8 +17,8 @@
  *       Hopper GPUs
  *   <li>{@link org.djlx.fusedops.internal.GatheredExchange} - all-gather and reduce-scatter by one
  *       kernel (GATHERED)
- *   <li>{@link org.djlx.fusedops.internal.LlamaKernels} - kernels of decoding: matmuls of few rows,
- *       attention, sampling
+ *   <li>{@link org.djlx.fusedops.internal.DecoderKernels} - kernels of decoding: matmuls of few
+ *       rows, attention, sampling
  *   <li>{@link org.djlx.fusedops.internal.Pipeline} - orders matmuls of parts and copies beside
  *       them (PIPELINED)
  *   <li>{@link org.djlx.fusedops.internal.Product} - a prepared matmul

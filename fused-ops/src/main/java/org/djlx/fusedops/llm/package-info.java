@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /**
  * Text generation on tensor-parallel ranks: the types of the public API. Start with {@link
- * org.djlx.fusedops.llm.engine.LlamaGenerator}, which implements {@link
+ * org.djlx.fusedops.llm.engine.TextEngine}, which implements {@link
  * org.djlx.fusedops.llm.TextGenerator}.
  *
  * <ul>

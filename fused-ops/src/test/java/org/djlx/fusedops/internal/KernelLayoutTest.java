@@ -19,18 +19,18 @@ class KernelLayoutTest {
 
     @Test
     void llama() {
-        KernelConstants llama = constants("llama/llama.cu", "-DHEAD_SIZE=128");
-        assertEquals(llama.value("CHUNK"), LlamaKernels.CHUNK);
-        assertEquals(llama.value("TOP_BLOCKS"), LlamaKernels.TOP_BLOCKS);
-        assertEquals(llama.value("SAMPLED"), LlamaKernels.LAST_SAMPLED);
-        assertEquals(llama.struct("SamplingParameters").byteSize(), LlamaKernels.SAMPLING_BYTES);
-        assertEquals(llama.struct("Edit").byteSize(), LlamaKernels.EDIT_BYTES);
-        assertEquals(llama.value("IN_PROMPT"), LlamaKernels.IN_PROMPT);
-        assertEquals(llama.struct("Most").byteSize(), LlamaKernels.MOST_BYTES);
-        assertEquals(llama.value("MAX_MOST"), LlamaKernels.MAX_MOST);
-        assertEquals(llama.struct("Top").byteSize(), LlamaKernels.TOP_FLOATS * Float.BYTES);
+        KernelConstants llama = constants("decoder/decoder.cu", "-DHEAD_SIZE=128");
+        assertEquals(llama.value("CHUNK"), DecoderKernels.CHUNK);
+        assertEquals(llama.value("TOP_BLOCKS"), DecoderKernels.TOP_BLOCKS);
+        assertEquals(llama.value("SAMPLED"), DecoderKernels.LAST_SAMPLED);
+        assertEquals(llama.struct("SamplingParameters").byteSize(), DecoderKernels.SAMPLING_BYTES);
+        assertEquals(llama.struct("Edit").byteSize(), DecoderKernels.EDIT_BYTES);
+        assertEquals(llama.value("IN_PROMPT"), DecoderKernels.IN_PROMPT);
+        assertEquals(llama.struct("Most").byteSize(), DecoderKernels.MOST_BYTES);
+        assertEquals(llama.value("MAX_MOST"), DecoderKernels.MAX_MOST);
+        assertEquals(llama.struct("Top").byteSize(), DecoderKernels.TOP_FLOATS * Float.BYTES);
         assertEquals(
-                LlamaKernels.MAX_ROWS,
+                DecoderKernels.MAX_ROWS,
                 llama.calls("MATMUL").stream().mapToInt(call -> call[0]).max().orElseThrow());
     }
 
@@ -59,7 +59,7 @@ class KernelLayoutTest {
                         BlockKernels.class,
                         FusedMatmul.class,
                         GatheredExchange.class,
-                        LlamaKernels.class,
+                        DecoderKernels.class,
                         RankOrderReducer.class,
                         RmsNormKernels.class,
                         VdevKernels.class)) {

@@ -126,13 +126,13 @@ class KernelArchitectureTest {
                         types);
         block.addAll(names(List.of("convert_columns"), types.subList(1, types.size())));
         sources.put("transformer_block/transformer_block.cu", block);
-        sources.put("llama/llama.cu", bfloat16 ? llamaKernels() : Set.of());
+        sources.put("decoder/decoder.cu", bfloat16 ? decoderKernels() : Set.of());
         sources.put("signals/signals.cu", Set.of("enter", "meet", "signal_peer", "wait_signals"));
         sources.put("scale.cu", Set.of("scale", "add"));
         return sources;
     }
 
-    private static Set<String> llamaKernels() {
+    private static Set<String> decoderKernels() {
         Set<String> names = new TreeSet<>();
         for (String rows : List.of("8", "16", "32", "64")) {
             List<String> stripes =

@@ -12,7 +12,7 @@ import java.util.List;
 import java.util.concurrent.TimeUnit;
 import org.djlx.fusedops.llm.TextGenerator;
 import org.djlx.fusedops.llm.api.TextApi;
-import org.djlx.fusedops.llm.engine.LlamaGenerator;
+import org.djlx.fusedops.llm.engine.TextEngine;
 import org.djlx.fusedops.llm.text.ChatTemplate;
 import org.djlx.samples.CommandTest;
 import org.junit.jupiter.api.Tag;
@@ -67,7 +67,7 @@ class ClientsTest extends CommandTest {
                         patience,
                         Duration.ZERO);
         try (TextGenerator generator =
-                        LlamaGenerator.builder().setDirectory(model).optRanks(2).build();
+                        TextEngine.builder().setDirectory(model).optRanks(2).build();
                 GenerationServer server =
                         new GenerationServer(
                                 new TextApi("tiny", generator, ChatTemplate.of(model)),

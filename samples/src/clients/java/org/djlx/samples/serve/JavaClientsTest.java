@@ -41,7 +41,7 @@ import java.util.List;
 import java.util.Map;
 import org.djlx.fusedops.llm.TextGenerator;
 import org.djlx.fusedops.llm.api.TextApi;
-import org.djlx.fusedops.llm.engine.LlamaGenerator;
+import org.djlx.fusedops.llm.engine.TextEngine;
 import org.djlx.fusedops.llm.text.ChatTemplate;
 import org.djlx.fusedops.llm.text.ToolFormat;
 import org.djlx.samples.CommandTest;
@@ -79,7 +79,7 @@ class JavaClientsTest extends CommandTest {
         Path model = folder.resolve("tiny");
         output(0, "serve-model", model.toString(), "--text", "../README.md");
         Duration patience = Duration.ofMinutes(1);
-        generator = LlamaGenerator.builder().setDirectory(model).optRanks(2).build();
+        generator = TextEngine.builder().setDirectory(model).optRanks(2).build();
         ToolFormat tools = ToolFormat.named("hermes");
         server =
                 new GenerationServer(

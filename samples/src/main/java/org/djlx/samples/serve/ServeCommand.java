@@ -10,10 +10,10 @@ import java.time.Duration;
 import java.util.List;
 import org.djlx.fusedops.llm.TextGenerator;
 import org.djlx.fusedops.llm.api.TextApi;
-import org.djlx.fusedops.llm.engine.LlamaGenerator;
+import org.djlx.fusedops.llm.engine.TextEngine;
 import org.djlx.fusedops.llm.text.ChatTemplate;
 import org.djlx.samples.common.CliCommand;
-import org.djlx.samples.llama.ModelOptions;
+import org.djlx.samples.generate.ModelOptions;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Mixin;
 import picocli.CommandLine.Option;
@@ -23,8 +23,8 @@ import picocli.CommandLine.Parameters;
 @Command(
         name = "serve",
         description = {
-            "Serves a Llama over HTTP: /v1/chat/completions, /v1/completions and /v1/models for"
-                    + " OpenAI's clients, /invocations for DJL Serving's, /health,"
+            "Serves a language model over HTTP: /v1/chat/completions, /v1/completions and"
+                    + " /v1/models for OpenAI's clients, /invocations for DJL Serving's, /health,"
                     + " /metrics for Prometheus, and a page to chat with at /.",
             "If the environment variable DJLX_SERVE_TOKEN is set, clients must send it as"
                     + " 'Authorization: Bearer TOKEN'. SIGTERM lets answers end before it stops."
@@ -101,7 +101,7 @@ public final class ServeCommand extends CliCommand {
         if (model.ranks().here().contains(0)) {
             GenerationServer.checkAddress(options); // Before loading, which may take minutes.
         }
-        try (LlamaGenerator generator = model.load(directory)) {
+        try (TextEngine generator = model.load(directory)) {
             if (generator.isFollower()) {
                 // SIGTERM reaches all ranks; close() waits for rank 0, which still needs this one.
                 Runtime.getRuntime().addShutdownHook(new Thread(generator::close, "serve-end"));

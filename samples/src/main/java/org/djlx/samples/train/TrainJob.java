@@ -45,7 +45,7 @@ import org.djlx.fusedops.nn.VocabularyParallelCrossEntropy;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
-import org.djlx.samples.llama.TrainedLlama;
+import org.djlx.samples.generate.TrainedLlama;
 
 /**
  * One rank of a training: a small Llama learns to predict the next byte of a text. Ranks share a

@@ -12,7 +12,7 @@ import java.util.List;
 import java.util.Optional;
 import org.djlx.fusedops.llm.TextGenerator;
 import org.djlx.fusedops.llm.api.TextApi;
-import org.djlx.fusedops.llm.engine.LlamaGenerator;
+import org.djlx.fusedops.llm.engine.TextEngine;
 import org.djlx.fusedops.llm.text.ChatTemplate;
 import org.djlx.samples.Main;
 import org.junit.jupiter.api.AfterEach;
@@ -310,7 +310,7 @@ class ChatPageTest {
             "1"
         };
         assertEquals(0, Main.commandLine().execute(command));
-        open(LlamaGenerator.builder().setDirectory(tiny).build(), null);
+        open(TextEngine.builder().setDirectory(tiny).build(), null);
         setValue("seed", "1");
         chat("Once upon a time");
         assertEquals("", browser.evaluate(NOTICE));

@@ -35,7 +35,7 @@ import org.djlx.fusedops.llm.GeneratedPiece;
 import org.djlx.fusedops.llm.GenerationRequest;
 import org.djlx.fusedops.llm.GeneratorStatistics;
 import org.djlx.fusedops.llm.api.TextApi;
-import org.djlx.fusedops.llm.engine.LlamaGenerator;
+import org.djlx.fusedops.llm.engine.TextEngine;
 import org.djlx.fusedops.llm.text.ChatTemplate;
 import org.djlx.fusedops.llm.text.ToolFormat;
 import org.djlx.samples.CommandTest;
@@ -81,7 +81,7 @@ class ServeSoakTest extends CommandTest {
     @TempDir private Path folder;
     private final ExecutorService workers = Executors.newCachedThreadPool();
     private final HttpClient client = HttpClient.newBuilder().executor(workers).build();
-    private LlamaGenerator generator;
+    private TextEngine generator;
     private GenerationServer server;
 
     @Test
@@ -102,14 +102,14 @@ class ServeSoakTest extends CommandTest {
     private void attack(Soak soak, Path model) throws Exception {
         Random random = new Random(Soak.SEED);
         List<Chat> chats = new ArrayList<>();
-        try (LlamaGenerator alone = LlamaGenerator.builder().setDirectory(model).build()) {
+        try (TextEngine alone = TextEngine.builder().setDirectory(model).build()) {
             while (chats.size() < CHATS) {
                 chat(alone, api(alone, model), random).ifPresent(chats::add);
             }
         }
         Duration patience = Duration.ofMinutes(2);
         generator =
-                LlamaGenerator.builder()
+                TextEngine.builder()
                         .setDirectory(model)
                         .optRanks(2)
                         .optMaxRunning(48)
@@ -180,7 +180,7 @@ class ServeSoakTest extends CommandTest {
         soak.requireAll(List.of("preemptions", "prefix hits", "cancelled by the generator"));
     }
 
-    private static TextApi api(LlamaGenerator generator, Path model) throws IOException {
+    private static TextApi api(TextEngine generator, Path model) throws IOException {
         ToolFormat tools = ToolFormat.named("hermes");
         return new TextApi("tiny", generator, ChatTemplate.of(model), tools);
     }
@@ -198,7 +198,7 @@ class ServeSoakTest extends CommandTest {
     }
 
     /** Makes up a chat of one to three turns, which begins as others do. */
-    private static Optional<Chat> chat(LlamaGenerator alone, TextApi api, Random random)
+    private static Optional<Chat> chat(TextEngine alone, TextApi api, Random random)
             throws Exception {
         JsonArray messages = new JsonArray();
         int turns = 1 + 2 * random.nextInt(3);

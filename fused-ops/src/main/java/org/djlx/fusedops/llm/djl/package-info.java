@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Package-private:
- * LlamaService  serves requests of DJL Serving with a generator
+ * TextModelService  serves requests of DJL Serving with a generator
  */
 /**
  * Loads a model directory as a DJL model, for {@code Criteria} and DJL Serving. Start with {@link
- * org.djlx.fusedops.llm.djl.LlamaLoader}.
+ * org.djlx.fusedops.llm.djl.TextModelLoader}.
  *
  * <ul>
- *   <li>{@link org.djlx.fusedops.llm.djl.LlamaLoader} - loads a model directory
+ *   <li>{@link org.djlx.fusedops.llm.djl.TextModelLoader} - loads a model directory
  *   <li>{@link org.djlx.fusedops.llm.djl.LoadingProgress} - writes the progress of loading as lines
  * </ul>
  */

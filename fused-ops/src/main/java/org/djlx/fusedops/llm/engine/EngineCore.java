@@ -57,7 +57,7 @@ final class EngineCore {
         this.directory = directory;
         this.config = config;
         this.settings = settings;
-        thread = new Thread(this::run, "llama-" + directory.getFileName());
+        thread = new Thread(this::run, "engine-" + directory.getFileName());
         thread.setDaemon(true);
         if (settings.group() != null) {
             ModelRanks.checkAgreement(config, settings);

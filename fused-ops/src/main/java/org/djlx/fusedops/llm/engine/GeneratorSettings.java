@@ -14,7 +14,7 @@ import org.djlx.fusedops.llm.model.KvCache;
 import org.djlx.fusedops.llm.model.ModelConfig;
 
 /**
- * The checked options of a {@link LlamaGenerator}; its builder describes them.
+ * The checked options of a {@link TextEngine}; its builder describes them.
  *
  * @param group the group in which this process is a rank; null if ranks are threads
  * @param devices the GPUs of ranks that are threads; empty for CPU ranks
@@ -44,7 +44,7 @@ record GeneratorSettings(
         Progress progress) {
 
     /** Checks the options of a builder, and sets the defaults that depend on the model. */
-    static GeneratorSettings of(LlamaGenerator.Builder builder, ModelConfig config) {
+    static GeneratorSettings of(TextEngine.Builder builder, ModelConfig config) {
         if (builder.devices == null || builder.timeout == null) {
             throw new IllegalArgumentException("the devices or the timeout are null");
         }
@@ -68,7 +68,7 @@ record GeneratorSettings(
         config.checkDivisible(ranks);
         int length =
                 builder.maxLength == 0
-                        ? Math.min(config.maxLength(), LlamaGenerator.DEFAULT_MAX_LENGTH)
+                        ? Math.min(config.maxLength(), TextEngine.DEFAULT_MAX_LENGTH)
                         : builder.maxLength;
         checkPositive("maxLength", length);
         if (length > config.maxLength()) {

@@ -17,10 +17,10 @@
 /**
  * The generation engine. A request becomes a sequence; the scheduler picks the sequences and tokens
  * of each step; the ranks run the step and sample. Start with {@link
- * org.djlx.fusedops.llm.engine.LlamaGenerator}.
+ * org.djlx.fusedops.llm.engine.TextEngine}.
  *
  * <ul>
- *   <li>{@link org.djlx.fusedops.llm.engine.LlamaGenerator} - generates text with a model from a
+ *   <li>{@link org.djlx.fusedops.llm.engine.TextEngine} - generates text with a model from a
  *       directory
  * </ul>
  */

@@ -22,7 +22,7 @@ import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
 import org.djlx.fusedops.FusedOps;
 import org.djlx.fusedops.NormedResidual;
-import org.djlx.fusedops.internal.LlamaKernels;
+import org.djlx.fusedops.internal.DecoderKernels;
 import org.djlx.fusedops.llm.TokenLogProbability;
 import org.djlx.fusedops.llm.sampling.LogitEdits;
 import org.djlx.fusedops.llm.sampling.Logits;
@@ -61,12 +61,12 @@ final class Decoder implements AutoCloseable {
     private static final Duration TIMEOUT = Duration.ofMinutes(1);
 
     // Attention of a sequence is split into parts of this many blocks, as in flash decoding.
-    private static final int SPLIT_BLOCKS = LlamaKernels.CHUNK / KvCache.BLOCK_TOKENS;
-    private static final int TOP_BYTES = LlamaKernels.TOP_FLOATS * Float.BYTES;
+    private static final int SPLIT_BLOCKS = DecoderKernels.CHUNK / KvCache.BLOCK_TOKENS;
+    private static final int TOP_BYTES = DecoderKernels.TOP_FLOATS * Float.BYTES;
 
     // The results of a step: the sampled tokens of all rows, then their lists of highest logits.
-    private static final int LISTS = LlamaKernels.MAX_ROWS * TOP_BYTES;
-    private static final int LIST_BYTES = LlamaKernels.MAX_MOST * LlamaKernels.MOST_BYTES;
+    private static final int LISTS = DecoderKernels.MAX_ROWS * TOP_BYTES;
+    private static final int LIST_BYTES = DecoderKernels.MAX_MOST * DecoderKernels.MOST_BYTES;
 
     private final ModelConfig config;
     private final ProcessGroup group;
@@ -102,7 +102,7 @@ final class Decoder implements AutoCloseable {
     private final List<AutoCloseable> resources = new ArrayList<>(); // closed backwards
     private final CudaStream stream;
     private final CudaEvent before;
-    private final LlamaKernels kernels;
+    private final DecoderKernels kernels;
     private final CurrentStreams currentStreams;
     private final ByteBuffer nextInputs;
     private final Map<Key, CudaGraph> graphs = new HashMap<>();
@@ -172,7 +172,7 @@ final class Decoder implements AutoCloseable {
         }
 
         int tokensOffset() {
-            return rows * LlamaKernels.SAMPLING_BYTES;
+            return rows * DecoderKernels.SAMPLING_BYTES;
         }
     }
 
@@ -188,7 +188,7 @@ final class Decoder implements AutoCloseable {
 
         HostBuffers(CudaDevice device, int inputBytes) {
             inputs = keep(CudaMemory.allocatePinned(device, inputBytes));
-            int resultBytes = LISTS + LlamaKernels.MAX_ROWS * LIST_BYTES;
+            int resultBytes = LISTS + DecoderKernels.MAX_ROWS * LIST_BYTES;
             results = keep(CudaMemory.allocatePinned(device, resultBytes));
             this.device = device;
             done = keep(CudaEvent.create(device));
@@ -252,19 +252,20 @@ final class Decoder implements AutoCloseable {
             attended = rows(queryHeads * head);
             activated = rows(inner);
             logits = rows(ranks * tokens);
-            int maxRows = LlamaKernels.MAX_ROWS;
+            int maxRows = DecoderKernels.MAX_ROWS;
             edited = manager.create(new Shape(maxRows, editedStride()));
-            int splitSize = queryHeads * (head + LlamaKernels.CHUNK_EXTRA);
+            int splitSize = queryHeads * (head + DecoderKernels.CHUNK_EXTRA);
             // The last split of each sequence may be filled in part.
-            splitCapacity = Math.max(maxSplits, cache.slots() / LlamaKernels.CHUNK + maxRows);
+            splitCapacity = Math.max(maxSplits, cache.slots() / DecoderKernels.CHUNK + maxRows);
             splits = manager.zeros(new Shape(splitCapacity, splitSize));
             counters = manager.zeros(new Shape(maxRows, kvHeads + 1), DataType.INT32);
             Key largest = new Key(maxRows, maxSplits, true, false);
             inputs = manager.zeros(new Shape(largest.inputBytes()), DataType.UINT8);
             argMaxParts =
                     manager.zeros(
-                            new Shape(maxRows, LlamaKernels.TOP_BLOCKS, LlamaKernels.TOP_FLOATS));
-            argMaxes = manager.zeros(new Shape(ranks * maxRows, LlamaKernels.TOP_FLOATS));
+                            new Shape(
+                                    maxRows, DecoderKernels.TOP_BLOCKS, DecoderKernels.TOP_FLOATS));
+            argMaxes = manager.zeros(new Shape(ranks * maxRows, DecoderKernels.TOP_FLOATS));
             sampled =
                     manager.zeros(new Shape(cache.slots() / KvCache.BLOCK_TOKENS), DataType.INT32);
             clear(zeros);
@@ -289,7 +290,7 @@ final class Decoder implements AutoCloseable {
     }
 
     private NDArray rows(int size) {
-        return Torch.empty(manager, new Shape(LlamaKernels.MAX_ROWS, size), config.type());
+        return Torch.empty(manager, new Shape(DecoderKernels.MAX_ROWS, size), config.type());
     }
 
     private void clear(NDArray array) {
@@ -299,7 +300,7 @@ final class Decoder implements AutoCloseable {
     }
 
     private static int splits(int length) {
-        return (length + LlamaKernels.CHUNK - 1) / LlamaKernels.CHUNK;
+        return (length + DecoderKernels.CHUNK - 1) / DecoderKernels.CHUNK;
     }
 
     private static int roundUpToPower(int count) {
@@ -319,7 +320,7 @@ final class Decoder implements AutoCloseable {
         for (TokenBatch.Chunk chunk : chunks) {
             for (int i = 0; i < chunk.tokens().length; i++) {
                 Row row = new Row(chunk, i);
-                if (rows.size() == LlamaKernels.MAX_ROWS || row.splits() > room) {
+                if (rows.size() == DecoderKernels.MAX_ROWS || row.splits() > room) {
                     parts.add(step(rows, false));
                     rows.clear();
                     room = splitCapacity;
@@ -547,8 +548,8 @@ final class Decoder implements AutoCloseable {
         nextInputs.putFloat(edits == null ? 0 : edits.presencePenalty());
     }
 
-    private LlamaKernels.Sampling sampling(HostBuffers buffers, Key key) {
-        return new LlamaKernels.Sampling(
+    private DecoderKernels.Sampling sampling(HostBuffers buffers, Key key) {
+        return new DecoderKernels.Sampling(
                 buffers.results.address(),
                 Torch.dataPointer(argMaxes),
                 Torch.dataPointer(sampled),
@@ -626,9 +627,9 @@ final class Decoder implements AutoCloseable {
                 group.worldSize());
     }
 
-    private LlamaKernels.Attention attention(
+    private DecoderKernels.Attention attention(
             int layer, long positions, long firstSplits, long table) {
-        return new LlamaKernels.Attention(
+        return new DecoderKernels.Attention(
                 Torch.dataPointer(attended),
                 Torch.dataPointer(qkv),
                 Torch.dataPointer(cache.keys(layer)),
@@ -696,13 +697,13 @@ final class Decoder implements AutoCloseable {
                 ModelWeights.Linear linear,
                 int width,
                 long stride) {
-            LlamaKernels.Norm normed = null;
+            DecoderKernels.Norm normed = null;
             NDArray x = Decoder.this.norm;
             NDArray before = sum;
             if (normsInMatmul) {
                 x = partial;
                 normed =
-                        new LlamaKernels.Norm(
+                        new DecoderKernels.Norm(
                                 Torch.dataPointer(norm),
                                 Torch.dataPointer(sum),
                                 Torch.dataPointer(next),
@@ -745,7 +746,8 @@ final class Decoder implements AutoCloseable {
     }
 
     private long argMaxCounters() {
-        return Torch.dataPointer(counters) + (long) LlamaKernels.MAX_ROWS * kvHeads * Integer.BYTES;
+        return Torch.dataPointer(counters)
+                + (long) DecoderKernels.MAX_ROWS * kvHeads * Integer.BYTES;
     }
 
     /** The logits and sampled tokens of a step. */

@@ -12,7 +12,7 @@ import java.util.concurrent.CompletableFuture;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.fusedops.FusedOps;
-import org.djlx.fusedops.internal.LlamaKernels;
+import org.djlx.fusedops.internal.DecoderKernels;
 import org.djlx.fusedops.internal.RmsNormKernels;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.CudaStream;
@@ -33,7 +33,7 @@ public final class ModelKernels implements AutoCloseable {
     private final int kvHeads;
     private final CudaDevice device;
     private final CurrentStreams currentStreams;
-    private final LlamaKernels kernels;
+    private final DecoderKernels kernels;
     private final RmsNormKernels norms;
 
     private ModelKernels(ModelConfig config, ProcessGroup group) {
@@ -45,7 +45,7 @@ public final class ModelKernels implements AutoCloseable {
         currentStreams = new CurrentStreams(device);
         KernelCompiler compiler = new KernelCompiler(KernelCache.user());
         kernels =
-                new LlamaKernels(
+                new DecoderKernels(
                         device,
                         compiler,
                         config.type(),
@@ -103,7 +103,7 @@ public final class ModelKernels implements AutoCloseable {
         }
         KernelCompiler compiler = new KernelCompiler(KernelCache.user());
         CompletableFuture<Void> own =
-                LlamaKernels.prepare(
+                DecoderKernels.prepare(
                         gpu,
                         compiler,
                         config.type(),
@@ -123,7 +123,7 @@ public final class ModelKernels implements AutoCloseable {
      *       <li>float32
      *       <li>a mixture of experts; GELU; norms after attention or MLP; limited scores or logits
      *       <li>a head size above 128, or not a multiple of 16
-     *       <li>a vocabulary of more than {@value LlamaKernels#MAX_TOKENS} tokens
+     *       <li>a vocabulary of more than {@value DecoderKernels#MAX_TOKENS} tokens
      *       <li>more than 8 query heads for each KV head
      *       <li>a hidden size, query size of a rank or intermediate size of a rank that is not a
      *           multiple of 8
@@ -149,7 +149,7 @@ public final class ModelKernels implements AutoCloseable {
         // Called also for one rank: it loads the kernels, which cannot be done during graph
         // capture.
         boolean fused =
-                FusedOps.isFused(config.type(), LlamaKernels.MAX_ROWS, config.hiddenSize(), group)
+                FusedOps.isFused(config.type(), DecoderKernels.MAX_ROWS, config.hiddenSize(), group)
                         || ranks == 1;
         try (CudaDevice device = CudaDevice.open(group.device())) {
             return fused && isSupported(config, device, ranks);
@@ -158,8 +158,8 @@ public final class ModelKernels implements AutoCloseable {
 
     private static boolean isSupported(ModelConfig config, CudaDevice device, int ranks) {
         return computes(config)
-                && config.vocabularySize() <= LlamaKernels.MAX_TOKENS
-                && LlamaKernels.isSupported(
+                && config.vocabularySize() <= DecoderKernels.MAX_TOKENS
+                && DecoderKernels.isSupported(
                         device,
                         config.type(),
                         config.headSize(),
@@ -192,7 +192,7 @@ public final class ModelKernels implements AutoCloseable {
         return currentStreams;
     }
 
-    LlamaKernels kernels() {
+    DecoderKernels kernels() {
         return kernels;
     }
 

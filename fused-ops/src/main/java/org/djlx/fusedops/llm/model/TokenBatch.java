@@ -2,7 +2,7 @@
 package org.djlx.fusedops.llm.model;
 
 import java.util.List;
-import org.djlx.fusedops.internal.LlamaKernels;
+import org.djlx.fusedops.internal.DecoderKernels;
 import org.djlx.fusedops.llm.sampling.SamplingParameters;
 
 /**
@@ -17,10 +17,10 @@ public record TokenBatch(List<Chunk> chunks) {
      * A placeholder for the token that was last sampled for the sequence. Only the device knows
      * that token.
      */
-    public static final int LAST_SAMPLED = LlamaKernels.LAST_SAMPLED;
+    public static final int LAST_SAMPLED = DecoderKernels.LAST_SAMPLED;
 
     /** The maximum number of tokens of a chunk for the decode kernels. */
-    public static final int MAX_DECODE_TOKENS = LlamaKernels.MAX_ROWS;
+    public static final int MAX_DECODE_TOKENS = DecoderKernels.MAX_ROWS;
 
     /**
      * Adjacent tokens of one sequence.

@@ -19,7 +19,7 @@ import org.djlx.collectives.Work;
 import org.djlx.fusedops.FusedOps;
 import org.djlx.fusedops.NormedResidual;
 import org.djlx.fusedops.internal.BlockMath;
-import org.djlx.fusedops.internal.LlamaKernels;
+import org.djlx.fusedops.internal.DecoderKernels;
 import org.djlx.fusedops.llm.sampling.Logits;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
@@ -128,7 +128,7 @@ public final class TransformerModel implements AutoCloseable {
         long row = 8L * config.hiddenSize() + 3 * qkvWidth + 4 * inner;
         long attended = 4L * maxLength * kvWidth; // copies of a prefix for a later chunk
         // Logits and, in float32, edited logits.
-        long logits = LlamaKernels.MAX_ROWS * (long) config.vocabularySize();
+        long logits = DecoderKernels.MAX_ROWS * (long) config.vocabularySize();
         long logitBytes = logits * (2L * config.type().itemSize() + Float.BYTES);
         long scores =
                 ModelKernels.computes(config)

@@ -2,7 +2,7 @@
 package org.djlx.fusedops.llm.sampling;
 
 import java.util.function.Supplier;
-import org.djlx.fusedops.internal.LlamaKernels;
+import org.djlx.fusedops.internal.DecoderKernels;
 
 /**
  * Changes to the logits of one token of a sequence, computed in float32 before the temperature, in
@@ -29,10 +29,10 @@ public record LogitEdits(
         Supplier<int[]> allowed) {
 
     /** Marks a token of the prompt in a count of {@link #entries}. */
-    public static final int IN_PROMPT = LlamaKernels.IN_PROMPT;
+    public static final int IN_PROMPT = DecoderKernels.IN_PROMPT;
 
     /** The ints of an entry. */
-    public static final int ENTRY = LlamaKernels.EDIT_BYTES / Integer.BYTES;
+    public static final int ENTRY = DecoderKernels.EDIT_BYTES / Integer.BYTES;
 
     /** Changes the logits of all tokens. */
     void apply(float[] logits) {

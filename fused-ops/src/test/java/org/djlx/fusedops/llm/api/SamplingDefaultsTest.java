@@ -9,7 +9,7 @@ import java.nio.file.Files;
 import java.nio.file.Path;
 import org.djlx.fusedops.llm.GenerationRequest;
 import org.djlx.fusedops.llm.engine.ByteTokens;
-import org.djlx.fusedops.llm.engine.LlamaGenerator;
+import org.djlx.fusedops.llm.engine.TextEngine;
 import org.djlx.fusedops.llm.text.ChatTemplate;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.io.TempDir;
@@ -26,7 +26,7 @@ class SamplingDefaultsTest {
                 directory.resolve("generation_config.json"),
                 "{\"do_sample\": true, \"temperature\": 0.6, \"top_k\": 20, \"top_p\": 0.95,"
                         + " \"repetition_penalty\": 1.1}");
-        try (LlamaGenerator generator = LlamaGenerator.builder().setDirectory(directory).build()) {
+        try (TextEngine generator = TextEngine.builder().setDirectory(directory).build()) {
             TextApi api = new TextApi("tiny", generator, ChatTemplate.PLAIN);
             String messages = "\"messages\": [{\"role\": \"user\", \"content\": \"O\"}]";
             check(api.chat(utf8("{" + messages + "}")), 0.6, 20, 0.95, 1.1);

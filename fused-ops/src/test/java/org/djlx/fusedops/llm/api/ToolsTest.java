@@ -23,7 +23,7 @@ import java.util.stream.IntStream;
 import org.djlx.fusedops.llm.GeneratedPiece;
 import org.djlx.fusedops.llm.GenerationRequest;
 import org.djlx.fusedops.llm.engine.ByteTokens;
-import org.djlx.fusedops.llm.engine.LlamaGenerator;
+import org.djlx.fusedops.llm.engine.TextEngine;
 import org.djlx.fusedops.llm.sampling.Constraint;
 import org.djlx.fusedops.llm.sampling.Grammar;
 import org.djlx.fusedops.llm.sampling.Vocabulary;
@@ -63,12 +63,12 @@ class ToolsTest {
             "'messages':[{'role':'user','content':'x'}],'temperature':1.5,";
 
     @TempDir private static Path directory;
-    private static LlamaGenerator generator;
+    private static TextEngine generator;
 
     @BeforeAll
     static void load() throws IOException {
         ByteTokens.writeModel(directory, 3);
-        generator = LlamaGenerator.builder().setDirectory(directory).build();
+        generator = TextEngine.builder().setDirectory(directory).build();
     }
 
     @AfterAll

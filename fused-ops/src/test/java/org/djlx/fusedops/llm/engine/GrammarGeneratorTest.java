@@ -53,8 +53,8 @@ class GrammarGeneratorTest {
         ByteTokens.writeModel(directory, 3);
     }
 
-    private static LlamaGenerator generator(int ranks, long cacheBytes) throws IOException {
-        return LlamaGenerator.builder()
+    private static TextEngine generator(int ranks, long cacheBytes) throws IOException {
+        return TextEngine.builder()
                 .setDirectory(directory)
                 .optRanks(ranks)
                 .optCacheBytes(cacheBytes)
@@ -78,7 +78,7 @@ class GrammarGeneratorTest {
     @ParameterizedTest
     @ValueSource(ints = {1, 2})
     void textsFollowTheirGrammars(int ranks) throws Exception {
-        try (LlamaGenerator generator = generator(ranks, 0)) {
+        try (TextEngine generator = generator(ranks, 0)) {
             List<Generation> constrained = new ArrayList<>();
             List<Generation> free = new ArrayList<>();
             for (int i = 0; i < 24; i++) {
@@ -107,7 +107,7 @@ class GrammarGeneratorTest {
         LlamaReference reference = new LlamaReference(directory);
         int[] prompt = {1, 3, 7};
         List<GeneratedPiece> pieces;
-        try (LlamaGenerator generator = generator(1, 0);
+        try (TextEngine generator = generator(1, 0);
                 ModelTokenizer tokenizer =
                         ModelTokenizer.read(directory.resolve("tokenizer.json"))) {
             GenerationRequest request =
@@ -140,14 +140,14 @@ class GrammarGeneratorTest {
     void tokensDoNotDependOnPreemption() throws Exception {
         List<String> texts = new ArrayList<>();
         long block = 0;
-        try (LlamaGenerator generator = generator(1, 0)) {
+        try (TextEngine generator = generator(1, 0)) {
             var statistics = generator.statistics();
             block = statistics.cacheBytes() / statistics.cacheBlocks();
             for (int i = 0; i < 8; i++) {
                 texts.add(text(generator.submit(request(SCHEMA, i).build()).await(LONG)));
             }
         }
-        try (LlamaGenerator generator = generator(1, 17 * block)) {
+        try (TextEngine generator = generator(1, 17 * block)) {
             List<Generation> all = new ArrayList<>();
             for (int i = 0; i < 8; i++) {
                 all.add(generator.submit(request(SCHEMA, i).build()));
@@ -162,7 +162,7 @@ class GrammarGeneratorTest {
 
     @Test
     void theEndOfTextEndsWhereATextMayEnd() throws Exception {
-        try (LlamaGenerator generator = generator(1, 0)) {
+        try (TextEngine generator = generator(1, 0)) {
             int stops = 0;
             for (int seed = 0; seed < 20; seed++) {
                 List<GeneratedPiece> pieces =
@@ -182,7 +182,7 @@ class GrammarGeneratorTest {
 
     @Test
     void optionsThatLeaveNoTokenFailOneRequest() throws Exception {
-        try (LlamaGenerator generator = generator(2, 0)) {
+        try (TextEngine generator = generator(2, 0)) {
             Generation other = generator.submit(request(SCHEMA, 1).build());
             Generation wrong =
                     generator.submit(

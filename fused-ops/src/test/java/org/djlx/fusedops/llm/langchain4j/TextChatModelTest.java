@@ -46,7 +46,7 @@ import org.djlx.fusedops.llm.GeneratedPiece;
 import org.djlx.fusedops.llm.GenerationRequest;
 import org.djlx.fusedops.llm.api.TextApi;
 import org.djlx.fusedops.llm.engine.ByteTokens;
-import org.djlx.fusedops.llm.engine.LlamaGenerator;
+import org.djlx.fusedops.llm.engine.TextEngine;
 import org.djlx.fusedops.llm.text.ChatTemplate;
 import org.djlx.fusedops.llm.text.ToolFormat;
 import org.junit.jupiter.api.AfterAll;
@@ -72,7 +72,7 @@ class TextChatModelTest {
                     .build();
 
     @TempDir private static Path directory;
-    private static LlamaGenerator generator;
+    private static TextEngine generator;
     private static TextApi api;
     private static TextChatModel model;
 
@@ -80,11 +80,7 @@ class TextChatModelTest {
     static void load() throws Exception {
         ByteTokens.writeModel(directory, 3);
         generator =
-                LlamaGenerator.builder()
-                        .setDirectory(directory)
-                        .optRanks(2)
-                        .optMaxQueued(1)
-                        .build();
+                TextEngine.builder().setDirectory(directory).optRanks(2).optMaxQueued(1).build();
         api = new TextApi("tiny", generator, ChatTemplate.PLAIN, ToolFormat.named("hermes"));
         model = new TextChatModel(api, generator);
     }
@@ -308,8 +304,8 @@ class TextChatModelTest {
     @Test
     void aFullQueueAndAClosedGeneratorAreToldApart(@TempDir Path own) throws Exception {
         ByteTokens.writeModel(own, 3);
-        LlamaGenerator small =
-                LlamaGenerator.builder().setDirectory(own).optMaxRunning(1).optMaxQueued(1).build();
+        TextEngine small =
+                TextEngine.builder().setDirectory(own).optMaxRunning(1).optMaxQueued(1).build();
         TextChatModel busy =
                 new TextChatModel(new TextApi("tiny", small, ChatTemplate.PLAIN), small);
         List<Collector> all = new ArrayList<>();

@@ -13,8 +13,8 @@ import org.djlx.fusedops.llm.GeneratedPiece;
 import org.djlx.fusedops.llm.Generation;
 import org.djlx.fusedops.llm.GenerationRequest;
 import org.djlx.fusedops.llm.TextGenerator;
-import org.djlx.fusedops.llm.engine.LlamaGenerator;
-import org.djlx.fusedops.llm.engine.LlamaGeneratorTest;
+import org.djlx.fusedops.llm.engine.TextEngine;
+import org.djlx.fusedops.llm.engine.TextEngineTest;
 import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
@@ -36,7 +36,7 @@ class LlamaTypesTest {
         for (int i = 0; i < 6; i++) {
             int[] prompt = new Random(i).ints(1 + i * 9, 0, VOCABULARY).toArray();
             GenerationRequest.Builder builder =
-                    LlamaGeneratorTest.request(prompt).optMaxNewTokens(12 + i % 3);
+                    TextEngineTest.request(prompt).optMaxNewTokens(12 + i % 3);
             if (i % 4 == 3) {
                 builder.optTemperature(1).optTopP(0.9).optSeed(i);
             }
@@ -44,7 +44,7 @@ class LlamaTypesTest {
         }
         // Long prompts are read in parts, and by all ranks together; most requests run at once.
         try (TextGenerator generator =
-                LlamaGenerator.builder()
+                TextEngine.builder()
                         .setDirectory(directory)
                         .optRanks(2)
                         .optMaxRunning(4)

@@ -19,7 +19,7 @@ import java.nio.file.StandardOpenOption;
 import java.util.List;
 import java.util.stream.Stream;
 import org.djlx.fusedops.llm.engine.ByteTokens;
-import org.djlx.fusedops.llm.engine.LlamaGenerator;
+import org.djlx.fusedops.llm.engine.TextEngine;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.function.Executable;
@@ -187,7 +187,7 @@ class LlamaWrongFilesTest {
         wrong.change.make(directory);
         refuse(
                 wrong,
-                () -> LlamaGenerator.builder().setDirectory(directory).optRanks(2).build().close());
+                () -> TextEngine.builder().setDirectory(directory).optRanks(2).build().close());
         Criteria<Input, Output> criteria =
                 Criteria.builder()
                         .setTypes(Input.class, Output.class)

@@ -21,7 +21,7 @@ import org.djlx.fusedops.llm.GeneratedPiece;
 import org.djlx.fusedops.llm.Generation;
 import org.djlx.fusedops.llm.GenerationRequest;
 import org.djlx.fusedops.llm.TextGenerator;
-import org.djlx.fusedops.llm.engine.LlamaGenerator;
+import org.djlx.fusedops.llm.engine.TextEngine;
 import org.djlx.fusedops.llm.sampling.Logits;
 import org.djlx.fusedops.llm.sampling.SamplingParameters;
 import org.djlx.nativeops.torch.ScalarType;
@@ -64,7 +64,7 @@ public class ModelFixturesTest {
         ModelFixture.write(name, directory, ScalarType.FLOAT32);
         for (ModelFixture.Case of : ModelFixture.read(name).cases()) {
             try (TextGenerator generator =
-                    LlamaGenerator.builder()
+                    TextEngine.builder()
                             .setDirectory(directory)
                             .optMaxLength(of.length())
                             .build()) {

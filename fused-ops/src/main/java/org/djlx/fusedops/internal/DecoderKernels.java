@@ -1,0 +1,629 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.fusedops.internal;
+
+import java.util.ArrayList;
+import java.util.Comparator;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.CompletableFuture;
+import org.djlx.nativeops.NativeLibrary;
+import org.djlx.nativeops.cuda.CudaAttribute;
+import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.nativeops.cuda.CudaKernel;
+import org.djlx.nativeops.cuda.CudaModule;
+import org.djlx.nativeops.cuda.CudaStream;
+import org.djlx.nativeops.cuda.KernelArguments;
+import org.djlx.nativeops.cuda.KernelCompiler;
+import org.djlx.nativeops.cuda.KernelConstants;
+import org.djlx.nativeops.cuda.KernelSource;
+import org.djlx.nativeops.cuda.LaunchSize;
+import org.djlx.nativeops.torch.ScalarType;
+
+/**
+ * Launches the kernels of {@code decoder.cu} on one GPU, compiled for a model's element type and
+ * heads. Arrays are given by address; the file describes their layouts. Matmuls and attention use
+ * programmatic dependent launch: they may start while the previous kernel still runs. Not
+ * thread-safe.
+ */
+public final class DecoderKernels implements AutoCloseable {
+
+    /** The largest number of rows of a matmul, which are the sequences of a batch. */
+    public static final int MAX_ROWS = 64;
+
+    /** The tokens of a sequence that one thread block of the attention reads. */
+    public static final int CHUNK = 128;
+
+    /** The floats that a chunk writes in addition to the elements of a head. */
+    public static final int CHUNK_EXTRA = 2;
+
+    /** The floats that {@link #top} and {@link #sample} write for each row. */
+    public static final int TOP_FLOATS = 4;
+
+    /** The bytes of the sampling parameters of a row for {@link #sample}, a multiple of 8. */
+    public static final int SAMPLING_BYTES = 80;
+
+    /** The bytes of an edit of a logit: an int and two more of 4 bytes; see {@link Sampling}. */
+    public static final int EDIT_BYTES = 12;
+
+    /** Marks, in the count of an edit, a token of the prompt. */
+    public static final int IN_PROMPT = 1 << 30;
+
+    /** The most logits that {@link #sample} lists for a row. */
+    public static final int MAX_MOST = 20;
+
+    /** The bytes of a listed logit: its token as an int, and a float. */
+    public static final int MOST_BYTES = 8;
+
+    /** Stands for the token that {@link #sample} returned last for the sequence. */
+    public static final int LAST_SAMPLED = -2;
+
+    /** The largest vocabulary: token ids are stored as floats. */
+    public static final int MAX_TOKENS = 1 << 24;
+
+    /** The thread blocks that search the logits of a row. Each writes its own result. */
+    public static final int TOP_BLOCKS = 16;
+
+    private static final KernelSource SOURCE =
+            KernelSource.ofResource(NativeLibrary.class, "decoder/decoder.cu");
+    private static final KernelConstants CONSTANTS = new KernelConstants(SOURCE);
+    private static final int WARP = CONSTANTS.value("WARP");
+    private static final int TOP_THREADS = CONSTANTS.value("TOP_THREADS");
+    private static final int SAMPLE_THREADS = CONSTANTS.value("SAMPLE_THREADS");
+    private static final int EMBED_THREADS = 256;
+    private static final int MATMUL_THREADS = CONSTANTS.value("MATMUL_WARPS") * WARP;
+    private static final int PREFILL_THREADS = 256;
+    private static final int ATTENTION_THREADS = CONSTANTS.value("ATTENTION_WARPS") * WARP;
+    private static final int TILE = 16; // rows of weights of one tensor core instruction
+    private static final int MIN_STAGES = 2;
+    private static final int NORM_SUMS = CONSTANTS.value("NORM_THREADS") / WARP * Float.BYTES;
+
+    /**
+     * The variants of the matmul kernel: largest number of rows, weight tiles of a group, largest
+     * number of stages.
+     */
+    private static final List<int[]> MATMULS = CONSTANTS.calls("MATMUL");
+
+    /**
+     * The variants of the matmul kernel that normalises its row: weight tiles of a group, largest
+     * number of stages.
+     */
+    private static final List<int[]> NORM_MATMULS = CONSTANTS.calls("NORM_MATMUL");
+
+    private static final int MAX_HEAD = 128;
+    private static final int MAX_GROUP_SIZE = 8;
+    private static final int PACK = 8; // elements of 16 bytes
+    private static final int PACK_BYTES = 16;
+    private static final int FIRST_CAPABILITY = 8; // with bfloat16, as a major number
+    private static final double LOG2_E = 1 / Math.log(2);
+    private static final Map<ScalarType, String> TYPES =
+            Map.of(ScalarType.FLOAT16, "Float16", ScalarType.BFLOAT16, "Bfloat16");
+
+    private static final Norm NO_NORM = new Norm(0, 0, 0, 0);
+
+    private final int multiprocessors;
+    private final int maxSharedBytes; // of a thread block
+    private final int headSize;
+    private final CudaModule module;
+    private final CudaKernel embed;
+    private final List<Matmul> matmuls = new ArrayList<>();
+    private final CudaKernel attention;
+    private final CudaKernel attentionLate;
+    private final CudaKernel attentionCached;
+    private final CudaKernel rotateAndCache;
+    private final CudaKernel top;
+    private final CudaKernel sample;
+    private final CudaKernel prefillRotateAndCache;
+    private final CudaKernel activate;
+    private final CudaKernel normHeads;
+    private final KernelArguments arguments = new KernelArguments();
+
+    /**
+     * Compiles the kernels, or takes them from the cache.
+     *
+     * @param groupSize the heads of queries that share a head of keys and values
+     * @param blockTokens the tokens of a block of the KV cache
+     */
+    public DecoderKernels(
+            CudaDevice device,
+            KernelCompiler compiler,
+            ScalarType type,
+            int headSize,
+            int groupSize,
+            int blockTokens) {
+        multiprocessors = device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
+        this.headSize = headSize;
+        maxSharedBytes = maxSharedBytes(device);
+        module =
+                compiler.load(
+                        device, SOURCE, options(device, type, headSize, groupSize, blockTokens));
+        embed = module.kernel("decode_embed");
+        for (int[] matmul : MATMULS) {
+            addMatmul(matmul[0], matmul[1], matmul[2], false);
+        }
+        for (int[] matmul : NORM_MATMULS) {
+            addMatmul(PACK, matmul[0], matmul[1], true);
+        }
+        attention = module.kernel("decode_attention");
+        attentionLate = module.kernel("decode_attention_late");
+        attentionCached = module.kernel("decode_attention_cached");
+        rotateAndCache = module.kernel("decode_rotate_and_cache");
+        top = module.kernel("decode_top");
+        sample = module.kernel("decode_sample");
+        prefillRotateAndCache = module.kernel("prefill_rotate_and_cache");
+        activate = module.kernel("prefill_activate");
+        normHeads = module.kernel("norm_heads");
+    }
+
+    /**
+     * Starts compiling the kernels on another thread.
+     *
+     * @param groupSize the heads of queries that share a head of keys and values
+     * @param blockTokens the tokens of a block of the KV cache
+     * @return a future that completes when compilation has ended; the constructor reports a failure
+     */
+    public static CompletableFuture<Void> prepare(
+            CudaDevice device,
+            KernelCompiler compiler,
+            ScalarType type,
+            int headSize,
+            int groupSize,
+            int blockTokens) {
+        return compiler.prepare(
+                device, SOURCE, options(device, type, headSize, groupSize, blockTokens));
+    }
+
+    private static String[] options(
+            CudaDevice device, ScalarType type, int headSize, int groupSize, int blockTokens) {
+        return new String[] {
+            "-DTYPE=" + TYPES.get(type),
+            "-DHEAD_SIZE=" + headSize,
+            "-DGROUP_SIZE=" + groupSize,
+            "-DBLOCK_TOKENS=" + blockTokens,
+            "-DSHARED_BYTES=" + maxSharedBytes(device)
+        };
+    }
+
+    private static int maxSharedBytes(CudaDevice device) {
+        return device.attribute(CudaAttribute.MAX_SHARED_MEMORY_PER_BLOCK);
+    }
+
+    /**
+     * A variant of the matmul kernel. A thread block computes a group of tiles, or several groups.
+     */
+    private record Matmul(
+            CudaKernel kernel,
+            int rows,
+            int tiles,
+            int sharedBytes,
+            boolean isNorming,
+            boolean isForGroups) {
+
+        long groups(long all) {
+            return ceilDiv(all, tiles);
+        }
+
+        int blocks(long all, int multiprocessors) {
+            long groups = groups(all);
+            return Math.toIntExact(isForGroups ? Math.min(groups, multiprocessors) : groups);
+        }
+
+        /**
+         * Returns the cost in rows that an SM reads: rows of weights, and for each group of tiles
+         * the rows of x. The rows of x come from L2 and count half. An SM runs one thread block at
+         * a time.
+         */
+        long cost(long all, int multiprocessors) {
+            return ceilDiv(groups(all), multiprocessors) * (TILE * tiles + rows / 2);
+        }
+    }
+
+    private void addMatmul(int rows, int tiles, int maxStages, boolean isNorming) {
+        int pack = MATMUL_THREADS * PACK_BYTES; // of all threads
+        int xTiles = rows / PACK;
+        boolean forGroups = xTiles == 1;
+        int sums = forGroups ? tiles : 0;
+        int stage = 2 * tiles + (isNorming ? 0 : xTiles);
+        int stages = Math.min(maxStages, (maxSharedBytes / pack - sums) / stage);
+        if (stages >= MIN_STAGES) {
+            String name = isNorming ? "norm_matmul" : "matmul_" + rows;
+            CudaKernel kernel = module.kernel("decode_" + name + "_" + tiles);
+            kernel.allowSharedMemory(maxSharedBytes);
+            int sharedBytes = (stages * stage + sums) * pack;
+            matmuls.add(new Matmul(kernel, rows, tiles, sharedBytes, isNorming, forGroups));
+        }
+    }
+
+    private static long ceilDiv(long a, long b) {
+        return (a + b - 1) / b;
+    }
+
+    /**
+     * Returns whether there are kernels for a GPU and a model.
+     *
+     * @param groupSize the heads of queries that share a head of keys and values
+     * @param depths the inner dimensions of the matmuls
+     */
+    public static boolean isSupported(
+            CudaDevice device, ScalarType type, int headSize, int groupSize, int... depths) {
+        boolean packs = true;
+        for (int depth : depths) {
+            packs &= depth % PACK == 0;
+        }
+        return packs
+                && TYPES.containsKey(type)
+                && headSize % (2 * PACK) == 0
+                && headSize <= MAX_HEAD
+                && groupSize <= MAX_GROUP_SIZE
+                && device.attribute(CudaAttribute.COMPUTE_CAPABILITY_MAJOR) >= FIRST_CAPABILITY
+                && NativeLibrary.NVRTC.isAvailable();
+    }
+
+    /**
+     * Looks up the embeddings of tokens.
+     *
+     * @param output the output, of shape (rows, hidden)
+     * @param tokens an int for each row: the token, -1 for none, or {@value #LAST_SAMPLED} for the
+     *     last sampled token
+     * @param slots an int for each row: the index of its sequence in {@code sampled}
+     * @param sampled the tokens of {@link #sample}
+     * @param embedding the embedding, of shape (count, hidden)
+     * @param first the first token of this rank's part of the embedding
+     * @param count the number of tokens of this rank's part
+     * @param hidden the length of a row
+     */
+    public void embed(
+            CudaStream stream,
+            int rows,
+            long output,
+            long tokens,
+            long slots,
+            long sampled,
+            long embedding,
+            long first,
+            long count,
+            long hidden) {
+        arguments
+                .clear()
+                .addStruct(output, tokens, slots, sampled, embedding, first, count, hidden);
+        embed.launch(stream, LaunchSize.of(rows, EMBED_THREADS), arguments);
+    }
+
+    /**
+     * Multiplies rows with a weight and adds a bias: {@code output = x weightᵀ + bias}, or {@code
+     * silu(x gatesᵀ) * (x valuesᵀ)} with biases of both.
+     *
+     * @param gated whether the weight holds the rows of the gates, then the rows of the values
+     * @param rows the number of rows, at most {@value #MAX_ROWS}
+     * @param output the output: rows of {@code width}, {@code stride} apart
+     * @param x the rows, of shape (rows, depth)
+     * @param weight the weight, of shape (width, depth), or (2 width, depth) if gated
+     * @param bias the bias, of shape (width), or (2 width) if gated; 0 for none
+     * @param depth the inner dimension
+     * @param stride the distance between rows of the output, in elements
+     * @param norm how to normalise x first, allowed if {@link #canNorm}; null for none
+     */
+    public void matmul(
+            CudaStream stream,
+            boolean gated,
+            int rows,
+            long output,
+            long x,
+            long weight,
+            long bias,
+            long width,
+            long depth,
+            long stride,
+            Norm norm) {
+        int maxRows = Math.max(PACK, Integer.highestOneBit(2 * rows - 1));
+        long tiles = ceilDiv(width, gated ? TILE / 2 : TILE);
+        Matmul matmul =
+                matmuls.stream()
+                        .filter(m -> m.rows == maxRows && m.isNorming == (norm != null))
+                        .min(Comparator.comparingLong(m -> m.cost(tiles, multiprocessors)))
+                        .orElseThrow();
+        Norm normed = norm == null ? NO_NORM : norm;
+        arguments
+                .clear()
+                .addStruct(
+                        output,
+                        x,
+                        weight,
+                        bias,
+                        rows,
+                        width,
+                        depth,
+                        stride,
+                        gated ? 1 : 0,
+                        normed.weight,
+                        normed.residual,
+                        normed.newResidual,
+                        Float.floatToRawIntBits(normed.epsilon));
+        LaunchSize size =
+                LaunchSize.of(matmul.blocks(tiles, multiprocessors), MATMUL_THREADS)
+                        .withShared(matmul.sharedBytes + (norm == null ? 0 : normBytes(depth)));
+        matmul.kernel.launch(stream, size.asDependent(), arguments);
+    }
+
+    /**
+     * A residual addition and RMSNorm before a matmul: the matmul adds x to the residual, and
+     * multiplies the norm of the sum. It has the same bits as from {@link RmsNormKernels#add}. All
+     * arrays are as long as x.
+     *
+     * @param newResidual receives the sum; must be neither x nor the residual
+     * @param epsilon the number added to the mean of squares
+     */
+    public record Norm(long weight, long residual, long newResidual, float epsilon) {}
+
+    /**
+     * Returns whether the matmul kernels can normalise x: for one row that fits into shared memory.
+     * For two rows a separate kernel is faster.
+     */
+    public boolean canNorm(int rows, int depth) {
+        return rows == 1
+                && matmuls.stream()
+                        .filter(Matmul::isNorming)
+                        .allMatch(
+                                matmul -> matmul.sharedBytes <= maxSharedBytes - normBytes(depth));
+    }
+
+    /** Returns the shared memory for a row, the weight of its norm, and sums. */
+    private static int normBytes(long depth) {
+        return Math.toIntExact(2 * depth / PACK * PACK_BYTES) + NORM_SUMS;
+    }
+
+    /**
+     * The arrays of attention, by address.
+     *
+     * @param output the output, of shape (rows, heads of queries, head size)
+     * @param qkv queries, keys and values, of shape (rows, heads of all three, head size)
+     * @param keys the keys of the KV cache, of shape (rows of the cache, heads of keys, head size)
+     * @param values the values of the KV cache, of the same shape
+     * @param positions an int for each row: the position of the new token, or -1 for none. The
+     *     kernel reads positions and table while the previous matmul still runs, so write them
+     *     before a kernel or copy that ends before that matmul starts
+     * @param table the block table: for each row, the first cache row of each block, as ints
+     * @param cosines the cosines, of shape (positions, half of the head size), in float32
+     * @param sines the sines, of the same shape
+     * @param firstChunks an int for each row: the number of chunks of all previous rows
+     * @param chunks temporary memory for (chunks of all rows, heads of keys, group size, head size
+     *     + {@value #CHUNK_EXTRA}) floats
+     * @param chunksEnded (rows, heads of keys) ints, initially 0
+     * @param window the tokens that a token attends to, itself included; 0 for all
+     */
+    public record Attention(
+            long output,
+            long qkv,
+            long keys,
+            long values,
+            long positions,
+            long table,
+            long cosines,
+            long sines,
+            long firstChunks,
+            long chunks,
+            long chunksEnded,
+            int window) {}
+
+    /**
+     * Writes the keys and values of new tokens, one for each row, to the KV cache, and computes the
+     * attention of their queries.
+     *
+     * @param sharesSequences whether several rows may belong to one sequence. All keys are then
+     *     written before attention starts. The bits are the same
+     * @param chunks the largest number of chunks of {@value #CHUNK} tokens of a row
+     * @param tableStride the ints of a row of the block table
+     */
+    public void attend(
+            CudaStream stream,
+            Attention of,
+            boolean sharesSequences,
+            int rows,
+            int heads,
+            int chunks,
+            long tableStride) {
+        arguments
+                .clear()
+                .addStruct(
+                        of.output,
+                        of.qkv,
+                        of.keys,
+                        of.values,
+                        of.positions,
+                        of.table,
+                        of.cosines,
+                        of.sines,
+                        of.firstChunks,
+                        of.chunks,
+                        of.chunksEnded,
+                        of.window == 0 ? Integer.MAX_VALUE : of.window,
+                        tableStride,
+                        heads);
+        if (sharesSequences) {
+            rotateAndCache.launch(
+                    stream, LaunchSize.of(rows, PREFILL_THREADS).asDependent(), arguments);
+        }
+        arguments.add((float) (LOG2_E / Math.sqrt(headSize)));
+        // An SM can hold two thread blocks of `attention`, or four of `attentionLate`.
+        boolean many = (long) rows * heads * chunks > 2L * multiprocessors;
+        CudaKernel kernel = sharesSequences ? attentionCached : many ? attentionLate : attention;
+        LaunchSize size = LaunchSize.of(heads, ATTENTION_THREADS).withGrid(rows, chunks);
+        kernel.launch(stream, size.asDependent(), arguments);
+    }
+
+    /**
+     * Finds for each row: the highest logit, the sum of the exponentials relative to the highest
+     * logit, and the first token with that logit. The last of the {@value #TOP_FLOATS} floats is
+     * unused.
+     *
+     * @param top the output, of shape (ranks, rows, {@value #TOP_FLOATS}): zeros for other ranks
+     * @param logits the logits: rows of {@code width}, {@code stride} apart
+     * @param parts temporary memory for {@value #TOP_BLOCKS} such results for each row
+     * @param blocksEnded an int for each row, initially 0
+     * @param stride the distance between rows, in elements
+     * @param ranks the number of ranks, at most 32
+     */
+    public void top(
+            CudaStream stream,
+            int rows,
+            long top,
+            long logits,
+            long parts,
+            long blocksEnded,
+            long first,
+            long width,
+            long stride,
+            int rank,
+            int ranks) {
+        arguments
+                .clear()
+                .addStruct(top, logits, parts, blocksEnded, first, width, stride, rank, ranks);
+        LaunchSize size = LaunchSize.of(TOP_BLOCKS, TOP_THREADS).withGrid(rows, 1);
+        this.top.launch(stream, size.asDependent(), arguments);
+    }
+
+    /**
+     * The arrays of sampling, by address.
+     *
+     * @param top the output, {@value #TOP_FLOATS} floats for each row: the highest logit, the sum
+     *     of the exponentials relative to the highest logit, the sampled token, and its logit; may
+     *     be pinned memory
+     * @param parts the results of {@link #top} of all ranks, of shape (ranks, rows, {@value
+     *     #TOP_FLOATS})
+     * @param sampled receives the sampled tokens, as ints
+     * @param slots an int for each row: its index in {@code sampled}; -1 for none
+     * @param parameters {@value #SAMPLING_BYTES} bytes of sampling parameters for each row:
+     *     <ol>
+     *       <li>a double, the {@code scale}: the weight of a token is {@code 2^(scale * (logit -
+     *           highest logit))}; 0 for greedy sampling
+     *       <li>a double, top-p; 1 for all tokens
+     *       <li>a long, the random number
+     *       <li>a long, top-k; 0 for all tokens
+     *       <li>a double, min-p; 0 for all tokens
+     *       <li>the address of edits, in pinned memory: for each of distinct tokens an int, the
+     *           token; an int, how often it was generated, plus {@value #IN_PROMPT} if the prompt
+     *           has it; a float, its bias. 0 if the logits are not edited
+     *       <li>the address of a bit for each token, in pinned memory: 1 if it is allowed. 0 if all
+     *           are
+     *       <li>an int, the number of edits
+     *       <li>an int, the token to report instead of a sampled one; -1 for none
+     *       <li>an int, how many of the highest logits to list
+     *       <li>three floats, the repetition, frequency and presence penalties
+     *     </ol>
+     *
+     * @param logits the logits of all ranks, used by rows that are not plainly greedy: rows of
+     *     {@code width}, {@code stride} apart
+     * @param stride the distance between rows, in elements
+     * @param tokens the tokens of {@link #embed}: edits do not count the {@link #LAST_SAMPLED} yet
+     * @param most receives the listed logits of each row, {@value #MAX_MOST} times {@value
+     *     #MOST_BYTES} bytes a row; may be pinned memory
+     * @param edited temporary memory for {@code width} floats of each row; used by rows with edits
+     * @param editedStride the distance between its rows, in floats
+     */
+    public record Sampling(
+            long top,
+            long parts,
+            long sampled,
+            long slots,
+            long parameters,
+            long logits,
+            long width,
+            long stride,
+            long tokens,
+            long most,
+            long edited,
+            long editedStride) {}
+
+    /** Samples a token for each row, or takes the argmax. Keeps it for the next {@link #embed}. */
+    public void sample(CudaStream stream, Sampling of, int ranks, int rows) {
+        arguments
+                .clear()
+                .addStruct(
+                        of.top,
+                        of.parts,
+                        of.sampled,
+                        of.slots,
+                        of.parameters,
+                        of.logits,
+                        of.width,
+                        of.stride,
+                        ranks,
+                        rows,
+                        of.tokens,
+                        of.most,
+                        of.edited,
+                        of.editedStride);
+        sample.launch(stream, LaunchSize.of(rows, SAMPLE_THREADS), arguments);
+    }
+
+    /**
+     * Applies the rotary embedding to queries and keys of a prompt's tokens, in place, and writes
+     * keys and values to the KV cache.
+     *
+     * @param qkv queries, keys and values, of shape (rows, heads of all three, head size)
+     * @param keys the keys of the KV cache, of shape (rows of the cache, heads of keys, head size)
+     * @param values the values of the KV cache, of the same shape
+     * @param start the position of the first token in its sequence
+     * @param cosines the cosines, of shape (positions, half of the head size), in float32
+     * @param sines the sines, of the same shape
+     * @param queries the heads of queries; 0 if there are only keys and values
+     */
+    public void rotateAndCache(
+            CudaStream stream,
+            int rows,
+            long qkv,
+            long keys,
+            long values,
+            long slots,
+            long start,
+            long cosines,
+            long sines,
+            int queries,
+            int heads) {
+        arguments
+                .clear()
+                .addStruct(qkv, keys, values, slots, start, cosines, sines, queries, heads);
+        prefillRotateAndCache.launch(stream, LaunchSize.of(rows, PREFILL_THREADS), arguments);
+    }
+
+    /**
+     * Normalises each head of queries and keys, in place.
+     *
+     * @param qkv queries, keys and values, of shape (rows, heads of all three, head size)
+     * @param queryWeights the weights of the norm of queries, of shape (head size)
+     * @param keyWeights the weights of the norm of keys
+     * @param queries the heads of queries; 0 if there are only keys and values
+     * @param heads the heads of keys
+     */
+    public void normHeads(
+            CudaStream stream,
+            int rows,
+            long qkv,
+            long queryWeights,
+            long keyWeights,
+            int queries,
+            int heads,
+            float epsilon) {
+        int bits = Float.floatToRawIntBits(epsilon);
+        arguments.clear().addStruct(qkv, queryWeights, keyWeights, queries, heads, bits);
+        normHeads.launch(stream, LaunchSize.of(rows, PREFILL_THREADS).asDependent(), arguments);
+    }
+
+    /**
+     * Computes {@code silu(gates) * values}.
+     *
+     * @param output the output, of shape (rows, width)
+     * @param both the gates and then the values of each row, of shape (rows, 2 width)
+     */
+    public void activate(CudaStream stream, long output, long both, long rows, long width) {
+        arguments.clear().addStruct(output, both, rows, width);
+        long packs = Math.max(1, rows * width / PACK);
+        long blocks =
+                Math.min(8L * multiprocessors, (packs + PREFILL_THREADS - 1) / PREFILL_THREADS);
+        activate.launch(stream, LaunchSize.of((int) blocks, PREFILL_THREADS), arguments);
+    }
+
+    @Override
+    public void close() {
+        module.close();
+    }
+}

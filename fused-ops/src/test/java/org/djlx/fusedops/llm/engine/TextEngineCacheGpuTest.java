@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.fusedops.llm.engine;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import ai.djl.Device;
+import java.nio.file.Path;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Random;
+import java.util.function.UnaryOperator;
+import java.util.stream.IntStream;
+import org.djlx.collectives.GpuTests;
+import org.djlx.fusedops.llm.GeneratedPiece;
+import org.djlx.fusedops.llm.Generation;
+import org.djlx.fusedops.llm.GenerationRequest;
+import org.djlx.fusedops.llm.TextGenerator;
+import org.djlx.fusedops.llm.model.KvCache;
+import org.djlx.fusedops.llm.model.LlamaFiles;
+import org.djlx.fusedops.llm.model.ModelConfig;
+import org.djlx.fusedops.llm.sampling.Grammar;
+import org.djlx.nativeops.NativeLibrary;
+import org.djlx.nativeops.torch.ScalarType;
+import org.junit.jupiter.api.Tag;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.io.TempDir;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.ValueSource;
+
+/** Preemption, prefix hits and many sequences with the decode kernels. */
+@Tag("gpu")
+@Timeout(300)
+class TextEngineCacheGpuTest {
+
+    private static final Duration LONG = Duration.ofMinutes(1);
+    private static final int VOCABULARY = 203;
+    private static final int MAX_LENGTH_BLOCKS = 32;
+    @TempDir private Path directory;
+
+    private TextGenerator build(int ranks, int blocks, UnaryOperator<TextEngine.Builder> change)
+            throws Exception {
+        GpuTests.require(ranks, NativeLibrary.NCCL, NativeLibrary.NVRTC);
+        List<Device> devices = IntStream.range(0, ranks).mapToObj(Device::gpu).toList();
+        ModelConfig config = LlamaFiles.decodable(ScalarType.BFLOAT16, true, 32);
+        LlamaFiles.write(directory, config, 5);
+        long blockBytes = KvCache.byteSize(config, ranks, KvCache.BLOCK_TOKENS);
+        return change.apply(
+                        TextEngine.builder()
+                                .setDirectory(directory)
+                                .optDevices(devices)
+                                .optCacheBytes(blocks * blockBytes))
+                .build();
+    }
+
+    /** Steps overlap: a sequence is preempted while its next token is computed. */
+    @ParameterizedTest
+    @ValueSource(ints = {1, 2})
+    void preemptionDoesNotChangeABit(int ranks) throws Exception {
+        List<GenerationRequest> requests = new ArrayList<>();
+        for (int i = 0; i < 40; i++) {
+            int[] prompt = new Random(i).ints(1 + i * 7, 0, VOCABULARY).toArray();
+            GenerationRequest.Builder builder =
+                    TextEngineTest.request(prompt).optMaxNewTokens(100 + i);
+            if (i % 2 > 0) {
+                builder.optTemperature(1).optTopP(0.9).optSeed(i);
+            }
+            requests.add(builder.build());
+        }
+        UnaryOperator<TextEngine.Builder> options =
+                builder -> builder.optPrefixCaching(false).optPrefillTokens(100);
+        List<List<GeneratedPiece>> expected;
+        try (TextGenerator generator = build(ranks, 40 * MAX_LENGTH_BLOCKS, options)) {
+            expected = TextEngineCacheTest.generate(generator, requests);
+            assertEquals(0, generator.statistics().preemptions());
+        }
+        for (int blocks : new int[] {MAX_LENGTH_BLOCKS, 100}) {
+            try (TextGenerator generator = build(ranks, blocks, options)) {
+                List<List<GeneratedPiece>> actual =
+                        TextEngineCacheTest.generate(generator, requests);
+                assertTrue(generator.statistics().preemptions() > 0);
+                for (int i = 0; i < requests.size(); i++) {
+                    assertEquals(expected.get(i), actual.get(i), "of " + i);
+                }
+            }
+        }
+    }
+
+    /** Masks are computed while the graph runs; other requests run ahead and keep their texts. */
+    @ParameterizedTest
+    @ValueSource(ints = {1, 2})
+    void textsFollowTheirGrammars(int ranks) throws Exception {
+        ByteTokens.write(directory);
+        Grammar grammar = Grammar.regex("[{](?:ab|c[0-9]){3,9}[}]");
+        List<GenerationRequest> free = new ArrayList<>();
+        List<GenerationRequest> all = new ArrayList<>();
+        for (int i = 0; i < 20; i++) {
+            int[] prompt = new Random(i).ints(1 + i * 7, 0, VOCABULARY).toArray();
+            GenerationRequest.Builder builder =
+                    TextEngineTest.request(prompt).optMaxNewTokens(100).optTopLogProbabilities(2);
+            if (i % 2 > 0) {
+                builder.optTemperature(1.5).optTopP(0.9).optSeed(i);
+            }
+            free.add(builder.build());
+            all.add(builder.build());
+            all.add(builder.optGrammar(grammar).build());
+        }
+        UnaryOperator<TextEngine.Builder> options = builder -> builder.optPrefixCaching(false);
+        try (TextGenerator generator = build(ranks, 40 * MAX_LENGTH_BLOCKS, options)) {
+            List<List<GeneratedPiece>> alone = TextEngineCacheTest.generate(generator, free);
+            List<List<GeneratedPiece>> mixed = TextEngineCacheTest.generate(generator, all);
+            for (int i = 0; i < free.size(); i++) {
+                assertEquals(alone.get(i), mixed.get(2 * i), "of " + i);
+                StringBuilder text = new StringBuilder();
+                mixed.get(2 * i + 1).forEach(piece -> text.append(piece.text()));
+                assertTrue(text.toString().matches("[{](?:ab|c[0-9]){3,9}[}]"), text.toString());
+            }
+        }
+    }
+
+    @ParameterizedTest
+    @ValueSource(ints = {1, 2})
+    void findsPrefixes(int ranks) throws Exception {
+        try (TextGenerator generator = build(ranks, 8 * MAX_LENGTH_BLOCKS, builder -> builder)) {
+            int[] prompt = new Random(1).ints(300, 0, VOCABULARY).toArray();
+            GenerationRequest request = TextEngineTest.request(prompt).optMaxNewTokens(1).build();
+            GeneratedPiece computed = generator.submit(request).await(LONG).get(0);
+            List<Generation> again = generator.submitAll(List.of(request, request, request));
+            for (Generation generation : again) {
+                GeneratedPiece piece = generation.await(LONG).get(0);
+                assertEquals(288, generation.cachedTokens());
+                assertEquals(computed.logProbability(), piece.logProbability(), 0.05);
+            }
+            TextEngineTest.assertIdle(generator);
+        }
+    }
+
+    @ParameterizedTest
+    @ValueSource(ints = {1, 2})
+    void runs256Sequences(int ranks) throws Exception {
+        List<GenerationRequest> requests = new ArrayList<>();
+        for (int i = 0; i < 256; i++) {
+            requests.add(TextEngineTest.request(i % 200, i / 200).optMaxNewTokens(40).build());
+        }
+        try (TextGenerator generator = build(ranks, 1000, builder -> builder)) {
+            List<Generation> generations = generator.submitAll(requests);
+            while (generator.statistics().running() < 256) {
+                assertEquals(0, generator.statistics().finished());
+                Thread.onSpinWait();
+            }
+            for (int i = 0; i < 256; i += 17) {
+                List<GeneratedPiece> together = generations.get(i).await(LONG);
+                assertEquals(generator.submit(requests.get(i)).await(LONG), together, "of " + i);
+            }
+        }
+    }
+}

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.fusedops.llm.engine;
+
+import static org.djlx.nativeops.torch.ScalarType.BFLOAT16;
+import static org.djlx.nativeops.torch.ScalarType.FLOAT32;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import java.io.IOException;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.Collections;
+import java.util.List;
+import java.util.Map;
+import org.djlx.collectives.RankProcesses;
+import org.djlx.collectives.safetensors.SafetensorsWriter;
+import org.djlx.collectives.safetensors.TensorSpec;
+import org.djlx.fusedops.llm.model.LayerConfig;
+import org.djlx.fusedops.llm.model.LlamaFiles;
+import org.djlx.fusedops.llm.model.ModelConfig;
+import org.djlx.fusedops.llm.model.ModelWeights;
+import org.djlx.nativeops.host.CHeap;
+import org.djlx.nativeops.torch.ScalarType;
+import org.junit.jupiter.api.Tag;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.api.io.TempDir;
+
+/** What loading takes of the host's memory, and closing gives back. */
+@Timeout(120)
+@Tag("slow")
+class TextEngineMemoryTest {
+
+    private static final int RANKS = 2;
+    @TempDir private Path folder;
+
+    /** A model whose weights, in files in float32, take much more than a JVM does meanwhile. */
+    private static ModelConfig write(Path directory, ScalarType type) throws IOException {
+        ModelConfig config =
+                new ModelConfig(
+                        "llama",
+                        4096,
+                        512,
+                        8,
+                        8,
+                        64,
+                        16,
+                        1e-5,
+                        true,
+                        List.of(7),
+                        type,
+                        Collections.nCopies(4, LayerConfig.llama(LlamaFiles.rope(64), 64, 2048)),
+                        1,
+                        0,
+                        false);
+        Files.createDirectories(directory);
+        Files.writeString(directory.resolve("config.json"), LlamaFiles.json(config).toString());
+        Map<String, Shape> shapes = ModelWeights.shapes(config);
+        List<TensorSpec> specs = new ArrayList<>();
+        shapes.forEach((name, shape) -> specs.add(TensorSpec.of(name, FLOAT32, shape)));
+        try (NDManager manager = NDManager.newBaseManager()) {
+            SafetensorsWriter.writeModel(
+                    directory, specs, 32 << 20, spec -> manager.zeros(spec.shape()));
+        }
+        return config;
+    }
+
+    static TextEngine load(Path directory) throws IOException {
+        return TextEngine.builder()
+                .setDirectory(directory)
+                .optRanks(RANKS)
+                .optMaxRunning(1)
+                .build();
+    }
+
+    /**
+     * The peak is the system's own, which misses nothing, in a JVM whose heap does not change its
+     * size. It has the files' pages, too, all of which are touched, and which the system may drop
+     * whenever it likes; so they are taken off.
+     */
+    @Test
+    void loadingTakesTheMemoryOfTheWeightsOnce() throws Exception {
+        Path warm = LlamaFiles.write(folder.resolve("warm"), LlamaFiles.config(FLOAT32, true), 1);
+        Path equal = folder.resolve("equal");
+        Path converted = folder.resolve("converted");
+        ModelConfig config = write(equal, FLOAT32);
+        ModelConfig narrow = write(converted, BFLOAT16);
+        String options = "-Xms128m -XX:+AlwaysPreTouch -XX:+UseSerialGC";
+        try (RankProcesses process =
+                new RankProcesses(
+                        1,
+                        rank -> Map.of("JDK_JAVA_OPTIONS", options),
+                        TextEngineMemoryMain.class,
+                        warm.toString(),
+                        equal.toString(),
+                        converted.toString())) {
+            process.awaitSuccess();
+            long[] peaks =
+                    process.output(0)
+                            .lines()
+                            .filter(line -> line.startsWith("peak "))
+                            .mapToLong(line -> Long.parseLong(line.substring("peak ".length())))
+                            .toArray();
+            check(config, peaks[1] - fileBytes(equal));
+            check(narrow, peaks[2] - fileBytes(converted));
+        }
+    }
+
+    private static long fileBytes(Path directory) throws IOException {
+        long bytes = 0;
+        try (var files = Files.newDirectoryStream(directory, "*.safetensors")) {
+            for (Path file : files) {
+                bytes += Files.size(file);
+            }
+        }
+        return bytes;
+    }
+
+    private static void check(ModelConfig config, long taken) {
+        long weights = RANKS * ModelWeights.byteSize(config, RANKS);
+        assertTrue(
+                taken > weights * 0.9 && taken < weights * 1.2,
+                () -> taken + " bytes for weights of " + weights + " in " + config.type());
+    }
+
+    @Test
+    void closingFreesTheWeights() throws Exception {
+        Path directory = folder.resolve("model");
+        ModelConfig config = write(directory, FLOAT32);
+        load(directory).close(); // What the first one loads for good is not counted.
+        long weights = RANKS * ModelWeights.byteSize(config, RANKS);
+        long before = CHeap.bytesInUse();
+        long freed = 0; // by the closing that freed most, as the JVM's compilers use this heap, too
+        for (int i = 0; i < 4; i++) {
+            long held;
+            try (TextEngine generator = load(directory)) {
+                generator
+                        .submit(TextEngineTest.request(1).optMaxNewTokens(2).build())
+                        .await(Duration.ofMinutes(1));
+                assertFalse(
+                        isMapped(directory),
+                        "weights have been read, and their files are still mapped");
+                held = CHeap.bytesInUse();
+            }
+            freed = Math.max(freed, held - CHeap.bytesInUse());
+            assertFalse(isMapped(directory));
+        }
+        assertTrue(freed > weights * 0.9, "weights of " + weights + " bytes, freed " + freed);
+        long grown = CHeap.bytesInUse() - before;
+        // If a rank kept one layer of each model, it would be nearly half. The compilers take some
+        // megabytes.
+        assertTrue(grown < weights / 4, () -> grown + " bytes more for weights of " + weights);
+    }
+
+    private static boolean isMapped(Path directory) throws IOException {
+        return Files.readString(Path.of("/proc/self/maps")).contains(directory.toString());
+    }
+}

@@ -1,0 +1,357 @@
+// Attention of new tokens to the KV cache and to themselves; rotary embedding of queries and keys; writes to the KV cache.
+//
+// Split over blocks (flash decoding: Dao and others, 2023): a block has CHUNK tokens of one sequence and one KV head. The last block
+// of a sequence and KV head to end merges the chunks, in their order. A warp has WARP_TOKENS tokens.
+//
+// Tensor core operands: the first product's left operand is the queries of the KV head's group. Its result, the scores, has the
+// register layout of a left operand, which the second product needs (FlashAttention-2: Dao, 2023). Right operands are loaded 16
+// bytes at a time; both operands of a product permute k alike, which does not change the sum.
+//
+// Memory: qkv rows, KV cache in blocks of BLOCK_TOKENS tokens (block table), partial results of chunks.
+// Synchronisation: the blocks of a row and KV head count themselves in `chunks_ended`; no wait.
+#pragma once
+#include "decoder/common.cuh"
+#include "rotary.cuh"
+
+#ifdef HAS_BFLOAT16
+
+const int WARP_TOKENS = 16;
+const int ATTENTION_WARPS = 8;
+const int CHUNK = ATTENTION_WARPS * WARP_TOKENS;
+const int KEY_STEPS = (HEAD_SIZE + STEP - 1) / STEP;              // loads of a key by 4 lanes
+const int VALUE_STEPS = (HEAD_SIZE + 8 * PACK - 1) / (8 * PACK);  // loads of a value by 8 lanes
+const int PADDED_HEAD = HEAD_SIZE + 8;                            // fewer bank conflicts
+static_assert(BLOCK_TOKENS % WARP_TOKENS == 0, "the tokens of a warp are in one cache block");
+
+// Positions and block table are written before the first kernel of a step starts: they are read before wait_for_primary().
+struct Attention {
+  Bits* output;          // (rows, KV heads * GROUP_SIZE, HEAD_SIZE)
+  const Bits* qkv;       // (rows, query heads + key heads + value heads, HEAD_SIZE)
+  Bits* keys;            // KV cache: (tokens, KV heads, HEAD_SIZE)
+  Bits* values;
+  const int* positions;  // of the new tokens; -1: no token
+  const int* table;      // block table: (rows, table_stride), the first token of each block in the cache
+  const float* cosines;  // (positions, HEAD_SIZE / 2)
+  const float* sines;
+  const int* first_chunks;  // of each row: the chunks of all previous rows
+  float* chunks;            // partial results: (rows, KV heads, chunks of the row, GROUP_SIZE, HEAD_SIZE + 2)
+  u32* chunks_ended;        // (rows, KV heads); 0 before and after a launch
+  u64 window;               // tokens that a token attends to, itself included
+  u64 table_stride;
+  u64 heads;                // KV heads
+};
+
+__device__ __forceinline__ u32 pair(Bits first, Bits second) { return first | (u32)second << 16; }
+
+// Rotates element i of a head's first half and element i of its second half, rounded.
+__device__ __forceinline__ void rotate_elements(Bits& one, Bits& other, float cosine, float sine) {
+  float first = T::load(one), second = T::load(other);
+  rotate_pair<true>(first, second, cosine, sine);
+  one = T::store(first);
+  other = T::store(second);
+}
+
+__device__ __forceinline__ void rotate(Bits* to, const Bits* head, u32 i, const float* cosines, const float* sines) {
+  Bits first = head[i], second = head[i + HEAD_SIZE / 2];
+  rotate_elements(first, second, cosines[i], sines[i]);
+  to[i] = first;
+  to[i + HEAD_SIZE / 2] = second;
+}
+
+// Index of an element of a head in `merged`: avoids bank conflicts.
+__device__ __forceinline__ u32 swizzled(u32 e) { return e ^ (e >> 5 & 1) << 2; }
+
+// LATE_VALUES: loads values after the scores. Needs fewer registers, so more blocks fit on an SM.
+// CACHED: several rows are of one sequence, so decode_rotate_and_cache has rotated the queries and written the new keys and values.
+template <bool LATE_VALUES, bool CACHED>
+__device__ __forceinline__ void attend(const Attention& args, float scale) {
+  static_assert(LATE_VALUES || !CACHED, "early values do not include the newest token");
+  __shared__ __align__(16) Bits queries[GROUP_SIZE][HEAD_SIZE];
+  __shared__ __align__(16) Bits own_key[HEAD_SIZE];
+  __shared__ __align__(16) float merged[ATTENTION_WARPS][GROUP_SIZE][PADDED_HEAD];
+  __shared__ float warp_max[ATTENTION_WARPS][8], warp_total[ATTENTION_WARPS][8];
+  __shared__ bool is_last;
+  launch_dependents();
+  u32 head = blockIdx.x, row = blockIdx.y, chunk = blockIdx.z;  // the last chunks, short or empty, start last
+  u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+  u32 upper = lane / 4, within = lane % 4;
+  // Step 1: load keys, and early values, of cached tokens while the primary kernel ends, unless that kernel writes some of these tokens.
+  if (CACHED) wait_for_primary();
+  int position = args.positions[row];
+  u64 first_chunk = args.first_chunks[row];
+  if (position < (int)(chunk * CHUNK)) {
+    if (position < 0) wait_for_primary();  // dependents of this kernel rely on earlier kernels, too
+    return;
+  }
+  u32 count = position / CHUNK + 1;
+  first_chunk = first_chunk * args.heads + (u64)head * count;
+  const Bits* qkv = args.qkv + (u64)row * args.heads * (GROUP_SIZE + 2) * HEAD_SIZE;
+  const int* table = args.table + (u64)row * args.table_stride;
+  auto cache_offset = [&](int token) {
+    return ((u64)(table[token / BLOCK_TOKENS] + token % BLOCK_TOKENS) * args.heads + head) * HEAD_SIZE;
+  };
+  u32 pitch = args.heads * HEAD_SIZE;  // elements between tokens of a cache block
+  const Bits* new_key = qkv + (args.heads * GROUP_SIZE + head) * HEAD_SIZE;
+  const Bits* new_value = qkv + (args.heads * (GROUP_SIZE + 1) + head) * HEAD_SIZE;
+
+  // Elements past the end are zeros.
+  uint4 keys[2][KEY_STEPS], values[4][VALUE_STEPS];
+  int first = chunk * CHUNK + warp * WARP_TOKENS;
+  u64 base = first <= position ? cache_offset(first) : 0;
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    int token = first + half * 8 + upper;
+    bool there = token < position || (CACHED && token == position);
+    const Bits* key = args.keys + base + (half * 8 + upper) * pitch;
+#pragma unroll
+    for (int step = 0; step < KEY_STEPS; step++) {
+      u32 e = step * STEP + within * PACK;
+      keys[half][step] = there && e < HEAD_SIZE ? *(const uint4*)(key + e) : zeros();
+    }
+  }
+  auto load_values = [&](int end) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      int token = first + i / 2 * 8 + within * 2 + i % 2;
+      bool there = token < end;
+      const Bits* value = !CACHED && token == position ? new_value : args.values + base + (i / 2 * 8 + within * 2 + i % 2) * pitch;
+#pragma unroll
+      for (int step = 0; step < VALUE_STEPS; step++) {
+        u32 e = (step * 8 + upper) * PACK;
+        values[i][step] = there && e < HEAD_SIZE ? *(const uint4*)(value + e) : zeros();
+      }
+    }
+  };
+  if (!LATE_VALUES) load_values(position);
+  // Step 2: rotate the queries; the block with the newest token also rotates its key and writes key and value to the cache.
+  if (!CACHED) wait_for_primary();
+  const float* cosines = args.cosines + (u64)position * (HEAD_SIZE / 2);
+  const float* sines = args.sines + (u64)position * (HEAD_SIZE / 2);
+#pragma unroll 1
+  for (u32 i = threadIdx.x; i < GROUP_SIZE * HEAD_SIZE / 2; i += ATTENTION_WARPS * WARP) {
+    u32 q = i / (HEAD_SIZE / 2);
+    const Bits* query = qkv + (head * GROUP_SIZE + q) * HEAD_SIZE;
+    u32 e = i % (HEAD_SIZE / 2);
+    if (CACHED) {
+      queries[q][e] = query[e];
+      queries[q][e + HEAD_SIZE / 2] = query[e + HEAD_SIZE / 2];
+    } else {
+      rotate(queries[q], query, e, cosines, sines);
+    }
+  }
+  bool newest = !CACHED && chunk == count - 1;
+#pragma unroll 1
+  for (u32 i = threadIdx.x; newest && i < HEAD_SIZE / 2; i += ATTENTION_WARPS * WARP) rotate(own_key, new_key, i, cosines, sines);
+  __syncthreads();
+  if (newest) {
+    u64 at = cache_offset(position);
+#pragma unroll 1
+    for (u32 i = threadIdx.x; i < HEAD_SIZE; i += ATTENTION_WARPS * WARP) {
+      args.keys[at + i] = own_key[i];
+      args.values[at + i] = new_value[i];
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+#pragma unroll
+      for (int step = 0; step < KEY_STEPS; step++) {
+        u32 e = step * STEP + within * PACK;
+        if (first + half * 8 + (int)upper == position && e < HEAD_SIZE) keys[half][step] = *(const uint4*)&own_key[e];
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+#pragma unroll
+      for (int step = 0; step < VALUE_STEPS; step++) {
+        u32 e = (step * 8 + upper) * PACK;
+        bool own = !LATE_VALUES && first + i / 2 * 8 + (int)within * 2 + i % 2 == position;
+        if (own && e < HEAD_SIZE) values[i][step] = *(const uint4*)(new_value + e);
+      }
+    }
+  }
+
+  // Step 3: scores = queries * keys.
+  float scores[2][4] = {};
+#pragma unroll
+  for (int step = 0; step < KEY_STEPS; step++) {
+    u32 e = step * STEP + within * PACK;
+    uint4 query = upper < GROUP_SIZE && e < HEAD_SIZE ? *(const uint4*)&queries[upper < GROUP_SIZE ? upper : 0][e] : zeros();
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      mma(scores[half], query.x, 0, query.y, 0, keys[half][step].x, keys[half][step].y);
+      mma(scores[half], query.z, 0, query.w, 0, keys[half][step].z, keys[half][step].w);
+    }
+  }
+  if (LATE_VALUES) load_values(position + 1);
+  // Step 4: softmax weights of the warp's tokens. A lane has the scores of query `upper` for the 4 tokens whose values it has.
+  float max_score = LOWEST, sum = 0, weights[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    int distance = position - (first + i / 2 * 8 + (int)within * 2 + i % 2);
+    bool there = distance >= 0 && distance < (int)args.window;
+    weights[i] = there ? scores[i / 2][i % 2] * scale : 2 * LOWEST;
+    max_score = fmaxf(max_score, weights[i]);
+  }
+  max_score = fmaxf(max_score, __shfl_xor_sync(~0u, max_score, 1));
+  max_score = fmaxf(max_score, __shfl_xor_sync(~0u, max_score, 2));
+  // A weight is split into two 16-bit elements, since one has too few bits; the second is in the rows of the left operand that no
+  // query uses.
+  Bits large[4], small[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    weights[i] = exp2f(weights[i] - max_score);
+    sum += weights[i];
+    large[i] = T::store(weights[i]);
+    small[i] = T::store(weights[i] - T::load(large[i]));
+  }
+  sum += __shfl_xor_sync(~0u, sum, 1);
+  sum += __shfl_xor_sync(~0u, sum, 2);
+  if (within == 0) {
+    warp_max[warp][upper] = max_score;
+    warp_total[warp][upper] = sum;
+  }
+  // Step 5: weights * values.
+#pragma unroll
+  for (int step = 0; step < VALUE_STEPS; step++) {
+    // Column c of product i is element i of the packs of the lanes with `upper` = c.
+    float weighted[2][PACK];
+    Pack<T> parts[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) parts[i].vector = values[i][step];
+#pragma unroll
+    for (int i = 0; i < PACK; i++) {
+      float both[4] = {};
+      mma(both, pair(large[0], large[1]), pair(small[0], small[1]), pair(large[2], large[3]), pair(small[2], small[3]),
+               pair(parts[0].elements[i], parts[1].elements[i]), pair(parts[2].elements[i], parts[3].elements[i]));
+      weighted[0][i] = both[0] + both[2];
+      weighted[1][i] = both[1] + both[3];
+    }
+    if (upper < GROUP_SIZE) {
+#pragma unroll
+      for (int k = 0; k < 4; k++) {
+        u32 e = (step * 8 + within * 2) * PACK + k * 4;
+        const float* four = weighted[k / 2] + k % 2 * 4;
+        if (e < HEAD_SIZE) *(float4*)&merged[warp][upper][swizzled(e)] = make_float4(four[0], four[1], four[2], four[3]);
+      }
+    }
+  }
+  __syncthreads();
+  // Step 6: merge the warps. A sequence of one chunk is done; otherwise store the chunk's partial result.
+  const int ENTRY = HEAD_SIZE + 2;
+  Bits* output = args.output + ((u64)row * args.heads + head) * GROUP_SIZE * HEAD_SIZE;
+#pragma unroll 1
+  for (u32 i = threadIdx.x * 2; i < GROUP_SIZE * HEAD_SIZE; i += 2 * ATTENTION_WARPS * WARP) {
+    u32 q = i / HEAD_SIZE, e = i % HEAD_SIZE;
+    float highest = LOWEST;
+#pragma unroll
+    for (int w = 0; w < ATTENTION_WARPS; w++) highest = fmaxf(highest, warp_max[w][q]);
+    float total = 0;
+    float2 value = make_float2(0, 0);
+#pragma unroll
+    for (int w = 0; w < ATTENTION_WARPS; w++) {
+      float factor = exp2f(warp_max[w][q] - highest);
+      float2 part = *(const float2*)&merged[w][q][swizzled(e)];
+      total += warp_total[w][q] * factor;
+      value.x += part.x * factor;
+      value.y += part.y * factor;
+    }
+    if (count == 1) {
+      *(u32*)&output[i] = pair(T::store(value.x / total), T::store(value.y / total));
+    } else {
+      float* entry = args.chunks + ((first_chunk + chunk) * GROUP_SIZE + q) * ENTRY;
+      *(float2*)&entry[e] = value;
+      if (e == 0) *(float2*)&entry[HEAD_SIZE] = make_float2(highest, total);
+    }
+  }
+  if (count == 1) return;
+  // Step 7: the last block of the row and KV head merges the chunks.
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    u32* chunks_ended = &args.chunks_ended[row * args.heads + head];
+    __threadfence();
+    is_last = atomicAdd(chunks_ended, 1) == count - 1;
+    if (is_last) *chunks_ended = 0;
+    __threadfence();
+  }
+  __syncthreads();
+  if (!is_last) return;
+#pragma unroll 1
+  for (u32 i = threadIdx.x * 2; i < GROUP_SIZE * HEAD_SIZE; i += 2 * ATTENTION_WARPS * WARP) {
+    u32 q = i / HEAD_SIZE, e = i % HEAD_SIZE;
+    const float* entries = args.chunks + (first_chunk * GROUP_SIZE + q) * ENTRY;
+    float highest = LOWEST, total = 0;
+    float2 value = make_float2(0, 0);
+#pragma unroll 4
+    for (u32 c = 0; c < count; c++) {
+      const float* entry = entries + (u64)c * GROUP_SIZE * ENTRY;
+      float2 sums = __ldcg((const float2*)(entry + HEAD_SIZE)), part = __ldcg((const float2*)(entry + e));
+      float next = fmaxf(highest, sums.x);
+      float old = exp2f(highest - next), factor = exp2f(sums.x - next);
+      highest = next;
+      total = total * old + sums.y * factor;
+      value.x = value.x * old + part.x * factor;
+      value.y = value.y * old + part.y * factor;
+    }
+    *(u32*)&output[i] = pair(T::store(value.x / total), T::store(value.y / total));
+  }
+}
+
+#define ATTENTION(name, late, cached, blocks)                                                                      \
+  extern "C" __global__ void __launch_bounds__(ATTENTION_WARPS* WARP, blocks)                                      \
+      name(const __grid_constant__ Attention args, float scale) {                                                    \
+    attend<late, cached>(args, scale);                                                                               \
+  }
+
+ATTENTION(decode_attention, false, false, 2)
+ATTENTION(decode_attention_late, true, false, 4)
+ATTENTION(decode_attention_cached, true, true, 4)
+
+// Rotates the queries and keys of a row in place, and writes its keys and values to the cache. A thread has a pack of each half of a
+// head, or a pack of a value.
+__device__ __forceinline__ void rotate_and_cache(Bits* qkv, u64 queries, u64 heads, Bits* keys, Bits* values, u64 slot,
+                                                 const float* cosines, const float* sines) {
+  const u32 PACKS = HEAD_SIZE / 2 / PACK;  // of half a head
+  u64 size = heads * HEAD_SIZE;
+  u32 first_key = queries, first_value = first_key + heads;
+  for (u32 i = threadIdx.x; i < (first_value + 2 * heads) * PACKS; i += blockDim.x) {
+    if (i >= first_value * PACKS) {
+      u32 pack = i - first_value * PACKS;
+      ((uint4*)(values + slot * size))[pack] = ((const uint4*)(qkv + first_value * HEAD_SIZE))[pack];
+      continue;
+    }
+    u32 head = i / PACKS, pack = i % PACKS;
+    uint4* from = (uint4*)(qkv + head * HEAD_SIZE) + pack;
+    Pack<T> first, second;
+    first.vector = from[0];
+    second.vector = from[PACKS];
+#pragma unroll
+    for (int e = 0; e < PACK; e += 4) {
+      float4 cosine = *(const float4*)(cosines + pack * PACK + e), sine = *(const float4*)(sines + pack * PACK + e);
+      rotate_elements(first.elements[e], second.elements[e], cosine.x, sine.x);
+      rotate_elements(first.elements[e + 1], second.elements[e + 1], cosine.y, sine.y);
+      rotate_elements(first.elements[e + 2], second.elements[e + 2], cosine.z, sine.z);
+      rotate_elements(first.elements[e + 3], second.elements[e + 3], cosine.w, sine.w);
+    }
+    from[0] = first.vector;
+    from[PACKS] = second.vector;
+    if (head >= first_key) {
+      uint4* key = (uint4*)(keys + slot * size + (head - first_key) * HEAD_SIZE) + pack;
+      key[0] = first.vector;
+      key[PACKS] = second.vector;
+    }
+  }
+}
+
+// One block per row. Writes to qkv, which is const in the struct for decode_attention.
+extern "C" __global__ void decode_rotate_and_cache(const __grid_constant__ Attention args) {
+  launch_dependents();
+  wait_for_primary();
+  u64 row = blockIdx.x;
+  int position = args.positions[row];
+  if (position < 0) return;
+  u64 slot = args.table[row * args.table_stride + position / BLOCK_TOKENS] + position % BLOCK_TOKENS;
+  Bits* qkv = (Bits*)args.qkv + row * args.heads * (GROUP_SIZE + 2) * HEAD_SIZE;
+  u64 angles = (u64)position * (HEAD_SIZE / 2);
+  rotate_and_cache(qkv, args.heads * GROUP_SIZE, args.heads, args.keys, args.values, slot, args.cosines + angles, args.sines + angles);
+}
+
+#endif

@@ -1,0 +1,66 @@
+// Types, asynchronous copies and tensor core products of the LLM kernels. decoder.cu lists the macros.
+#pragma once
+#include "element.cuh"
+
+#ifndef TYPE
+#define TYPE Bfloat16
+#endif
+#ifndef HEAD_SIZE
+#define HEAD_SIZE 128
+#endif
+#ifndef GROUP_SIZE
+#define GROUP_SIZE 4
+#endif
+#ifndef BLOCK_TOKENS
+#define BLOCK_TOKENS 16
+#endif
+#ifndef SHARED_BYTES
+#define SHARED_BYTES 232448
+#endif
+
+#ifdef HAS_BFLOAT16
+
+typedef TYPE T;
+typedef T::Bits Bits;
+
+const int PACK = Pack<T>::COUNT;
+const int STEP = 4 * PACK;  // elements of a row that 4 lanes load at a time
+const float LOWEST = -1e30f;  // below every attention score and logit
+
+// A placeholder for an input token: the token that decode_sample stored for the sequence. The host does not know it yet.
+const int SAMPLED = -2;
+
+// Copies a pack to shared memory (cp.async), or zeros if `there` is false. ONCE: weights; also fetches neighbouring bytes into L2.
+template <bool ONCE>
+__device__ __forceinline__ void copy_pack_async(u32 to, const Bits* from, bool there) {
+  if (ONCE) {
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
+  } else {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
+  }
+}
+
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits for the thread's copies, except for the last PENDING copy groups.
+template <int PENDING>
+__device__ __forceinline__ void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+// sum += A B for a warp: m16n8k16, A row-major, B column-major.
+__device__ __forceinline__ void mma(float (&sum)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  if (T::IS_BFLOAT16) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+  } else {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+  }
+}
+
+#endif

@@ -1,0 +1,309 @@
+// Matmul of few rows, for decode steps: output[b][n] = bias[n] + sum over k of x[b][k] * weight[n][k], in float32, rounded once.
+//
+// Tensor cores: the left operand is a weight tile, 16 rows of the weight; the right operand is an x tile, 8 rows of x. A lane loads
+// 16 bytes that are contiguous in k, for both operands alike. mma takes them for other values of k; as the order is the same in
+// both operands, the sum does not change. So a lane uses only data that it has copied itself: shared memory holds loads in flight,
+// and threads synchronise only for the sums.
+//
+// Blocks: the warps of a block divide k; their sums are added in warp order.
+//   one x tile     a block computes several groups of weight tiles, and copies the next group's weights while it adds up the sums;
+//                  work at the start of a block, such as the norm of x, is done once for all groups
+//   more x tiles   a block computes one group, because shared memory has no room for separate sums
+//
+// Shared memory
+//   for each warp     STAGES stages, used in a ring: for each weight tile the upper and the lower half, then for each x tile; 16 bytes
+//                     per lane each
+//   sums              for each warp: 16 bytes per lane for each weight tile and x tile; after the stages, or in their place
+//   NORM: normed x    one row, then the norm's weight, then NORM_THREADS / WARP floats
+//
+// Invariant: the result of a row of x depends neither on the other rows nor on their number.
+// Synchronisation: none between blocks.
+#pragma once
+#include "decoder/common.cuh"
+#include "rms_norm.cuh"
+#include "silu.cuh"
+
+#ifdef HAS_BFLOAT16
+
+struct Matmul {
+  Bits* output;        // (batch, width), rows `stride` elements apart
+  const Bits* x;       // (batch, depth)
+  const Bits* weight;  // (width, depth); gated: (2 width, depth), gates then values
+  const Bits* bias;    // (width); gated: (2 width); may be null
+  u64 batch;
+  u64 width;
+  u64 depth;  // a multiple of 8
+  u64 stride;
+  u64 gated;  // 1: output = silu(x gates) * (x values); a weight tile then yields 8 columns instead of 16
+  // NORM: every block first computes x = norm(residual + x) of one row.
+  const Bits* norm_weight;
+  const Bits* residual;
+  Bits* new_residual;  // must not overlap x or the residual, which other blocks still read
+  u64 epsilon;         // the bits of a float
+};
+
+const int MATMUL_WARPS = 8;
+const int TURN_LOADS = 2 * MATMUL_WARPS;  // warps alternate in k after two loads each, a cache line of L2
+
+// Whether sums have their own shared memory.
+__host__ __device__ constexpr bool has_separate_sums(int x_tiles) { return x_tiles == 1; }
+
+// The number of stages that fit into shared memory, 2 to max_stages; `copied` is the number of x tiles in a stage. Java computes
+// the same, and skips kernels for which not even 2 stages fit.
+__host__ __device__ constexpr int stages(int x_tiles, int weight_tiles, int copied, int max_stages) {
+  int room = SHARED_BYTES / (MATMUL_WARPS * WARP * 16) - (has_separate_sums(x_tiles) ? weight_tiles : 0);
+  int fit = room / (2 * weight_tiles + copied);
+  return fit < 2 ? 2 : fit < max_stages ? fit : max_stages;
+}
+
+// Norms residual + x of one row into shared memory, with the same bits as add_rms_norm.
+__device__ __forceinline__ void norm_x(const Matmul& args, uint4* row, const uint4* weight, float* sums) {
+  const int THREADS = MATMUL_WARPS * WARP, PARTS = NORM_THREADS / THREADS;
+  const uint4 *x = (const uint4*)args.x, *residual = (const uint4*)args.residual;
+  u32 packs = args.depth / PACK, threads = min((packs + WARP - 1) / WARP * WARP, NORM_THREADS);
+  // A thread does the work of PARTS threads of add_rms_norm.
+  float squares[PARTS] = {};
+  for (u32 begin = 0; begin < packs; begin += threads) {
+    uint4 sum[PARTS];
+#pragma unroll
+    for (int part = 0; part < PARTS; part++) {
+      u32 thread = part * THREADS + threadIdx.x, i = begin + thread;
+      sum[part] = thread < threads && i < packs ? add_packs<T>(residual[i], x[i]) : zeros();
+    }
+#pragma unroll
+    for (int part = 0; part < PARTS; part++) {
+      u32 thread = part * THREADS + threadIdx.x, i = begin + thread;
+      if (thread >= threads || i >= packs) continue;
+      row[i] = sum[part];
+      if (blockIdx.x == 0) ((uint4*)args.new_residual)[i] = sum[part];
+      squares[part] = add_squares<T>(squares[part], sum[part]);
+    }
+  }
+#pragma unroll
+  for (int part = 0; part < PARTS; part++) {
+    store_warp_sum(squares[part], sums, part * MATMUL_WARPS + threadIdx.x / WARP);
+  }
+  __syncthreads();
+  float scale = norm_scale(sum_of_warps(sums, NORM_THREADS / WARP), args.depth, __uint_as_float((u32)args.epsilon));
+  for (u32 i = threadIdx.x; i < packs; i += THREADS) row[i] = normalize_pack<T>(row[i], scale, weight[i]);
+  __syncthreads();
+}
+
+// X_TILES and WEIGHT_TILES: tiles of a group; they do not change the order of a sum. NORM: x is one row, normed first.
+template <int X_TILES, int WEIGHT_TILES, int STAGES, bool NORM>
+__device__ __forceinline__ void matmul(const Matmul& args) {
+  const bool SEPARATE_SUMS = has_separate_sums(X_TILES);  // then a block computes several groups
+  const int PACKS = 2 * WEIGHT_TILES + (NORM ? 0 : X_TILES);  // packs of a lane in a stage
+  const int STAGE = PACKS * WARP;
+  const int SUMS = WEIGHT_TILES * X_TILES * WARP;  // packs of a warp
+  static_assert(SUMS <= STAGES * STAGE, "sums fit in place of the stages");
+  extern __shared__ __align__(16) uint4 staged[];
+  launch_dependents();
+  u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+  u32 row = lane / 4;            // of both operands
+  u32 within = lane % 4 * PACK;  // of a load
+  u32 batch = args.batch, width = args.width, depth = args.depth;
+  bool gated = args.gated;
+  u32 columns = gated ? 8 : 16;  // of a weight tile
+  u32 lower = gated ? 0 : 8;     // column of a weight tile's lower half
+  u64 to_lower = (u64)(gated ? width : 8) * depth, to_next = (u64)columns * depth;
+  u32 group_columns = WEIGHT_TILES * columns, to_next_group = gridDim.x * group_columns;
+  const Bits* x = args.x + (u64)row * depth;
+  u32 own = warp * STAGES * STAGE + lane;
+  u32 address = (u32)__cvta_generic_to_shared(staged + own);
+  u32 loads = (depth + TURN_LOADS * STEP - 1) / (TURN_LOADS * STEP) * 2;  // of a group
+  auto k_of = [&](u32 load) { return (load / 2 * TURN_LOADS + warp * 2 + load % 2) * STEP + within; };
+  // The next load to copy, and its group.
+  u32 next_load = 0, next_group = blockIdx.x * group_columns;
+  const Bits* next_weight = args.weight + (u64)(next_group + row) * depth;
+  auto copy_weights = [&](u32 stage) {
+    u32 k = k_of(next_load);
+    const Bits* from = next_weight + k;
+#pragma unroll
+    for (int weight_tile = 0; weight_tile < WEIGHT_TILES; weight_tile++) {
+      u32 c = next_group + weight_tile * columns + row, to = address + (stage + weight_tile * 2 * WARP) * 16;
+      copy_pack_async<true>(to, from, k < depth && c < width);
+      copy_pack_async<true>(to + WARP * 16, from + to_lower, k < depth && c + lower < width);
+      from += to_next;
+    }
+    if (++next_load < loads || !SEPARATE_SUMS) return;
+    next_load = 0;
+    next_group += to_next_group;
+    next_weight += (u64)to_next_group * depth;
+  };
+  auto has_next = [&] { return SEPARATE_SUMS ? next_group < width : next_load < loads; };
+  auto is_x = [&](int x_tile, u32 k) { return x_tile * 8 + row < batch && k < depth; };
+  auto copy_x = [&](u32 stage, u32 load) {
+    u32 k = k_of(load);
+#pragma unroll
+    for (int x_tile = 0; x_tile < X_TILES; x_tile++) {
+      copy_pack_async<false>(address + (stage + (2 * WEIGHT_TILES + x_tile) * WARP) * 16, x + (x_tile * 8 * depth + k), is_x(x_tile, k));
+    }
+  };
+
+  // Step 1: copy the weights of the first STAGES loads, one copy group per load; the norm's weight is in the first copy group.
+  uint4* warp_sums = SEPARATE_SUMS ? staged + MATMUL_WARPS * STAGES * STAGE : staged;
+  const int TO_NEXT_WARP = SEPARATE_SUMS ? SUMS : STAGES * STAGE;
+  uint4* normed = warp_sums + MATMUL_WARPS * TO_NEXT_WARP;
+  uint4* norm_weight = normed + depth / PACK;
+  if (NORM) {
+    for (u32 i = threadIdx.x; i < depth / PACK; i += MATMUL_WARPS * WARP) {
+      copy_pack_async<false>((u32)__cvta_generic_to_shared(norm_weight + i), args.norm_weight + i * PACK, true);
+    }
+  }
+#pragma unroll
+  for (int load = 0; load < STAGES; load++) {
+    if (has_next()) copy_weights(load * STAGE);
+    commit_copies();
+  }
+  // Step 2: norm x, or copy x of the first loads, a copy group each. The first load of x is a plain load: it does not wait for the
+  // copy groups after its weights.
+  wait_for_primary();
+  uint4 first[X_TILES];
+  if (NORM) {
+    wait_copies<STAGES - 1>();
+    norm_x(args, normed, norm_weight, (float*)(norm_weight + depth / PACK));
+  } else {
+#pragma unroll
+    for (int x_tile = 0; x_tile < X_TILES; x_tile++) {
+      u32 k = k_of(0);
+      first[x_tile] = is_x(x_tile, k) ? *(const uint4*)(x + (x_tile * 8 * depth + k)) : zeros();
+    }
+    u32 load = 1;  // of a group
+#pragma unroll
+    for (int stage = 1; stage < STAGES; stage++) {
+      if (SEPARATE_SUMS || load < loads) copy_x(stage * STAGE, load);
+      commit_copies();
+      if (++load == loads && SEPARATE_SUMS) load = 0;
+    }
+#pragma unroll
+    for (int x_tile = 0; x_tile < X_TILES; x_tile++) staged[own + (2 * WEIGHT_TILES + x_tile) * WARP] = first[x_tile];
+    wait_copies<2 * STAGES - 2>();
+  }
+
+  // Step 3: multiply the groups, load by load.
+  u32 stage = 0;
+  bool is_first = true;
+#pragma unroll 1
+  for (u32 group = blockIdx.x * group_columns; group < width; group += to_next_group) {
+    float sums[WEIGHT_TILES][X_TILES][4] = {};
+#pragma unroll 1
+    for (u32 load = 0; load < loads; load++) {
+      if (!is_first || load > 0) wait_copies<STAGES - 1>();
+      const uint4* from = staged + own + stage;
+      uint4 right[X_TILES];
+#pragma unroll
+      for (int x_tile = 0; x_tile < X_TILES; x_tile++) {
+        if (NORM) {
+          u32 k = k_of(load);
+          right[x_tile] = is_x(x_tile, k) ? normed[k / PACK] : zeros();
+        } else {
+          right[x_tile] = from[(2 * WEIGHT_TILES + x_tile) * WARP];
+        }
+      }
+#pragma unroll
+      for (int weight_tile = 0; weight_tile < WEIGHT_TILES; weight_tile++) {
+        uint4 upper = from[weight_tile * 2 * WARP], lower = from[(weight_tile * 2 + 1) * WARP];
+#pragma unroll
+        for (int x_tile = 0; x_tile < X_TILES; x_tile++) {
+          mma(sums[weight_tile][x_tile], upper.x, lower.x, upper.y, lower.y, right[x_tile].x, right[x_tile].y);
+        }
+#pragma unroll
+        for (int x_tile = 0; x_tile < X_TILES; x_tile++) {
+          mma(sums[weight_tile][x_tile], upper.z, lower.z, upper.w, lower.w, right[x_tile].z, right[x_tile].w);
+        }
+      }
+      // The stage has been read: refill it.
+      if (has_next()) {
+        if (!NORM) copy_x(stage, next_load);
+        copy_weights(stage);
+      }
+      commit_copies();
+      stage = stage == (STAGES - 1) * STAGE ? 0 : stage + STAGE;
+    }
+
+    // Step 4: add up the warps' sums. Sums in place of the stages: a warp writes to its own stages, after all its copies have
+    // arrived. Separate sums: other warps may still read the previous group's sums.
+    if (!is_first) __syncthreads();
+    is_first = false;
+#pragma unroll
+    for (int weight_tile = 0; weight_tile < WEIGHT_TILES; weight_tile++)
+#pragma unroll
+      for (int x_tile = 0; x_tile < X_TILES; x_tile++) {
+        const float* part_sums = sums[weight_tile][x_tile];
+        float4* to = (float4*)warp_sums + warp * TO_NEXT_WARP + (weight_tile * X_TILES + x_tile) * WARP + lane;
+        *to = make_float4(part_sums[0], part_sums[1], part_sums[2], part_sums[3]);
+      }
+    __syncthreads();
+    for (u32 part = warp; part < WEIGHT_TILES * X_TILES; part += MATMUL_WARPS) {
+      float sum[4] = {};
+#pragma unroll
+      for (int w = 0; w < MATMUL_WARPS; w++) {
+        float4 part_sums = ((const float4*)warp_sums)[w * TO_NEXT_WARP + part * WARP + lane];
+        sum[0] += part_sums.x;
+        sum[1] += part_sums.y;
+        sum[2] += part_sums.z;
+        sum[3] += part_sums.w;
+      }
+      u32 n = group + part / X_TILES * columns + row, b = part % X_TILES * 8 + lane % 4 * 2;
+      if (args.bias && n < width) {
+        float upper = T::load(args.bias[n]);
+        sum[0] += upper;
+        sum[1] += upper;
+        if (gated || n + 8 < width) {
+          float lower = T::load(args.bias[n + (gated ? width : 8)]);
+          sum[2] += lower;
+          sum[3] += lower;
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        if (b + i >= batch || n >= width) continue;
+        Bits* to = args.output + (b + i) * args.stride + n;
+        if (gated) {
+          *to = T::store(silu_fast(sum[i]) * sum[i + 2]);
+        } else {
+          *to = T::store(sum[i]);
+          if (n + 8 < width) to[8] = T::store(sum[i + 2]);
+        }
+      }
+    }
+    if (!SEPARATE_SUMS) break;
+  }
+}
+
+#define MATMUL(rows, weight_tiles, max_stages)                                                            \
+  extern "C" __global__ void __launch_bounds__(MATMUL_WARPS* WARP, 1)                          \
+      decode_matmul_##rows##_##weight_tiles(const __grid_constant__ Matmul args) {                   \
+    matmul<rows / 8, weight_tiles, stages(rows / 8, weight_tiles, rows / 8, max_stages), false>(args);           \
+  }
+
+#define NORM_MATMUL(weight_tiles, max_stages)                                        \
+  extern "C" __global__ void __launch_bounds__(MATMUL_WARPS* WARP, 1)     \
+      decode_norm_matmul_##weight_tiles(const __grid_constant__ Matmul args) {  \
+    matmul<1, weight_tiles, stages(1, weight_tiles, 0, max_stages), true>(args);            \
+  }
+
+// Rows of x, weight tiles of a group, maximum number of stages; measured in docs/design/experiments. DecoderKernels.MATMULS of Java
+// reads these lines, and picks a kernel by the number of weight tiles. For 64 rows the sums of 7 weight tiles do not fit.
+MATMUL(8, 7, 3)
+MATMUL(8, 3, 7)
+MATMUL(8, 2, 10)
+MATMUL(8, 1, 10)
+NORM_MATMUL(7, 3)
+NORM_MATMUL(3, 8)
+NORM_MATMUL(2, 10)
+NORM_MATMUL(1, 10)
+MATMUL(16, 7, 3)
+MATMUL(16, 3, 7)
+MATMUL(16, 2, 6)
+MATMUL(16, 1, 6)
+MATMUL(32, 7, 3)
+MATMUL(32, 3, 5)
+MATMUL(32, 2, 5)
+MATMUL(32, 1, 5)
+MATMUL(64, 4, 3)
+MATMUL(64, 2, 4)
+MATMUL(64, 1, 4)
+
+#endif
