@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.bench;
 
-import static org.djlx.samples.common.UsageException.refuseIf;
 
-import java.time.Duration;
 import java.util.List;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.nativeops.host.ThreadBinding;
@@ -44,14 +42,6 @@ final class BenchCommand extends CliCommand {
     @Option(names = "--bind", description = "Binds each rank's thread to a core, as mpirun does.")
     private boolean bind;
 
-    @Option(
-            names = "--idle",
-            paramLabel = "SECONDS",
-            description =
-                    "Measures the CPU time of a process while its rank waits in a barrier for this"
-                            + " long, instead of a collective.")
-    private Integer idle;
-
     @Parameters(
             paramLabel = "SIZE[:WARMUP:ITERATIONS]",
             description = "Sizes in bytes, such as 4K or 64M; 4K to 64M if not given.")
@@ -60,7 +50,6 @@ final class BenchCommand extends CliCommand {
     @Override
     public Integer call() throws Exception {
         options.check();
-        refuseIf(idle != null && idle < 0, "--idle must be 0 or more, not %d".formatted(idle));
         if (options.inProcesses()) {
             cases(options.count());
             return Ranks.launch(spec(), options.count());
@@ -82,13 +71,6 @@ final class BenchCommand extends CliCommand {
             ThreadBinding.bindToCore(group.rank());
         }
         try (BenchJob job = new BenchJob(group, op, options.scalarType())) {
-            if (idle != null) {
-                double millis = job.idle(Duration.ofSeconds(idle));
-                if (reports) {
-                    print("idle: %.0f ms of CPU time in %d s%n", millis, idle);
-                }
-                return 0;
-            }
             if (reports) {
                 print("# %s, %s%n%s%n", op, Ranks.count(group.worldSize()), BenchRow.HEADER);
             }

@@ -8,12 +8,8 @@ import java.io.IOException;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Path;
 import java.util.ArrayList;
-import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
-import java.util.regex.Matcher;
-import java.util.regex.Pattern;
-import org.djlx.samples.common.Ranks;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Option;
 import picocli.CommandLine.Parameters;
@@ -23,23 +19,20 @@ import picocli.CommandLine.Parameters;
         name = "bench-compare",
         description = {
             "Measures the float32 all-reduce of 2 ranks, as threads and as processes, and of other"
-                    + " programs in the same run; then more ranks than cores, and the CPU time of a"
-                    + " waiting rank.",
+                    + " programs in the same run.",
             "The programs take turns; reported is the median of the rounds."
         })
 final class BenchCompareCommand extends ReportCommand {
 
     private static final String THREADS = "threads";
     private static final String PROCESSES = "processes";
-    private static final Pattern IDLE = Pattern.compile(".*idle: (\\d+) ms.*");
 
     @Option(
             names = "--peer",
             paramLabel = "NAME=COMMAND",
             description =
                     "A program to compare with: a shell command that takes SIZE:WARMUP:ITERATIONS"
-                            + " arguments and prints nccl-tests' table. gloo and openmpi have"
-                            + " targets.")
+                            + " arguments and prints nccl-tests' table.")
     private Map<String, String> peers;
 
     @Option(
@@ -50,15 +43,6 @@ final class BenchCompareCommand extends ReportCommand {
 
     @Option(names = "--rounds", description = "Turns of each program.")
     private int rounds = 3;
-
-    @Option(
-            names = "--many",
-            paramLabel = "N",
-            description = "A number of ranks above the number of cores.")
-    private int many = 8;
-
-    @Option(names = "--idle", paramLabel = "SECONDS", description = "How long a rank waits.")
-    private int idle = 5;
 
     @Parameters(
             paramLabel = "SIZE[:WARMUP:ITERATIONS]",
@@ -113,36 +97,13 @@ final class BenchCompareCommand extends ReportCommand {
     @Override
     public Integer call() throws Exception {
         refuseIf(rounds < 1, "--rounds must be at least 1, not %d".formatted(rounds));
-        Ranks.check("--many", many, false);
-        refuseIf(idle < 0, "--idle must be 0 or more, not %d".formatted(idle));
-        List<BenchCase> cases = BenchCase.parse(sizes, Float.BYTES, Math.max(2, many));
+        List<BenchCase> cases = BenchCase.parse(sizes, Float.BYTES, 2);
         BenchComparison comparison = compare(cases);
         print("# all_reduce, 2 ranks, median of %d rounds%n%s%n", rounds, comparison);
-        for (String program : List.of(PROCESSES, BenchComparison.MPI)) {
-            print("%s to peers:%n%s%n", program, comparison.targets(program));
-        }
         Map<String, List<BenchRow>> medians = comparison.medians();
-        Map<String, Double> slowdowns = new LinkedHashMap<>();
-        Map<String, Integer> idleMillis = new LinkedHashMap<>();
-        for (String ranks : List.of(THREADS, PROCESSES)) {
-            for (BenchRow row : medians.get(many(ranks))) {
-                double slowdown = row.micros() / comparison.micros(ranks, row.size()).orElseThrow();
-                slowdowns.put(ranks + " " + row.size(), slowdown);
-                print("%s, %d bytes: %.1f times as long as 2%n", many(ranks), row.size(), slowdown);
-            }
-            int millis = idleMillis(ranks);
-            idleMillis.put(ranks, millis);
-            print("%s: %d ms of CPU time while waiting for %d s%n", ranks, millis, idle);
-        }
         begin("float32 all_reduce, 2 ranks on one host", versions == null ? Map.of() : versions);
         put("rounds", rounds);
         put("medians", medians);
-        put("processesToPeers", comparison.ratios(PROCESSES));
-        put("mpiToPeers", comparison.ratios(BenchComparison.MPI));
-        put("manyRanks", many);
-        put("manyRanksSlowdown", slowdowns);
-        put("idleSeconds", idle);
-        put("idleCpuMillis", idleMillis);
         store();
         return medians.values().stream().flatMap(List::stream).allMatch(row -> row.wrong() == 0)
                 ? 0
@@ -161,10 +122,8 @@ final class BenchCompareCommand extends ReportCommand {
                                             name,
                                             List.of("bash", "-c", command + " \"$@\"", name))));
         }
-        programs.add(program(THREADS, THREADS, 2, "--bind"));
-        programs.add(program(PROCESSES, PROCESSES, 2, "--bind"));
-        programs.add(program(many(THREADS), THREADS, many));
-        programs.add(program(many(PROCESSES), PROCESSES, many));
+        programs.add(program(THREADS));
+        programs.add(program(PROCESSES, "--processes"));
         BenchComparison comparison = new BenchComparison();
         for (int round = 1; round <= rounds; round++) {
             for (Program program : programs) {
@@ -176,29 +135,12 @@ final class BenchCompareCommand extends ReportCommand {
         return comparison;
     }
 
-    private String many(String ranks) {
-        return many + " " + ranks;
-    }
-
-    private static Program program(String name, String kind, int ranks, String... options) {
+    private static Program program(String name, String... options) {
         List<String> command = new ArrayList<>();
         command.add(Path.of(System.getProperty("java.home"), "bin", "java").toString());
         command.addAll(List.of("-cp", System.getProperty("java.class.path")));
-        command.addAll(List.of(Main.class.getName(), "bench", "--ranks", "" + ranks));
-        if (kind.equals(PROCESSES)) {
-            command.add("--processes");
-        }
+        command.addAll(List.of(Main.class.getName(), "bench", "--ranks", "2", "--bind"));
         command.addAll(List.of(options));
         return new Program(name, command);
-    }
-
-    private int idleMillis(String kind) throws IOException, InterruptedException {
-        for (String line : program(kind, kind, 2, "--idle", "" + idle).run(List.of())) {
-            Matcher matcher = IDLE.matcher(line);
-            if (matcher.matches()) {
-                return Integer.parseInt(matcher.group(1));
-            }
-        }
-        throw new IOException("no idle time was printed");
     }
 }

@@ -4,9 +4,6 @@ package org.djlx.bench;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
-import com.sun.management.OperatingSystemMXBean;
-import java.lang.management.ManagementFactory;
-import java.time.Duration;
 import java.util.Arrays;
 import java.util.Locale;
 import java.util.Map;
@@ -79,25 +76,6 @@ final class BenchJob implements AutoCloseable {
                     (long) reduce(wrong, ReduceOp.SUM)[0],
                     (long) slowest[1]);
         }
-    }
-
-    /**
-     * Measures the CPU time of a wait in a barrier that rank 0 reaches late.
-     *
-     * @return the CPU time of a waiting rank's process in milliseconds
-     */
-    double idle(Duration time) throws InterruptedException {
-        // The first waits load classes.
-        group.barrier().await();
-        OperatingSystemMXBean system =
-                ManagementFactory.getPlatformMXBean(OperatingSystemMXBean.class);
-        long before = system.getProcessCpuTime();
-        if (group.rank() == 0) {
-            Thread.sleep(time.toMillis());
-        }
-        group.barrier().await();
-        double millis = (system.getProcessCpuTime() - before) / 1e6;
-        return reduce(new double[] {millis}, ReduceOp.MAX)[0];
     }
 
     /** Counts the elements that differ from the expected value at their index. */

@@ -16,7 +16,7 @@
  * BenchOp - the collectives of bench
  * BenchJob - one rank of a benchmark on the CPU
  * BenchRow - a row of nccl-tests' table
- * BenchComparison - the medians of several programs, and the targets
+ * BenchComparison - the medians of several programs
  * GpuBenchPlan - parses the cases of bench-gpu
  * GpuBenchCase - an operation at one size, its contenders and expected result
  * GpuBenchJob - the ranks of bench-gpu
