@@ -2,7 +2,7 @@
 # Measures, and writes the results to ci/results/. Then `ci/bench/run.sh pages` writes them into README.md and docs/.
 #   ci/bench.sh cpu [arguments of `ci/bench/run.sh bench-compare`]
 #     all-reduce on this host's CPU by shm, beside Gloo and, if mpicc and mpirun are installed, Open MPI and backend mpi on
-#     it; then coalesced operations beside separate ones, into ci/results/cpu-coalesced.json
+#     it
 #   ci/bench.sh gpu [arguments of `ci/bench/run.sh bench-gpu`]
 #     all-reduce and the fused operators on this host's GPUs, beside NCCL and, if python3 has it, PyTorch. Runs three times:
 #     with an empty kernel cache, into FILE-first.json: how long the first group on a machine takes;
@@ -65,7 +65,6 @@ bench_cpu() {
     say "Open MPI is not measured: install openmpi-bin and libopenmpi-dev"
   fi
   "$root/ci/bench/run.sh" bench-compare "${args[@]}" "$@"
-  "$root/ci/bench/run.sh" bench-coalesced --json "$root/ci/results/cpu-coalesced.json" --commit "$(commit)"
 }
 
 # common_options ARG...: sets the caller's variables json, ranks and commit from these options, and appends the other

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.bench;
 
-
 import java.util.List;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.nativeops.host.ThreadBinding;

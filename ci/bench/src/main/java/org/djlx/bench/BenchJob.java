@@ -79,7 +79,7 @@ final class BenchJob implements AutoCloseable {
     }
 
     /** Counts the elements that differ from the expected value at their index. */
-    long wrong(NDArray output, LongToIntFunction expected) {
+    private long wrong(NDArray output, LongToIntFunction expected) {
         long wrong = 0;
         for (long from = 0; from < output.size(); from += SLICE) {
             try (NDArray slice = slice(output, from);
@@ -96,14 +96,14 @@ final class BenchJob implements AutoCloseable {
     }
 
     /** Creates a tensor of zeros. */
-    NDArray tensor(long count) {
+    private NDArray tensor(long count) {
         NDArray tensor = Torch.empty(manager, new Shape(count), type);
         fill(tensor, i -> 0);
         return tensor;
     }
 
     /** Sets each element to a function of its index. */
-    void fill(NDArray tensor, LongToIntFunction value) {
+    private void fill(NDArray tensor, LongToIntFunction value) {
         for (long from = 0; from < tensor.size(); from += SLICE) {
             try (NDArray slice = slice(tensor, from);
                     NDArray values = values(from, slice.size(), value)) {
@@ -124,7 +124,7 @@ final class BenchJob implements AutoCloseable {
     }
 
     /** All-reduces values in place; returns them. */
-    double[] reduce(double[] values, ReduceOp how) {
+    private double[] reduce(double[] values, ReduceOp how) {
         try (NDArray tensor = manager.create(values)) {
             group.allReduce(tensor, how).await();
             System.arraycopy(tensor.toDoubleArray(), 0, values, 0, values.length);

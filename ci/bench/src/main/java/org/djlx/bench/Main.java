@@ -15,7 +15,6 @@ import picocli.CommandLine.Command;
         subcommands = {
             BenchCommand.class,
             BenchCompareCommand.class,
-            CoalescedBenchCommand.class,
             GpuBenchCommand.class,
             PagesCommand.class,
             BlockBenchCommand.class,

@@ -70,8 +70,6 @@ final class ResultsSection {
             table = block();
         } else if (benchmark.startsWith(HOST_ALL_REDUCE)) {
             table = hostAllReduce();
-        } else if (benchmark.startsWith("float32 coalesced")) {
-            table = coalesced();
         } else if (benchmark.equals("tests")) {
             table = tests();
         } else {
@@ -424,21 +422,6 @@ final class ResultsSection {
                             cells.add(ratio(row.get("gloo"), row.get("processes")));
                             text.append(line(cells.toArray(String[]::new)));
                         });
-        return text.toString();
-    }
-
-    private String coalesced() {
-        StringBuilder text = new StringBuilder();
-        text.append(header("operation", "tensors", "bytes each", "separate", "coalesced"));
-        for (CoalescedBenchCommand.Row row : read("rows", CoalescedBenchCommand.Row[].class)) {
-            text.append(
-                    line(
-                            row.operation().replace('_', '-'),
-                            String.valueOf(row.tensors()),
-                            bytes(row.bytes()),
-                            micros(row.separateMicros()),
-                            micros(row.coalescedMicros())));
-        }
         return text.toString();
     }
 

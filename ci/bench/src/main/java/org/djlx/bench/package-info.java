@@ -2,7 +2,6 @@
 /* Package-private:
  * BenchCommand - bench: a collective on the CPU, in nccl-tests' table
  * BenchCompareCommand - bench-compare: all-reduce on the CPU beside other programs
- * CoalescedBenchCommand - bench-coalesced: coalesced collectives beside separate ones
  * GpuBenchCommand - bench-gpu: all-reduce and fused operators on GPUs
  * BlockBenchCommand - bench-block: a tensor-parallel transformer block
  * TrainBenchCommand - bench-train: data-parallel training steps

@@ -4,8 +4,6 @@ package org.djlx.bench;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
-import com.google.gson.JsonArray;
-import com.google.gson.JsonElement;
 import com.google.gson.JsonObject;
 import com.google.gson.JsonParser;
 import java.io.PrintWriter;
@@ -78,22 +76,6 @@ class BenchTest {
         assertEquals(0, run("bench", "--processes", "--bind", "1K:1:1"), err::toString);
     }
 
-    @Test
-    void measuresCoalescedOperationsBesideSeparateOnes(@TempDir Path folder) throws Exception {
-        Path json = folder.resolve("coalesced.json");
-        assertEquals(0, run("bench-coalesced", "--json", "" + json, "256K"), err::toString);
-        JsonArray rows =
-                JsonParser.parseString(Files.readString(json))
-                        .getAsJsonObject()
-                        .getAsJsonArray("rows");
-        assertEquals(6, rows.size()); // 3 operations, each with 2 and with 20 tensors
-        for (JsonElement row : rows) {
-            assertEquals(256 << 10, row.getAsJsonObject().get("bytes").getAsInt());
-            assertTrue(row.getAsJsonObject().get("ratio").getAsDouble() > 0);
-            assertEquals(0, row.getAsJsonObject().get("wrong").getAsLong());
-        }
-    }
-
     @ParameterizedTest
     @ValueSource(
             strings = {
@@ -108,8 +90,6 @@ class BenchTest {
                 "bench --processes 3",
                 "bench --op reduce_scatter --ranks 3 4",
                 "bench --ranks 1025",
-                "bench-coalesced 3",
-                "bench-coalesced --ranks 0",
                 "bench-compare --rounds 0",
                 "bench-compare 3",
                 "bench-compare --peer gloo",
