@@ -86,15 +86,14 @@ public final class MlpCommand extends CliCommand {
         if (group.rank() == 0) {
             PrintWriter out = out();
             out.printf(
-                    "MLP on %d tokens of %s, %s, %s, device %s, backend %s%n%n%s%n%s%n",
+                    "MLP on %d tokens of %s, %s, %s, device %s, backend %s%n%n%s%n",
                     result.tokens(),
                     text.getFileName(),
                     dtype,
                     Ranks.count(group.worldSize()),
                     device,
                     device.backend(),
-                    result.operators(),
-                    result.comparison());
+                    result.operators());
             out.printf(
                     "%s: the largest error relative to the undivided MLP in float64 is %.1e,"
                             + " allowed are %.0e%n",

@@ -9,7 +9,6 @@ import java.util.Arrays;
 import java.util.List;
 import java.util.Random;
 import java.util.function.Supplier;
-import java.util.function.UnaryOperator;
 import java.util.stream.Collectors;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
@@ -17,7 +16,6 @@ import org.djlx.fusedops.FallbackReason;
 import org.djlx.fusedops.FusedOps;
 import org.djlx.fusedops.UsageCounter;
 import org.djlx.fusedops.cost.Path;
-import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 import org.djlx.samples.common.Ranks;
@@ -37,13 +35,10 @@ final class MlpJob implements AutoCloseable {
     private static final int EMBEDDING = 256;
     private static final int HIDDEN = 1024;
     private static final int MAX_TOKENS = 2048;
-    private static final int RUNS = 20;
-    private static final int WARM_UP = 3;
     private static final long SEED = 42;
 
     private final ProcessGroup group;
     private final NDManager manager;
-    private final CudaDevice gpu; // null on the CPU
     private final ScalarType type;
     private final int tokens;
     // The unsharded input and weights, rounded to the type, and this rank's shards.
@@ -61,9 +56,8 @@ final class MlpJob implements AutoCloseable {
      * @param largestError the largest error of all ranks and operators, relative to the largest
      *     magnitude
      * @param operators a row for each operator
-     * @param comparison a row for each way to compute the MLP
      */
-    record Result(int tokens, double largestError, TextTable operators, TextTable comparison) {}
+    record Result(int tokens, double largestError, TextTable operators) {}
 
     MlpJob(ProcessGroup group, byte[] text, ScalarType type) {
         int worldSize = group.worldSize();
@@ -82,7 +76,6 @@ final class MlpJob implements AutoCloseable {
         int hidden = hiddenPerRank * worldSize;
         tokens = tokensPerRank * worldSize;
         manager = NDManager.newBaseManager(group.device(), "PyTorch");
-        gpu = group.device().isGpu() ? CudaDevice.open(group.device()) : null;
         x = embed(text);
         w1 = random(new Shape(EMBEDDING, hidden), 1);
         w2 = random(new Shape(hidden, EMBEDDING), 2);
@@ -129,82 +122,13 @@ final class MlpJob implements AutoCloseable {
         NDArray expectedProduct = wideProduct.get(":, " + range(group.rank(), columns));
         NDArray expectedY = wideY.get(range(group.rank(), rows));
 
-        TextTable table = new TextTable("operator", "shape", "path", "ms", "largest error");
+        TextTable table = new TextTable("operator", "shape", "path", "largest error");
         Measured first = measure(this::gatherAndMultiply, expectedProduct, wideProduct);
         NDArray hidden = Activation.gelu(first.result());
         Measured second = measure(() -> multiplyAndScatter(hidden), expectedY, wideY);
         first.addTo(table, "allGatherMatmul", xShard, w1Shard);
         second.addTo(table, "matmulReduceScatter", hidden, w2Shard);
-        return new Result(tokens, Math.max(first.error(), second.error()), table, compare());
-    }
-
-    /** Times the MLP on one rank, with NCCL's path, and with the fused operators, in turn. */
-    private TextTable compare() {
-        double[] undivided = new double[RUNS];
-        double[] gathered = new double[RUNS];
-        double[] fused = new double[RUNS];
-        for (int run = -WARM_UP; run < RUNS; run++) {
-            int slot = Math.max(run, 0); // Measured runs overwrite the times of the warm-up.
-            if (group.rank() == 0) {
-                undivided[slot] = time(() -> mlp(() -> x.matMul(w1), h -> h.matMul(w2)));
-            }
-            FusedOps.Scope forced = FusedOps.forceFallback();
-            try (forced) {
-                gathered[slot] = timeTogether(this::shardedMlp);
-            }
-            fused[slot] = timeTogether(this::shardedMlp);
-        }
-        double[] slowest = maxOverRanks(median(undivided), median(gathered), median(fused));
-        String ranks = Ranks.count(group.worldSize());
-        TextTable table = new TextTable("MLP", "ranks", "ms", "speed-up");
-        addTime(table, "undivided", Ranks.count(1), slowest[0], slowest[0]);
-        addTime(table, "sharded, gather then matmul", ranks, slowest[1], slowest[0]);
-        addTime(table, "sharded, fused operators", ranks, slowest[2], slowest[0]);
-        return table;
-    }
-
-    private static void addTime(
-            TextTable table, String mlp, String ranks, double millis, double undivided) {
-        table.add(
-                mlp,
-                ranks,
-                String.format("%.2f", millis),
-                String.format("%.2fx", undivided / millis));
-    }
-
-    private NDArray shardedMlp() {
-        return mlp(this::gatherAndMultiply, this::multiplyAndScatter);
-    }
-
-    private static NDArray mlp(Supplier<NDArray> first, UnaryOperator<NDArray> second) {
-        try (NDArray product = first.get();
-                NDArray hidden = Activation.gelu(product)) {
-            return second.apply(hidden);
-        }
-    }
-
-    /** Times a computation that all ranks start together; returns after all ranks have ended. */
-    private double timeTogether(Supplier<NDArray> computation) {
-        group.barrier().await();
-        double millis = time(computation);
-        group.barrier().await();
-        return millis;
-    }
-
-    /** Returns the milliseconds that a computation takes. */
-    private double time(Supplier<NDArray> computation) {
-        long start = System.nanoTime();
-        computation.get().close();
-        if (gpu != null) {
-            gpu.synchronize();
-        }
-        return (System.nanoTime() - start) / 1e6;
-    }
-
-    private static double median(double[] values) {
-        double[] sorted = values.clone();
-        Arrays.sort(sorted);
-        return sorted[sorted.length / 2];
+        return new Result(tokens, Math.max(first.error(), second.error()), table);
     }
 
     private NDArray gatherAndMultiply() {
@@ -215,35 +139,29 @@ final class MlpJob implements AutoCloseable {
         return FusedOps.matmulReduceScatter(hidden, w2Shard, ReduceOp.SUM, 0, group);
     }
 
-    /** One operator's result, with the slowest rank's time and the largest error of all ranks. */
-    private record Measured(NDArray result, String path, double millis, double error) {
+    /** One operator's result, with the largest error of all ranks. */
+    private record Measured(NDArray result, String path, double error) {
 
         void addTo(TextTable table, String operator, NDArray a, NDArray b) {
             table.add(
                     operator,
                     a.getShape() + " x " + b.getShape(),
                     path,
-                    String.format("%.2f", millis),
                     String.format("%.1e", error));
         }
     }
 
     private Measured measure(Supplier<NDArray> operator, NDArray expected, NDArray scale) {
-        double[] millis = new double[RUNS];
         NDArray result;
         String path;
         try (UsageCounter usage = FusedOps.countUsage()) {
             result = operator.get();
             path = path(usage);
         }
-        for (int run = -WARM_UP; run < RUNS; run++) {
-            millis[Math.max(run, 0)] = timeTogether(operator);
-        }
         double error =
                 doubles(result).sub(expected).abs().max().getDouble()
                         / scale.abs().max().getDouble();
-        double[] worst = maxOverRanks(median(millis), error);
-        return new Measured(result, path, worst[0], worst[1]);
+        return new Measured(result, path, maxOverRanks(error));
     }
 
     /** Returns the path that the operator took. Ranks may use different matmuls on one path. */
@@ -268,10 +186,10 @@ final class MlpJob implements AutoCloseable {
         };
     }
 
-    private double[] maxOverRanks(double... values) {
-        try (NDArray tensor = manager.create(values)) {
+    private double maxOverRanks(double value) {
+        try (NDArray tensor = manager.create(new double[] {value})) {
             group.allReduce(tensor, ReduceOp.MAX).await();
-            return tensor.toDoubleArray();
+            return tensor.getDouble(0);
         }
     }
 
@@ -282,8 +200,5 @@ final class MlpJob implements AutoCloseable {
     @Override
     public void close() {
         manager.close();
-        if (gpu != null) {
-            gpu.close();
-        }
     }
 }

@@ -49,11 +49,6 @@ class MlpCommandTest extends CommandTest {
         String path = ranks == 1 ? "pipelined (parts" : "gathered (all";
         long rows = out.toString().lines().filter(line -> line.contains(path)).count();
         assertEquals(2, rows, out::toString);
-        for (String mlp :
-                List.of("undivided ", "sharded, gather then matmul ", "sharded, fused ")) {
-            String row = mlp + ".* \\d+\\.\\d\\d +\\d+\\.\\d\\dx";
-            assertTrue(out.toString().lines().anyMatch(line -> line.matches(row)), out::toString);
-        }
     }
 
     @Test
