@@ -18,7 +18,6 @@ import org.djlx.fusedops.UsageCounter;
 import org.djlx.fusedops.cost.Path;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
-import org.djlx.samples.common.Ranks;
 import org.djlx.samples.common.TextTable;
 
 /**
