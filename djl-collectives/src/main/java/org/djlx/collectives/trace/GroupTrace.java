@@ -111,12 +111,8 @@ public final class GroupTrace {
         }
         hasFailed = true;
         try {
-            try {
-                report(operation, failure, message);
-            } catch (OutOfMemoryError e) {
-                DumpWriter.release();
-                report(operation, failure, message);
-            }
+            boolean isMessage = operation.type().isPointToPoint();
+            DumpWriter.execute(() -> dumps.failed(new Failure(failure, message, isMessage)));
             return file;
         } catch (RuntimeException | Error e) {
             DumpWriter.lost("the flight record", e);
@@ -129,33 +125,17 @@ public final class GroupTrace {
         return failure instanceof CollectiveMismatchException mismatch && !mismatch.isGroupBroken();
     }
 
-    private void report(Operation operation, Throwable failure, String message) {
-        boolean isMessage = operation.type().isPointToPoint();
-        DumpWriter.execute(() -> dumps.failed(new Failure(failure, message, isMessage)));
-    }
-
     private void write(Failure failure) {
-        try {
-            try {
-                writeOnce(failure);
-            } catch (IOException | OutOfMemoryError e) {
-                DumpWriter.release();
-                writeOnce(failure);
-            }
-        } catch (IOException | RuntimeException | Error e) {
-            // A lost record must not hide the operation's failure.
-            DumpWriter.lost("the flight record in " + file, e);
-        } finally {
-            DumpWriter.replenish();
-        }
-    }
-
-    private void writeOnce(Failure failure) throws IOException {
         List<Integer> missing =
                 failure.cause() instanceof CollectiveTimeoutException timeout
                         ? timeout.missingRanks()
                         : List.of();
-        sink.write(recorder.dump(failure.message(), missing));
+        try {
+            sink.write(recorder.dump(failure.message(), missing));
+        } catch (IOException | RuntimeException | Error e) {
+            // A lost record must not hide the operation's failure.
+            DumpWriter.lost("the flight record in " + file, e);
+        }
     }
 
     /** Unregisters from JMX, writes a pending failure and stops recording failures. */

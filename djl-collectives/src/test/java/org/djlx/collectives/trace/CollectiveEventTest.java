@@ -52,12 +52,6 @@ class CollectiveEventTest {
                 .toList();
     }
 
-    /** What a report needs is loaded by a report on nothing, which is nobody's operation. */
-    @Test
-    void aRehearsalIsNoEvent() throws IOException {
-        assertEquals(List.of(), record(DumpWriter::rehearse));
-    }
-
     @Test
     void everyOperationOfEveryRankIsAnEvent() throws IOException {
         List<ProcessGroup> groups = ProcessGroups.local("shm", 2, OPTIONS);

@@ -171,24 +171,6 @@ class FlightRecorderTest {
     }
 
     @ParameterizedTest
-    @ValueSource(classes = {OutOfMemoryError.class, IOException.class})
-    void aReportForWhichSomethingIsUsedUpIsTriedOnceMore(Class<? extends Throwable> lack) {
-        List<String> reasons = new ArrayList<>();
-        GroupTrace trace =
-                trace(
-                        4,
-                        dump -> {
-                            reasons.add(dump.reason());
-                            if (reasons.size() == 1) {
-                                throwOneOf(lack);
-                            }
-                        });
-        fail(trace);
-        trace.close();
-        assertEquals(List.of("it broke", "it broke"), reasons);
-    }
-
-    @ParameterizedTest
     @ValueSource(
             classes = {
                 OutOfMemoryError.class,
