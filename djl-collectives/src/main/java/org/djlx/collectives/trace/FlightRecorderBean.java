@@ -2,9 +2,10 @@
 package org.djlx.collectives.trace;
 
 import java.lang.management.ManagementFactory;
-import java.time.Duration;
-import java.util.concurrent.ExecutionException;
-import java.util.concurrent.TimeoutException;
+import java.util.concurrent.Executor;
+import java.util.concurrent.LinkedBlockingQueue;
+import java.util.concurrent.ThreadPoolExecutor;
+import java.util.concurrent.TimeUnit;
 import javax.management.InstanceAlreadyExistsException;
 import javax.management.JMException;
 import javax.management.MBeanServer;
@@ -12,63 +13,84 @@ import javax.management.ObjectName;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
-/** Registers a recorder with JMX. A failure is logged and does not affect the group. */
+/**
+ * Registers a recorder with JMX, soon after the group is created. A failure is logged and does not
+ * affect the group.
+ */
 final class FlightRecorderBean implements FlightRecorderMXBean {
 
     private static final Logger logger = LoggerFactory.getLogger(FlightRecorderBean.class);
 
     /**
-     * The JDK's registry can leave a lock held when memory runs out, so a later call may never
-     * return. Without a time limit, creating and destroying groups would then hang.
+     * A separate thread, which ends when it is idle. The JDK's registry can leave a lock held when
+     * memory runs out, so a call may never return; creating and destroying groups must not wait.
      */
-    private static final BoundedCalls CALLS = new BoundedCalls("flight-jmx", Duration.ofSeconds(5));
+    private static final Executor THREAD =
+            new ThreadPoolExecutor(
+                    0,
+                    1,
+                    100,
+                    TimeUnit.MILLISECONDS,
+                    new LinkedBlockingQueue<>(),
+                    body -> {
+                        Thread thread = new Thread(body, "flight-jmx");
+                        thread.setDaemon(true);
+                        return thread;
+                    });
 
     private final FlightRecorder recorder;
+    private ObjectName name; // null unless registered; confined to the thread
 
     private FlightRecorderBean(FlightRecorder recorder) {
         this.recorder = recorder;
     }
 
+    /** Makes calls to the registry. */
+    private interface Calls {
+        void make(MBeanServer server) throws JMException;
+    }
+
     /** Registers a recorder. Returns a handle that unregisters it. */
     static Runnable register(FlightRecorder recorder) {
+        FlightRecorderBean bean = new FlightRecorderBean(recorder);
+        call(recorder + " over JMX", bean::register);
+        return () -> call("over JMX that " + recorder + " is gone", bean::unregister);
+    }
+
+    private static void call(String purpose, Calls calls) {
         try {
-            return CALLS.call(
+            THREAD.execute(
                     () -> {
-                        MBeanServer server = ManagementFactory.getPlatformMBeanServer();
-                        ObjectName name = register(server, new FlightRecorderBean(recorder));
-                        return () -> unregister(server, name);
+                        try {
+                            calls.make(ManagementFactory.getPlatformMBeanServer());
+                        } catch (JMException | RuntimeException | OutOfMemoryError e) {
+                            DumpWriter.lost(purpose, e);
+                        }
                     });
-        } catch (ExecutionException | TimeoutException | RuntimeException | OutOfMemoryError e) {
-            DumpWriter.lost(recorder + " over JMX", e);
-            return () -> {};
+        } catch (OutOfMemoryError e) { // The system may refuse threads for the moment.
+            DumpWriter.lost(purpose, e);
         }
     }
 
-    private static ObjectName register(MBeanServer server, FlightRecorderBean bean)
-            throws JMException {
-        String name =
+    private void register(MBeanServer server) throws JMException {
+        String first =
                 "org.djlx.collectives:type=FlightRecorder,group=%s,rank=%s"
-                        .formatted(ObjectName.quote(bean.getGroup()), bean.getRank());
-        for (int instance = 1; ; instance++) {
-            ObjectName next = new ObjectName(instance == 1 ? name : name + ",instance=" + instance);
+                        .formatted(ObjectName.quote(getGroup()), getRank());
+        for (int instance = 1; name == null; instance++) {
+            ObjectName next =
+                    new ObjectName(instance == 1 ? first : first + ",instance=" + instance);
             try {
-                server.registerMBean(bean, next);
-                return next;
+                server.registerMBean(this, next);
+                name = next;
             } catch (InstanceAlreadyExistsException e) {
                 logger.debug("{} is taken", next);
             }
         }
     }
 
-    private static void unregister(MBeanServer server, ObjectName name) {
-        try {
-            CALLS.call(
-                    () -> {
-                        server.unregisterMBean(name);
-                        return null;
-                    });
-        } catch (ExecutionException | TimeoutException | RuntimeException | OutOfMemoryError e) {
-            DumpWriter.lost("over JMX that " + name + " is gone", e);
+    private void unregister(MBeanServer server) throws JMException {
+        if (name != null) {
+            server.unregisterMBean(name);
         }
     }
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Package-private:
- * BoundedCalls        calls that may never return
  * CollectiveEvent     JFR event of one operation
  * DumpWriter          the thread that writes flight records
  * FailureDumps        decides when a failure writes a flight record

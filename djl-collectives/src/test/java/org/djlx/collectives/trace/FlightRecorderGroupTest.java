@@ -2,7 +2,6 @@
 package org.djlx.collectives.trace;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
-import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertNotNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
@@ -480,7 +479,7 @@ class FlightRecorderGroupTest {
             ProcessGroup group = ProcessGroups.init("shm", store, awkward, 0, 1, PATIENT);
             ProcessGroup second = ProcessGroups.init("shm", other, awkward, 0, 1, PATIENT);
             try {
-                assertTrue(server.isRegistered(twin));
+                awaitRegistered(server, twin, true);
                 group.barrier().await();
                 FlightRecorderMXBean bean =
                         JMX.newMXBeanProxy(server, name, FlightRecorderMXBean.class);
@@ -502,7 +501,15 @@ class FlightRecorderGroupTest {
                 second.destroy();
             }
         }
-        assertFalse(server.isRegistered(name));
-        assertFalse(server.isRegistered(twin));
+        awaitRegistered(server, name, false);
+        awaitRegistered(server, twin, false);
+    }
+
+    /** Waits for the thread that calls JMX. */
+    private static void awaitRegistered(MBeanServer server, ObjectName name, boolean registered)
+            throws InterruptedException {
+        while (server.isRegistered(name) != registered) {
+            Thread.sleep(1);
+        }
     }
 }
