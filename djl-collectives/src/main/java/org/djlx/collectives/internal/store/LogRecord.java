@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.collectives.internal.store;
 
-import java.io.ByteArrayInputStream;
-import java.io.ByteArrayOutputStream;
-import java.io.DataInputStream;
-import java.io.DataOutputStream;
+import io.netty.buffer.ByteBuf;
+import io.netty.buffer.ByteBufUtil;
+import io.netty.buffer.Unpooled;
 import java.io.IOException;
-import java.io.UncheckedIOException;
 import java.nio.charset.StandardCharsets;
 
 /**
@@ -27,96 +25,80 @@ final class LogRecord {
     private static final int DELETE = 3;
     private static final int CLOSE = 4;
 
-    private final ByteArrayOutputStream bytes = new ByteArrayOutputStream();
-    private final DataOutputStream out = new DataOutputStream(bytes);
-
-    LogRecord() {}
+    private final ByteBuf out = Unpooled.buffer();
 
     /** Records that a key is set. */
     void put(String key, byte[] value) {
-        writePair(PUT, key, value);
+        write(PUT, key);
+        write(value);
     }
 
     /** Records that bytes are appended to a value. */
     void append(String key, byte[] tail) {
-        writePair(APPEND, key, tail);
+        write(APPEND, key);
+        write(tail);
     }
 
     /** Records that a key is deleted. */
     void delete(String key) {
-        write(
-                () -> {
-                    out.writeByte(DELETE);
-                    writeBytes(key.getBytes(StandardCharsets.UTF_8));
-                });
+        write(DELETE, key);
     }
 
     /** Records that a handle is closed. */
     void close() {
-        write(() -> out.writeByte(CLOSE));
+        out.writeByte(CLOSE);
     }
 
     boolean isEmpty() {
-        return bytes.size() == 0;
+        return !out.isReadable();
     }
 
     /** Returns the record without its length. */
     byte[] toBytes() {
-        return bytes.toByteArray();
+        return ByteBufUtil.getBytes(out);
     }
 
     /** Applies a record, given without its length. Returns the number of handles that it closes. */
     static int apply(byte[] record, KeyValueMap values) throws IOException {
         int closes = 0;
-        DataInputStream in = new DataInputStream(new ByteArrayInputStream(record));
-        while (in.available() > 0) {
-            int what = in.readByte();
-            switch (what) {
-                case PUT -> values.set(readKey(in), readBytes(in));
-                case APPEND -> values.append(readKey(in), readBytes(in));
-                case DELETE -> values.delete(readKey(in));
-                case CLOSE -> closes++;
-                default -> throw new IOException("unknown record kind " + what);
+        ByteBuf in = Unpooled.wrappedBuffer(record);
+        try {
+            while (in.isReadable()) {
+                int what = in.readByte();
+                switch (what) {
+                    case PUT -> values.set(readKey(in), readBytes(in));
+                    case APPEND -> values.append(readKey(in), readBytes(in));
+                    case DELETE -> values.delete(readKey(in));
+                    case CLOSE -> closes++;
+                    default -> throw new IOException("unknown record kind " + what);
+                }
             }
+        } catch (IndexOutOfBoundsException e) {
+            throw new IOException("a record is cut off", e);
         }
         return closes;
     }
 
-    private static String readKey(DataInputStream in) throws IOException {
+    private static String readKey(ByteBuf in) throws IOException {
         return new String(readBytes(in), StandardCharsets.UTF_8);
     }
 
-    private static byte[] readBytes(DataInputStream in) throws IOException {
+    private static byte[] readBytes(ByteBuf in) throws IOException {
         int length = in.readInt();
-        if (length < 0 || length > in.available()) {
+        if (length < 0 || length > in.readableBytes()) {
             throw new IOException("invalid record length " + length);
         }
-        return in.readNBytes(length);
+        byte[] bytes = new byte[length];
+        in.readBytes(bytes);
+        return bytes;
     }
 
-    private void writePair(int what, String key, byte[] value) {
-        write(
-                () -> {
-                    out.writeByte(what);
-                    writeBytes(key.getBytes(StandardCharsets.UTF_8));
-                    writeBytes(value);
-                });
+    private void write(int what, String key) {
+        out.writeByte(what);
+        write(key.getBytes(StandardCharsets.UTF_8));
     }
 
-    private void writeBytes(byte[] value) throws IOException {
-        out.writeInt(value.length);
-        out.write(value);
-    }
-
-    private static void write(Write action) {
-        try {
-            action.run();
-        } catch (IOException e) {
-            throw new UncheckedIOException("cannot write to memory", e);
-        }
-    }
-
-    private interface Write {
-        void run() throws IOException;
+    private void write(byte[] bytes) {
+        out.writeInt(bytes.length).writeBytes(bytes);
     }
 }
