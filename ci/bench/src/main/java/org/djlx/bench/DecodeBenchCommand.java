@@ -11,8 +11,8 @@ import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
 import java.util.ArrayList;
+import java.util.LinkedHashMap;
 import java.util.List;
-import java.util.Locale;
 import java.util.Map;
 import java.util.concurrent.Callable;
 import java.util.concurrent.ExecutionException;
@@ -26,7 +26,6 @@ import org.djlx.fusedops.llm.api.TextApi;
 import org.djlx.fusedops.llm.engine.TextEngine;
 import org.djlx.fusedops.llm.model.ModelConfig;
 import org.djlx.fusedops.llm.text.ChatTemplate;
-import org.djlx.fusedops.llm.text.TextTokenizer;
 import org.djlx.nativeops.NativeVersions;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.GpuRates;
@@ -125,26 +124,8 @@ final class DecodeBenchCommand extends ReportCommand {
      * @param seconds the time until the model was ready
      * @param readSeconds the time of plain reads of the files before loading, with a thread for
      *     each rank
-     * @param partOfReadSpeed the speed of loading divided by the speed of reading
      */
-    record Loading(
-            long bytes,
-            double seconds,
-            double gigabytesPerSecond,
-            double readSeconds,
-            double readGigabytesPerSecond,
-            double partOfReadSpeed) {
-
-        static Loading of(long bytes, double seconds, double readSeconds) {
-            return new Loading(
-                    bytes,
-                    seconds,
-                    bytes / seconds / 1e9,
-                    readSeconds,
-                    bytes / readSeconds / 1e9,
-                    readSeconds / seconds);
-        }
-    }
+    record Loading(long bytes, double seconds, double readSeconds) {}
 
     /**
      * Decode steps of a batch, greedy and sampled ({@code drawn}). On GPUs also the time to read
@@ -160,22 +141,7 @@ final class DecodeBenchCommand extends ReportCommand {
             double tokensPerSecond,
             double drawnMedianMicros,
             Double limitMicros,
-            Map<String, Double> torchMicros) {
-
-        StepRow withTorch(Map<String, Double> micros) {
-            return new StepRow(
-                    batch,
-                    promptTokens,
-                    newTokens,
-                    steps,
-                    medianMicros,
-                    p90Micros,
-                    tokensPerSecond,
-                    drawnMedianMicros,
-                    limitMicros,
-                    micros);
-        }
-    }
+            Map<String, Double> torchMicros) {}
 
     /** The time to the first token; on GPUs also the time of PyTorch's matmuls for the prompt. */
     record FirstToken(int promptTokens, double medianMicros, Double torchMatmulMicros) {}
@@ -229,7 +195,7 @@ final class DecodeBenchCommand extends ReportCommand {
                 generator.awaitEnd();
                 return 0;
             }
-            report(config, Loading.of(bytes, (System.nanoTime() - start) / 1e9, readSeconds));
+            report(config, new Loading(bytes, (System.nanoTime() - start) / 1e9, readSeconds));
             steps = steps(generator, ranks);
             first = firstToken(generator);
             served = serve(directory, generator);
@@ -300,17 +266,7 @@ final class DecodeBenchCommand extends ReportCommand {
         int ranks = model.ranks().worldSize();
         if (model.isGpu()) {
             put("gpus", Gpus.names().subList(0, ranks));
-            put(
-                    "limitMicros",
-                    rates == null
-                            ? "not known: the GPU's memory could not be measured"
-                            : String.format(
-                                    Locale.ROOT,
-                                    "the %d bytes of the weights that a rank reads in a step, at"
-                                            + " the %.0f GB/s that copies reach on %s",
-                                    stepBytes(config, ranks),
-                                    rates.gigabytesPerSecond(),
-                                    rates.gpu()));
+            put("memoryGigabytesPerSecond", rates == null ? null : rates.gigabytesPerSecond());
         }
         put("config", config);
         put("ranks", model.placement());
@@ -321,10 +277,10 @@ final class DecodeBenchCommand extends ReportCommand {
                 model.placement(),
                 loading.bytes,
                 loading.seconds,
-                loading.gigabytesPerSecond,
+                loading.bytes / loading.seconds / 1e9,
                 loading.readSeconds,
-                loading.readGigabytesPerSecond,
-                loading.partOfReadSpeed);
+                loading.bytes / loading.readSeconds / 1e9,
+                loading.readSeconds / loading.seconds);
         store();
     }
 
@@ -357,7 +313,7 @@ final class DecodeBenchCommand extends ReportCommand {
                             greedy.tokensPerSecond(),
                             sampled.medianMicros(),
                             limit,
-                            null));
+                            new LinkedHashMap<>()));
             table.add(
                     batch,
                     greedy.steps(),
@@ -419,7 +375,6 @@ final class DecodeBenchCommand extends ReportCommand {
             }
         }
         put("servedTokens", tokens);
-        put("tokensWithoutText", tokensWithoutText(generator));
         put("served", rows);
         store();
         print("%nanswers of %d tokens, by the HTTP server%n%s", tokens, table);
@@ -428,18 +383,6 @@ final class DecodeBenchCommand extends ReportCommand {
                 .distinct()
                 .forEach(error -> progress("%s", error));
         return rows;
-    }
-
-    /**
-     * Counts the tokens that have no text, so clients do not see them: special tokens, and parts of
-     * a character. A random model has no other tokens without text.
-     */
-    private static long tokensWithoutText(TextEngine generator) {
-        TextTokenizer tokenizer = generator.tokenizer().orElseThrow();
-        return IntStream.range(0, generator.config().vocabularySize())
-                .mapToObj(token -> tokenizer.decode(new int[] {token}))
-                .filter(text -> text.isEmpty() || text.contains("\ufffd"))
-                .count();
     }
 
     /** Measures PyTorch once the generator is closed, and adds its times to the report. */
@@ -451,7 +394,10 @@ final class DecodeBenchCommand extends ReportCommand {
                         DecodePeer.arguments(config, ranks, promptTokens, batches, longPrompt));
         put("torch", result.torch());
         put("torchNotes", result.notes());
-        steps.replaceAll(row -> row.withTorch(result.stepMicros().get(row.batch)));
+        steps.forEach(
+                row ->
+                        row.torchMicros.putAll(
+                                result.stepMicros().getOrDefault(row.batch, Map.of())));
         put(
                 "firstToken",
                 new FirstToken(first.promptTokens, first.medianMicros, result.matmulMicros()));

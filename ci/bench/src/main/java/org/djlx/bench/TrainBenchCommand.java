@@ -84,17 +84,8 @@ final class TrainBenchCommand extends ReportCommand {
      *
      * @param rows the rows of each rank in a batch
      * @param who the contender
-     * @param ofTorchDdp the time divided by that of PyTorch's DistributedDataParallel; null without
-     *     PyTorch
-     * @param millisecondsOverAlone the time minus that of the same program on one device; null if
-     *     that was not measured
      */
-    record Step(
-            int rows,
-            String who,
-            double milliseconds,
-            Double ofTorchDdp,
-            Double millisecondsOverAlone) {}
+    record Step(int rows, String who, double milliseconds) {}
 
     @Override
     public Integer call() throws Exception {
@@ -141,20 +132,13 @@ final class TrainBenchCommand extends ReportCommand {
                 (who, time) -> {
                     // TORCH_DDP and TORCH_DDP_TUNED are compared with TORCH_ALONE.
                     Double alone = medians.get(who.replaceFirst("_DDP.*", "") + "_ALONE");
-                    Step step =
-                            new Step(
-                                    size,
-                                    who,
-                                    time,
-                                    ddp == null ? null : Double.valueOf(time / ddp),
-                                    alone == null ? null : Double.valueOf(time - alone));
-                    figures.add(step);
+                    figures.add(new Step(size, who, time));
                     table.add(
                             size,
                             who,
                             number("%.2f", time),
-                            number("%.2f", step.ofTorchDdp),
-                            number("%.2f", step.millisecondsOverAlone));
+                            number("%.2f", ddp == null ? null : Double.valueOf(time / ddp)),
+                            number("%.2f", alone == null ? null : Double.valueOf(time - alone)));
                 });
     }
 

@@ -70,7 +70,6 @@ class DecodeBenchTest {
         double readSeconds = loading.get("readSeconds").getAsDouble();
         assertTrue(seconds > 0 && readSeconds > 0, table);
         double part = readSeconds / seconds;
-        assertEquals(part, loading.get("partOfReadSpeed").getAsDouble(), 1e-9 * part);
         assertTrue(table.contains(String.format(": %.2f of that speed", part)), table);
         JsonArray steps = report.getAsJsonArray("steps");
         int[] batches = {1, 3};
@@ -91,8 +90,6 @@ class DecodeBenchTest {
         assertEquals(70, firstToken.get("promptTokens").getAsInt());
         assertTrue(firstToken.get("medianMicros").getAsDouble() > 0, table);
         assertTrue(report.get("torch").getAsString().contains("no-such-python"), table);
-        // Parts of characters, and special tokens; all other tokens have a text.
-        assertEquals(128 + 5, report.get("tokensWithoutText").getAsInt());
         JsonArray rows = report.getAsJsonArray("served");
         int[] clients = {1, 4};
         assertEquals(clients.length, rows.size());
