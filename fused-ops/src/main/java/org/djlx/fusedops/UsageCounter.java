@@ -112,35 +112,6 @@ public final class UsageCounter implements AutoCloseable {
         return sum(kind -> kind.path == path && kind.operator.equals(operator));
     }
 
-    /** {@return the number of calls that ran as a single kernel: {@link Path#FUSED}} */
-    public long fused() {
-        return calls(Path.FUSED);
-    }
-
-    /**
-     * {@return the number of calls that overlapped copies with matmuls of parts: {@link
-     * Path#PIPELINED}}
-     */
-    public long pipelined() {
-        return calls(Path.PIPELINED);
-    }
-
-    /**
-     * {@return the number of calls that exchanged all data before or after one matmul: {@link
-     * Path#GATHERED}}
-     */
-    public long gathered() {
-        return calls(Path.GATHERED);
-    }
-
-    /**
-     * {@return the number of calls that used a collective of the group: all fallbacks, {@link
-     * Path#NCCL}}
-     */
-    public long nccl() {
-        return calls(Path.NCCL);
-    }
-
     /**
      * {@return the number of calls that fell back for a reason}
      *

@@ -19,6 +19,7 @@ import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.collectives.spi.Backends;
 import org.djlx.fusedops.FusedOps;
 import org.djlx.fusedops.UsageCounter;
+import org.djlx.fusedops.cost.Path;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
@@ -72,8 +73,8 @@ class ThreadsBackendTest {
                         }
                         return null;
                     });
-            assertEquals(2 * 10 * RANKS, usage.pipelined());
-            assertEquals(usage.pipelined(), usage.calls());
+            assertEquals(2 * 10 * RANKS, usage.calls(Path.PIPELINED));
+            assertEquals(usage.calls(Path.PIPELINED), usage.calls());
             int puts = ThreadsBackend.puts(groups.get(0).name());
             assertEquals(2 * 10 * RANKS * (RANKS - 1), puts);
         } finally {

@@ -28,6 +28,7 @@ import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.TestArrays;
 import org.djlx.collectives.internal.cudap2p.P2pRanks;
 import org.djlx.collectives.internal.cudap2p.Replays;
+import org.djlx.fusedops.cost.Path;
 import org.djlx.fusedops.internal.DecoderKernels;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.CudaGraph;
@@ -80,8 +81,8 @@ class AllReduceRmsNormGpuTest {
     private void expect(long fused, long fallbacks, Consumer<ProcessGroup> body) {
         try (UsageCounter usage = FusedOps.countUsage()) {
             run(options(), body);
-            assertEquals(fused * worldSize, usage.fused());
-            assertEquals(fallbacks * worldSize, usage.nccl());
+            assertEquals(fused * worldSize, usage.calls(Path.FUSED));
+            assertEquals(fallbacks * worldSize, usage.calls(Path.NCCL));
         }
     }
 

@@ -23,6 +23,7 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.TestArrays;
 import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.collectives.internal.cudap2p.Replays;
+import org.djlx.fusedops.cost.Path;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
@@ -43,7 +44,7 @@ class AllReduceRmsNormTest {
             LocalRanks.run(worldSize, group -> grid.forEach(one -> one.check(group, 2)));
             long calls = 2L * worldSize * grid.size();
             assertEquals(calls, usage.fallbacks(FallbackReason.NO_P2P_BUFFERS));
-            assertEquals(calls, usage.nccl());
+            assertEquals(calls, usage.calls(Path.NCCL));
             assertEquals(calls, usage.calls());
         }
     }

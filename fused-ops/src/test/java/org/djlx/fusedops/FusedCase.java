@@ -17,6 +17,7 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.RankShared;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.TestArrays;
+import org.djlx.fusedops.cost.Path;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
@@ -134,7 +135,7 @@ record FusedCase(
      */
     private int roundedProducts(ProcessGroup group, UsageCounter usage) {
         boolean last = axis() == shape.dimension() - 1 && group.worldSize() > 1;
-        return (last && usage.pipelined() > 0 ? 1 : 0) + roundedParts(group, usage);
+        return (last && usage.calls(Path.PIPELINED) > 0 ? 1 : 0) + roundedParts(group, usage);
     }
 
     /**
@@ -152,7 +153,7 @@ record FusedCase(
 
     /** Calls of other ranks' threads count, too: one of them may be in another operator. */
     private static boolean isNccl(ProcessGroup group, UsageCounter usage) {
-        return group.device().isGpu() && usage.nccl() > 0;
+        return group.device().isGpu() && usage.calls(Path.NCCL) > 0;
     }
 
     /** All ranks multiply the same A with the same Bs. */

@@ -90,8 +90,8 @@ class FusedOpsGpuTest {
             run(bufferSize, body);
             // For small sizes, for which host time dominates, the model may choose NCCL.
             long chosen = usage.fallbacks(FallbackReason.NCCL_IS_FASTER);
-            assertEquals(pipelined * worldSize, usage.calls() - usage.nccl() + chosen);
-            assertEquals(fallbacks * worldSize, usage.nccl() - chosen);
+            assertEquals(pipelined * worldSize, usage.calls() - usage.calls(Path.NCCL) + chosen);
+            assertEquals(fallbacks * worldSize, usage.calls(Path.NCCL) - chosen);
         }
     }
 
@@ -158,7 +158,7 @@ class FusedOpsGpuTest {
         requireKernel(Path.FUSED);
         try (UsageCounter usage = FusedOps.countUsage()) {
             forced(Path.FUSED, () -> run(bufferSize, body));
-            assertEquals(calls * worldSize, usage.fused());
+            assertEquals(calls * worldSize, usage.calls(Path.FUSED));
         }
     }
 
@@ -355,7 +355,7 @@ class FusedOpsGpuTest {
                                     }));
             assertEquals(
                     (2L * (gathers.size() + scatters.size()) + 100) * worldSize,
-                    usage.calls() - usage.nccl());
+                    usage.calls() - usage.calls(Path.NCCL));
             assertTrue(usage.calls(path) >= 100L * worldSize, () -> usage.choices().toString());
         }
     }
@@ -701,7 +701,9 @@ class FusedOpsGpuTest {
                                                         c.checkMatmulReduceScatter(
                                                                 group, ReduceOp.SUM, 3));
                                     }));
-            assertEquals(3L * (gathers.size() + scatters.size()) * worldSize, usage.pipelined());
+            assertEquals(
+                    3L * (gathers.size() + scatters.size()) * worldSize,
+                    usage.calls(Path.PIPELINED));
         }
     }
 

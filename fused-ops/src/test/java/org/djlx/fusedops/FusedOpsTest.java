@@ -48,9 +48,11 @@ class FusedOpsTest {
             Consumer<ProcessGroup> body) {
         try (UsageCounter usage = FusedOps.countUsage()) {
             LocalRanks.run(worldSize, bufferSize, body);
-            assertEquals(pipelined * worldSize, usage.pipelined() + usage.gathered());
-            assertEquals(fallbacks * worldSize, usage.nccl());
-            assertEquals(0, usage.fused());
+            assertEquals(
+                    pipelined * worldSize,
+                    usage.calls(Path.PIPELINED) + usage.calls(Path.GATHERED));
+            assertEquals(fallbacks * worldSize, usage.calls(Path.NCCL));
+            assertEquals(0, usage.calls(Path.FUSED));
             if (reason != null) {
                 assertEquals(fallbacks * worldSize, usage.fallbacks(reason));
                 long named =

@@ -8,6 +8,7 @@ import java.util.List;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.ReduceOp;
+import org.djlx.fusedops.cost.Path;
 
 /** One rank of {@link FusedOpsGpuTest#inProcesses}. */
 public final class FusedRankMain {
@@ -26,7 +27,7 @@ public final class FusedRankMain {
                     .forEach(one -> one.checkMatmulReduceScatter(group, ReduceOp.SUM, 2));
             gathers.forEach(one -> LowContentionTest.allGather(group, one));
             scatters.forEach(one -> LowContentionTest.reduceScatter(group, one, ReduceOp.AVG));
-            assertEquals(usage.fallbacks(FallbackReason.NCCL_IS_FASTER), usage.nccl());
+            assertEquals(usage.fallbacks(FallbackReason.NCCL_IS_FASTER), usage.calls(Path.NCCL));
         }
     }
 }

@@ -207,7 +207,7 @@ class GpuSoakTest {
                         usage.choices()
                                 .keySet()
                                 .forEach(each -> assertEquals(Path.FUSED, each.path()));
-                        soak.add("calls of all ranks", usage.fused());
+                        soak.add("calls of all ranks", usage.calls(Path.FUSED));
                     }
                 });
     }

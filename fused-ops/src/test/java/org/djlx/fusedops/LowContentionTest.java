@@ -23,6 +23,7 @@ import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
 import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.collectives.p2p.P2pAllocator;
+import org.djlx.fusedops.cost.Path;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.Test;
@@ -57,8 +58,8 @@ class LowContentionTest {
             Consumer<ProcessGroup> body) {
         try (UsageCounter usage = FusedOps.countUsage()) {
             LocalRanks.run(worldSize, bufferSize, heapSize, body);
-            assertEquals(pipelined * worldSize, usage.pipelined());
-            assertEquals(fallbacks * worldSize, usage.nccl());
+            assertEquals(pipelined * worldSize, usage.calls(Path.PIPELINED));
+            assertEquals(fallbacks * worldSize, usage.calls(Path.NCCL));
             if (reason != null) {
                 assertEquals(fallbacks * worldSize, usage.fallbacks(reason));
             }

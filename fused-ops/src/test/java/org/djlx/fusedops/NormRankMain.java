@@ -6,6 +6,7 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import java.util.List;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
+import org.djlx.fusedops.cost.Path;
 
 /** One rank of {@link AllReduceRmsNormGpuTest#inProcesses}. */
 public final class NormRankMain {
@@ -18,7 +19,7 @@ public final class NormRankMain {
                 ProcessGroup group =
                         ProcessGroups.init("cuda_p2p", AllReduceRmsNormGpuTest.options())) {
             small.forEach(one -> one.check(group, 3));
-            assertEquals(3L * small.size(), usage.fused());
+            assertEquals(3L * small.size(), usage.calls(Path.FUSED));
         }
     }
 }

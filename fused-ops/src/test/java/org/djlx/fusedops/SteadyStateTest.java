@@ -159,11 +159,13 @@ class SteadyStateTest {
                                     operands[group.rank()].callHalves(group);
                                 }
                             };
-                    long norms = counter.fused();
+                    long norms = counter.calls(Path.FUSED);
                     checkWarm(Path.FUSED, groups, halves);
-                    assertTrue(counter.fused() - norms >= 3L * CALLS * STEADY_ROUNDS * RANKS);
+                    assertTrue(
+                            counter.calls(Path.FUSED) - norms
+                                    >= 3L * CALLS * STEADY_ROUNDS * RANKS);
                 }
-                assertEquals(0, counter.nccl());
+                assertEquals(0, counter.calls(Path.NCCL));
             }
             if (groups.get(0).device().isGpu() && P2pRanks.isShared()) {
                 return; // NCCL needs a GPU for each rank.

@@ -21,6 +21,7 @@ import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.TestArrays;
 import org.djlx.collectives.internal.cudap2p.P2pRanks;
+import org.djlx.fusedops.cost.Path;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.CudaGraph;
 import org.djlx.nativeops.cuda.CudaStream;
@@ -65,7 +66,7 @@ class VariableAllToAllGpuTest {
         try (UsageCounter usage = FusedOps.countUsage()) {
             run(bufferSize, (group, manager) -> cases.forEach(one -> one.check(group)));
             long calls = cases.stream().mapToLong(one -> one.experts() == 0 ? 1 : 2).sum();
-            assertEquals(calls * worldSize, usage.fused());
+            assertEquals(calls * worldSize, usage.calls(Path.FUSED));
             assertEquals(calls * worldSize, usage.calls());
         }
     }
@@ -430,7 +431,7 @@ class VariableAllToAllGpuTest {
         FusedOps.Scope forced = FusedOps.forceFallback();
         try (UsageCounter usage = FusedOps.countUsage()) {
             run(1 << 20, (group, manager) -> VdevCase.grid().forEach(one -> one.check(group)));
-            assertEquals(usage.calls(), usage.nccl());
+            assertEquals(usage.calls(), usage.calls(Path.NCCL));
         } finally {
             forced.close();
         }
