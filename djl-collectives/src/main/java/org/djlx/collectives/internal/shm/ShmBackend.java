@@ -49,11 +49,7 @@ final class ShmBackend extends CpuBackend {
                         "shm-" + context.name() + "-rank-" + rank,
                         rendezvous,
                         Rendezvous.ranksPerCore(worldSize));
-        HostCollectives collectives =
-                new ShmCollectives(
-                        rendezvous,
-                        new ShmReductions(steps, reducer, copies, rank, worldSize),
-                        new ShmMoves(steps, copies, rank, worldSize));
+        HostCollectives collectives = new ShmCollectives(steps, reducer, copies, rank, worldSize);
         start(rank, worldSize, rendezvous, collectives, queue, messages);
     }
 

@@ -2,7 +2,7 @@
 package org.djlx.collectives.internal.shm;
 
 import java.util.List;
-import org.djlx.collectives.internal.cpu.HostCollectives.Extent;
+import org.djlx.collectives.internal.cpu.HostCollectives;
 import org.djlx.collectives.internal.cpu.HostTensor;
 import org.djlx.collectives.internal.host.GroupErrors;
 import org.djlx.collectives.spi.Operation;
@@ -13,12 +13,12 @@ import org.djlx.nativeops.host.AtomicBuffer;
  * to output directly, or not at all if both are the same memory. One instance serves one rank and
  * runs one operation at a time.
  */
-final class ShmMoves {
+abstract class ShmMoves implements HostCollectives {
 
-    private final Steps steps;
-    private final Copies copies;
-    private final int rank;
-    private final int worldSize;
+    final Steps steps;
+    final Copies copies;
+    final int rank;
+    final int worldSize;
 
     ShmMoves(Steps steps, Copies copies, int rank, int worldSize) {
         this.steps = steps;
@@ -27,12 +27,19 @@ final class ShmMoves {
         this.worldSize = worldSize;
     }
 
-    void barrier(Operation operation) {
+    @Override
+    public void begin(Operation operation) {
+        steps.publish(operation);
+    }
+
+    @Override
+    public void barrier(Operation operation) {
         steps.begin(operation);
         steps.synchronize();
     }
 
-    void broadcast(Operation operation, HostTensor tensor, int root) {
+    @Override
+    public void broadcast(Operation operation, HostTensor tensor, int root) {
         steps.begin(operation);
         long byteSize = tensor.byteSize();
         long offset = 0;
@@ -49,15 +56,13 @@ final class ShmMoves {
         } while (offset < byteSize);
     }
 
-    /** All-gather. {@code outputs[r]} is the address for the tensor of rank r. */
-    void allGather(Operation operation, long[] outputs, HostTensor input) {
+    @Override
+    public void allGather(Operation operation, long[] outputs, HostTensor input) {
         gather(operation, outputs, input, true);
     }
 
-    /**
-     * All-gather of several tensors. {@code outputs.get(i)[r]} is the address for rank r's input i.
-     */
-    void allGather(Operation operation, List<long[]> outputs, List<HostTensor> inputs) {
+    @Override
+    public void allGather(Operation operation, List<long[]> outputs, List<HostTensor> inputs) {
         int next = 0;
         while (next < inputs.size()) {
             int end = Steps.endOfStep(inputs, next, steps.chunkSize());
@@ -94,11 +99,8 @@ final class ShmMoves {
         }
     }
 
-    /**
-     * Gather. On the root, {@code outputs[r]} is the address for the tensor of rank r; null on
-     * other ranks.
-     */
-    void gather(Operation operation, long[] outputs, HostTensor input, int root) {
+    @Override
+    public void gather(Operation operation, long[] outputs, HostTensor input, int root) {
         gather(operation, outputs, input, rank != root);
     }
 
@@ -123,11 +125,8 @@ final class ShmMoves {
         } while (offset < byteSize);
     }
 
-    /**
-     * Scatter. On the root, {@code inputs[r]} is the address of the tensor for rank r; null on
-     * other ranks.
-     */
-    void scatter(Operation operation, HostTensor output, long[] inputs, int root) {
+    @Override
+    public void scatter(Operation operation, HostTensor output, long[] inputs, int root) {
         steps.begin(operation);
         long slot = steps.slotSize(0);
         long byteSize = output.byteSize();
@@ -150,13 +149,11 @@ final class ShmMoves {
     }
 
     /**
-     * All-to-all. In the first step the ranks exchange the sizes that they send and expect; all
-     * ranks fail if any pair differs.
-     *
-     * @param outputs the memory for the tensor from each source rank
-     * @param inputs the memory of the tensor for each destination rank
+     * In the first step the ranks exchange the sizes that they send and expect; all ranks fail if
+     * any pair differs.
      */
-    void allToAll(Operation operation, Extent[] outputs, Extent[] inputs) {
+    @Override
+    public void allToAll(Operation operation, Extent[] outputs, Extent[] inputs) {
         steps.begin(operation);
         Sizes sizes = new Sizes();
         long slot = steps.slotSize(Sizes.byteSize(worldSize));

@@ -44,6 +44,11 @@ final class Steps {
         this.addresses = new long[worldSize];
     }
 
+    /** Publishes an operation without steps, and does not wait. */
+    void publish(Operation next) {
+        rendezvous.begin(next);
+    }
+
     /** Starts an operation; called before its first step. */
     void begin(Operation next) {
         operation = next;

@@ -2,10 +2,9 @@
 /* Package-private, collectives:
  * ShmBackend       the backend of one rank
  * ShmSegment       layout of the shared memory
- * ShmCollectives   the collectives of one rank
+ * ShmCollectives   the collectives of one rank: here those that reduce
  * Steps            steps of an operation over the staging memory
- * ShmMoves         collectives that move data
- * ShmReductions    collectives that reduce
+ * ShmMoves         their base: collectives that move data
  * Copies           copies and counts bytes
  * ShmP2pBuffers    P2P buffers in the shared memory
  *
