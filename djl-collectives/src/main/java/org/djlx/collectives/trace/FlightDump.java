@@ -15,6 +15,7 @@ import java.nio.file.Path;
 import java.nio.file.StandardCopyOption;
 import java.util.Comparator;
 import java.util.List;
+import java.util.function.Predicate;
 import java.util.stream.Stream;
 import org.djlx.collectives.internal.host.Required;
 import org.djlx.collectives.trace.FlightEntry.State;
@@ -80,7 +81,7 @@ public record FlightDump(
 
     /** {@return the number of the last operation that was issued; 0 if there was none} */
     public long lastScheduled() {
-        return collectives().mapToLong(FlightEntry::collectiveSeqId).max().orElse(0);
+        return last(entry -> true);
     }
 
     /**
@@ -88,11 +89,7 @@ public record FlightDump(
      * none}
      */
     public long lastStarted() {
-        return collectives()
-                .filter(entry -> entry.timeDiscoveredStartedNs() != null)
-                .mapToLong(FlightEntry::collectiveSeqId)
-                .max()
-                .orElse(0);
+        return last(entry -> entry.timeDiscoveredStartedNs() != null);
     }
 
     /**
@@ -100,11 +97,11 @@ public record FlightDump(
      * there is none}
      */
     public long lastCompleted() {
-        return collectives()
-                .filter(entry -> entry.state() == State.COMPLETED)
-                .mapToLong(FlightEntry::collectiveSeqId)
-                .max()
-                .orElse(0);
+        return last(entry -> entry.state() == State.COMPLETED);
+    }
+
+    private long last(Predicate<FlightEntry> which) {
+        return collectives().filter(which).mapToLong(FlightEntry::collectiveSeqId).max().orElse(0);
     }
 
     /**

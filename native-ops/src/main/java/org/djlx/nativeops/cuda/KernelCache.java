@@ -3,10 +3,7 @@ package org.djlx.nativeops.cuda;
 
 import static java.util.concurrent.TimeUnit.NANOSECONDS;
 
-import java.io.ByteArrayOutputStream;
-import java.io.DataOutputStream;
 import java.io.IOException;
-import java.io.UncheckedIOException;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.NoSuchFileException;
@@ -15,6 +12,7 @@ import java.nio.file.StandardCopyOption;
 import java.security.MessageDigest;
 import java.security.NoSuchAlgorithmException;
 import java.time.Duration;
+import java.util.ArrayList;
 import java.util.HexFormat;
 import java.util.List;
 import java.util.Map;
@@ -273,32 +271,15 @@ public final class KernelCache {
 
         /** Returns a unique name: the SHA-256 of the key. */
         String digest() {
-            ByteArrayOutputStream bytes = new ByteArrayOutputStream();
-            try (DataOutputStream out = new DataOutputStream(bytes)) {
-                put(out, source.name());
-                put(out, source.text());
-                out.writeInt(source.headers().size());
-                for (Map.Entry<String, String> header : source.headers().entrySet()) {
-                    put(out, header.getKey());
-                    put(out, header.getValue());
-                }
-                out.writeInt(options.size());
-                for (String option : options) {
-                    put(out, option);
-                }
-                put(out, architecture);
-                put(out, compiler);
-            } catch (IOException e) {
-                throw new UncheckedIOException(e);
-            }
-            return HexFormat.of().formatHex(sha256(bytes.toByteArray()));
-        }
-
-        /** Writes a text with its length, so different lists of texts give different bytes. */
-        private static void put(DataOutputStream out, String text) throws IOException {
-            byte[] bytes = text.getBytes(StandardCharsets.UTF_8);
-            out.writeInt(bytes.length);
-            out.write(bytes);
+            List<String> texts = new ArrayList<>(List.of(source.name(), source.text()));
+            texts.add(Integer.toString(source.headers().size()));
+            source.headers().forEach((name, text) -> texts.addAll(List.of(name, text)));
+            texts.add(Integer.toString(options.size()));
+            texts.addAll(options);
+            texts.addAll(List.of(architecture, compiler));
+            // No text of a program contains the separator, so different keys give different bytes.
+            byte[] bytes = String.join("\0", texts).getBytes(StandardCharsets.UTF_8);
+            return HexFormat.of().formatHex(sha256(bytes));
         }
     }
 
