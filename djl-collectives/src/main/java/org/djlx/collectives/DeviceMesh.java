@@ -136,11 +136,7 @@ public final class DeviceMesh {
         return coordinates[dim(name)];
     }
 
-    /**
-     * Returns the names of the dimensions.
-     *
-     * @return the names, the outermost first
-     */
+    /** {@return the names of the dimensions, the outermost first} */
     public List<String> names() {
         return names;
     }

@@ -94,11 +94,7 @@ public interface P2pStream extends AutoCloseable {
      */
     void keepAlive(NDArray... arrays);
 
-    /**
-     * Records an event.
-     *
-     * @return an event that completes after all previous work of this stream
-     */
+    /** {@return an event, recorded now, that completes after all previous work of this stream} */
     Event record();
 
     /**

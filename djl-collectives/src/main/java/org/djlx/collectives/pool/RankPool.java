@@ -532,28 +532,22 @@ public final class RankPool<R, T> implements AutoCloseable {
         return call.future;
     }
 
-    /**
-     * Returns the number of ranks.
-     *
-     * @return the world size
-     */
+    /** {@return the number of ranks} */
     public int size() {
         return worldSize;
     }
 
     /**
-     * Returns whether this process follows rank 0, which is another process.
-     *
-     * @return true if it follows rank 0; false if ranks are threads
+     * {@return whether this process follows rank 0, which is another process; false if ranks are
+     * threads}
      */
     public boolean isFollower() {
         return channel != null && ranks.get(0).group.rank() > 0;
     }
 
     /**
-     * Returns the pool's failure.
-     *
-     * @return the failure, which names the first rank that failed; empty if the pool has not failed
+     * {@return the pool's failure, which names the first rank that failed; empty if the pool has
+     * not failed}
      */
     public synchronized Optional<CollectiveException> failure() {
         return Optional.ofNullable(failure);
@@ -564,10 +558,9 @@ public final class RankPool<R, T> implements AutoCloseable {
     }
 
     /**
-     * Returns a stage that completes when the pool fails, even while it is idle. It never completes
-     * if the pool does not fail. Dependent actions run on a thread of the pool and must not block.
-     *
-     * @return a stage that completes with the {@link #failure}
+     * {@return a stage that completes with the {@link #failure} when the pool fails, even while it
+     * is idle} It never completes if the pool does not fail. Dependent actions run on a thread of
+     * the pool and must not block.
      */
     public CompletionStage<CollectiveException> whenFailed() {
         return failed.minimalCompletionStage();

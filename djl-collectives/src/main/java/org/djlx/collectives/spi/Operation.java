@@ -213,10 +213,8 @@ public final class Operation {
     }
 
     /**
-     * Returns the type, shape and address of the tensor that must have the same type and shape on
-     * all ranks. Saves the backend a query of the tensor.
-     *
-     * @return the information; null if the operation has no such tensor
+     * {@return the type, shape and address of the tensor that must have the same type and shape on
+     * all ranks; null if the operation has no such tensor} Saves the backend a query of the tensor.
      */
     public TensorInfo tensor() {
         return tensor;
@@ -332,11 +330,7 @@ public final class Operation {
         announced = true;
     }
 
-    /**
-     * Returns whether other ranks may have seen this call.
-     *
-     * @return true after {@link #announced}
-     */
+    /** {@return whether other ranks may have seen this call: true after {@link #announced}} */
     public boolean isAnnounced() {
         return announced;
     }

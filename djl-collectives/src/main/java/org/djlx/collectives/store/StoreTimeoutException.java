@@ -23,11 +23,7 @@ public class StoreTimeoutException extends CollectiveException {
         this.missingKeys = missingKeys == null ? new String[0] : missingKeys.toArray(String[]::new);
     }
 
-    /**
-     * Returns the keys that were not set in time.
-     *
-     * @return the keys; empty if unknown
-     */
+    /** {@return the keys that were not set in time; empty if unknown} */
     public List<String> missingKeys() {
         return List.of(missingKeys);
     }

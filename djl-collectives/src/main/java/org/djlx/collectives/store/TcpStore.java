@@ -109,11 +109,7 @@ public final class TcpStore implements Store {
         }
     }
 
-    /**
-     * Creates a builder.
-     *
-     * @return the builder
-     */
+    /** {@return the builder, with the defaults} */
     public static Builder builder() {
         return new Builder();
     }

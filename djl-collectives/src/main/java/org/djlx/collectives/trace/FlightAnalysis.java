@@ -121,9 +121,8 @@ public final class FlightAnalysis {
     }
 
     /**
-     * Describes the most likely cause.
-     *
-     * @return the first finding's message, or a message that all ranks agree
+     * {@return the message of the first finding, which is the most likely cause; or a message that
+     * all ranks agree}
      */
     public String verdict() {
         if (!findings.isEmpty()) {

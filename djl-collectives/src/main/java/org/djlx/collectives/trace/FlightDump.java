@@ -104,11 +104,7 @@ public record FlightDump(
         return collectives().filter(which).mapToLong(FlightEntry::collectiveSeqId).max().orElse(0);
     }
 
-    /**
-     * Writes the dump as JSON.
-     *
-     * @return the text
-     */
+    /** {@return the dump as JSON} */
     public String toJson() {
         return GSON.toJson(this);
     }

@@ -86,11 +86,7 @@ public final class FlightRecorder {
         ring.setRelease((int) (id % ring.length()), record);
     }
 
-    /**
-     * Takes a dump of the current record.
-     *
-     * @return the last operations
-     */
+    /** {@return a dump of the current record} */
     public FlightDump dump() {
         return dump("requested", List.of());
     }

@@ -32,10 +32,6 @@ public interface FlightRecorderMXBean {
     /** {@return the per-group number of the last operation on record that succeeded, or 0} */
     long getLastCompleted();
 
-    /**
-     * Takes a dump of the current record.
-     *
-     * @return JSON, see {@link FlightDump}
-     */
+    /** {@return a dump of the current record as JSON, see {@link FlightDump}} */
     String dumpJson();
 }

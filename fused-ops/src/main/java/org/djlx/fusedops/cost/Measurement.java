@@ -50,11 +50,7 @@ public record Measurement(
     private static final String RESOURCE = "measurements.csv";
     private static final int COLUMNS = 15;
 
-    /**
-     * Reads all rows.
-     *
-     * @return the rows, in the order of the resource
-     */
+    /** {@return all rows, in the order of the resource} */
     public static List<Measurement> all() {
         try (BufferedReader reader =
                 new BufferedReader(

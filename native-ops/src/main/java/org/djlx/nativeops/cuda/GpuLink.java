@@ -68,20 +68,14 @@ public record GpuLink(Kind kind, int nvLinks) {
         return new GpuLink(kind, 0);
     }
 
-    /**
-     * Returns whether the GPUs are connected by NVLink, directly or through switches.
-     *
-     * @return true if so
-     */
+    /** {@return whether the GPUs are connected by NVLink, directly or through switches} */
     public boolean isNvLink() {
         return kind == Kind.NVLINK || kind == Kind.NVSWITCH;
     }
 
     /**
-     * Returns the label that nvidia-smi shows.
-     *
-     * @return for example {@code NV18}, {@code PIX} or {@code SYS}; {@code NV} if the number of
-     *     NVLinks is unknown
+     * {@return the label that nvidia-smi shows, for example {@code NV18}, {@code PIX} or {@code
+     * SYS}; {@code NV} if the number of NVLinks is unknown}
      */
     public String label() {
         return nvLinks > 0 ? kind.label + nvLinks : kind.label;

@@ -172,11 +172,7 @@ public final class GpuTopology {
         return LinkQuery.ofHost().topology(busIds);
     }
 
-    /**
-     * Describes the topology in one line: how the GPUs are linked, and which queries failed.
-     *
-     * @return the description
-     */
+    /** {@return the topology in one line: how the GPUs are linked, and which queries failed} */
     public String summary() {
         String found =
                 switch (kind) {

@@ -114,32 +114,19 @@ public final class AtomicFile implements AutoCloseable {
         }
     }
 
-    /**
-     * Returns the channel of the temporary file.
-     *
-     * @return the channel
-     */
+    /** Returns the channel of the temporary file. */
     public FileChannel channel() {
         return channel;
     }
 
-    /**
-     * Writes all bytes.
-     *
-     * @param bytes the bytes
-     * @throws IOException if they cannot be written
-     */
+    /** Writes all bytes. */
     public void write(ByteBuffer bytes) throws IOException {
         while (bytes.hasRemaining()) {
             channel.write(bytes);
         }
     }
 
-    /**
-     * Renames the file, which is complete.
-     *
-     * @throws IOException if it cannot be renamed
-     */
+    /** Renames the file, which is complete. */
     public void commit() throws IOException {
         try {
             Files.move(temporary, target, StandardCopyOption.ATOMIC_MOVE);
