@@ -18,6 +18,7 @@ import java.util.TreeSet;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 import org.djlx.bench.DecodeBenchCommand.StepRow;
+import org.djlx.samples.common.TextTable;
 
 /**
  * The generated sections of README.md and docs. A section ends at {@code <!-- end -->} and begins
@@ -157,38 +158,35 @@ final class ResultsPages {
 
     /** Five rows for the README. */
     private String highlights() {
-        StringBuilder text =
-                new StringBuilder(
-                        ResultsSection.header(
-                                "measured, bfloat16 unless named",
-                                "machine",
-                                "this project",
-                                "PyTorch 2.11",
-                                "NCCL, or DJL alone"));
-        operator(text, "gpu-bench-4.json", "all-gather + matmul", "8192, 8192, 8192");
-        operator(text, "gpu-bench-8.json", "matmul + reduce-scatter", "8192, 28672, 8192");
-        operator(text, "gpu-bench.json", "all-reduce", "64 KiB");
+        TextTable table =
+                new TextTable(
+                        "measured, bfloat16 unless named",
+                        "machine",
+                        "this project",
+                        "PyTorch 2.11",
+                        "NCCL, or DJL alone");
+        operator(table, "gpu-bench-4.json", "all-gather + matmul", "8192, 8192, 8192");
+        operator(table, "gpu-bench-8.json", "matmul + reduce-scatter", "8192, 28672, 8192");
+        operator(table, "gpu-bench.json", "all-reduce", "64 KiB");
         Map<String, Double> steps = section("train.json").steps().get(64);
-        text.append(
-                ResultsSection.line(
-                        "data-parallel step, 537 M parameters, 64 rows a rank, float32",
-                        "2 × NVIDIA H200",
-                        millis(steps.get("P2P")),
-                        millis(steps.get("TORCH_DDP")) + " (DDP)",
-                        millis(steps.get("DJL")) + " (DJL)"));
+        table.add(
+                "data-parallel step, 537 M parameters, 64 rows a rank, float32",
+                "2 × NVIDIA H200",
+                millis(steps.get("P2P")),
+                millis(steps.get("TORCH_DDP")) + " (DDP)",
+                millis(steps.get("DJL")) + " (DJL)");
         ResultsSection decode = section("decode.json");
         StepRow step = decode.read("steps", StepRow[].class)[0];
-        text.append(
-                ResultsSection.line(
-                        "decode step of a Llama of 8B's sizes, 1 sequence",
-                        decode.cards(),
-                        ResultsSection.micros(step.medianMicros()) + " µs",
-                        ResultsSection.micros(step.torchMicros().get("nccl")) + " µs",
-                        ""));
-        return text.toString();
+        table.add(
+                "decode step of a Llama of 8B's sizes, 1 sequence",
+                decode.cards(),
+                ResultsSection.micros(step.medianMicros()) + " µs",
+                ResultsSection.micros(step.torchMicros().get("nccl")) + " µs",
+                "");
+        return table.markdown();
     }
 
-    private void operator(StringBuilder text, String file, String operation, String size) {
+    private void operator(TextTable table, String file, String operation, String size) {
         ResultsSection section = section(file);
         GpuBenchRow row =
                 section.rows().stream()
@@ -198,13 +196,12 @@ final class ResultsPages {
                                                 && ResultsSection.size(each).equals(size))
                         .findFirst()
                         .orElseThrow();
-        text.append(
-                ResultsSection.line(
-                        operation + ", " + size,
-                        section.cards(),
-                        ResultsSection.micros(ResultsSection.ours(row)) + " µs",
-                        ResultsSection.micros(ResultsSection.torch(row)) + " µs",
-                        ResultsSection.micros(ResultsSection.baseline(row)) + " µs (NCCL)"));
+        table.add(
+                operation + ", " + size,
+                section.cards(),
+                ResultsSection.micros(ResultsSection.ours(row)) + " µs",
+                ResultsSection.micros(ResultsSection.torch(row)) + " µs",
+                ResultsSection.micros(ResultsSection.baseline(row)) + " µs (NCCL)");
     }
 
     private static String millis(double value) {

@@ -14,11 +14,11 @@ import java.util.Optional;
 import java.util.Set;
 import java.util.TreeMap;
 import java.util.function.Predicate;
-import java.util.stream.IntStream;
 import java.util.stream.Stream;
 import org.djlx.bench.DecodeBenchCommand.FirstToken;
 import org.djlx.bench.DecodeBenchCommand.Loading;
 import org.djlx.bench.DecodeBenchCommand.StepRow;
+import org.djlx.samples.common.TextTable;
 
 /**
  * One file of {@code ci/results} as Markdown: a line that names the machine and the versions, a
@@ -226,12 +226,12 @@ final class ResultsSection {
     }
 
     private String operators() {
-        List<String[]> table = new ArrayList<>();
-        table.add(
-                ("operation|M, N, K or bytes|ours|NCCL|PyTorch|over NCCL|over PyTorch|limit"
-                                + "|called: ours|called: NCCL|host|bare launch|host, in bare"
-                                + " launches|longest of calls 2 to 20")
-                        .split("\\|"));
+        TextTable table =
+                new TextTable(
+                        ("operation|M, N, K or bytes|ours|NCCL|PyTorch|over NCCL|over PyTorch|limit"
+                                        + "|called: ours|called: NCCL|host|bare launch|host, in"
+                                        + " bare launches|longest of calls 2 to 20")
+                                .split("\\|"));
         for (GpuBenchRow row : rows()) {
             Double matmul = row.replay().get(GpuBenchRow.MATMUL);
             Double communication = row.replay().get(GpuBenchRow.COMMUNICATION);
@@ -244,22 +244,20 @@ final class ResultsSection {
             CallTimes nccl = row.columns().get(GpuBenchRow.NCCL);
             CallTimes launch = row.columns().get(GpuBenchRow.BARE_LAUNCH);
             table.add(
-                    new String[] {
-                        operation(row),
-                        size(row),
-                        micros(ours(row)),
-                        micros(baseline(row)),
-                        micros(torch(row)),
-                        ratio(baseline(row), ours(row)),
-                        ratio(torch(row), ours(row)),
-                        micros(limit),
-                        micros(called == null ? null : called.gpuMicros()),
-                        micros(nccl == null ? null : nccl.gpuMicros()),
-                        micros(called == null ? null : called.hostMicros()),
-                        micros(launch == null ? null : launch.hostMicros()),
-                        row.launches() == null ? "" : format("%.1f", row.launches()),
-                        micros(called == null ? null : called.nextCallsMaxMicros())
-                    });
+                    operation(row),
+                    size(row),
+                    micros(ours(row)),
+                    micros(baseline(row)),
+                    micros(torch(row)),
+                    ratio(baseline(row), ours(row)),
+                    ratio(torch(row), ours(row)),
+                    micros(limit),
+                    micros(called == null ? null : called.gpuMicros()),
+                    micros(nccl == null ? null : nccl.gpuMicros()),
+                    micros(called == null ? null : called.hostMicros()),
+                    micros(launch == null ? null : launch.hostMicros()),
+                    format("%.1f", row.launches()),
+                    micros(called == null ? null : called.nextCallsMaxMicros()));
         }
         String group =
                 report.has("groupSeconds")
@@ -267,75 +265,56 @@ final class ResultsSection {
                                 "Creating the group took %.1f s on the slowest rank.\n\n",
                                 number("groupSeconds"))
                         : "";
-        return group + table(table);
-    }
-
-    /** Returns a table without its empty columns. */
-    private static String table(List<String[]> rows) {
-        List<String[]> body = rows.subList(1, rows.size());
-        int[] columns =
-                IntStream.range(0, rows.get(0).length)
-                        .filter(i -> body.stream().anyMatch(row -> !row[i].isEmpty()))
-                        .toArray();
-        StringBuilder text = new StringBuilder();
-        for (String[] row : rows) {
-            String[] cells = IntStream.of(columns).mapToObj(i -> row[i]).toArray(String[]::new);
-            text.append(text.isEmpty() ? header(cells) : line(cells));
-        }
-        return text.toString();
+        return group + table.markdownOfFilledColumns();
     }
 
     private String generation() {
         JsonObject config = report.getAsJsonObject("config");
-        StringBuilder text = new StringBuilder();
-        text.append(
-                String.format(
-                        "A random Llama: %s layers, hidden size %s, vocabulary %s, %s.%n%n",
-                        config.get("layers"),
-                        config.get("hiddenSize"),
-                        config.get("vocabularySize"),
-                        config.get("type").getAsString().toLowerCase(Locale.ROOT)));
-        text.append(
-                header(
+        TextTable steps =
+                new TextTable(
                         "sequences",
                         "step, µs",
                         "p90, µs",
                         "sampled, µs",
                         "tokens/s",
                         "reading the weights, µs",
-                        "PyTorch, CUDA graph, µs"));
+                        "PyTorch, CUDA graph, µs");
         for (StepRow step : read("steps", StepRow[].class)) {
             Map<String, Double> torch = step.torchMicros();
-            text.append(
-                    line(
-                            String.valueOf(step.batch()),
-                            whole(step.medianMicros()),
-                            whole(step.p90Micros()),
-                            whole(step.drawnMedianMicros()),
-                            whole(step.tokensPerSecond()),
-                            whole(step.limitMicros()),
-                            whole(torch == null ? null : torch.get("nccl"))));
+            steps.add(
+                    step.batch(),
+                    whole(step.medianMicros()),
+                    whole(step.p90Micros()),
+                    whole(step.drawnMedianMicros()),
+                    whole(step.tokensPerSecond()),
+                    whole(step.limitMicros()),
+                    whole(torch == null ? null : torch.get("nccl")));
         }
-        text.append('\n').append(header("clients", "requests", "errors", "tokens/s"));
+        TextTable clients = new TextTable("clients", "requests", "errors", "tokens/s");
         for (DecodeBench.Row served : read("served", DecodeBench.Row[].class)) {
-            text.append(
-                    line(
-                            String.valueOf(served.clients()),
-                            String.valueOf(served.requests()),
-                            String.valueOf(served.errors().size()),
-                            whole(served.tokensPerSecond())));
+            clients.add(
+                    served.clients(),
+                    served.requests(),
+                    served.errors().size(),
+                    whole(served.tokensPerSecond()));
         }
         FirstToken first = read("firstToken", FirstToken.class);
         Loading loading = read("loading", Loading.class);
-        return text
-                + String.format(
-                        Locale.ROOT,
-                        "%nFirst token of a prompt of %d tokens: %.1f ms. Loading: %.1f s; plain"
-                                + " reading of the files: %.1f s.%n",
-                        first.promptTokens(),
-                        first.medianMicros() / 1000,
-                        loading.seconds(),
-                        loading.readSeconds());
+        return String.format(
+                Locale.ROOT,
+                "A random Llama: %s layers, hidden size %s, vocabulary %s, %s.%n%n%s%n%s%nFirst"
+                        + " token of a prompt of %d tokens: %.1f ms. Loading: %.1f s; plain reading"
+                        + " of the files: %.1f s.%n",
+                config.get("layers"),
+                config.get("hiddenSize"),
+                config.get("vocabularySize"),
+                config.get("type").getAsString().toLowerCase(Locale.ROOT),
+                steps.markdown(),
+                clients.markdown(),
+                first.promptTokens(),
+                first.medianMicros() / 1000,
+                loading.seconds(),
+                loading.readSeconds());
     }
 
     private String training() {
@@ -352,19 +331,16 @@ final class ResultsSection {
         steps.keySet().forEach(rows -> titles.add(rows + " rows a rank"));
         String width = text("width");
         String hidden = text("hidden");
-        StringBuilder text = new StringBuilder();
-        text.append(
-                String.format(
-                        "%s × (Linear %s → %s, ReLU, Linear %s → %s), float32, SGD.%n%n",
-                        text("layers"), width, hidden, hidden, width));
-        text.append(header(titles.toArray(String[]::new)));
+        TextTable table = new TextTable(titles.toArray(String[]::new));
         names.forEach(
                 (who, words) -> {
                     List<String> cells = new ArrayList<>(List.of(words));
                     steps.values().forEach(row -> cells.add(format("%.1f", row.get(who))));
-                    text.append(line(cells.toArray(String[]::new)));
+                    table.add(cells.toArray());
                 });
-        return text.toString();
+        return String.format(
+                "%s × (Linear %s → %s, ReLU, Linear %s → %s), float32, SGD.%n%n%s",
+                text("layers"), width, hidden, hidden, width, table.markdown());
     }
 
     /** Returns the milliseconds of a training step by rows a rank and contender. */
@@ -380,11 +356,12 @@ final class ResultsSection {
     private String block() {
         double both = number(BlockBench.BOTH);
         double block = number(BlockBench.BLOCK);
-        return header("forward and backward", "ms")
-                + line("the block", format("%.2f", block))
-                + line("its matmuls and its attention", format("%.2f", both))
-                + line("its matmuls", format("%.2f", number(BlockBench.MATMULS)))
-                + line("block / matmuls and attention", format("%.2f", block / both));
+        return new TextTable("forward and backward", "ms")
+                .add("the block", format("%.2f", block))
+                .add("its matmuls and its attention", format("%.2f", both))
+                .add("its matmuls", format("%.2f", number(BlockBench.MATMULS)))
+                .add("block / matmuls and attention", format("%.2f", block / both))
+                .markdown();
     }
 
     /** Returns the microseconds of all-reduces on the CPU by bytes and program. */
@@ -403,7 +380,6 @@ final class ResultsSection {
     }
 
     private String hostAllReduce() {
-        StringBuilder text = new StringBuilder();
         Map<String, String> names =
                 Map.of("mpi", "backend mpi", "openmpi", "Open MPI", "gloo", "Gloo");
         List<String> programs =
@@ -413,21 +389,22 @@ final class ResultsSection {
         List<String> titles = new ArrayList<>(List.of("bytes"));
         programs.forEach(program -> titles.add(names.getOrDefault(program, program)));
         titles.add("over Gloo");
-        text.append(header(titles.toArray(String[]::new)));
+        TextTable table = new TextTable(titles.toArray(String[]::new));
         medians()
                 .forEach(
                         (size, row) -> {
                             List<String> cells = new ArrayList<>(List.of(bytes(size)));
                             programs.forEach(program -> cells.add(micros(row.get(program))));
                             cells.add(ratio(row.get("gloo"), row.get("processes")));
-                            text.append(line(cells.toArray(String[]::new)));
+                            table.add(cells.toArray());
                         });
-        return text.toString();
+        return table.markdown();
     }
 
     private String tests() {
-        return header("found", "passed", "skipped", "failed")
-                + line(text("found"), text("succeeded"), text("skipped"), text("failed"));
+        return new TextTable("found", "passed", "skipped", "failed")
+                .add(text("found"), text("succeeded"), text("skipped"), text("failed"))
+                .markdown();
     }
 
     /** Returns this project's replayed time; null if it was not measured. */
@@ -487,13 +464,5 @@ final class ResultsSection {
     /** Formats a number; empty for null. */
     static String format(String format, Double value) {
         return value == null ? "" : String.format(Locale.ROOT, format, value);
-    }
-
-    static String header(String... titles) {
-        return line(titles) + "|---".repeat(titles.length) + "|\n";
-    }
-
-    static String line(String... cells) {
-        return "| " + String.join(" | ", cells) + " |\n";
     }
 }

@@ -4,8 +4,9 @@ package org.djlx.samples.common;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
+import java.util.function.IntPredicate;
 import java.util.stream.Collectors;
-import java.util.stream.Stream;
+import java.util.stream.IntStream;
 
 /** A plain-text table: columns are two blanks apart, numeric ones right-aligned. */
 public final class TextTable {
@@ -51,12 +52,26 @@ public final class TextTable {
 
     /** Returns the table in Markdown. */
     public String markdown() {
-        List<String[]> lines = new ArrayList<>(rows);
-        lines.addAll(
-                0, List.of(header, Stream.of(header).map(title -> "---").toArray(String[]::new)));
-        return lines.stream()
-                .map(cells -> "| " + String.join(" | ", cells) + " |\n")
-                .collect(Collectors.joining());
+        return markdown(i -> true);
+    }
+
+    /** Returns the table in Markdown, without columns whose cells are all empty. */
+    public String markdownOfFilledColumns() {
+        return markdown(i -> rows.stream().anyMatch(row -> !row[i].isEmpty()));
+    }
+
+    private String markdown(IntPredicate column) {
+        int[] columns = IntStream.range(0, header.length).filter(column).toArray();
+        return line(columns, header)
+                + "|---".repeat(columns.length)
+                + "|\n"
+                + rows.stream().map(row -> line(columns, row)).collect(Collectors.joining());
+    }
+
+    private static String line(int[] columns, String... cells) {
+        return IntStream.of(columns)
+                .mapToObj(i -> cells[i])
+                .collect(Collectors.joining(" | ", "| ", " |\n"));
     }
 
     private void appendLine(StringBuilder text, String[] cells) {
