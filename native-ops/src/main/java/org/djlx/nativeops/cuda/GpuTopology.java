@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.nativeops.cuda;
 
-import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
 import java.util.stream.Collectors;
+import java.util.stream.IntStream;
 
 /**
  * The links between the GPUs of a host: the best connection of every pair. GPUs are identified by
@@ -127,24 +127,14 @@ public final class GpuTopology {
 
     /** Returns GPU 0 and its neighbours except {@code across}. */
     private int[] groupOfFirst(int across) {
-        List<Integer> group = new ArrayList<>(List.of(0));
-        for (int neighbour : neighbours(0)) {
-            if (neighbour != across) {
-                group.add(neighbour);
-            }
-        }
-        return group.stream().mapToInt(Integer::intValue).toArray();
+        IntStream others = IntStream.of(neighbours(0)).filter(gpu -> gpu != across);
+        return IntStream.concat(IntStream.of(0), others).toArray();
     }
 
     private int[] others(int[] group) {
-        List<Integer> others = new ArrayList<>();
-        for (int i = 0; i < links.length; i++) {
-            int gpu = i;
-            if (Arrays.stream(group).noneMatch(member -> member == gpu)) {
-                others.add(gpu);
-            }
-        }
-        return others.stream().mapToInt(Integer::intValue).toArray();
+        return IntStream.range(0, links.length)
+                .filter(gpu -> IntStream.of(group).noneMatch(member -> member == gpu))
+                .toArray();
     }
 
     /**
@@ -218,28 +208,9 @@ public final class GpuTopology {
      * @return their indices, ascending
      */
     public int[] neighbours(int gpu) {
-        List<Integer> result = new ArrayList<>();
-        for (int other = 0; other < links.length; other++) {
-            if (links[gpu][other].isNvLink()) {
-                result.add(other);
-            }
-        }
-        return result.stream().mapToInt(Integer::intValue).toArray();
-    }
-
-    /**
-     * Returns the topology of some of the GPUs.
-     *
-     * @param gpus their indices, in the order of the new matrix
-     */
-    public GpuTopology subset(int... gpus) {
-        GpuLink[][] some = new GpuLink[gpus.length][gpus.length];
-        for (int i = 0; i < gpus.length; i++) {
-            for (int j = 0; j < gpus.length; j++) {
-                some[i][j] = links[gpus[i]][gpus[j]];
-            }
-        }
-        return new GpuTopology(some, unanswered);
+        return IntStream.range(0, links.length)
+                .filter(other -> links[gpu][other].isNvLink())
+                .toArray();
     }
 
     /** Returns the matrix as nvidia-smi shows it, with a line for each GPU. */
