@@ -330,27 +330,18 @@ public final class TrainCommand extends CliCommand {
         if (!Files.exists(jobFile())) {
             return;
         }
-        List<String> job = job(bytes);
         List<String> begun = Files.readAllLines(jobFile());
+        List<String> here = job(bytes);
         refuseIf(
-                !begun.equals(job),
-                "--resume %s was begun with other settings: %s: give the same, or another folder"
-                        .formatted(
-                                checkpoints,
-                                job.stream()
-                                        .filter(setting -> !begun.contains(setting))
-                                        .map(setting -> difference(begun, setting))
-                                        .collect(Collectors.joining("; "))));
+                !begun.equals(here),
+                "--resume %s was begun with %s, not %s: give the same, or another folder"
+                        .formatted(checkpoints, without(begun, here), without(here, begun)));
     }
 
-    private static String difference(List<String> begun, String here) {
-        String[] words = here.split(" ", 2);
-        String before =
-                begun.stream()
-                        .filter(setting -> setting.startsWith(words[0] + " "))
-                        .findFirst()
-                        .orElse(words[0] + " unknown");
-        return before + ", here " + words[1];
+    private static String without(List<String> settings, List<String> others) {
+        return settings.stream()
+                .filter(setting -> !others.contains(setting))
+                .collect(Collectors.joining(", "));
     }
 
     private void writeJob(byte[] bytes) throws IOException {
@@ -512,13 +503,8 @@ public final class TrainCommand extends CliCommand {
         }
 
         @Override
-        public void trained(int step, float loss, double tokensPerSecond) {
-            losses = String.format("loss %.3f", loss);
-        }
-
-        @Override
-        public void heldOut(int step, float loss) {
-            losses += String.format("   held out %.3f", loss);
+        public void trained(int step, float loss, float heldOut) {
+            losses = String.format("loss %.3f   held out %.3f", loss, heldOut);
         }
 
         @Override

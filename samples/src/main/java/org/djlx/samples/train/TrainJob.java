@@ -126,11 +126,11 @@ final class TrainJob {
          */
         default void sampled(int percent, String text) {}
 
-        /** The loss of a batch of all ranks; called about 200 times in a training. */
-        void trained(int step, float loss, double tokensPerSecond);
-
-        /** The loss on the held-out part, after {@link #trained} of the same step. */
-        default void heldOut(int step, float loss) {}
+        /**
+         * The losses of a batch of all ranks and on the held-out part; called about 200 times in a
+         * training.
+         */
+        void trained(int step, float loss, float heldOut);
 
         /** This rank has done a step; its loss is not known. */
         default void stepped(int step, double tokensPerSecond) {}
@@ -283,8 +283,7 @@ final class TrainJob {
             if (reported) {
                 float heldOut = heldOutLoss(trainer, data);
                 curve.add(step, loss, heldOut);
-                listener.trained(step, loss, speed);
-                listener.heldOut(step, heldOut);
+                listener.trained(step, loss, heldOut);
             }
             listener.stepped(step, speed);
             if (checkpoints != null && (step % settings.checkpointEvery == 0 || last)) {

@@ -37,7 +37,7 @@ public final class KilledTrainMain {
                         }
 
                         @Override
-                        public void trained(int step, float loss, double tokensPerSecond) {
+                        public void trained(int step, float loss, float heldOut) {
                             System.out.println("loss " + step + " " + loss);
                             if (dies && step == last) {
                                 kill();

@@ -193,18 +193,20 @@ class TrainCommandTest extends CommandTest {
         assertTrue(less.contains("Step 60 is reached already"), less);
         assertEquals(written(expected), written(less));
         String other = output(2, with(args, 60, "--resume", parts, "--seed", 2));
-        assertTrue(other.contains("with other settings: --seed 1, here 2: give the same"), other);
+        assertTrue(other.contains("was begun with --seed 1, not --seed 2: give the same"), other);
         other =
                 output(
                         2,
                         with(args, 60, "--resume", parts, "--context", 32, "--dtype", "bfloat16"));
         assertTrue(
-                other.contains(": --context 64, here 32; --dtype float32, here bfloat16: give"),
+                other.contains(
+                        "with --context 64, --dtype float32, not --context 32, --dtype bfloat16:"),
                 other);
         output(2, with(args, 60, "--resume", parts, "--tensor-parallel", 2));
         Files.writeString(text, "x", StandardOpenOption.APPEND);
         other = output(2, with(args, 60, "--resume", parts));
-        assertTrue(other.matches("(?s).*settings: --text of \\d+ bytes.*, here of \\d+ .*"), other);
+        assertTrue(
+                other.matches("(?s).*with --text of \\d+ bytes.*, not --text of \\d+ .*"), other);
     }
 
     /** Each part of a model has its own checkpoints; all parts resume from the same step. */
