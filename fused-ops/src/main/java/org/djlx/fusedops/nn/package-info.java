@@ -21,6 +21,7 @@
  *       parallel region
  *   <li>{@link org.djlx.fusedops.nn.ShardedBlock} - base class: dividing, saving and loading of
  *       parameters
+ *   <li>{@link org.djlx.fusedops.nn.TensorParallel} - divides linear layers of an existing block
  *   <li>{@link org.djlx.fusedops.nn.VocabularyParallelCrossEntropy} - loss of a language model with
  *       a divided vocabulary
  * </ul>
