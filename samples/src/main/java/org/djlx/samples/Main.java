@@ -4,6 +4,7 @@ package org.djlx.samples;
 import org.djlx.collectives.launch.Launch;
 import org.djlx.samples.common.HelpCommand;
 import org.djlx.samples.common.RootCommand;
+import org.djlx.samples.finetune.FinetuneCommand;
 import org.djlx.samples.flight.FlightCommand;
 import org.djlx.samples.generate.GenerateCommand;
 import org.djlx.samples.generate.ServeModelCommand;
@@ -27,6 +28,7 @@ import picocli.CommandLine.Command;
         subcommands = {
             MlpCommand.class,
             TrainCommand.class,
+            FinetuneCommand.class,
             GenerateCommand.class,
             ServeCommand.class,
             ServeModelCommand.class,

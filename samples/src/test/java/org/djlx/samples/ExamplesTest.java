@@ -9,12 +9,14 @@ import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertNotNull;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import ai.djl.Device;
 import ai.djl.Model;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
+import ai.djl.nn.AbstractBlock;
 import ai.djl.nn.Activation;
 import ai.djl.nn.Block;
 import ai.djl.nn.Parameter;
@@ -22,6 +24,7 @@ import ai.djl.nn.SequentialBlock;
 import ai.djl.nn.core.Linear;
 import ai.djl.training.DefaultTrainingConfig;
 import ai.djl.training.EasyTrain;
+import ai.djl.training.ParameterStore;
 import ai.djl.training.Trainer;
 import ai.djl.training.TrainingConfig;
 import ai.djl.training.dataset.ArrayDataset;
@@ -31,6 +34,7 @@ import ai.djl.training.listener.TrainingListenerAdapter;
 import ai.djl.training.loss.Loss;
 import ai.djl.training.optimizer.Optimizer;
 import ai.djl.training.tracker.Tracker;
+import ai.djl.util.PairList;
 import com.fasterxml.jackson.annotation.JsonProperty;
 import dev.langchain4j.agent.tool.Tool;
 import dev.langchain4j.model.chat.ChatModel;
@@ -42,6 +46,7 @@ import java.nio.file.Path;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.Map;
 import java.util.Optional;
 import java.util.regex.MatchResult;
 import java.util.regex.Pattern;
@@ -76,6 +81,11 @@ import org.djlx.fusedops.llm.engine.TextEngine;
 import org.djlx.fusedops.llm.langchain4j.TextChatModel;
 import org.djlx.fusedops.llm.text.ChatTemplate;
 import org.djlx.fusedops.llm.text.ToolFormat;
+import org.djlx.fusedops.llm.tune.ChatDataset;
+import org.djlx.fusedops.llm.tune.TrainableModel;
+import org.djlx.fusedops.nn.Lora;
+import org.djlx.fusedops.nn.TensorParallel;
+import org.djlx.fusedops.nn.TensorParallel.Style;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 import org.junit.jupiter.api.Test;
@@ -113,6 +123,8 @@ class ExamplesTest {
                                 find(source("VariableAllToAll"), JAVADOC, 1),
                                 find(source("TextGenerator"), JAVADOC, 1),
                                 find(source("TextEngine"), JAVADOC, 1),
+                                find(source("TrainableModel"), JAVADOC, 1),
+                                find(source("TensorParallel"), JAVADOC, 1),
                                 find(Path.of("docs/overview.html"), OVERVIEW, 1),
                                 find(Path.of("docs/getting-started.md"), MARKDOWN, 2),
                                 find(Path.of("docs/process-groups.md"), MARKDOWN, 2),
@@ -398,6 +410,107 @@ class ExamplesTest {
                 trainer.initialize(shape);
                 EasyTrain.fit(trainer, epochs, dataset, null);
             }
+        }
+    }
+
+    /** Four layers of 4 values. */
+    private static final class Projections extends AbstractBlock {
+
+        private final List<String> names = List.of("query", "key", "value", "output");
+
+        Projections() {
+            names.forEach(name -> addChildBlock(name, Linear.builder().setUnits(4).build()));
+        }
+
+        @Override
+        protected void initializeChildBlocks(NDManager manager, DataType type, Shape... shapes) {
+            children.values().forEach(each -> each.initialize(manager, type, shapes));
+        }
+
+        @Override
+        protected NDList forwardInternal(
+                ParameterStore store, NDList x, boolean training, PairList<String, Object> params) {
+            return x;
+        }
+
+        @Override
+        public Shape[] getOutputShapes(Shape[] shapes) {
+            return shapes;
+        }
+    }
+
+    @Test
+    void tensorParallelism() {
+        List<ProcessGroup> groups = ProcessGroups.local(2);
+        ProcessGroups.run(
+                groups,
+                group -> {
+                    try (NDManager manager = NDManager.newBaseManager(group.device())) {
+                        Block block = new SequentialBlock().add(new Projections());
+                        tensorParallelism(block, group);
+                        block.initialize(manager, DataType.FLOAT32, new Shape(1, 4));
+                        NDArray query = block.getParameters().valueAt(0).getArray();
+                        assertEquals(new Shape(4, 2), query.getShape());
+                    }
+                    return null;
+                });
+        groups.forEach(ProcessGroup::destroy);
+    }
+
+    private static void tensorParallelism(Block block, ProcessGroup group) {
+        TensorParallel.apply(
+                block,
+                Map.of(
+                        "*.query", Style.COLUMN,
+                        "*.key", Style.COLUMN,
+                        "*.value", Style.COLUMN,
+                        "*.output", Style.ROW),
+                group);
+    }
+
+    @Test
+    void fineTuning(@TempDir Path folder) throws Exception {
+        Path directory = folder.resolve("tiny");
+        String chat =
+                "{\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}, {\"role\":"
+                        + " \"assistant\", \"content\": \"Hello!\"}]}";
+        Path file = Files.writeString(folder.resolve("chats.jsonl"), chat);
+        String[] command = {"serve-model", "--text", "../README.md", directory.toString()};
+        assertEquals(0, Main.commandLine().execute(command));
+        Path out = folder.resolve("tuned");
+        fineTuning(directory, file, out);
+        try (TextGenerator generator = TextEngine.builder().setDirectory(out).build()) {
+            pieces(generator);
+        }
+        assertTrue(Files.exists(out.resolve("adapter/adapter_config.json")));
+    }
+
+    private static void fineTuning(Path directory, Path file, Path out) throws Exception {
+        try (ProcessGroup group = ProcessGroups.local(1).get(0);
+                Model model = Model.newInstance("tuned", group.device(), "PyTorch-P2P")) {
+            TrainableModel tuned =
+                    TrainableModel.builder()
+                            .setGroup(group)
+                            .setDirectory(directory)
+                            .optLora(Lora.of(8))
+                            .build();
+            model.setBlock(tuned.block());
+            tuned.load(model.getNDManager());
+            Dataset chats =
+                    ChatDataset.builder()
+                            .setFile(file)
+                            .setDirectory(directory)
+                            .setSampling(8, true)
+                            .build();
+            TrainingConfig config =
+                    new DefaultTrainingConfig(tuned.loss())
+                            .optDevices(new Device[] {group.device()});
+            try (Trainer trainer = model.newTrainer(config)) {
+                trainer.initialize(new Shape(1, 1));
+                EasyTrain.fit(trainer, 3, chats, null);
+            }
+            tuned.saveAdapter(out.resolve("adapter"));
+            tuned.save(out);
         }
     }
 

@@ -5,6 +5,8 @@ import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDArrays;
 import ai.djl.ndarray.NDList;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
 import java.util.List;
 import java.util.function.Supplier;
 import org.djlx.collectives.ProcessGroup;
@@ -252,6 +254,36 @@ final class BlockOperators implements AutoCloseable {
                 () -> kernels.divided(x, counts, table.cosines(), table.sines()),
                 (inputs, kept, gradients) ->
                         List.of(kernels.dividedGradient(gradients, kept.get(0), kept.get(1))));
+    }
+
+    /**
+     * Computes causal attention with a sliding window by libtorch's operators.
+     *
+     * @param query of shape (batch, query heads, sequence, size)
+     * @param key of shape (batch, key heads, sequence, size); so is {@code value}
+     * @param window the number of tokens that a token attends to, itself included
+     */
+    static NDArray windowed(NDArray query, NDArray key, NDArray value, long window) {
+        Shape shape = query.getShape();
+        long length = shape.get(2);
+        long keys = key.getShape().get(1);
+        ScalarType type = Torch.scalarType(query);
+        NDManager manager = query.getManager();
+        NDArray scale = manager.create(1 / Math.sqrt(shape.get(3)));
+        NDArray grouped =
+                query.mul(Torch.cast(scale, type))
+                        .reshape(shape.get(0), keys, shape.get(1) / keys, length, shape.get(3));
+        NDArray positions = manager.arange((int) length);
+        NDArray distances = positions.expandDims(1).sub(positions);
+        NDArray hidden = distances.lt(0).logicalOr(distances.gte(window));
+        NDArray zeros = manager.zeros(hidden.getShape());
+        NDArray mask = NDArrays.where(hidden, zeros.add(Float.NEGATIVE_INFINITY), zeros);
+        NDArray scores = grouped.matMul(key.expandDims(2).transpose(0, 1, 2, 4, 3));
+        // DJL's softmax takes no bfloat16.
+        ScalarType wide = type.itemSize() < Float.BYTES ? ScalarType.FLOAT32 : type;
+        NDArray masked = Torch.cast(scores, wide).add(Torch.cast(mask, wide));
+        NDArray weights = Torch.cast(masked.softmax(-1), type);
+        return weights.matMul(value.expandDims(2)).reshape(shape);
     }
 
     /** Splits an array into three views along a dimension. */

@@ -3,7 +3,6 @@ package org.djlx.fusedops.nn;
 
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.types.Shape;
-import ai.djl.nn.Parameter;
 import ai.djl.training.ParameterStore;
 import java.util.List;
 
@@ -23,17 +22,17 @@ import java.util.List;
 public final class ParallelMlp extends ShardedBlock {
 
     private final long hidden;
-    private final Parameter gate;
-    private final Parameter up;
-    private final Parameter down;
+    private final Projection gate;
+    private final Projection up;
+    private final Projection down;
 
     private ParallelMlp(Builder builder) {
         super(builder);
         hidden = builder.hidden;
         checkDivisible("the hidden values", hidden);
-        gate = add("gate", Parameter.Type.WEIGHT, Division.ROWS_TRANSPOSED);
-        up = add("up", Parameter.Type.WEIGHT, Division.ROWS_TRANSPOSED);
-        down = add("down", Parameter.Type.WEIGHT, Division.COLUMNS_TRANSPOSED);
+        gate = new Projection("gate", null, Division.ROWS_TRANSPOSED, builder.lora);
+        up = new Projection("up", null, Division.ROWS_TRANSPOSED, builder.lora);
+        down = new Projection("down", null, Division.COLUMNS_TRANSPOSED, builder.lora);
     }
 
     /** {@return a new builder} */
@@ -44,16 +43,16 @@ public final class ParallelMlp extends ShardedBlock {
     @Override
     protected void prepare(Shape[] inputShapes) {
         long size = inputShapes[0].getLastDimension();
-        setFullShape(gate, hidden, size);
-        setFullShape(up, hidden, size);
-        setFullShape(down, size, hidden);
+        gate.setFullShape(hidden, size);
+        up.setFullShape(hidden, size);
+        down.setFullShape(size, hidden);
     }
 
     @Override
     NDArray forward(ParameterStore store, NDArray x, boolean training) {
-        List<NDArray> in = intoRegion(x, values(store, List.of(gate, up), x, training));
+        List<NDArray> in = enterRegion(store, x, training, List.of(gate, up));
         NDArray gated = BlockOperators.of(group()).gated(in);
-        return outOfRegion(gated, value(store, down, x, training));
+        return leaveRegion(store, gated, training, down);
     }
 
     @Override
@@ -65,6 +64,7 @@ public final class ParallelMlp extends ShardedBlock {
     public static final class Builder extends ShardedBlock.Builder<Builder> {
 
         private long hidden;
+        private Lora lora;
 
         private Builder() {}
 
@@ -76,6 +76,17 @@ public final class ParallelMlp extends ShardedBlock {
          */
         public Builder setHidden(long hidden) {
             this.hidden = hidden;
+            return this;
+        }
+
+        /**
+         * Adds low-rank adapters. The weights themselves are trained too unless they are frozen.
+         *
+         * @param lora the adapters; null for none, the default
+         * @return this builder
+         */
+        public Builder optLora(Lora lora) {
+            this.lora = lora;
             return this;
         }
 

@@ -24,7 +24,8 @@ import org.djlx.nativeops.torch.Torch;
  *       output is a matmul + reduce-scatter.
  *   <li>Full parameters: {@code query} of shape (heads × head size, size), {@code key} and {@code
  *       value} of shape (key and value heads × head size, size), {@code output} of shape (size,
- *       heads × head size), as in checkpoints of Llama. There is no bias.
+ *       heads × head size), as in checkpoints of Llama. There is no bias unless {@linkplain
+ *       Builder#optInputBias set}.
  *   <li>Several query heads may share a key and value head (Ainslie et al., 2023, <a
  *       href="https://arxiv.org/abs/2305.13245">arXiv:2305.13245</a>). If there are fewer key and
  *       value heads than ranks, neighbouring ranks hold the same head.
@@ -37,10 +38,14 @@ public final class ParallelSelfAttention extends ShardedBlock {
     private final int headSize;
     private final RotaryEmbedding rotary; // null for none
     private final long sequenceLength; // 0 if the shape of the input decides
-    private final Parameter query;
-    private final Parameter key;
-    private final Parameter value;
-    private final Parameter output;
+    private final long window; // 0 for all tokens
+    private final Projection query;
+    private final Projection key;
+    private final Projection value;
+    private final Projection output;
+    private final Parameter queryNorm; // null if there is none
+    private final Parameter keyNorm;
+    private final float epsilon; // of the norms
     private Table table; // null before the first use; in the manager of the parameters
     private int tablePositions;
     private ScalarType tableType;
@@ -58,10 +63,15 @@ public final class ParallelSelfAttention extends ShardedBlock {
             checkDivisible("the key and value heads", keyValueHeads);
         }
         Division shared = Division.ROWS_TRANSPOSED.into(Math.min(ranks, keyValueHeads));
-        query = add("query", Parameter.Type.WEIGHT, Division.ROWS_TRANSPOSED);
-        key = add("key", Parameter.Type.WEIGHT, shared);
-        value = add("value", Parameter.Type.WEIGHT, shared);
-        output = add("output", Parameter.Type.WEIGHT, Division.COLUMNS_TRANSPOSED);
+        window = builder.window;
+        query = in("query", Division.ROWS_TRANSPOSED, builder);
+        key = in("key", shared, builder);
+        value = in("value", shared, builder);
+        output = new Projection("output", null, Division.COLUMNS_TRANSPOSED, builder.lora);
+        boolean norms = builder.epsilon != null;
+        epsilon = norms ? builder.epsilon : 0;
+        queryNorm = norms ? add("queryNorm", Parameter.Type.GAMMA, Division.SHARED) : null;
+        keyNorm = norms ? add("keyNorm", Parameter.Type.GAMMA, Division.SHARED) : null;
     }
 
     /** {@return a new builder} */
@@ -69,28 +79,39 @@ public final class ParallelSelfAttention extends ShardedBlock {
         return new Builder();
     }
 
+    private Projection in(String name, Division division, Builder builder) {
+        return new Projection(name, builder.bias ? name + "Bias" : null, division, builder.lora);
+    }
+
     @Override
     protected void prepare(Shape[] inputShapes) {
         long size = inputShapes[0].getLastDimension();
-        setFullShape(query, (long) heads * headSize, size);
-        setFullShape(key, (long) keyValueHeads * headSize, size);
-        setFullShape(value, (long) keyValueHeads * headSize, size);
-        setFullShape(output, size, (long) heads * headSize);
+        query.setFullShape((long) heads * headSize, size);
+        key.setFullShape((long) keyValueHeads * headSize, size);
+        value.setFullShape((long) keyValueHeads * headSize, size);
+        output.setFullShape(size, (long) heads * headSize);
+        if (queryNorm != null) {
+            setFullShape(queryNorm, headSize);
+            setFullShape(keyNorm, headSize);
+        }
     }
 
     @Override
     NDArray forward(ParameterStore store, NDArray x, boolean training) {
         long sequence = sequence(x.getShape());
-        List<NDArray> weights = values(store, List.of(query, key, value), x, training);
-        List<NDArray> in = intoRegion(x, weights);
-        List<NDArray> parts = in.size() > 1 ? separate(in, sequence) : divided(in.get(0), sequence);
+        List<NDArray> in = enterRegion(store, x, training, List.of(query, key, value));
+        List<NDArray> parts = heads(store, in, sequence, training);
         NDArray queries = inFront(parts.get(0));
+        NDArray keys = inFront(parts.get(1));
+        NDArray values = inFront(parts.get(2));
         NDArray attended =
-                Torch.attention(queries, inFront(parts.get(1)), inFront(parts.get(2)), true);
+                window > 0 && window < sequence
+                        ? BlockOperators.windowed(queries, keys, values, window)
+                        : Torch.attention(queries, keys, values, true);
         Shape rows = in.get(0).getShape();
         long size = (long) heads / group().worldSize() * headSize;
         NDArray joined = inFront(attended).reshape(rows.slice(0, rows.dimension() - 1).add(size));
-        return outOfRegion(joined, value(store, output, x, training));
+        return leaveRegion(store, joined, training, output);
     }
 
     /** Returns the sequence length of an input. */
@@ -115,27 +136,38 @@ public final class ParallelSelfAttention extends ShardedBlock {
     }
 
     /**
-     * Returns queries, keys and values as (batch, sequence, heads, head size), from one array each.
+     * Returns queries, keys and values as (batch, sequence, heads, head size), normalised and
+     * rotated.
+     *
+     * @param in an array of each, or one array that holds them side by side
      */
-    private List<NDArray> separate(List<NDArray> in, long sequence) {
+    private List<NDArray> heads(
+            ParameterStore store, List<NDArray> in, long sequence, boolean training) {
         BlockOperators operators = BlockOperators.of(group());
-        List<NDArray> parts = new ArrayList<>();
-        for (NDArray each : in) {
-            NDArray x = heads(each, sequence);
-            boolean turned = rotary != null && parts.size() < 2;
-            parts.add(turned ? operators.rotated(rotary, x, table(x, (int) sequence)) : x);
+        List<NDArray> parts = in.stream().map(each -> heads(each, sequence)).toList();
+        NDArray first = parts.get(0);
+        if (parts.size() == 1) {
+            long shared = Math.max(1, keyValueHeads / group().worldSize());
+            List<Long> counts = List.of((long) heads / group().worldSize(), shared, shared);
+            if (queryNorm == null && rotary != null) {
+                return operators.divided(rotary, first, counts, table(first, (int) sequence));
+            }
+            parts = BlockOperators.split(first, counts, 2);
         }
-        return parts;
-    }
-
-    /** Returns queries, keys and values from one array that holds them side by side. */
-    private List<NDArray> divided(NDArray in, long sequence) {
-        NDArray x = heads(in, sequence);
-        long shared = Math.max(1, keyValueHeads / group().worldSize());
-        List<Long> counts = List.of((long) heads / group().worldSize(), shared, shared);
-        return rotary == null
-                ? BlockOperators.split(x, counts, 2)
-                : BlockOperators.of(group()).divided(rotary, x, counts, table(x, (int) sequence));
+        List<NDArray> results = new ArrayList<>(parts);
+        for (int i = 0; i < 2; i++) {
+            NDArray each = results.get(i);
+            if (queryNorm != null) {
+                NDArray weight = value(store, i == 0 ? queryNorm : keyNorm, each, training);
+                each = operators.normalized(each, weight, epsilon);
+            }
+            results.set(
+                    i,
+                    rotary == null
+                            ? each
+                            : operators.rotated(rotary, each, table(each, (int) sequence)));
+        }
+        return results;
     }
 
     /** Returns (batch, sequence, heads, head size). */
@@ -151,13 +183,17 @@ public final class ParallelSelfAttention extends ShardedBlock {
             }
             try (NDManager manager = x.getManager().newSubManager(x.getDevice())) {
                 table = rotary.table(manager, 0, positions, type);
-                table.cosines().attach(query.getArray().getManager());
-                table.sines().attach(query.getArray().getManager());
+                table.cosines().attach(parameterManager());
+                table.sines().attach(parameterManager());
             }
             tablePositions = positions;
             tableType = type;
         }
         return table;
+    }
+
+    private NDManager parameterManager() {
+        return getParameters().valueAt(0).getArray().getManager();
     }
 
     /** Changes (batch, sequence, heads, …) to (batch, heads, sequence, …), and back. */
@@ -178,6 +214,10 @@ public final class ParallelSelfAttention extends ShardedBlock {
         private int headSize;
         private RotaryEmbedding rotary;
         private long sequenceLength;
+        private boolean bias;
+        private Float epsilon;
+        private long window;
+        private Lora lora;
 
         private Builder() {}
 
@@ -241,6 +281,54 @@ public final class ParallelSelfAttention extends ShardedBlock {
         }
 
         /**
+         * Adds low-rank adapters. The weights themselves are trained too unless they are frozen.
+         *
+         * @param lora the adapters; null for none, the default
+         * @return this builder
+         */
+        public Builder optLora(Lora lora) {
+            this.lora = lora;
+            return this;
+        }
+
+        /**
+         * Sets whether query, key and value have a bias, as in Qwen 2: {@code queryBias}, {@code
+         * keyBias} and {@code valueBias}.
+         *
+         * @param bias whether to add a bias; default false
+         * @return this builder
+         */
+        public Builder optInputBias(boolean bias) {
+            this.bias = bias;
+            return this;
+        }
+
+        /**
+         * Adds an RMSNorm of each head of queries and keys before the rotation, as in Qwen 3:
+         * {@code queryNorm} and {@code keyNorm} of shape (head size).
+         *
+         * @param epsilon the number added to the mean of squares
+         * @return this builder
+         */
+        public Builder optHeadNorms(float epsilon) {
+            this.epsilon = epsilon;
+            return this;
+        }
+
+        /**
+         * Sets a sliding window. Sequences longer than the window hold the scores of all pairs of
+         * tokens in memory.
+         *
+         * @param window the number of tokens that a token attends to, itself included; 0 for all,
+         *     the default
+         * @return this builder
+         */
+        public Builder optWindow(long window) {
+            this.window = window;
+            return this;
+        }
+
+        /**
          * {@return the block}
          *
          * @throws IllegalArgumentException if the group, the heads or their size are missing or
@@ -263,6 +351,11 @@ public final class ParallelSelfAttention extends ShardedBlock {
                         "ParallelSelfAttention: the sequence length must be 0 (for one sequence) or"
                                 + " more, not "
                                 + sequenceLength);
+            }
+            if (window < 0) {
+                throw new IllegalArgumentException(
+                        "ParallelSelfAttention: the window must be 0 (for all tokens) or more, not "
+                                + window);
             }
             if (rotary != null && rotary.headSize() != headSize) {
                 throw new IllegalArgumentException(

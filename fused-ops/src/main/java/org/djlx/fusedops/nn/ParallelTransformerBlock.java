@@ -10,6 +10,7 @@ import ai.djl.nn.AbstractBlock;
 import ai.djl.nn.Block;
 import ai.djl.training.ParameterStore;
 import ai.djl.util.PairList;
+import java.util.function.Consumer;
 import org.djlx.fusedops.nn.BlockOperators.Residual;
 import org.djlx.nativeops.torch.NoGradient;
 
@@ -174,6 +175,30 @@ public final class ParallelTransformerBlock extends AbstractBlock {
          */
         public Builder optSequenceLength(long sequenceLength) {
             attention.optSequenceLength(sequenceLength);
+            return this;
+        }
+
+        /**
+         * Sets further options of the attention, such as {@link
+         * ParallelSelfAttention.Builder#optInputBias}.
+         *
+         * @param options sets them; called at once
+         * @return this builder
+         */
+        public Builder optAttention(Consumer<ParallelSelfAttention.Builder> options) {
+            options.accept(attention);
+            return this;
+        }
+
+        /**
+         * Adds low-rank adapters. The weights themselves are trained too unless they are frozen.
+         *
+         * @param lora the adapters; null for none, the default
+         * @return this builder
+         */
+        public Builder optLora(Lora lora) {
+            attention.optLora(lora);
+            mlp.optLora(lora);
             return this;
         }
 

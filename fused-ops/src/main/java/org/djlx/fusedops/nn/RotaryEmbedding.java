@@ -6,6 +6,7 @@ import ai.djl.ndarray.NDArrays;
 import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
+import java.util.Arrays;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
@@ -20,14 +21,11 @@ import org.djlx.nativeops.torch.Torch;
 public final class RotaryEmbedding {
 
     private final double[] frequencies;
+    private final double magnitude;
 
     private RotaryEmbedding(Builder builder) {
-        int pairs = builder.headSize / 2;
-        frequencies = new double[pairs];
-        for (int i = 0; i < pairs; i++) {
-            double frequency = Math.pow(builder.base, -2.0 * i / builder.headSize);
-            frequencies[i] = builder.scaling == null ? frequency : builder.scaling.of(frequency);
-        }
+        magnitude = builder.magnitude;
+        frequencies = builder.frequencies;
     }
 
     /** {@return a new builder} */
@@ -76,8 +74,8 @@ public final class RotaryEmbedding {
         for (int position = 0; position < count; position++) {
             for (int i = 0; i < frequencies.length; i++) {
                 double angle = (first + position) * frequencies[i];
-                cosines[position * frequencies.length + i] = Math.cos(angle);
-                sines[position * frequencies.length + i] = Math.sin(angle);
+                cosines[position * frequencies.length + i] = magnitude * Math.cos(angle);
+                sines[position * frequencies.length + i] = magnitude * Math.sin(angle);
             }
         }
         return new Table(array(manager, cosines, type), array(manager, sines, type));
@@ -122,31 +120,13 @@ public final class RotaryEmbedding {
         return NDArrays.concat(new NDList(turnedFirst, turnedSecond), dimensions - 1);
     }
 
-    /**
-     * The scaling of Llama 3.1: rotates some pairs more slowly, for contexts longer than in the
-     * original training.
-     */
-    private record Scaling(double factor, double low, double high, long length) {
-
-        double of(double frequency) {
-            double turns = length * frequency / (2 * Math.PI); // within the original length
-            if (turns > high) {
-                return frequency;
-            }
-            if (turns < low) {
-                return frequency / factor;
-            }
-            double share = (turns - low) / (high - low);
-            return (1 - share) * frequency / factor + share * frequency;
-        }
-    }
-
     /** Builds a {@link RotaryEmbedding}. */
     public static final class Builder {
 
         private int headSize;
         private double base = 10_000;
-        private Scaling scaling; // null for none
+        private double[] frequencies; // null for those of the base
+        private double magnitude = 1;
 
         private Builder() {}
 
@@ -173,42 +153,25 @@ public final class RotaryEmbedding {
         }
 
         /**
-         * Sets the scaling of Llama 3.1, {@code rope_scaling} of type {@code llama3} in
-         * configurations. Pairs with many turns within the original length keep their speed. Pairs
-         * with few turns are slowed down by the factor. For pairs in between, the speed is
-         * interpolated.
+         * Sets frequencies of a scaled embedding instead of a base, such as those of {@link
+         * org.djlx.fusedops.llm.model.Rope}.
          *
-         * @param factor the factor to slow down by, such as 8
-         * @param lowFrequencyFactor the number of turns below which a pair is slowed down by the
-         *     factor, such as 1
-         * @param highFrequencyFactor the number of turns above which a pair keeps its speed, such
-         *     as 4
-         * @param originalLength the context length of the original training, such as 8192
+         * @param frequencies the angle in radians between neighbouring positions, for each pair;
+         *     null for those of the base
+         * @param magnitude the factor of the rotated elements; 1 for none
          * @return this builder
          */
-        public Builder optLlama3Scaling(
-                double factor,
-                double lowFrequencyFactor,
-                double highFrequencyFactor,
-                long originalLength) {
-            boolean fits =
-                    factor > 0 && highFrequencyFactor > lowFrequencyFactor && originalLength > 0;
-            if (!fits) {
-                throw new IllegalArgumentException(
-                        String.format(
-                                "RotaryEmbedding: the factor and the length must be greater than 0"
-                                        + " and the high factor than the low one, not %s, %d, %s"
-                                        + " and %s",
-                                factor, originalLength, highFrequencyFactor, lowFrequencyFactor));
-            }
-            scaling = new Scaling(factor, lowFrequencyFactor, highFrequencyFactor, originalLength);
+        public Builder optFrequencies(double[] frequencies, double magnitude) {
+            this.frequencies = frequencies == null ? null : frequencies.clone();
+            this.magnitude = magnitude;
             return this;
         }
 
         /**
          * {@return the embedding}
          *
-         * @throws IllegalArgumentException if the head size or the base are missing or wrong
+         * @throws IllegalArgumentException if the head size, the base or the number of frequencies
+         *     are missing or wrong
          */
         public RotaryEmbedding build() {
             if (headSize < 2 || headSize % 2 != 0 || !(base > 1)) {
@@ -217,6 +180,16 @@ public final class RotaryEmbedding {
                                 "RotaryEmbedding: the head size must be even and the base greater"
                                         + " than 1, not %d and %s",
                                 headSize, base));
+            }
+            if (frequencies == null) {
+                frequencies = new double[headSize / 2];
+                Arrays.setAll(frequencies, i -> Math.pow(base, -2.0 * i / headSize));
+            }
+            if (frequencies.length != headSize / 2) {
+                throw new IllegalArgumentException(
+                        String.format(
+                                "RotaryEmbedding: heads of size %d have %d frequencies, not %d",
+                                headSize, headSize / 2, frequencies.length));
             }
             return new RotaryEmbedding(this);
         }

@@ -3,7 +3,6 @@ package org.djlx.fusedops.nn;
 
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.types.Shape;
-import ai.djl.nn.Parameter;
 import ai.djl.training.ParameterStore;
 
 /**
@@ -19,14 +18,13 @@ import ai.djl.training.ParameterStore;
 public final class RowParallelLinear extends ShardedBlock {
 
     private final long units;
-    private final Parameter weight;
-    private final Parameter bias; // null if there is none
+    private final Projection linear;
 
     private RowParallelLinear(Builder builder) {
         super(builder);
         units = builder.units;
-        weight = add("weight", Parameter.Type.WEIGHT, Division.COLUMNS_TRANSPOSED);
-        bias = builder.bias ? add("bias", Parameter.Type.BIAS, Division.NONE) : null;
+        String bias = builder.bias ? "bias" : null;
+        linear = new Projection("weight", bias, Division.COLUMNS_TRANSPOSED, null);
     }
 
     /** {@return a new builder} */
@@ -36,16 +34,12 @@ public final class RowParallelLinear extends ShardedBlock {
 
     @Override
     protected void prepare(Shape[] inputShapes) {
-        setFullShape(weight, units, inputShapes[0].getLastDimension() * group().worldSize());
-        if (bias != null) {
-            setFullShape(bias, units);
-        }
+        linear.setFullShape(units, inputShapes[0].getLastDimension() * group().worldSize());
     }
 
     @Override
     NDArray forward(ParameterStore store, NDArray x, boolean training) {
-        NDArray y = outOfRegion(x, value(store, weight, x, training));
-        return bias == null ? y : y.add(value(store, bias, x, training));
+        return leaveRegion(store, x, training, linear);
     }
 
     @Override

@@ -111,6 +111,9 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
             return new Division(axis, transposed, wanted, parts);
         }
 
+        /** Each rank has the full parameter, and uses it for its own part of the activations. */
+        static final Division SHARED = ROWS.into(1);
+
         Division into(int number) {
             return new Division(axis, transposed, padded, number);
         }
@@ -425,13 +428,19 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
                 if (layout.parameter.isInitialized()) {
                     setFull(name, full);
                 } else {
-                    layout.full = full.getShape();
-                    NDArray part = layout.cut(manager, full);
-                    layout.parameter.setShape(null);
-                    layout.parameter.setArray(part);
+                    take(name, full, manager);
                 }
             }
         }
+    }
+
+    /** Sets a parameter that is not initialised to this rank's part of a full one. */
+    final void take(String name, NDArray full, NDManager manager) {
+        Layout layout = layout(name);
+        layout.full = full.getShape();
+        NDArray part = layout.cut(manager, full);
+        layout.parameter.setShape(null);
+        layout.parameter.setArray(part);
     }
 
     @Override
@@ -448,6 +457,118 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
     }
 
     abstract NDArray forward(ParameterStore store, NDArray x, boolean training);
+
+    /**
+     * A linear layer: a weight W, and optionally a bias and a {@linkplain Lora low-rank adapter} of
+     * A and B. The parameters' names begin with the name of the layer.
+     */
+    final class Projection {
+
+        private final Parameter weight;
+        private final Parameter bias; // null if there is none
+        private final Parameter a; // null if there is no adapter
+        private final Parameter b;
+        private final Lora lora;
+
+        /**
+         * Adds the parameters.
+         *
+         * @param division by rows for {@link #enterRegion}, by columns for {@link #leaveRegion}
+         * @param lora the adapters of the block; null for none
+         */
+        Projection(String name, String bias, Division division, Lora lora) {
+            boolean entering = division.axis() == 0;
+            Division shared = Division.ROWS_TRANSPOSED.into(1);
+            Division ofBias = new Division(0, false, division.padded(), division.parts());
+            this.lora = lora != null && lora.targets().contains(name) ? lora : null;
+            weight = add(name, Parameter.Type.WEIGHT, division);
+            this.bias =
+                    bias == null
+                            ? null
+                            : add(bias, Parameter.Type.BIAS, entering ? ofBias : Division.NONE);
+            a = this.lora == null ? null : adapter(name + "LoraA", entering ? shared : division);
+            b = this.lora == null ? null : adapter(name + "LoraB", entering ? division : shared);
+        }
+
+        private Parameter adapter(String name, Division division) {
+            Parameter parameter = add(name, Parameter.Type.OTHER, division);
+            parameter.setInitializer(name.endsWith("A") ? Projection::random : Initializer.ZEROS);
+            return parameter;
+        }
+
+        /** Returns A as PyTorch initialises linear layers. */
+        private static NDArray random(NDManager manager, Shape shape, DataType type) {
+            float bound = (float) (1 / Math.sqrt(shape.get(1)));
+            return manager.randomUniform(-bound, bound, shape, type);
+        }
+
+        void setFullShape(long outputs, long inputs) {
+            ShardedBlock.this.setFullShape(weight, outputs, inputs);
+            if (bias != null) {
+                ShardedBlock.this.setFullShape(bias, outputs);
+            }
+            if (lora != null) {
+                ShardedBlock.this.setFullShape(a, lora.rank(), inputs);
+                ShardedBlock.this.setFullShape(b, outputs, lora.rank());
+            }
+        }
+
+        private boolean isPlain() {
+            return lora == null && bias == null;
+        }
+
+        private NDArray withBias(ParameterStore store, NDArray y, boolean training) {
+            return bias == null ? y : y.add(value(store, bias, y, training));
+        }
+
+        private NDArray scaled(NDArray x) {
+            NDArray scale = x.getManager().create(lora.scale());
+            return x.mul(Torch.cast(scale, Torch.scalarType(x)));
+        }
+    }
+
+    /**
+     * Enters a parallel region with projections of the same input. Returns the outputs of each; if
+     * weights have to be converted and nothing is added to the products, returns all outputs side
+     * by side in one array.
+     */
+    final List<NDArray> enterRegion(
+            ParameterStore store, NDArray x, boolean training, List<Projection> projections) {
+        List<Parameter> parameters = new ArrayList<>();
+        projections.forEach(each -> parameters.add(each.weight));
+        if (projections.stream().allMatch(Projection::isPlain)) {
+            return intoRegion(x, values(store, parameters, x, training));
+        }
+        projections.stream()
+                .filter(each -> each.lora != null)
+                .forEach(each -> parameters.add(each.a));
+        List<NDArray> in =
+                intoRegion(
+                        x,
+                        parameters.stream().map(each -> value(store, each, x, training)).toList());
+        List<NDArray> outputs = new ArrayList<>();
+        int adapter = projections.size();
+        for (Projection each : projections) {
+            NDArray y = in.get(outputs.size());
+            if (each.lora != null) {
+                NDArray narrow = each.scaled(in.get(adapter++));
+                y = y.add(product(narrow, value(store, each.b, x, training)));
+            }
+            outputs.add(each.withBias(store, y, training));
+        }
+        return outputs;
+    }
+
+    /** Leaves a parallel region with a projection. */
+    final NDArray leaveRegion(
+            ParameterStore store, NDArray x, boolean training, Projection projection) {
+        NDArray y = outOfRegion(x, value(store, projection.weight, x, training));
+        if (projection.lora != null) {
+            NDArray narrow = projection.scaled(product(x, value(store, projection.a, x, training)));
+            y = y.add(outOfRegion(narrow, value(store, projection.b, x, training)));
+        }
+        return projection.withBias(store, y, training);
+    }
 
     /**
      * Returns a parameter's value in the element type of the input. If several ranks hold the
@@ -571,7 +692,7 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
     }
 
     /** Leaves a parallel region: multiplies with this rank's rows, and sums over the ranks. */
-    final NDArray outOfRegion(NDArray x, NDArray weight) {
+    private NDArray outOfRegion(NDArray x, NDArray weight) {
         checkLast(x, weight);
         return sequenceParallel
                 ? FusedOps.matmulReduceScatter(x, weight, ReduceOp.SUM, 0, group)

@@ -9,6 +9,7 @@
  * <ul>
  *   <li>{@link org.djlx.fusedops.nn.ColumnParallelLinear} - linear layer divided by outputs: enters
  *       a parallel region
+ *   <li>{@link org.djlx.fusedops.nn.Lora} - low-rank adapters of projections
  *   <li>{@link org.djlx.fusedops.nn.ParallelEmbedding} - embedding divided by tokens
  *   <li>{@link org.djlx.fusedops.nn.ParallelMlp} - MLP with SwiGLU
  *   <li>{@link org.djlx.fusedops.nn.ParallelSelfAttention} - causal attention divided by heads
@@ -20,6 +21,7 @@
  *       parallel region
  *   <li>{@link org.djlx.fusedops.nn.ShardedBlock} - base class: dividing, saving and loading of
  *       parameters
+ *   <li>{@link org.djlx.fusedops.nn.TensorParallel} - divides linear layers of an existing block
  *   <li>{@link org.djlx.fusedops.nn.VocabularyParallelCrossEntropy} - loss of a language model with
  *       a divided vocabulary
  * </ul>

@@ -10,6 +10,7 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import org.djlx.collectives.TestArrays;
+import org.djlx.fusedops.llm.model.Rope;
 import org.djlx.fusedops.nn.RotaryEmbedding.Table;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
@@ -74,8 +75,8 @@ class RotaryEmbeddingTest {
     @Test
     void scalesAsLlama3() {
         double[] plain = builder(128).optBase(500_000).build().frequencies();
-        double[] scaled =
-                builder(128).optBase(500_000).optLlama3Scaling(8, 1, 4, 8192).build().frequencies();
+        double[] scaled = Rope.llama3(500_000, 64, 8, 1, 4, 8192).frequencies(128, 0, 8192);
+        scaled = builder(128).optFrequencies(scaled, 1).build().frequencies();
         int between = 0;
         for (int i = 0; i < plain.length; i++) {
             double wave = 2 * Math.PI / plain[i];
@@ -109,7 +110,8 @@ class RotaryEmbeddingTest {
         assertThrows(IllegalArgumentException.class, () -> builder(3).build());
         assertThrows(IllegalArgumentException.class, () -> builder(4).optBase(1).build());
         assertThrows(
-                IllegalArgumentException.class, () -> builder(4).optLlama3Scaling(8, 4, 4, 8192));
+                IllegalArgumentException.class,
+                () -> builder(4).optFrequencies(new double[1], 1).build());
         try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
             RotaryEmbedding rotary = builder(4).build();
             Table table = rotary.table(manager, 0, 3, ScalarType.FLOAT32);

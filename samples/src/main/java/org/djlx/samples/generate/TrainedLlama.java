@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.samples.generate;
 
-import ai.djl.ndarray.NDArray;
 import java.io.IOException;
 import java.nio.file.Path;
-import java.util.Map;
 import org.djlx.fusedops.llm.model.ModelConfig;
+import org.djlx.fusedops.llm.tune.TrainableModel;
+import org.djlx.nativeops.torch.ScalarType;
 
 /** Writes a Llama trained on bytes of text in Hugging Face's layout. */
 public final class TrainedLlama {
@@ -26,30 +26,39 @@ public final class TrainedLlama {
     }
 
     /**
+     * Returns a configuration of {@link #VOCABULARY} tokens with a tied embedding.
+     *
+     * @param maxLength the tokens of the longest text
+     */
+    public static ModelConfig config(
+            int hidden, int intermediate, int layers, int heads, int kvHeads, int maxLength) {
+        return LlamaDirectory.config(
+                VOCABULARY,
+                hidden,
+                intermediate,
+                layers,
+                heads,
+                kvHeads,
+                maxLength,
+                10_000,
+                true,
+                ScalarType.FLOAT32);
+    }
+
+    /**
      * Writes a model directory with 1 as the default number of ranks; {@code --ranks} of other
-     * commands overrides it.
+     * commands overrides it. All ranks of the model call this; the first one writes.
      *
      * @param directory the directory, which is created if missing; its files are replaced
-     * @param config the sizes, of {@link #VOCABULARY} tokens
-     * @param weights the weight of each module by its name in the files, such as {@code
-     *     model.layers.0.mlp.up_proj}; this method closes them
+     * @param model the model, of a {@link #config}
+     * @param isFirst whether this is the first rank
      * @throws IOException if a file cannot be written
-     * @throws IllegalArgumentException if a tensor is missing or has another shape
      */
-    public static void write(Path directory, ModelConfig config, Map<String, NDArray> weights)
+    public static void write(Path directory, TrainableModel model, boolean isFirst)
             throws IOException {
-        LlamaDirectory.write(
-                directory,
-                config,
-                tokenizer(),
-                1,
-                Long.MAX_VALUE,
-                tensor -> {
-                    NDArray weight = weights.get(tensor.name().replaceFirst("\\.weight$", ""));
-                    if (weight == null) {
-                        throw new IllegalArgumentException("there is no " + tensor.name());
-                    }
-                    return weight;
-                });
+        if (isFirst) {
+            LlamaDirectory.writeAllButWeights(directory, model.config(), tokenizer(), 1);
+        }
+        model.save(directory);
     }
 }

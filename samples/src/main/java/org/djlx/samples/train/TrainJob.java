@@ -7,23 +7,16 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
-import ai.djl.nn.Block;
 import ai.djl.nn.Parameter;
-import ai.djl.nn.SequentialBlock;
 import ai.djl.training.GradientCollector;
 import ai.djl.training.Trainer;
 import ai.djl.training.initializer.Initializer;
-import ai.djl.training.loss.Loss;
 import ai.djl.training.optimizer.Optimizer;
 import ai.djl.training.tracker.Tracker;
 import java.io.IOException;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Path;
 import java.util.Arrays;
-import java.util.Collections;
-import java.util.HashMap;
-import java.util.List;
-import java.util.Map;
 import java.util.Random;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
@@ -32,16 +25,8 @@ import org.djlx.collectives.checkpoint.TrainingProgress;
 import org.djlx.collectives.gradient.DifferentiableCollectives;
 import org.djlx.collectives.train.DataParallelConfig;
 import org.djlx.collectives.train.GradientReduction;
-import org.djlx.fusedops.llm.model.LayerConfig;
 import org.djlx.fusedops.llm.model.ModelConfig;
-import org.djlx.fusedops.llm.model.Rope;
-import org.djlx.fusedops.nn.ColumnParallelLinear;
-import org.djlx.fusedops.nn.ParallelEmbedding;
-import org.djlx.fusedops.nn.ParallelTransformerBlock;
-import org.djlx.fusedops.nn.RmsNorm;
-import org.djlx.fusedops.nn.RotaryEmbedding;
-import org.djlx.fusedops.nn.ShardedBlock;
-import org.djlx.fusedops.nn.VocabularyParallelCrossEntropy;
+import org.djlx.fusedops.llm.tune.TrainableModel;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
@@ -69,8 +54,6 @@ final class TrainJob {
     private static final int REPORTS = 10;
     private static final int HELD_OUT_PART = 10; // a tenth
     private static final float TEMPERATURE = 0.7f;
-    private static final double EPSILON = 1e-5; // of the norms
-    private static final double THETA = 10_000; // of the rotations
 
     /**
      * Settings of a training.
@@ -164,47 +147,15 @@ final class TrainJob {
         return HEADS;
     }
 
-    private SequentialBlock block(ProcessGroup tensor) {
-        boolean divided = tensor.worldSize() > 1;
-        ParallelEmbedding embedding =
-                ParallelEmbedding.builder()
-                        .setGroup(tensor)
-                        .optSequenceParallel(divided)
-                        .setVocabulary(TrainedLlama.VOCABULARY)
-                        .setSize(SIZE)
-                        .optComputeType(
-                                settings.bfloat16 ? ScalarType.BFLOAT16 : ScalarType.FLOAT32)
-                        .build();
-        SequentialBlock model = new SequentialBlock().add(embedding);
-        RotaryEmbedding rotary =
-                RotaryEmbedding.builder().setHeadSize(SIZE / HEADS).optBase(THETA).build();
-        for (int i = 0; i < LAYERS; i++) {
-            model.add(
-                    ParallelTransformerBlock.builder()
-                            .setGroup(tensor)
-                            .optSequenceParallel(divided)
-                            .setHeads(HEADS)
-                            .optKeyValueHeads(KEY_VALUE_HEADS)
-                            .setHeadSize(SIZE / HEADS)
-                            .setHidden(HIDDEN)
-                            .optRotary(rotary)
-                            .optEpsilon((float) EPSILON)
-                            .optSequenceLength(settings.context)
-                            .build());
-        }
-        return model.add(
-                        RmsNorm.builder()
-                                .setGroup(tensor)
-                                .optSequenceParallel(divided)
-                                .optEpsilon((float) EPSILON)
-                                .build())
-                .add(
-                        ColumnParallelLinear.builder()
-                                .setGroup(tensor)
-                                .optSequenceParallel(divided)
-                                .optTied(embedding)
-                                .optBias(false)
-                                .build());
+    private TrainableModel model(ProcessGroup tensor) throws IOException {
+        ModelConfig config =
+                TrainedLlama.config(SIZE, HIDDEN, LAYERS, HEADS, KEY_VALUE_HEADS, settings.context);
+        return TrainableModel.builder()
+                .setGroup(tensor)
+                .setConfig(config)
+                .optComputeType(settings.bfloat16 ? ScalarType.BFLOAT16 : ScalarType.FLOAT32)
+                .optSequenceParallel(settings.context)
+                .build();
     }
 
     /** Returns an initializer that gives all ranks the same full weights. */
@@ -225,16 +176,11 @@ final class TrainJob {
         try (ProcessGroup tensor = all.split(rank / settings.tensorParallel, rank);
                 ProcessGroup data = all.split(rank % settings.tensorParallel, rank);
                 Model model = Model.newInstance("train", all.device(), "PyTorch-P2P")) {
-            SequentialBlock block = block(tensor);
-            block.setInitializer(weights(), Parameter.Type.WEIGHT);
-            model.setBlock(block);
-            Loss loss =
-                    VocabularyParallelCrossEntropy.builder()
-                            .setGroup(tensor)
-                            .setVocabulary(TrainedLlama.VOCABULARY)
-                            .build();
+            TrainableModel llama = model(tensor);
+            llama.block().setInitializer(weights(), Parameter.Type.WEIGHT);
+            model.setBlock(llama.block());
             DataParallelConfig config =
-                    new DataParallelConfig(loss)
+                    new DataParallelConfig(llama.loss())
                             .optGradientReduction(GradientReduction.MEAN)
                             .optProcessGroup(data);
             config.optDevices(new Device[] {all.device()});
@@ -244,7 +190,7 @@ final class TrainJob {
                 trainer.initialize(new Shape(settings.context));
                 train(trainer, data, tensor);
                 if (settings.llama != null && data.rank() == 0) {
-                    saveLlama(block, tensor, trainer.getManager());
+                    TrainedLlama.write(settings.llama, llama, tensor.rank() == 0);
                 }
                 String written =
                         data.rank() == 0 ? write(trainer, tensor, PROMPT + settings.sample) : "";
@@ -380,59 +326,6 @@ final class TrainJob {
 
     private int token(int place) {
         return Byte.toUnsignedInt(text[place]);
-    }
-
-    /** Gathers the weights on all ranks of a model; its first rank writes them. */
-    private void saveLlama(SequentialBlock block, ProcessGroup tensor, NDManager parent)
-            throws IOException {
-        ModelConfig config =
-                new ModelConfig(
-                        "llama",
-                        TrainedLlama.VOCABULARY,
-                        SIZE,
-                        HEADS,
-                        KEY_VALUE_HEADS,
-                        SIZE / HEADS,
-                        settings.context,
-                        EPSILON,
-                        true,
-                        List.of(),
-                        ScalarType.FLOAT32,
-                        Collections.nCopies(
-                                LAYERS,
-                                LayerConfig.llama(
-                                        Rope.of(THETA, SIZE / HEADS), SIZE / HEADS, HIDDEN)),
-                        1,
-                        0,
-                        false);
-        try (NDManager manager = parent.newSubManager()) {
-            Map<String, NDArray> weights = new HashMap<>();
-            List<Block> blocks = block.getChildren().values();
-            weights.put("model.embed_tokens", full(blocks.get(0), "weight", manager));
-            for (int i = 0; i < LAYERS; i++) {
-                String in = "model.layers." + i + '.';
-                List<Block> parts = blocks.get(1 + i).getChildren().values();
-                Block attention = parts.get(1);
-                Block mlp = parts.get(3);
-                weights.put(in + "input_layernorm", full(parts.get(0), "weight", manager));
-                weights.put(in + "self_attn.q_proj", full(attention, "query", manager));
-                weights.put(in + "self_attn.k_proj", full(attention, "key", manager));
-                weights.put(in + "self_attn.v_proj", full(attention, "value", manager));
-                weights.put(in + "self_attn.o_proj", full(attention, "output", manager));
-                weights.put(in + "post_attention_layernorm", full(parts.get(2), "weight", manager));
-                weights.put(in + "mlp.gate_proj", full(mlp, "gate", manager));
-                weights.put(in + "mlp.up_proj", full(mlp, "up", manager));
-                weights.put(in + "mlp.down_proj", full(mlp, "down", manager));
-            }
-            weights.put("model.norm", full(blocks.get(1 + LAYERS), "weight", manager));
-            if (tensor.rank() == 0) {
-                TrainedLlama.write(settings.llama, config, weights);
-            }
-        }
-    }
-
-    private static NDArray full(Block block, String parameter, NDManager manager) {
-        return ((ShardedBlock) block).full(parameter, manager);
     }
 
     /**

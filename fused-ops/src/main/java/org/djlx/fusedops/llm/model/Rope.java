@@ -51,11 +51,18 @@ public record Rope(
     }
 
     /**
-     * Returns an embedding with Llama 3.1's scaling: wavelengths longer than {@code originalLength
+     * {@return an embedding with Llama 3.1's scaling: wavelengths longer than {@code originalLength
      * / low} are multiplied by the factor, and those shorter than {@code originalLength / high} are
-     * not.
+     * not}
+     *
+     * @param theta the base of the frequencies
+     * @param pairs half of the head size
+     * @param factor the factor, such as 8
+     * @param low {@code low_freq_factor}, such as 1
+     * @param high {@code high_freq_factor}, such as 4
+     * @param originalLength the length of the original training in tokens, such as 8192
      */
-    static Rope llama3(
+    public static Rope llama3(
             double theta, int pairs, double factor, double low, double high, int originalLength) {
         return of(
                 theta,

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.samples.finetune;
+
+import static org.djlx.samples.common.UsageException.parsed;
+import static org.djlx.samples.common.UsageException.refuseIf;
+
+import ai.djl.util.Utils;
+import com.google.gson.JsonElement;
+import com.google.gson.JsonObject;
+import com.google.gson.JsonParser;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Map;
+import java.util.stream.Collectors;
+import org.djlx.fusedops.llm.GeneratedPiece;
+import org.djlx.fusedops.llm.GenerationRequest;
+import org.djlx.fusedops.llm.engine.TextEngine;
+import org.djlx.fusedops.llm.text.ChatTemplate;
+import org.djlx.fusedops.llm.text.ChatTemplate.Message;
+import org.djlx.fusedops.llm.tune.ChatDataset;
+import org.djlx.fusedops.nn.Lora;
+import org.djlx.samples.common.CliCommand;
+import org.djlx.samples.common.RankOptions;
+import org.djlx.samples.common.Ranks;
+import picocli.CommandLine.Command;
+import picocli.CommandLine.Mixin;
+import picocli.CommandLine.Option;
+import picocli.CommandLine.Parameters;
+
+/** {@code finetune}: trains a model on chats. */
+@Command(
+        name = "finetune",
+        description = {
+            "Fine-tunes a Llama, Mistral or Qwen in Hugging Face's layout on chats, whole or by a"
+                    + " LoRA adapter, and shows its answer to a question before and after.",
+            "Example: samples/run.sh serve-model tiny && samples/run.sh finetune tiny --data"
+                    + " chats.jsonl --lora 8 --save tuned && samples/run.sh serve tuned"
+        })
+public final class FinetuneCommand extends CliCommand {
+
+    private static final Duration PATIENCE = Duration.ofMinutes(10);
+
+    @Parameters(paramLabel = "DIR", description = "The model; serve-model writes a tiny one.")
+    private Path directory;
+
+    @Option(
+            names = "--data",
+            required = true,
+            paramLabel = "FILE",
+            description =
+                    "Chats in JSONL: {\"messages\": [{\"role\": \"user\", \"content\": …},"
+                            + " {\"role\": \"assistant\", \"content\": …}]} on each line.")
+    private Path data;
+
+    @Option(
+            names = "--lora",
+            paramLabel = "RANK",
+            description = "Trains an adapter of this rank; if not given, all weights.")
+    private Integer rank;
+
+    @Option(names = "--steps", description = "Batches to train on.")
+    private int steps = 150;
+
+    @Option(names = "--batch", description = "Chats in a batch.")
+    private int batch = 8;
+
+    @Option(
+            names = "--learning-rate",
+            paramLabel = "R",
+            description = "Learning rate of AdamW; 0.003 with --lora and 0.0003 without.")
+    private Float learningRate;
+
+    @Option(names = "--seed", description = "Seed of the adapter and of the order of chats.")
+    private long seed = 1;
+
+    @Option(
+            names = "--save",
+            paramLabel = "OUT",
+            description =
+                    "Keeps the result: a model directory, with the adapter merged into the weights,"
+                            + " and the adapter in OUT/adapter, in PEFT's layout.")
+    private Path out;
+
+    @Option(
+            names = "--ask",
+            paramLabel = "TEXT",
+            description = "The question; that of the first chat if not given.")
+    private String question;
+
+    @Option(names = "--max-tokens", paramLabel = "N", description = "Tokens of an answer, at most.")
+    private int maxTokens = 64;
+
+    @Mixin
+    private final RankOptions options =
+            new RankOptions().ranks(1, "Ranks that divide the model; 1 if not given.").device();
+
+    @Override
+    public Integer call() throws Exception {
+        options.check();
+        refuseIf(
+                steps < 1 || batch < 1 || maxTokens < 1,
+                "--steps, --batch and --max-tokens must be 1 or more, not %d, %d and %d"
+                        .formatted(steps, batch, maxTokens));
+        readFile(data);
+        refuseIf(
+                !Files.exists(directory.resolve("tokenizer.json")),
+                "%s is not a model directory with a tokenizer.json; serve-model writes one"
+                        .formatted(directory.toAbsolutePath()));
+        refuseIf(
+                out != null && Files.exists(out) && Files.isSameFile(out, directory),
+                "--save must name another directory than DIR, which would be overwritten");
+        Ranks ranks = options.here();
+        refuseIf(ranks.areProcesses(), "finetune runs its ranks as threads: leave out launch");
+        Lora lora = rank == null ? null : parsed(() -> Lora.of(rank));
+        float rate = learningRate != null ? learningRate : lora == null ? 3e-4f : 3e-3f;
+        // Checks the chats before the model is loaded.
+        parsed(
+                () ->
+                        ChatDataset.builder()
+                                .setFile(data)
+                                .setDirectory(directory)
+                                .setSampling(batch, false)
+                                .build());
+        List<Message> chat = question == null ? firstQuestion() : List.of(user(question));
+        print("Question: %s%n", chat.get(chat.size() - 1).content());
+        print("Before:   %s%n%n", answer(directory, chat));
+        Path result = out == null ? Files.createTempDirectory("djlx-finetune-") : out;
+        try {
+            FinetuneJob job =
+                    new FinetuneJob(
+                            directory,
+                            data,
+                            lora,
+                            steps,
+                            batch,
+                            rate,
+                            seed,
+                            result,
+                            line -> print("%s%n", line));
+            ranks.run(
+                    options.deviceKind().backend(),
+                    group -> {
+                        job.run(group);
+                        return null;
+                    });
+            print("%nAfter:    %s%n", answer(result, chat));
+        } finally {
+            if (out == null) {
+                Utils.deleteQuietly(result);
+            }
+        }
+        if (out != null) {
+            print("%nWrote the model to %s", out);
+            print(lora == null ? "%n" : " and the adapter to %s%n", out.resolve("adapter"));
+        }
+        return 0;
+    }
+
+    private static Message user(String text) {
+        return new Message("user", text);
+    }
+
+    /** Returns the messages before the first answer of the first chat. */
+    private List<Message> firstQuestion() throws Exception {
+        String line =
+                Files.readAllLines(data).stream().filter(each -> !each.isBlank()).findFirst().get();
+        List<Message> chat = new ArrayList<>();
+        for (JsonElement each :
+                JsonParser.parseString(line).getAsJsonObject().getAsJsonArray("messages")) {
+            JsonObject message = each.getAsJsonObject();
+            if (message.get("role").getAsString().equals("assistant")) {
+                break;
+            }
+            chat.add(
+                    new Message(
+                            message.get("role").getAsString(),
+                            message.get("content").getAsString()));
+        }
+        return chat.isEmpty() ? List.of(user("")) : chat;
+    }
+
+    /** Returns a model's most probable answer. */
+    private String answer(Path model, List<Message> chat) throws Exception {
+        ChatTemplate template = ChatTemplate.of(model);
+        try (TextEngine engine = parsed(() -> TextEngine.builder().setDirectory(model).build())) {
+            int[] prompt = template.encode(chat, true, Map.of(), engine.tokenizer().orElseThrow());
+            GenerationRequest request =
+                    GenerationRequest.builder()
+                            .setPromptTokens(prompt)
+                            .optMaxNewTokens(maxTokens)
+                            .optTemperature(0)
+                            .build();
+            String text =
+                    parsed(() -> engine.submit(request)).await(PATIENCE).stream()
+                            .map(GeneratedPiece::text)
+                            .collect(Collectors.joining());
+            // Control characters would disturb the terminal.
+            return text.replaceAll("[\\p{Cc}&&[^\n]]", "·");
+        }
+    }
+}
