@@ -66,12 +66,23 @@ import org.djlx.nativeops.NativeLibrary;
  *       part, or the sum of all ranks if the bucket was reduced already. Changes to it would not
  *       reach the other ranks, and the step refuses them where it can detect them. Clip with the
  *       optimizer ({@code optClipGrad}) and put penalties into the loss.
- *   <li>From the first step until it is closed, the trainer owns the parameters. Values written
- *       before the first step, such as initial weights, are copied to all ranks. Values written
- *       later change rank 0 only. Arrays that replace a parameter's array stay when the trainer is
- *       closed.
+ *   <li>Values that the program writes to a parameter between steps, such as initial or clamped
+ *       weights, are copied to all ranks. Arrays that replace a parameter's array stay when the
+ *       trainer is closed.
+ *   <li>Batch normalisation uses the rows of all ranks ({@link
+ *       DataParallelConfig#optSyncBatchNorm}). A rank without rows, in a short last batch, computes
+ *       a row that counts for nothing.
+ *   <li>An array whose first dimension is not the batch, such as a mask or a number, goes whole to
+ *       each rank. A prediction without the batch, such as a mean loss, is the ranks' mean,
+ *       weighted by their rows.
+ *   <li>The first forward pass checks that the ranks' predictions equal those of one rank, and that
+ *       the block keeps no state in fields between passes ({@link
+ *       DataParallelConfig#optCheckForward}). {@code forward} throws {@code
+ *       IllegalArgumentException} otherwise.
+ *   <li>Open {@code trainer.newGradientCollector()}. With the collector of {@code
+ *       manager.getEngine()}, {@code forward} throws {@code IllegalStateException}.
  *   <li>All ranks share the optimizer, under different parameter ids, and call it at the same time.
- *       A learning rate per parameter ({@code FixedPerVarTracker}) therefore needs processes. If
+ *       {@code newTrainer} refuses a learning rate per parameter ({@code FixedPerVarTracker}). If
  *       another trainer used the optimizer before, the state of DJL's optimizers is copied from the
  *       first rank to the other ranks. Give each trainer a new instance of your own optimizers.
  *   <li>Dropout and other random operators draw from one generator per JVM, in no fixed order.
@@ -83,8 +94,10 @@ import org.djlx.nativeops.NativeLibrary;
  * them.
  *
  * <ul>
- *   <li>{@link GradientReduction} sets how gradients are reduced: {@code SUM} by default, or {@code
- *       MEAN}, as PyTorch's DDP does.
+ *   <li>Gradients are averaged, as by PyTorch's DDP; {@link GradientReduction} sets {@code SUM} for
+ *       losses that are sums.
+ *   <li>Batch normalisation uses the rows of all processes. All processes train on the same number
+ *       of batches.
  *   <li>All processes call {@code Model.save}; only rank 0 writes the file. Only rank 0 calls DJL's
  *       {@code LoggingTrainingListener}, {@code TimeMeasureTrainingListener} and {@code
  *       MemoryTrainingListener}.
@@ -100,7 +113,6 @@ import org.djlx.nativeops.NativeLibrary;
  *
  * <p>Rank 0's parameters are broadcast when the trainer is initialised, or before the first forward
  * pass if the model already is. They are compared then, and again when the trainer is closed.
- * Statistics of batch normalisation differ between ranks; the model gets rank 0's statistics.
  *
  * <p>On GPUs, DJL's {@code Sgd}, {@code Adam} and {@code AdamW} update a float32 parameter by one
  * kernel, with the same result. After a step a float32 parameter has no gradient array. Exception:

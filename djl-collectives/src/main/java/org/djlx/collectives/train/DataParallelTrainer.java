@@ -7,6 +7,7 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.Block;
+import ai.djl.pytorch.jni.JniUtils;
 import ai.djl.training.DefaultTrainingConfig;
 import ai.djl.training.GradientCollector;
 import ai.djl.training.Trainer;
@@ -16,6 +17,9 @@ import ai.djl.training.listener.MemoryTrainingListener;
 import ai.djl.training.listener.TimeMeasureTrainingListener;
 import ai.djl.training.listener.TrainingListener;
 import ai.djl.training.optimizer.Optimizer;
+import ai.djl.training.tracker.ParameterTracker;
+import ai.djl.training.tracker.Tracker;
+import java.lang.reflect.Field;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Arrays;
@@ -36,7 +40,9 @@ import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.collectives.internal.gpu.LongCalls;
 import org.djlx.collectives.launch.LaunchEnvironment;
 import org.djlx.collectives.spi.BackendOptions;
+import org.djlx.collectives.train.SplitCheck.Layout;
 import org.djlx.nativeops.torch.NoGradient;
+import org.djlx.nativeops.torch.Torch;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
@@ -59,6 +65,7 @@ public final class DataParallelTrainer extends Trainer {
     private final List<ProcessGroup> ownGroups = new ArrayList<>();
     private final List<SplitForward> passes = new ArrayList<>(); // backward not finished
     private final RankWorkers workers;
+    private Layout layout; // of the first batch; null before
     private boolean loaded;
     private boolean stepped;
     private volatile Throwable failure; // the failure that broke the ranks' group, or null
@@ -166,6 +173,9 @@ public final class DataParallelTrainer extends Trainer {
                 group = ProcessGroups.init(backend, new BackendOptions(settings.timeout()));
                 ownGroups.add(group);
             }
+            if (group.worldSize() > 1) {
+                synchronizeStatistics();
+            }
             replicas.add(replica(0, group.device(), group));
             return;
         }
@@ -174,9 +184,13 @@ public final class DataParallelTrainer extends Trainer {
         Arrays.setAll(each, rank -> devices[Math.min(rank, devices.length - 1)]);
         if (ranks > 1) {
             settings.checkRanksOfOneJvm(ranks);
+            requireOneRate(optimizer, ranks);
             requireWhole(getModel().getBlock(), ranks);
             String backend = settings.backend(devices[0].isGpu());
             ownGroups.addAll(ProcessGroups.local(backend, ranks, options(backend, each)));
+        }
+        if (ranks > 1) {
+            synchronizeStatistics();
         }
         for (int rank = 0; rank < ranks; rank++) {
             ProcessGroup group = ranks > 1 ? ownGroups.get(rank) : null;
@@ -184,10 +198,18 @@ public final class DataParallelTrainer extends Trainer {
         }
     }
 
-    /**
-     * Logs ranks, devices, backend and gradient reduction; on the first rank only. Warns if
-     * gradients of processes are summed by default, because PyTorch's DDP averages them.
-     */
+    /** Replaces the block's batch normalisation by one over all ranks, unless an option forbids. */
+    private void synchronizeStatistics() {
+        if (settings.syncBatchNorm()) {
+            Block block = getModel().getBlock();
+            Block converted = SyncBatchNorm.convert(block);
+            if (converted != block) {
+                getModel().setBlock(converted);
+            }
+        }
+    }
+
+    /** Logs ranks, devices, backend and gradient reduction; on the first rank only. */
     private void logSettings() {
         ProcessGroup group = replicas.get(0).group();
         if (group == null) {
@@ -212,15 +234,6 @@ public final class DataParallelTrainer extends Trainer {
                         : "gradients summed (one loss for all ranks)",
                 settings.compression(),
                 settings.bucketBytes());
-        if (processes && worldSize > 1 && !settings.isReductionSet()) {
-            LOG.warn(
-                    "The gradients of {} ranks are summed, which is the default here; PyTorch's"
-                            + " DistributedDataParallel averages them. To average, set"
-                            + " -D{}=MEAN or call optGradientReduction(MEAN); to keep the sum"
-                            + " without this warning, set SUM",
-                    worldSize,
-                    DataParallelConfig.GRADIENT_REDUCTION);
-        }
     }
 
     /**
@@ -237,6 +250,32 @@ public final class DataParallelTrainer extends Trainer {
                                 + " %d. Set optRanks(1), and pass the data-parallel group to"
                                 + " optProcessGroup",
                             parts.worldSize(), parts.name(), ranks));
+        }
+    }
+
+    /** Refuses learning rates by parameter: each rank's parameters have ids of their own. */
+    private static void requireOneRate(Optimizer optimizer, int ranks) {
+        Class<?> type = optimizer.getClass();
+        for (; type != Object.class; type = type.getSuperclass()) {
+            for (Field field : type.getDeclaredFields()) {
+                try {
+                    boolean tracker =
+                            ParameterTracker.class.isAssignableFrom(field.getType())
+                                    && field.trySetAccessible();
+                    Object value = tracker ? field.get(optimizer) : null;
+                    if (value != null && !(value instanceof Tracker)) {
+                        throw new IllegalArgumentException(
+                                String.format(
+                                        "newTrainer: the optimizer's %s has a learning rate per"
+                                                + " parameter id, and the ids of %d ranks in this"
+                                                + " JVM differ. Use a Tracker with one rate, one"
+                                                + " rank per process, or optRanks(1)",
+                                        value.getClass().getName(), ranks));
+                    }
+                } catch (IllegalAccessException e) {
+                    throw new IllegalStateException(field + " cannot be read", e);
+                }
+            }
         }
     }
 
@@ -364,14 +403,20 @@ public final class DataParallelTrainer extends Trainer {
         }
     }
 
-    /**
-     * Before the first step, copies the model's parameters to all ranks if the program has written
-     * to them.
-     */
+    /** Copies parameters that the program has written to since the last step to all ranks. */
     private void follow() {
         load();
         if (!stepped) {
             replicas.forEach(Replica::takeWritten);
+            return;
+        }
+        List<Replica> others = replicas.subList(1, replicas.size());
+        for (int i : others.isEmpty() ? List.<Integer>of() : replicas.get(0).written()) {
+            NDArray written = replicas.get(0).parameters().get(i).array();
+            others.forEach(
+                    other ->
+                            NoGradient.run(
+                                    () -> Torch.copy(other.parameters().get(i).array(), written)));
         }
     }
 
@@ -457,11 +502,22 @@ public final class DataParallelTrainer extends Trainer {
         follow();
         replicas.forEach(Replica::followFreezing);
         Block block = getModel().getBlock();
+        GradientScope scope = GradientScope.current().orElse(null);
+        if (scope == null && replicas.size() > 1 && JniUtils.isGradMode()) {
+            throw new IllegalStateException(
+                    "forward: gradients are on, but no collector of this trainer is open on this"
+                            + " thread, so the gradients of "
+                            + replicas.size()
+                            + " ranks would be lost; open trainer.newGradientCollector(), not"
+                            + " manager.getEngine().newGradientCollector(), or call"
+                            + " trainer.evaluate for predictions without gradients");
+        }
         try {
             return forward(
                     data,
                     labels,
-                    GradientScope.current().orElse(null),
+                    true,
+                    scope,
                     (rank, part, partLabels) ->
                             StagedForward.run(block, replicas.get(rank), part, partLabels));
         } finally {
@@ -477,41 +533,66 @@ public final class DataParallelTrainer extends Trainer {
         return forward(
                 input,
                 null,
+                false,
                 null,
                 (rank, part, labels) ->
                         block.forward(replicas.get(rank).store(), part, false, null));
     }
 
     private NDList forward(
-            NDList data, NDList labels, GradientScope scope, SplitForward.Body body) {
+            NDList data,
+            NDList labels,
+            boolean training,
+            GradientScope scope,
+            SplitForward.Body body) {
         if (replicas.size() == 1) {
             return body.forward(0, data, labels);
-        }
-        for (NDArray array : data) {
-            if (scope != null && NoGradient.isRecorded(array)) {
-                throw new IllegalArgumentException(
-                        "forward: the data requires a gradient, but gradients of the data are not"
-                                + " returned from several ranks; pass data.stopGradient(), or train"
-                                + " on one rank");
-            }
         }
         if (scope != null) {
             replicas.get(0).requireNotedGradients("forward", replicas.size());
         }
+        SplitCheck check = null;
+        if (training && layout == null) {
+            Block block = getModel().getBlock();
+            check =
+                    settings.checkForward()
+                            ? new SplitCheck(
+                                    block,
+                                    data,
+                                    labels,
+                                    () -> replicas.get(0).whole(block, data, labels, true),
+                                    () -> replicas.get(0).whole(block, data, null, false))
+                            : null;
+        }
+        Layout arrays =
+                check != null
+                        ? check.layout()
+                        : training && layout != null && layout.fits(data, labels)
+                                ? layout
+                                : Layout.of(data, labels, null);
         List<Device> devices = replicas.stream().map(Replica::device).toList();
         boolean done = false;
         try {
             NDList predictions =
                     SplitForward.run(
                             workers,
+                            !training || !SyncBatchNorm.isIn(getModel().getBlock()),
                             devices,
                             data,
                             labels,
+                            arrays,
                             scope,
+                            training,
                             body,
-                            rank -> replicas.get(rank).beginIncompletePass(),
+                            (rank, idle) -> replicas.get(rank).setIdle(idle),
                             replicas.get(0)::noteGradients,
                             passes::add);
+            if (check != null) {
+                check.compare(predictions, devices.size(), () -> evaluate(data));
+            }
+            if (training && layout == null && data.head().getShape().get(0) > 1) {
+                layout = arrays; // A single row does not tell what is the batch.
+            }
             done = true;
             return predictions;
         } finally {
@@ -533,7 +614,7 @@ public final class DataParallelTrainer extends Trainer {
         requireUsable("step");
         long begin = System.nanoTime();
         closePasses();
-        load();
+        follow();
         replicas.get(0).requireNotedGradients("step", replicas.size());
         boolean check = !stepped;
         AtomicBoolean different = new AtomicBoolean();
@@ -550,6 +631,7 @@ public final class DataParallelTrainer extends Trainer {
                             + " trainer.newGradientCollector(), before trainer.step()");
         }
         stepped = true;
+        replicas.get(0).written(); // by the step
         addMetric("step", begin);
     }
 
@@ -564,6 +646,9 @@ public final class DataParallelTrainer extends Trainer {
         closePasses();
         try {
             if (loaded && failure == null) {
+                if (stepped) {
+                    follow();
+                }
                 if (replicas.get(0).group() != null) {
                     eachRank(replica -> replica.verify("after training", true));
                 }

@@ -70,11 +70,7 @@ final class GradientBuckets {
             if (work == null) {
                 return;
             }
-            if (gradients.get(0).getDevice().isGpu()) {
-                work.blockCurrentStream();
-            } else {
-                work.await();
-            }
+            Replica.complete(gradients.get(0).getDevice(), work);
             work = null;
             if (sent != gradients) {
                 for (int i = 0; i < sent.size(); i++) {
