@@ -4,11 +4,13 @@ package org.djlx.collectives.checkpoint;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.training.Trainer;
+import ai.djl.training.listener.TrainingListener;
 import ai.djl.training.listener.TrainingListenerAdapter;
 import com.google.gson.Gson;
 import com.google.gson.reflect.TypeToken;
 import java.io.IOException;
 import java.io.UncheckedIOException;
+import java.lang.reflect.Field;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.HashMap;
@@ -64,6 +66,8 @@ import org.slf4j.LoggerFactory;
  *   <li><b>Files</b>: {@code checkpoint-STEP.safetensors}, with parameters as {@code model.NAME},
  *       optimizer arrays as {@code optimizer.FIELD.NAME}, and a checksum. A file gets its name when
  *       it is complete and on disk. Only the newest are kept.
+ *   <li><b>Epochs</b>: DJL's listeners go on from the restored epoch, so {@code TrainingResult} and
+ *       the files of {@code SaveModelTrainingListener} have the numbers of an uninterrupted job.
  *   <li><b>Not saved</b>: the state of random generators, so dropout draws other numbers than
  *       without the interruption; learning-rate trackers (DJL's follow from the number of updates);
  *       statistics, such as those of batch normalisation, of ranks other than 0.
@@ -80,6 +84,8 @@ public final class CheckpointManager extends TrainingListenerAdapter {
     private static final String MODEL = "model.";
     private static final String OPTIMIZER = "optimizer.";
     private static final int KEPT = 3;
+    // Fields of EpochTrainingListener, LoggingTrainingListener and SaveModelTrainingListener.
+    private static final Set<String> EPOCHS = Set.of("numEpochs", "epoch");
 
     private final Path directory;
     private final int keep;
@@ -173,10 +179,36 @@ public final class CheckpointManager extends TrainingListenerAdapter {
             progress = progress(opened[0].metadata());
             saved = progress.step();
             savedFile = opened[0].key();
+            int epochs = Math.toIntExact(progress.epoch());
+            trainer.notifyListeners(listener -> setEpochs(listener, epochs));
             return progress;
         } finally {
             if (opened[0] != null) {
                 opened[0].close();
+            }
+        }
+    }
+
+    /**
+     * Sets the number of finished epochs in DJL's listeners, which count from 0 and name files by
+     * it. Their fields have no setters.
+     */
+    private static void setEpochs(TrainingListener listener, int epochs) {
+        for (Class<?> type = listener.getClass();
+                type != null && TrainingListener.class.isAssignableFrom(type);
+                type = type.getSuperclass()) {
+            if (!type.getName().startsWith("ai.djl.")) {
+                continue;
+            }
+            for (Field field : type.getDeclaredFields()) {
+                if (field.getType() == int.class && EPOCHS.contains(field.getName())) {
+                    try {
+                        field.setAccessible(true);
+                        field.setInt(listener, epochs);
+                    } catch (IllegalAccessException e) {
+                        throw new IllegalStateException("restore: " + field + " cannot be set", e);
+                    }
+                }
             }
         }
     }

@@ -12,6 +12,8 @@ import ai.djl.nn.SequentialBlock;
 import ai.djl.nn.core.Linear;
 import ai.djl.training.DefaultTrainingConfig;
 import ai.djl.training.Trainer;
+import ai.djl.training.listener.SaveModelTrainingListener;
+import ai.djl.training.listener.TrainingListener;
 import ai.djl.training.listener.TrainingListenerAdapter;
 import ai.djl.training.optimizer.Optimizer;
 import java.io.IOException;
@@ -86,6 +88,49 @@ class CheckpointManagerTest {
     private List<String> files() throws IOException {
         try (Stream<Path> files = Files.list(directory)) {
             return files.map(file -> file.getFileName().toString()).sorted().toList();
+        }
+    }
+
+    /**
+     * DJL's listeners count epochs from 0, and Model.load takes the file with the largest number.
+     */
+    @Test
+    void listenersGoOnFromTheRestoredEpoch(@TempDir Path models) throws Exception {
+        int[] epochs = new int[1];
+        for (int part = 0; part < 2; part++) {
+            CheckpointManager checkpoints = manager(1);
+            DataParallelConfig config = config("sgd").optRanks(2);
+            config.addTrainingListeners(TrainingListener.Defaults.basic());
+            config.addTrainingListeners(
+                    checkpoints,
+                    new SaveModelTrainingListener(models.toString(), "model", 1),
+                    new TrainingListenerAdapter() {
+                        @Override
+                        public void onEpoch(Trainer trainer) {
+                            epochs[0] = trainer.getTrainingResult().getEpoch();
+                        }
+                    });
+            Training.fit(
+                    P2pEngine.NAME,
+                    config,
+                    Training.block(),
+                    ITEMS,
+                    sampler(),
+                    5,
+                    trainer -> {
+                        checkpoints.restore(trainer);
+                        return 2;
+                    });
+        }
+        assertEquals(4, epochs[0]);
+        try (Stream<Path> files = Files.list(models)) {
+            assertEquals(
+                    List.of(
+                            "model-0001.params",
+                            "model-0002.params",
+                            "model-0003.params",
+                            "model-0004.params"),
+                    files.map(file -> file.getFileName().toString()).sorted().toList());
         }
     }
 
