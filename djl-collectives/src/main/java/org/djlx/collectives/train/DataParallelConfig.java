@@ -14,7 +14,8 @@ import org.djlx.collectives.spi.BackendOptions;
  * Training configuration of the engine {@code PyTorch-P2P}. Options that are not set here come from
  * system properties, and so do all options if the program passes another {@code TrainingConfig}:
  * {@code org.djlx.ranks}, {@code org.djlx.gradientReduction}, {@code org.djlx.gradientCompression},
- * {@code org.djlx.bucketBytes}, {@code org.djlx.backend}, {@code org.djlx.timeoutSeconds}.
+ * {@code org.djlx.bucketBytes}, {@code org.djlx.backend}, {@code org.djlx.timeoutSeconds}, {@code
+ * org.djlx.syncBatchNorm}, {@code org.djlx.checkForward}, {@code org.djlx.join}.
  */
 public final class DataParallelConfig extends DefaultTrainingConfig {
 
@@ -36,8 +37,9 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
                             "timeoutSeconds",
                             Long::valueOf,
                             BackendOptions.DEFAULT_TIMEOUT.toSeconds()));
-    private boolean syncBatchNorm = flag("syncBatchNorm");
-    private boolean checkForward = flag("checkForward");
+    private boolean syncBatchNorm = flag("syncBatchNorm", Flag.TRUE);
+    private boolean checkForward = flag("checkForward", Flag.TRUE);
+    private boolean join = flag("join", Flag.FALSE);
     private ProcessGroup group;
 
     /**
@@ -50,8 +52,8 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
         super(loss);
     }
 
-    private static boolean flag(String name) {
-        return property(name, Flag.class, Flag.TRUE) == Flag.TRUE;
+    private static boolean flag(String name, Flag otherwise) {
+        return property(name, Flag.class, otherwise) == Flag.TRUE;
     }
 
     private enum Flag {
@@ -202,6 +204,20 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
     }
 
     /**
+     * Sets whether processes may train on different numbers of batches, as with PyTorch's {@code
+     * Join}. {@code EasyTrain} then joins at the end of each epoch; a training loop of your own
+     * calls {@link DataParallelTrainer#join}. Costs three small all-reduces a step. All ranks must
+     * set the same value.
+     *
+     * @param join true to allow it; false, the default, for an error
+     * @return this configuration
+     */
+    public DataParallelConfig optJoin(boolean join) {
+        this.join = join;
+        return this;
+    }
+
+    /**
      * Sets the process group of trainers that have one rank each, in processes or threads. Unless
      * set, the trainer creates a group if {@code RANK} and {@code WORLD_SIZE} are in the
      * environment.
@@ -267,6 +283,10 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
 
     boolean syncBatchNorm() {
         return syncBatchNorm;
+    }
+
+    boolean join() {
+        return join;
     }
 
     Duration timeout() {

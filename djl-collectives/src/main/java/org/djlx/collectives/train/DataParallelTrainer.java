@@ -5,6 +5,7 @@ import ai.djl.Device;
 import ai.djl.Model;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDList;
+import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.Block;
 import ai.djl.pytorch.jni.JniUtils;
@@ -36,6 +37,7 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.TorchThreads;
+import org.djlx.collectives.Work;
 import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.collectives.internal.gpu.LongCalls;
 import org.djlx.collectives.launch.LaunchEnvironment;
@@ -66,6 +68,10 @@ public final class DataParallelTrainer extends Trainer {
     private final List<SplitForward> passes = new ArrayList<>(); // backward not finished
     private final RankWorkers workers;
     private Layout layout; // of the first batch; null before
+    private NDList firstData; // a row of the first batch, for join; null before
+    private NDList firstLabels; // of that row; null if there are none
+    private NDArray told; // the call that the ranks have told each other last; null before
+    private Work telling; // its all-reduce
     private boolean loaded;
     private boolean stepped;
     private volatile Throwable failure; // the failure that broke the ranks' group, or null
@@ -85,7 +91,7 @@ public final class DataParallelTrainer extends Trainer {
                         : new DataParallelConfig(config.getLossFunction());
         DataParallelTrainer trainer = new DataParallelTrainer(model, config, settings);
         try {
-            trainer.join(config.getDevices());
+            trainer.enter(config.getDevices());
             trainer.logSettings();
             return trainer;
         } catch (Throwable e) {
@@ -95,10 +101,14 @@ public final class DataParallelTrainer extends Trainer {
     }
 
     private DataParallelTrainer(Model model, TrainingConfig config, DataParallelConfig settings) {
-        super(model, isFirst(model, settings) ? config : quiet(config));
+        super(
+                model,
+                isFirst(model, settings) && !isProcess(settings)
+                        ? config
+                        : ofRank(config, isFirst(model, settings)));
         this.settings = settings;
         optimizer = config.getOptimizer();
-        processes = settings.group() != null || isOneOfSeveral();
+        processes = isProcess(settings);
         int ranks = processes ? 1 : ranks(config.getDevices());
         if (settings.group() == null && !config.getDevices()[0].isGpu()) {
             TorchThreads.choose(ranks);
@@ -121,26 +131,31 @@ public final class DataParallelTrainer extends Trainer {
                 : !isOneOfSeveral() || LaunchEnvironment.current().get("RANK").equals("0");
     }
 
-    /** Returns the configuration without listeners that log: only the first rank logs. */
-    private static TrainingConfig quiet(TrainingConfig config) {
-        DefaultTrainingConfig quiet =
+    private static boolean isProcess(DataParallelConfig settings) {
+        return settings.group() != null || isOneOfSeveral();
+    }
+
+    /** Returns a configuration with evaluators of all processes; only the first rank logs. */
+    private static TrainingConfig ofRank(TrainingConfig config, boolean first) {
+        DefaultTrainingConfig own =
                 new DefaultTrainingConfig(config.getLossFunction())
                         .optDevices(config.getDevices())
                         .optOptimizer(config.getOptimizer());
         if (config.getExecutorService() != null) {
-            quiet.optExecutorService(config.getExecutorService());
+            own.optExecutorService(config.getExecutorService());
         }
-        config.getEvaluators().forEach(quiet::addEvaluator);
+        config.getEvaluators().forEach(own::addEvaluator);
+        own.addTrainingListeners(new JobEvaluators());
         for (TrainingListener listener : config.getTrainingListeners()) {
             boolean logs =
                     listener instanceof LoggingTrainingListener
                             || listener instanceof TimeMeasureTrainingListener
                             || listener instanceof MemoryTrainingListener;
-            if (!logs) {
-                quiet.addTrainingListeners(listener);
+            if (first || !logs) {
+                own.addTrainingListeners(listener);
             }
         }
-        return quiet;
+        return own;
     }
 
     private int ranks(Device[] devices) {
@@ -158,7 +173,7 @@ public final class DataParallelTrainer extends Trainer {
         return devices.length;
     }
 
-    private void join(Device[] devices) {
+    private void enter(Device[] devices) {
         if (processes) {
             if (settings.ranks() != null && settings.ranks() > 1) {
                 throw new IllegalArgumentException(
@@ -465,7 +480,7 @@ public final class DataParallelTrainer extends Trainer {
             throw new CollectiveException(
                     "the ranks called different operations: a rank may have closed its trainer"
                         + " while other ranks train on (after fewer batches?), or may train another"
-                        + " model: "
+                        + " model. For uneven numbers of batches see optJoin: "
                             + e.getMessage(),
                     e);
         } catch (RuntimeException | Error e) {
@@ -487,7 +502,53 @@ public final class DataParallelTrainer extends Trainer {
     public GradientCollector newGradientCollector() {
         requireUsable("newGradientCollector");
         closePasses();
-        return GradientScope.open(() -> replicas.forEach(Replica::zeroGradients));
+        return new Collector(GradientScope.open(() -> replicas.forEach(Replica::zeroGradients)));
+    }
+
+    /** Collects gradients that are those of all ranks when {@code backward} returns. */
+    private final class Collector implements GradientCollector {
+
+        private final GradientScope scope;
+
+        Collector(GradientScope scope) {
+            this.scope = scope;
+        }
+
+        @Override
+        public void backward(NDArray target) {
+            tell(Call.BACKWARD);
+            backward(() -> scope.backward(target));
+        }
+
+        private void backward(Runnable pass) {
+            boolean reduced = loaded && replicas.get(0).group() != null;
+            if (reduced) {
+                sendChangedGradients();
+                replicas.forEach(Replica::beginBackward);
+            }
+            pass.run();
+            if (reduced) {
+                eachRank(Replica::reduce);
+                if (replicas.size() > 1) {
+                    replicas.get(0).noteGradients();
+                }
+            }
+        }
+
+        @Override
+        public void zeroGradients() {
+            scope.zeroGradients();
+        }
+
+        @Override
+        public void close() {
+            scope.close();
+        }
+    }
+
+    /** Copies the first rank's gradients that the program has changed to the other ranks. */
+    private void sendChangedGradients() {
+        replicas.subList(1, replicas.size()).forEach(replicas.get(0)::sendChanged);
     }
 
     @Override
@@ -498,6 +559,12 @@ public final class DataParallelTrainer extends Trainer {
     @Override
     public NDList forward(NDList data, NDList labels) {
         requireUsable("forward");
+        tell(Call.FORWARD);
+        return pass(data, labels);
+    }
+
+    private NDList pass(NDList data, NDList labels) {
+        keepFirst(data, labels);
         long begin = System.nanoTime();
         follow();
         replicas.forEach(Replica::followFreezing);
@@ -548,9 +615,6 @@ public final class DataParallelTrainer extends Trainer {
         if (replicas.size() == 1) {
             return body.forward(0, data, labels);
         }
-        if (scope != null) {
-            replicas.get(0).requireNotedGradients("forward", replicas.size());
-        }
         SplitCheck check = null;
         if (training && layout == null) {
             Block block = getModel().getBlock();
@@ -585,7 +649,6 @@ public final class DataParallelTrainer extends Trainer {
                             training,
                             body,
                             (rank, idle) -> replicas.get(rank).setIdle(idle),
-                            replicas.get(0)::noteGradients,
                             passes::add);
             if (check != null) {
                 check.compare(predictions, devices.size(), () -> evaluate(data));
@@ -612,10 +675,15 @@ public final class DataParallelTrainer extends Trainer {
     @Override
     public void step() {
         requireUsable("step");
+        tell(Call.STEP);
+        update();
+    }
+
+    private void update() {
         long begin = System.nanoTime();
         closePasses();
         follow();
-        replicas.get(0).requireNotedGradients("step", replicas.size());
+        sendChangedGradients();
         boolean check = !stepped;
         AtomicBoolean different = new AtomicBoolean();
         CountDownLatch updated = new CountDownLatch(1);
@@ -633,6 +701,123 @@ public final class DataParallelTrainer extends Trainer {
         stepped = true;
         replicas.get(0).written(); // by the step
         addMetric("step", begin);
+    }
+
+    /** The calls that ranks in {@link #join} repeat; JOINED if no rank makes one. */
+    private enum Call {
+        JOINED,
+        FORWARD,
+        BACKWARD,
+        STEP
+    }
+
+    /** Tells ranks in {@link #join} of a call; returns the call of ranks that still train. */
+    private Call tell(Call call) {
+        ProcessGroup group = group();
+        if (group == null || !settings.join()) {
+            return call;
+        }
+        if (told != null) {
+            telling.await();
+            told.close();
+        }
+        told = replicas.get(0).manager().create(new long[] {call.ordinal()});
+        telling = group.allReduce(told, ReduceOp.MAX);
+        if (call != Call.JOINED) {
+            return call;
+        }
+        telling.await();
+        return Call.values()[(int) told.getLong(0)];
+    }
+
+    /**
+     * Takes part in the steps of other processes that have more batches, until all have called
+     * this. Call it after this process's last batch; at the end of an epoch of {@code EasyTrain}
+     * the trainer does. As with PyTorch's {@code Join}, this process adds nothing to gradients and
+     * to batch normalisation, and averages still divide by the number of all processes. Returns at
+     * once if {@link DataParallelConfig#optJoin} is off, or if there is one process.
+     *
+     * @throws IllegalStateException if other processes train, and this one had no batch yet
+     */
+    public void join() {
+        requireUsable("join");
+        if (group() == null || !settings.join()) {
+            return;
+        }
+        replicas.get(0).setIdle(true);
+        NDManager manager = null;
+        Collector collector = null;
+        List<NDArray> targets = new ArrayList<>();
+        try {
+            for (Call call = tell(Call.JOINED); call != Call.JOINED; call = tell(Call.JOINED)) {
+                if (collector == null && call != Call.STEP) {
+                    manager = getManager().newSubManager();
+                    collector = (Collector) newGradientCollector();
+                }
+                if (call == Call.FORWARD) {
+                    requireBatch();
+                    pass(copy(firstData, manager), copy(firstLabels, manager)).stream()
+                            .filter(Torch::requiresGradient)
+                            .forEach(targets::add);
+                } else if (call == Call.BACKWARD) {
+                    GradientScope scope = collector.scope;
+                    List<NDArray> zeros = targets.stream().map(NDArray::zerosLike).toList();
+                    collector.backward(() -> scope.backward(targets, zeros));
+                    targets.clear();
+                } else {
+                    update();
+                    if (collector != null) {
+                        collector.close();
+                        manager.close();
+                        collector = null;
+                    }
+                }
+            }
+        } finally {
+            replicas.get(0).setIdle(false);
+            if (collector != null) {
+                collector.close();
+                manager.close();
+            }
+        }
+    }
+
+    private void requireBatch() {
+        if (firstData == null) {
+            throw new IllegalStateException(
+                    "join: this process had no batch yet, so it cannot take part in the other"
+                            + " processes' steps; give each process at least one batch");
+        }
+    }
+
+    /** Keeps a row of the first batch. */
+    private void keepFirst(NDList data, NDList labels) {
+        if (firstData == null && settings.join() && group() != null) {
+            Layout of = Layout.of(data, labels, null);
+            firstData = firstRow(data, of.data());
+            firstLabels = labels == null ? null : firstRow(labels, of.labels());
+        }
+    }
+
+    private NDList firstRow(NDList arrays, boolean[] divided) {
+        NDList rows = new NDList();
+        for (int k = 0; k < arrays.size(); k++) {
+            NDArray array = arrays.get(k);
+            NDArray row = replicas.get(0).copy(divided[k] ? array.get("0:1") : array);
+            row.setName(array.getName());
+            rows.add(row);
+        }
+        return rows;
+    }
+
+    private static NDList copy(NDList arrays, NDManager manager) {
+        NDList copies = arrays == null ? null : new NDList();
+        for (int k = 0; arrays != null && k < arrays.size(); k++) {
+            NDArray copy = Torch.alias(manager, arrays.get(k));
+            copy.setName(arrays.get(k).getName());
+            copies.add(copy);
+        }
+        return copies;
     }
 
     @Override

@@ -70,7 +70,7 @@ public final class Replica implements AutoCloseable {
     // By this rank's array: its autograd version after the last step.
     private final Map<NDArray, Long> current = new IdentityHashMap<>();
     private final GradientBuckets buckets;
-    // By parameter: its gradient's autograd version after the last backward pass.
+    // By parameter: its reduced gradient's autograd version after the last backward pass.
     private final Map<NDArray, Long> versions = new IdentityHashMap<>();
     private FusedUpdates updates; // null if not available, or not requested yet
     private boolean hasAskedForUpdates;
@@ -310,9 +310,15 @@ public final class Replica implements AutoCloseable {
         }
     }
 
-    /** Begins a pass whose gradients may be reduced before the step. */
-    void beginPass() {
+    /** Begins a backward pass; keeps the gradients that earlier passes have reduced. */
+    void beginBackward() {
+        versions.clear();
         buckets.begin(trained());
+    }
+
+    /** Makes the gradients those of all ranks, after a backward pass. */
+    void reduce() {
+        NoGradient.run(() -> buckets.reduce(trained()));
     }
 
     /**
@@ -346,43 +352,20 @@ public final class Replica implements AutoCloseable {
         }
     }
 
-    /** Notes the versions of gradients that are not reduced yet, after a backward pass. */
+    /** Notes the versions of the reduced gradients. */
     void noteGradients() {
-        versions.clear();
-        for (NDArray array : trained()) {
-            if (buckets.isUnsent(array)) {
-                versions.put(array, version(array));
-            }
-        }
+        trained().forEach(array -> versions.put(array, Torch.version(buckets.reduced(array))));
     }
 
-    /**
-     * Checks that the program has not changed gradients since the last backward pass: it can change
-     * this rank's gradients only, not the other ranks' gradients.
-     *
-     * @throws IllegalStateException if it has changed a gradient
-     */
-    void requireNotedGradients(String call, int ranks) {
-        for (Own own : parameters) {
-            Long noted = versions.get(own.array);
-            if (noted != null && noted != version(own.array)) {
-                throw new IllegalStateException(
-                        String.format(
-                                "%s: the gradient of '%s' was changed after the backward pass, on"
-                                        + " rank 0 only: each of %d ranks has a part of it, and the"
-                                        + " step sums the parts. Clip with the optimizer"
-                                        + " (optClipGrad), put penalties into the loss, or train on"
-                                        + " one rank; collector.zeroGradients() discards the"
-                                        + " gradients",
-                                call, own.name, ranks));
+    /** Copies reduced gradients that the program has changed, as by clipping, to another rank. */
+    void sendChanged(Replica other) {
+        for (int i = 0; i < parameters.size() && !versions.isEmpty(); i++) {
+            NDArray array = parameters.get(i).array;
+            NDArray from = versions.containsKey(array) ? buckets.reduced(array) : null;
+            if (from != null && Torch.version(from) != versions.get(array)) {
+                NDArray to = other.buckets.reduced(other.parameters.get(i).array);
+                NoGradient.run(() -> Torch.copy(to, from));
             }
-        }
-        versions.clear();
-    }
-
-    private static long version(NDArray array) {
-        try (NDArray gradient = JniUtils.getGradient((PtNDArray) array)) {
-            return gradient == null ? -1 : Torch.version(gradient);
         }
     }
 

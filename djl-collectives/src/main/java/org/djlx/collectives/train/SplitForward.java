@@ -75,7 +75,6 @@ final class SplitForward implements AutoCloseable {
      * @param training whether ranks without rows compute a row that counts for nothing, so that all
      *     ranks take part in the block's collectives, as PyTorch's Join does
      * @param idle called on each rank's thread before the pass: whether it has no rows
-     * @param back called after the backward pass of a recorded pass
      * @param started called with a recorded pass, which the receiver must close
      */
     static NDList run(
@@ -89,7 +88,6 @@ final class SplitForward implements AutoCloseable {
             boolean training,
             Body body,
             Idle idle,
-            Runnable back,
             Consumer<SplitForward> started) {
         SplitForward pass = new SplitForward(workers, layout, data.head().getShape().get(0));
         List<Integer> inputs = new ArrayList<>(); // that require a gradient
@@ -123,7 +121,7 @@ final class SplitForward implements AutoCloseable {
             NDManager owner = data.head().getManager();
             NDList whole = NoGradient.get(() -> pass.join(owner, devices.get(0)));
             if (scope != null) {
-                kept = pass.record(scope, data, inputs, whole, back);
+                kept = pass.record(scope, data, inputs, whole);
             }
             if (kept) {
                 started.accept(pass);
@@ -249,11 +247,7 @@ final class SplitForward implements AutoCloseable {
 
     /** Records the predictions that require a gradient; returns whether there are any. */
     private boolean record(
-            GradientScope scope,
-            NDList data,
-            List<Integer> differentiated,
-            NDList whole,
-            Runnable back) {
+            GradientScope scope, NDList data, List<Integer> differentiated, NDList whole) {
         List<Integer> recorded = new ArrayList<>();
         for (int k = 0; k < whole.size(); k++) {
             int index = k;
@@ -273,7 +267,6 @@ final class SplitForward implements AutoCloseable {
                 (inputs, kept, gradients) -> {
                     try {
                         goBack(recorded, gradients);
-                        back.run();
                         NDManager owner = gradients.get(0).getManager();
                         return differentiated.stream().map(k -> ofInput(k, owner)).toList();
                     } finally {

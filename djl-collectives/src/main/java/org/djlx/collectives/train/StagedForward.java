@@ -30,7 +30,6 @@ final class StagedForward {
         if (scope == null || replica.group() == null || stages.size() < 2) {
             return forward(block, replica.store(), data, labels);
         }
-        replica.beginPass();
         List<Set<Parameter>> complete = complete(stages);
         boolean cut = false;
         NDList current = data;

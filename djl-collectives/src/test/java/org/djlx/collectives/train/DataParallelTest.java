@@ -888,8 +888,7 @@ class DataParallelTest {
                     int none = before.get(i);
                     assertEquals(List.of(none + 2, none + 4), counts.get(groups.get(i)));
                 }
-                // All but the first.
-                assertEquals(plus(before, 4), count(groups, "allReduce"));
+                assertEquals(plus(before, 6), count(groups, "allReduce"));
                 trainer.step();
                 assertEquals(plus(before, 6), count(groups, "allReduce"));
             }
