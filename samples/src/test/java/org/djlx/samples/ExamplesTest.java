@@ -773,12 +773,15 @@ class ExamplesTest {
             throws Exception {
         DistributedSampler sampler = DistributedSampler.builder().setBatchSize(32).build();
         CheckpointManager checkpoints =
-                CheckpointManager.builder().setDirectory(directory).optEvery(1000).build();
+                CheckpointManager.builder()
+                        .setDirectory(directory)
+                        .optEvery(1000)
+                        .optSampler(sampler)
+                        .build();
         config.addTrainingListeners(checkpoints);
         try (Trainer trainer = model.newTrainer(config)) {
             trainer.initialize(shape);
             TrainingProgress done = checkpoints.restore(trainer);
-            sampler.setEpoch(done.epoch(), done.batch());
             EasyTrain.fit(trainer, epochs - (int) done.epoch(), dataset, null);
         }
     }

@@ -1,14 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.collectives.checkpoint;
 
+import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.DataType;
+import ai.djl.ndarray.types.Shape;
 import ai.djl.training.Trainer;
+import ai.djl.training.listener.TrainingListener;
 import ai.djl.training.listener.TrainingListenerAdapter;
 import com.google.gson.Gson;
 import com.google.gson.reflect.TypeToken;
 import java.io.IOException;
 import java.io.UncheckedIOException;
+import java.lang.reflect.Field;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.HashMap;
@@ -27,6 +32,7 @@ import org.djlx.collectives.internal.host.AtomicFile;
 import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.collectives.train.Agreement;
 import org.djlx.collectives.train.DataParallelTrainer;
+import org.djlx.collectives.train.DistributedSampler;
 import org.djlx.collectives.train.OptimizerState;
 import org.djlx.collectives.train.Replica;
 import org.djlx.nativeops.torch.Torch;
@@ -34,19 +40,22 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * Saves and restores the state of a training job: parameters, optimizer state and progress. On CPUs
- * with the same number of ranks, a resumed job has the same losses, to the bit, as one that was not
- * interrupted.
+ * Saves and restores the state of a training job: parameters, optimizer state, progress, position
+ * in the dataset and random state. On CPUs with the same number of ranks, a resumed job has the
+ * same losses, to the bit, as one that was not interrupted.
  *
  * <pre>{@code
  * DistributedSampler sampler = DistributedSampler.builder().setBatchSize(32).build();
  * CheckpointManager checkpoints =
- *         CheckpointManager.builder().setDirectory(directory).optEvery(1000).build();
+ *         CheckpointManager.builder()
+ *                 .setDirectory(directory)
+ *                 .optEvery(1000)
+ *                 .optSampler(sampler)
+ *                 .build();
  * config.addTrainingListeners(checkpoints);
  * try (Trainer trainer = model.newTrainer(config)) {
  *     trainer.initialize(shape);
  *     TrainingProgress done = checkpoints.restore(trainer);
- *     sampler.setEpoch(done.epoch(), done.batch());
  *     EasyTrain.fit(trainer, epochs - (int) done.epoch(), dataset, null);
  * }
  * }</pre>
@@ -64,9 +73,17 @@ import org.slf4j.LoggerFactory;
  *   <li><b>Files</b>: {@code checkpoint-STEP.safetensors}, with parameters as {@code model.NAME},
  *       optimizer arrays as {@code optimizer.FIELD.NAME}, and a checksum. A file gets its name when
  *       it is complete and on disk. Only the newest are kept.
- *   <li><b>Not saved</b>: the state of random generators, so dropout draws other numbers than
- *       without the interruption; learning-rate trackers (DJL's follow from the number of updates);
- *       statistics, such as those of batch normalisation, of ranks other than 0.
+ *   <li><b>Epochs</b>: DJL's listeners go on from the restored epoch, so {@code TrainingResult} and
+ *       the files of {@code SaveModelTrainingListener} have the numbers of an uninterrupted job.
+ *   <li><b>Other numbers of ranks</b>: with {@link Builder#optSampler} the job goes on with the
+ *       items of the epoch that are left, whatever the number of processes and the size of batches.
+ *       Ranks of one JVM share a batch, so their number does not matter. Without a sampler, the log
+ *       warns if the number of processes differs.
+ *   <li><b>Random numbers</b>: each save seeds the random generators of DJL and libtorch of each
+ *       process with a number that it draws and saves; restore seeds them with the same. Ranks of
+ *       one JVM share a generator, which they use in no fixed order.
+ *   <li><b>Not saved</b>: learning-rate trackers (DJL's follow from the number of updates); without
+ *       synchronised batch normalisation, statistics of ranks other than 0.
  * </ul>
  *
  * <p>Not thread-safe.
@@ -76,24 +93,30 @@ public final class CheckpointManager extends TrainingListenerAdapter {
     private static final Logger LOG = LoggerFactory.getLogger(CheckpointManager.class);
 
     private static final Pattern NAME = Pattern.compile("checkpoint-(\\d{1,18})\\.safetensors");
-    private static final String FORMAT = "djlx-checkpoint-1";
+    private static final String FORMAT = "djlx-checkpoint-2";
     private static final String MODEL = "model.";
     private static final String OPTIMIZER = "optimizer.";
     private static final int KEPT = 3;
+    // Fields of EpochTrainingListener, LoggingTrainingListener and SaveModelTrainingListener.
+    private static final Set<String> EPOCHS = Set.of("numEpochs", "epoch");
 
     private final Path directory;
     private final int keep;
     private final long every;
     private final ProcessGroup group; // null to use the trainer's
+    private final DistributedSampler sampler; // null if it is not given
     private TrainingProgress progress = TrainingProgress.START;
     private long saved = -1; // the step of the last checkpoint
     private Object savedFile; // the key of its file
+    private TrainingProgress restored = TrainingProgress.START;
+    private long restoredItems; // of the restored epoch that are trained on
 
     private CheckpointManager(Builder builder) {
         directory = builder.directory.toAbsolutePath();
         keep = builder.keep;
         every = builder.every;
         group = builder.group;
+        sampler = builder.sampler;
     }
 
     /**
@@ -114,12 +137,14 @@ public final class CheckpointManager extends TrainingListenerAdapter {
             throw new IllegalArgumentException("save: progress is null");
         }
         DataParallelTrainer own = own(trainer, "save");
+        int seed = drawSeed(own);
+        List<String> seeds = Agreement.exchange(own.group(), "save", () -> Integer.toString(seed));
         Agreement.run(
                 group(own),
                 "save",
                 () -> {
                     if (own.process() == 0) {
-                        write(own, progress);
+                        write(own, progress, seeds);
                     }
                     return progress.toString();
                 });
@@ -128,6 +153,23 @@ public final class CheckpointManager extends TrainingListenerAdapter {
         }
         this.progress = progress;
         saved = progress.step();
+        own.getManager().getEngine().setRandomSeed(seed);
+    }
+
+    private static int drawSeed(DataParallelTrainer trainer) {
+        try (NDManager manager = trainer.getManager().newSubManager(Device.cpu());
+                NDArray seed =
+                        manager.randomInteger(0, Integer.MAX_VALUE, new Shape(1), DataType.INT32)) {
+            return seed.getInt(0);
+        }
+    }
+
+    /** Returns the items of the epoch, of all processes together, that are trained on. */
+    private long items(TrainingProgress progress) {
+        boolean same = progress.epoch() == restored.epoch() && progress.batch() >= restored.batch();
+        return same
+                ? restoredItems + (progress.batch() - restored.batch()) * sampler.itemsPerBatch()
+                : progress.batch() * sampler.itemsPerBatch();
     }
 
     /**
@@ -173,10 +215,63 @@ public final class CheckpointManager extends TrainingListenerAdapter {
             progress = progress(opened[0].metadata());
             saved = progress.step();
             savedFile = opened[0].key();
+            restoreOrder(opened[0].metadata(), own, path);
+            int epochs = Math.toIntExact(progress.epoch());
+            trainer.notifyListeners(listener -> setEpochs(listener, epochs));
             return progress;
         } finally {
             if (opened[0] != null) {
                 opened[0].close();
+            }
+        }
+    }
+
+    /** Restores the position in the dataset, and the random state. */
+    private void restoreOrder(
+            Map<String, String> metadata, DataParallelTrainer trainer, Path path) {
+        restored = progress;
+        int processes = processes(trainer);
+        if (sampler != null) {
+            restoredItems = Long.parseLong(metadata.get("items"));
+            sampler.setPosition(progress.epoch(), restoredItems);
+        } else if (!Integer.toString(processes).equals(metadata.get("processes"))) {
+            LOG.warn(
+                    "{} was saved by {} processes, and {} go on. Their batches differ, unless"
+                            + " optSampler names the sampler.",
+                    path,
+                    metadata.get("processes"),
+                    processes);
+        }
+        String[] seeds = metadata.get("random").split(",");
+        int rank = trainer.process();
+        int seed = Integer.parseInt(seeds[rank % seeds.length]) + rank / seeds.length;
+        trainer.getManager().getEngine().setRandomSeed(seed);
+    }
+
+    private static int processes(DataParallelTrainer trainer) {
+        return trainer.group() == null ? 1 : trainer.group().worldSize();
+    }
+
+    /**
+     * Sets the number of finished epochs in DJL's listeners, which count from 0 and name files by
+     * it. Their fields have no setters.
+     */
+    private static void setEpochs(TrainingListener listener, int epochs) {
+        for (Class<?> type = listener.getClass();
+                type != null && TrainingListener.class.isAssignableFrom(type);
+                type = type.getSuperclass()) {
+            if (!type.getName().startsWith("ai.djl.")) {
+                continue;
+            }
+            for (Field field : type.getDeclaredFields()) {
+                if (field.getType() == int.class && EPOCHS.contains(field.getName())) {
+                    try {
+                        field.setAccessible(true);
+                        field.setInt(listener, epochs);
+                    } catch (IllegalAccessException e) {
+                        throw new IllegalStateException("restore: " + field + " cannot be set", e);
+                    }
+                }
             }
         }
     }
@@ -244,7 +339,8 @@ public final class CheckpointManager extends TrainingListenerAdapter {
         return steps.get(steps.size() - 1);
     }
 
-    private void write(DataParallelTrainer trainer, TrainingProgress progress) throws IOException {
+    private void write(DataParallelTrainer trainer, TrainingProgress progress, List<String> seeds)
+            throws IOException {
         Files.createDirectories(directory);
         AtomicFile.sweep(directory, NAME.pattern());
         checkAlone(progress.step());
@@ -276,6 +372,13 @@ public final class CheckpointManager extends TrainingListenerAdapter {
         metadata.put("step", Long.toString(progress.step()));
         metadata.put("epoch", Long.toString(progress.epoch()));
         metadata.put("batch", Long.toString(progress.batch()));
+        metadata.put("processes", Integer.toString(processes(trainer)));
+        metadata.put("ranks", Integer.toString(processes(trainer) * trainer.replicas().size()));
+        metadata.put("random", String.join(",", seeds));
+        if (sampler != null) {
+            metadata.put("order", sampler.order());
+            metadata.put("items", Long.toString(items(progress)));
+        }
         metadata.put("optimizer", trainer.optimizer().getClass().getName());
         metadata.put("updates", Integer.toString(state.updates()));
         metadata.put("counts", new Gson().toJson(counts));
@@ -324,12 +427,20 @@ public final class CheckpointManager extends TrainingListenerAdapter {
         }
     }
 
-    private static void checkFits(CheckpointFile file, Path path, DataParallelTrainer trainer)
+    private void checkFits(CheckpointFile file, Path path, DataParallelTrainer trainer)
             throws IOException {
         Map<String, String> metadata = file.metadata();
         if (!FORMAT.equals(metadata.get("format"))) {
             throw new IOException(
                     path + " has format " + metadata.get("format") + "; supported is " + FORMAT);
+        }
+        if (sampler != null && !sampler.order().equals(metadata.get("order"))) {
+            throw new IOException(
+                    String.format(
+                            "%s was written with a sampler of order '%s', but this one has '%s', so"
+                                    + " the items that are left differ; set its seed, shuffling and"
+                                    + " padding as before, or leave optSampler out",
+                            path, metadata.get("order"), sampler.order()));
         }
         OptimizerState state = new OptimizerState(trainer.optimizer());
         String optimizer = trainer.optimizer().getClass().getName();
@@ -464,6 +575,7 @@ public final class CheckpointManager extends TrainingListenerAdapter {
         private int keep = KEPT;
         private long every;
         private ProcessGroup group;
+        private DistributedSampler sampler;
 
         private Builder() {}
 
@@ -510,6 +622,18 @@ public final class CheckpointManager extends TrainingListenerAdapter {
          */
         public Builder optGroup(ProcessGroup group) {
             this.group = group;
+            return this;
+        }
+
+        /**
+         * Sets the sampler of the dataset. Its order and position are saved; {@link
+         * CheckpointManager#restore} sets the position.
+         *
+         * @param sampler the sampler; restore fails if its seed, shuffling or padding differs
+         * @return this builder
+         */
+        public Builder optSampler(DistributedSampler sampler) {
+            this.sampler = sampler;
             return this;
         }
 

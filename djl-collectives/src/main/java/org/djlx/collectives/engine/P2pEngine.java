@@ -56,22 +56,32 @@ import org.djlx.nativeops.NativeLibrary;
  *   <li>{@code trainer.forward} divides the batch along its first dimension and concatenates the
  *       ranks' predictions on the first device. Loss and metrics are computed there, with the same
  *       values as on one device.
- *   <li>{@code trainer.step} sums the ranks' gradients in buckets and updates each rank's
- *       parameters. In a {@code SequentialBlock}, nested ones included, the buckets of later blocks
- *       are reduced while the backward pass of earlier blocks runs. Other blocks are reduced in the
- *       step.
+ *   <li>The backward pass sums the ranks' gradients in buckets; {@code trainer.step} updates each
+ *       rank's parameters. In a {@code SequentialBlock}, nested ones included, the buckets of later
+ *       blocks are reduced while the backward pass of earlier blocks runs. All gradients are
+ *       reduced when the collector's {@code backward} returns.
  *   <li>The gradients do not depend on the number of ranks. With DJL's own engines each device has
  *       its own loss, so the sum over devices of a mean loss grows with their number.
- *   <li>Between backward pass and step {@code getGradient()} returns rank 0's gradient: rank 0's
- *       part, or the sum of all ranks if the bucket was reduced already. Changes to it would not
- *       reach the other ranks, and the step refuses them where it can detect them. Clip with the
- *       optimizer ({@code optClipGrad}) and put penalties into the loss.
- *   <li>From the first step until it is closed, the trainer owns the parameters. Values written
- *       before the first step, such as initial weights, are copied to all ranks. Values written
- *       later change rank 0 only. Arrays that replace a parameter's array stay when the trainer is
- *       closed.
+ *   <li>Between backward pass and step {@code getGradient()} returns the gradient of all ranks.
+ *       Changes to it in place, such as clipping by the norm, reach all ranks, and so does a
+ *       further {@code backward}, such as that of a penalty on parameters.
+ *   <li>Values that the program writes to a parameter between steps, such as initial or clamped
+ *       weights, are copied to all ranks. Arrays that replace a parameter's array stay when the
+ *       trainer is closed.
+ *   <li>Batch normalisation uses the rows of all ranks ({@link
+ *       DataParallelConfig#optSyncBatchNorm}). A rank without rows, in a short last batch, computes
+ *       a row that counts for nothing.
+ *   <li>An array whose first dimension is not the batch, such as a mask or a number, goes whole to
+ *       each rank. A prediction without the batch, such as a mean loss, is the ranks' mean,
+ *       weighted by their rows.
+ *   <li>The first forward pass checks that the ranks' predictions equal those of one rank, and that
+ *       the block keeps no state in fields between passes ({@link
+ *       DataParallelConfig#optCheckForward}). {@code forward} throws {@code
+ *       IllegalArgumentException} otherwise.
+ *   <li>Open {@code trainer.newGradientCollector()}. With the collector of {@code
+ *       manager.getEngine()}, {@code forward} throws {@code IllegalStateException}.
  *   <li>All ranks share the optimizer, under different parameter ids, and call it at the same time.
- *       A learning rate per parameter ({@code FixedPerVarTracker}) therefore needs processes. If
+ *       {@code newTrainer} refuses a learning rate per parameter ({@code FixedPerVarTracker}). If
  *       another trainer used the optimizer before, the state of DJL's optimizers is copied from the
  *       first rank to the other ranks. Give each trainer a new instance of your own optimizers.
  *   <li>Dropout and other random operators draw from one generator per JVM, in no fixed order.
@@ -83,24 +93,27 @@ import org.djlx.nativeops.NativeLibrary;
  * them.
  *
  * <ul>
- *   <li>{@link GradientReduction} sets how gradients are reduced: {@code SUM} by default, or {@code
- *       MEAN}, as PyTorch's DDP does.
+ *   <li>Gradients are averaged, as by PyTorch's DDP; {@link GradientReduction} sets {@code SUM} for
+ *       losses that are sums.
+ *   <li>Batch normalisation uses the rows of all processes. With {@link DataParallelConfig#optJoin}
+ *       processes may have different numbers of batches.
+ *   <li>At the end of an epoch of {@code EasyTrain}, loss and evaluators are summed over processes,
+ *       so {@code TrainingResult} is that of the whole job. Metrics of single batches are those of
+ *       the process.
  *   <li>All processes call {@code Model.save}; only rank 0 writes the file. Only rank 0 calls DJL's
  *       {@code LoggingTrainingListener}, {@code TimeMeasureTrainingListener} and {@code
  *       MemoryTrainingListener}.
  *   <li>If the block's parameters are divided among ranks ({@link DividedBlock}), rank 0 of both
  *       groups saves and logs. The other ranks of the divided block send their parts in {@code
  *       Model.save}; they return after the file is written, and fail if the file cannot be written.
- *   <li>Changes of gradients by the program are not detected. They change the sum, or only one
- *       process if the bucket was reduced already. Then parameters differ between processes, and
- *       {@code trainer.close()} reports it.
+ *   <li>When {@code backward} returns, gradients are those of all processes. All processes must
+ *       change them alike; otherwise parameters differ, and {@code trainer.close()} reports it.
  * </ul>
  *
  * <h2>Parameters</h2>
  *
  * <p>Rank 0's parameters are broadcast when the trainer is initialised, or before the first forward
  * pass if the model already is. They are compared then, and again when the trainer is closed.
- * Statistics of batch normalisation differ between ranks; the model gets rank 0's statistics.
  *
  * <p>On GPUs, DJL's {@code Sgd}, {@code Adam} and {@code AdamW} update a float32 parameter by one
  * kernel, with the same result. After a step a float32 parameter has no gradient array. Exception:

@@ -64,20 +64,13 @@ import org.djlx.nativeops.torch.Torch;
  *   <li>If the input of a block is used several times, as with a residual connection, autograd runs
  *       through the graph before it once for each use. Begin the block with {@link
  *       DifferentiableCollectives#cut} to run through it once.
- * </ul>
- *
- * <h2>Two traps of DJL and libtorch, with any gradient collector</h2>
- *
- * <ul>
  *   <li>{@code a.reshape(shape).add(b.reshape(shape))} makes the gradients of {@code a} and {@code
  *       b} share memory; a gradient added to one of them later is then added to both (libtorch
- *       2.7.1). Reshape the sum instead.
- *   <li>On the CPU, {@code x.mul(0.5f)} and {@code x.div(2)} put the number into JVM memory, and
- *       autograd keeps only the address. If the garbage collector runs before the backward pass,
- *       gradients are wrong (DJL 0.35.1 and 0.36.0; with 0.35.1, 192 of 200 backward passes after a
- *       {@code System.gc()}). {@code L2Loss} does this. Multiply by an array that lives until the
- *       backward pass: {@code x.mul(manager.create(0.5f))}. {@code add} and {@code sub} are not
- *       affected.
+ *       2.7.1, with any gradient collector). Reshape the sum instead.
+ *   <li>Arrays that the thread creates from Java values, the factor of {@code x.mul(0.5f)} among
+ *       them, keep their memory until the scope is closed, even if they are closed before. With
+ *       DJL's own collector the garbage collector may free the factor before the backward pass
+ *       reads it, on CPUs (DJL 0.35.1 and 0.36.0), and gradients are wrong without an error.
  * </ul>
  *
  * <p>A scope belongs to the thread on which it runs, and is not thread-safe.
@@ -91,6 +84,7 @@ public final class GradientScope implements GradientCollector {
     private final Map<NDArray, Boundary> makers =
             new IdentityHashMap<>(); // by result: the boundary that made it
     private final List<Boundary> passed = new ArrayList<>();
+    private final KeptMemory memory = new KeptMemory();
     private boolean regather;
     private Thread opener; // null if the scope is used with within() only
     private boolean gradMode; // of the opening thread, before it was opened
@@ -153,7 +147,7 @@ public final class GradientScope implements GradientCollector {
             return body.get();
         } finally {
             JniUtils.setGradMode(before);
-            CURRENT.remove();
+            exit();
         }
     }
 
@@ -163,6 +157,12 @@ public final class GradientScope implements GradientCollector {
                     "a GradientScope is already open on this thread; close it first");
         }
         CURRENT.set(this);
+        memory.enter();
+    }
+
+    private void exit() {
+        memory.exit();
+        CURRENT.remove();
     }
 
     /** {@return the scope that is open on this thread, if there is one} */
@@ -408,10 +408,11 @@ public final class GradientScope implements GradientCollector {
         if (opener != null) {
             checkCurrent("close");
             JniUtils.setGradMode(gradMode);
-            CURRENT.remove();
+            exit();
         }
         closed = true;
         discard();
+        memory.release();
         passed.clear();
     }
 }

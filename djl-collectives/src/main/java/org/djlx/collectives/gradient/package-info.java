@@ -2,6 +2,7 @@
 /* Package-private:
  * Boundary    one recorded call of an operator, where autograd's graph is cut
  * Conversion  adds the gradient of a converted array to those of its originals
+ * KeptMemory  keeps JVM memory that autograd reads in the backward pass
  */
 /**
  * Gradients through operations of groups, which libtorch's autograd does not see. Start with {@link

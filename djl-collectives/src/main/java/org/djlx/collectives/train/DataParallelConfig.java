@@ -14,21 +14,18 @@ import org.djlx.collectives.spi.BackendOptions;
  * Training configuration of the engine {@code PyTorch-P2P}. Options that are not set here come from
  * system properties, and so do all options if the program passes another {@code TrainingConfig}:
  * {@code org.djlx.ranks}, {@code org.djlx.gradientReduction}, {@code org.djlx.gradientCompression},
- * {@code org.djlx.bucketBytes}, {@code org.djlx.backend}, {@code org.djlx.timeoutSeconds}.
+ * {@code org.djlx.bucketBytes}, {@code org.djlx.backend}, {@code org.djlx.timeoutSeconds}, {@code
+ * org.djlx.syncBatchNorm}, {@code org.djlx.checkForward}, {@code org.djlx.join}.
  */
 public final class DataParallelConfig extends DefaultTrainingConfig {
 
     private static final String PREFIX = "org.djlx.";
 
-    /** The system property that sets the gradient reduction of processes. */
-    static final String GRADIENT_REDUCTION = PREFIX + "gradientReduction";
-
     private static final long BUCKET_BYTES = 25L << 20; // as PyTorch's DistributedDataParallel
 
     private Integer ranks = property("ranks", Integer::valueOf, null);
     private final GradientReduction usualReduction =
-            property("gradientReduction", GradientReduction.class, GradientReduction.SUM);
-    private final boolean isReductionProperty = System.getProperty(GRADIENT_REDUCTION) != null;
+            property("gradientReduction", GradientReduction.class, GradientReduction.MEAN);
     private GradientReduction reduction; // null if it is not set here
     private GradientCompression compression =
             property("gradientCompression", GradientCompression.class, GradientCompression.NONE);
@@ -40,6 +37,9 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
                             "timeoutSeconds",
                             Long::valueOf,
                             BackendOptions.DEFAULT_TIMEOUT.toSeconds()));
+    private boolean syncBatchNorm = flag("syncBatchNorm", Flag.TRUE);
+    private boolean checkForward = flag("checkForward", Flag.TRUE);
+    private boolean join = flag("join", Flag.FALSE);
     private ProcessGroup group;
 
     /**
@@ -50,6 +50,15 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
      */
     public DataParallelConfig(Loss loss) {
         super(loss);
+    }
+
+    private static boolean flag(String name, Flag otherwise) {
+        return property(name, Flag.class, otherwise) == Flag.TRUE;
+    }
+
+    private enum Flag {
+        TRUE,
+        FALSE
     }
 
     private static <N> N property(String name, Function<String, N> parser, N otherwise) {
@@ -96,9 +105,9 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
      * the gradients on one device. {@code newTrainer} refuses {@link GradientReduction#MEAN} for
      * them; the system property {@code org.djlx.gradientReduction} applies to processes only.
      *
-     * @param reduction {@link GradientReduction#SUM}, the default, or {@link
-     *     GradientReduction#MEAN}. The trainer warns if several processes sum by default, because
-     *     PyTorch's DistributedDataParallel averages
+     * @param reduction {@link GradientReduction#MEAN}, the default, as PyTorch's
+     *     DistributedDataParallel: with a loss that is a mean over a batch, gradients are those of
+     *     one device with all batches. {@link GradientReduction#SUM} is for losses that are sums
      * @return this configuration
      */
     public DataParallelConfig optGradientReduction(GradientReduction reduction) {
@@ -167,6 +176,48 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
     }
 
     /**
+     * Sets whether batch normalisation is computed over the rows of all ranks, in one JVM and in
+     * processes, as by PyTorch's SyncBatchNorm. {@code newTrainer} then replaces each {@link
+     * ai.djl.nn.norm.BatchNorm} in the block's fields and children. All ranks must set the same
+     * value.
+     *
+     * @param synchronize true, which is the default, or false for statistics of each rank's rows
+     * @return this configuration
+     */
+    public DataParallelConfig optSyncBatchNorm(boolean synchronize) {
+        syncBatchNorm = synchronize;
+        return this;
+    }
+
+    /**
+     * Sets whether the first forward pass of several ranks in one JVM checks that their predictions
+     * equal those of one rank with the whole batch. The check computes the whole batch twice on the
+     * first device, or three times if the block draws random numbers, such as dropout's; then it
+     * compares in evaluation mode.
+     *
+     * @param check true, which is the default, or false not to check
+     * @return this configuration
+     */
+    public DataParallelConfig optCheckForward(boolean check) {
+        checkForward = check;
+        return this;
+    }
+
+    /**
+     * Sets whether processes may train on different numbers of batches, as with PyTorch's {@code
+     * Join}. {@code EasyTrain} then joins at the end of each epoch; a training loop of your own
+     * calls {@link DataParallelTrainer#join}. Costs three small all-reduces a step. All ranks must
+     * set the same value.
+     *
+     * @param join true to allow it; false, the default, for an error
+     * @return this configuration
+     */
+    public DataParallelConfig optJoin(boolean join) {
+        this.join = join;
+        return this;
+    }
+
+    /**
      * Sets the process group of trainers that have one rank each, in processes or threads. Unless
      * set, the trainer creates a group if {@code RANK} and {@code WORLD_SIZE} are in the
      * environment.
@@ -189,11 +240,6 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
                             PREFIX, ranks));
         }
         return ranks;
-    }
-
-    /** Returns whether the program or the system property chose the gradient reduction. */
-    boolean isReductionSet() {
-        return reduction != null || isReductionProperty;
     }
 
     GradientReduction reduction() {
@@ -229,6 +275,18 @@ public final class DataParallelConfig extends DefaultTrainingConfig {
 
     String backend(boolean gpu) {
         return backend != null ? backend : gpu ? "cuda_p2p" : "shm";
+    }
+
+    boolean checkForward() {
+        return checkForward;
+    }
+
+    boolean syncBatchNorm() {
+        return syncBatchNorm;
+    }
+
+    boolean join() {
+        return join;
     }
 
     Duration timeout() {

@@ -5,8 +5,10 @@ import ai.djl.Device;
 import ai.djl.Model;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDList;
+import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.Block;
+import ai.djl.pytorch.jni.JniUtils;
 import ai.djl.training.DefaultTrainingConfig;
 import ai.djl.training.GradientCollector;
 import ai.djl.training.Trainer;
@@ -16,6 +18,9 @@ import ai.djl.training.listener.MemoryTrainingListener;
 import ai.djl.training.listener.TimeMeasureTrainingListener;
 import ai.djl.training.listener.TrainingListener;
 import ai.djl.training.optimizer.Optimizer;
+import ai.djl.training.tracker.ParameterTracker;
+import ai.djl.training.tracker.Tracker;
+import java.lang.reflect.Field;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Arrays;
@@ -32,11 +37,14 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.TorchThreads;
+import org.djlx.collectives.Work;
 import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.collectives.internal.gpu.LongCalls;
 import org.djlx.collectives.launch.LaunchEnvironment;
 import org.djlx.collectives.spi.BackendOptions;
+import org.djlx.collectives.train.SplitCheck.Layout;
 import org.djlx.nativeops.torch.NoGradient;
+import org.djlx.nativeops.torch.Torch;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
@@ -59,6 +67,11 @@ public final class DataParallelTrainer extends Trainer {
     private final List<ProcessGroup> ownGroups = new ArrayList<>();
     private final List<SplitForward> passes = new ArrayList<>(); // backward not finished
     private final RankWorkers workers;
+    private Layout layout; // of the first batch; null before
+    private NDList firstData; // a row of the first batch, for join; null before
+    private NDList firstLabels; // of that row; null if there are none
+    private NDArray told; // the call that the ranks have told each other last; null before
+    private Work telling; // its all-reduce
     private boolean loaded;
     private boolean stepped;
     private volatile Throwable failure; // the failure that broke the ranks' group, or null
@@ -78,7 +91,7 @@ public final class DataParallelTrainer extends Trainer {
                         : new DataParallelConfig(config.getLossFunction());
         DataParallelTrainer trainer = new DataParallelTrainer(model, config, settings);
         try {
-            trainer.join(config.getDevices());
+            trainer.enter(config.getDevices());
             trainer.logSettings();
             return trainer;
         } catch (Throwable e) {
@@ -88,10 +101,14 @@ public final class DataParallelTrainer extends Trainer {
     }
 
     private DataParallelTrainer(Model model, TrainingConfig config, DataParallelConfig settings) {
-        super(model, isFirst(model, settings) ? config : quiet(config));
+        super(
+                model,
+                isFirst(model, settings) && !isProcess(settings)
+                        ? config
+                        : ofRank(config, isFirst(model, settings)));
         this.settings = settings;
         optimizer = config.getOptimizer();
-        processes = settings.group() != null || isOneOfSeveral();
+        processes = isProcess(settings);
         int ranks = processes ? 1 : ranks(config.getDevices());
         if (settings.group() == null && !config.getDevices()[0].isGpu()) {
             TorchThreads.choose(ranks);
@@ -114,26 +131,31 @@ public final class DataParallelTrainer extends Trainer {
                 : !isOneOfSeveral() || LaunchEnvironment.current().get("RANK").equals("0");
     }
 
-    /** Returns the configuration without listeners that log: only the first rank logs. */
-    private static TrainingConfig quiet(TrainingConfig config) {
-        DefaultTrainingConfig quiet =
+    private static boolean isProcess(DataParallelConfig settings) {
+        return settings.group() != null || isOneOfSeveral();
+    }
+
+    /** Returns a configuration with evaluators of all processes; only the first rank logs. */
+    private static TrainingConfig ofRank(TrainingConfig config, boolean first) {
+        DefaultTrainingConfig own =
                 new DefaultTrainingConfig(config.getLossFunction())
                         .optDevices(config.getDevices())
                         .optOptimizer(config.getOptimizer());
         if (config.getExecutorService() != null) {
-            quiet.optExecutorService(config.getExecutorService());
+            own.optExecutorService(config.getExecutorService());
         }
-        config.getEvaluators().forEach(quiet::addEvaluator);
+        config.getEvaluators().forEach(own::addEvaluator);
+        own.addTrainingListeners(new JobEvaluators());
         for (TrainingListener listener : config.getTrainingListeners()) {
             boolean logs =
                     listener instanceof LoggingTrainingListener
                             || listener instanceof TimeMeasureTrainingListener
                             || listener instanceof MemoryTrainingListener;
-            if (!logs) {
-                quiet.addTrainingListeners(listener);
+            if (first || !logs) {
+                own.addTrainingListeners(listener);
             }
         }
-        return quiet;
+        return own;
     }
 
     private int ranks(Device[] devices) {
@@ -151,7 +173,7 @@ public final class DataParallelTrainer extends Trainer {
         return devices.length;
     }
 
-    private void join(Device[] devices) {
+    private void enter(Device[] devices) {
         if (processes) {
             if (settings.ranks() != null && settings.ranks() > 1) {
                 throw new IllegalArgumentException(
@@ -166,6 +188,9 @@ public final class DataParallelTrainer extends Trainer {
                 group = ProcessGroups.init(backend, new BackendOptions(settings.timeout()));
                 ownGroups.add(group);
             }
+            if (group.worldSize() > 1) {
+                synchronizeStatistics();
+            }
             replicas.add(replica(0, group.device(), group));
             return;
         }
@@ -174,9 +199,13 @@ public final class DataParallelTrainer extends Trainer {
         Arrays.setAll(each, rank -> devices[Math.min(rank, devices.length - 1)]);
         if (ranks > 1) {
             settings.checkRanksOfOneJvm(ranks);
+            requireOneRate(optimizer, ranks);
             requireWhole(getModel().getBlock(), ranks);
             String backend = settings.backend(devices[0].isGpu());
             ownGroups.addAll(ProcessGroups.local(backend, ranks, options(backend, each)));
+        }
+        if (ranks > 1) {
+            synchronizeStatistics();
         }
         for (int rank = 0; rank < ranks; rank++) {
             ProcessGroup group = ranks > 1 ? ownGroups.get(rank) : null;
@@ -184,10 +213,18 @@ public final class DataParallelTrainer extends Trainer {
         }
     }
 
-    /**
-     * Logs ranks, devices, backend and gradient reduction; on the first rank only. Warns if
-     * gradients of processes are summed by default, because PyTorch's DDP averages them.
-     */
+    /** Replaces the block's batch normalisation by one over all ranks, unless an option forbids. */
+    private void synchronizeStatistics() {
+        if (settings.syncBatchNorm()) {
+            Block block = getModel().getBlock();
+            Block converted = SyncBatchNorm.convert(block);
+            if (converted != block) {
+                getModel().setBlock(converted);
+            }
+        }
+    }
+
+    /** Logs ranks, devices, backend and gradient reduction; on the first rank only. */
     private void logSettings() {
         ProcessGroup group = replicas.get(0).group();
         if (group == null) {
@@ -212,15 +249,6 @@ public final class DataParallelTrainer extends Trainer {
                         : "gradients summed (one loss for all ranks)",
                 settings.compression(),
                 settings.bucketBytes());
-        if (processes && worldSize > 1 && !settings.isReductionSet()) {
-            LOG.warn(
-                    "The gradients of {} ranks are summed, which is the default here; PyTorch's"
-                            + " DistributedDataParallel averages them. To average, set"
-                            + " -D{}=MEAN or call optGradientReduction(MEAN); to keep the sum"
-                            + " without this warning, set SUM",
-                    worldSize,
-                    DataParallelConfig.GRADIENT_REDUCTION);
-        }
     }
 
     /**
@@ -237,6 +265,32 @@ public final class DataParallelTrainer extends Trainer {
                                 + " %d. Set optRanks(1), and pass the data-parallel group to"
                                 + " optProcessGroup",
                             parts.worldSize(), parts.name(), ranks));
+        }
+    }
+
+    /** Refuses learning rates by parameter: each rank's parameters have ids of their own. */
+    private static void requireOneRate(Optimizer optimizer, int ranks) {
+        Class<?> type = optimizer.getClass();
+        for (; type != Object.class; type = type.getSuperclass()) {
+            for (Field field : type.getDeclaredFields()) {
+                try {
+                    boolean tracker =
+                            ParameterTracker.class.isAssignableFrom(field.getType())
+                                    && field.trySetAccessible();
+                    Object value = tracker ? field.get(optimizer) : null;
+                    if (value != null && !(value instanceof Tracker)) {
+                        throw new IllegalArgumentException(
+                                String.format(
+                                        "newTrainer: the optimizer's %s has a learning rate per"
+                                                + " parameter id, and the ids of %d ranks in this"
+                                                + " JVM differ. Use a Tracker with one rate, one"
+                                                + " rank per process, or optRanks(1)",
+                                        value.getClass().getName(), ranks));
+                    }
+                } catch (IllegalAccessException e) {
+                    throw new IllegalStateException(field + " cannot be read", e);
+                }
+            }
         }
     }
 
@@ -364,14 +418,20 @@ public final class DataParallelTrainer extends Trainer {
         }
     }
 
-    /**
-     * Before the first step, copies the model's parameters to all ranks if the program has written
-     * to them.
-     */
+    /** Copies parameters that the program has written to since the last step to all ranks. */
     private void follow() {
         load();
         if (!stepped) {
             replicas.forEach(Replica::takeWritten);
+            return;
+        }
+        List<Replica> others = replicas.subList(1, replicas.size());
+        for (int i : others.isEmpty() ? List.<Integer>of() : replicas.get(0).written()) {
+            NDArray written = replicas.get(0).parameters().get(i).array();
+            others.forEach(
+                    other ->
+                            NoGradient.run(
+                                    () -> Torch.copy(other.parameters().get(i).array(), written)));
         }
     }
 
@@ -420,7 +480,7 @@ public final class DataParallelTrainer extends Trainer {
             throw new CollectiveException(
                     "the ranks called different operations: a rank may have closed its trainer"
                         + " while other ranks train on (after fewer batches?), or may train another"
-                        + " model: "
+                        + " model. For uneven numbers of batches see optJoin: "
                             + e.getMessage(),
                     e);
         } catch (RuntimeException | Error e) {
@@ -442,7 +502,53 @@ public final class DataParallelTrainer extends Trainer {
     public GradientCollector newGradientCollector() {
         requireUsable("newGradientCollector");
         closePasses();
-        return GradientScope.open(() -> replicas.forEach(Replica::zeroGradients));
+        return new Collector(GradientScope.open(() -> replicas.forEach(Replica::zeroGradients)));
+    }
+
+    /** Collects gradients that are those of all ranks when {@code backward} returns. */
+    private final class Collector implements GradientCollector {
+
+        private final GradientScope scope;
+
+        Collector(GradientScope scope) {
+            this.scope = scope;
+        }
+
+        @Override
+        public void backward(NDArray target) {
+            tell(Call.BACKWARD);
+            backward(() -> scope.backward(target));
+        }
+
+        private void backward(Runnable pass) {
+            boolean reduced = loaded && replicas.get(0).group() != null;
+            if (reduced) {
+                sendChangedGradients();
+                replicas.forEach(Replica::beginBackward);
+            }
+            pass.run();
+            if (reduced) {
+                eachRank(Replica::reduce);
+                if (replicas.size() > 1) {
+                    replicas.get(0).noteGradients();
+                }
+            }
+        }
+
+        @Override
+        public void zeroGradients() {
+            scope.zeroGradients();
+        }
+
+        @Override
+        public void close() {
+            scope.close();
+        }
+    }
+
+    /** Copies the first rank's gradients that the program has changed to the other ranks. */
+    private void sendChangedGradients() {
+        replicas.subList(1, replicas.size()).forEach(replicas.get(0)::sendChanged);
     }
 
     @Override
@@ -453,15 +559,32 @@ public final class DataParallelTrainer extends Trainer {
     @Override
     public NDList forward(NDList data, NDList labels) {
         requireUsable("forward");
+        tell(Call.FORWARD);
+        return pass(data, labels);
+    }
+
+    private NDList pass(NDList data, NDList labels) {
+        keepFirst(data, labels);
         long begin = System.nanoTime();
         follow();
         replicas.forEach(Replica::followFreezing);
         Block block = getModel().getBlock();
+        GradientScope scope = GradientScope.current().orElse(null);
+        if (scope == null && replicas.size() > 1 && JniUtils.isGradMode()) {
+            throw new IllegalStateException(
+                    "forward: gradients are on, but no collector of this trainer is open on this"
+                            + " thread, so the gradients of "
+                            + replicas.size()
+                            + " ranks would be lost; open trainer.newGradientCollector(), not"
+                            + " manager.getEngine().newGradientCollector(), or call"
+                            + " trainer.evaluate for predictions without gradients");
+        }
         try {
             return forward(
                     data,
                     labels,
-                    GradientScope.current().orElse(null),
+                    true,
+                    scope,
                     (rank, part, partLabels) ->
                             StagedForward.run(block, replicas.get(rank), part, partLabels));
         } finally {
@@ -477,41 +600,62 @@ public final class DataParallelTrainer extends Trainer {
         return forward(
                 input,
                 null,
+                false,
                 null,
                 (rank, part, labels) ->
                         block.forward(replicas.get(rank).store(), part, false, null));
     }
 
     private NDList forward(
-            NDList data, NDList labels, GradientScope scope, SplitForward.Body body) {
+            NDList data,
+            NDList labels,
+            boolean training,
+            GradientScope scope,
+            SplitForward.Body body) {
         if (replicas.size() == 1) {
             return body.forward(0, data, labels);
         }
-        for (NDArray array : data) {
-            if (scope != null && NoGradient.isRecorded(array)) {
-                throw new IllegalArgumentException(
-                        "forward: the data requires a gradient, but gradients of the data are not"
-                                + " returned from several ranks; pass data.stopGradient(), or train"
-                                + " on one rank");
-            }
+        SplitCheck check = null;
+        if (training && layout == null) {
+            Block block = getModel().getBlock();
+            check =
+                    settings.checkForward()
+                            ? new SplitCheck(
+                                    block,
+                                    data,
+                                    labels,
+                                    () -> replicas.get(0).whole(block, data, labels, true),
+                                    () -> replicas.get(0).whole(block, data, null, false))
+                            : null;
         }
-        if (scope != null) {
-            replicas.get(0).requireNotedGradients("forward", replicas.size());
-        }
+        Layout arrays =
+                check != null
+                        ? check.layout()
+                        : training && layout != null && layout.fits(data, labels)
+                                ? layout
+                                : Layout.of(data, labels, null);
         List<Device> devices = replicas.stream().map(Replica::device).toList();
         boolean done = false;
         try {
             NDList predictions =
                     SplitForward.run(
                             workers,
+                            !training || !SyncBatchNorm.isIn(getModel().getBlock()),
                             devices,
                             data,
                             labels,
+                            arrays,
                             scope,
+                            training,
                             body,
-                            rank -> replicas.get(rank).beginIncompletePass(),
-                            replicas.get(0)::noteGradients,
+                            (rank, idle) -> replicas.get(rank).setIdle(idle),
                             passes::add);
+            if (check != null) {
+                check.compare(predictions, devices.size(), () -> evaluate(data));
+            }
+            if (training && layout == null && data.head().getShape().get(0) > 1) {
+                layout = arrays; // A single row does not tell what is the batch.
+            }
             done = true;
             return predictions;
         } finally {
@@ -531,10 +675,15 @@ public final class DataParallelTrainer extends Trainer {
     @Override
     public void step() {
         requireUsable("step");
+        tell(Call.STEP);
+        update();
+    }
+
+    private void update() {
         long begin = System.nanoTime();
         closePasses();
-        load();
-        replicas.get(0).requireNotedGradients("step", replicas.size());
+        follow();
+        sendChangedGradients();
         boolean check = !stepped;
         AtomicBoolean different = new AtomicBoolean();
         CountDownLatch updated = new CountDownLatch(1);
@@ -550,7 +699,125 @@ public final class DataParallelTrainer extends Trainer {
                             + " trainer.newGradientCollector(), before trainer.step()");
         }
         stepped = true;
+        replicas.get(0).written(); // by the step
         addMetric("step", begin);
+    }
+
+    /** The calls that ranks in {@link #join} repeat; JOINED if no rank makes one. */
+    private enum Call {
+        JOINED,
+        FORWARD,
+        BACKWARD,
+        STEP
+    }
+
+    /** Tells ranks in {@link #join} of a call; returns the call of ranks that still train. */
+    private Call tell(Call call) {
+        ProcessGroup group = group();
+        if (group == null || !settings.join()) {
+            return call;
+        }
+        if (told != null) {
+            telling.await();
+            told.close();
+        }
+        told = replicas.get(0).manager().create(new long[] {call.ordinal()});
+        telling = group.allReduce(told, ReduceOp.MAX);
+        if (call != Call.JOINED) {
+            return call;
+        }
+        telling.await();
+        return Call.values()[(int) told.getLong(0)];
+    }
+
+    /**
+     * Takes part in the steps of other processes that have more batches, until all have called
+     * this. Call it after this process's last batch; at the end of an epoch of {@code EasyTrain}
+     * the trainer does. As with PyTorch's {@code Join}, this process adds nothing to gradients and
+     * to batch normalisation, and averages still divide by the number of all processes. Returns at
+     * once if {@link DataParallelConfig#optJoin} is off, or if there is one process.
+     *
+     * @throws IllegalStateException if other processes train, and this one had no batch yet
+     */
+    public void join() {
+        requireUsable("join");
+        if (group() == null || !settings.join()) {
+            return;
+        }
+        replicas.get(0).setIdle(true);
+        NDManager manager = null;
+        Collector collector = null;
+        List<NDArray> targets = new ArrayList<>();
+        try {
+            for (Call call = tell(Call.JOINED); call != Call.JOINED; call = tell(Call.JOINED)) {
+                if (collector == null && call != Call.STEP) {
+                    manager = getManager().newSubManager();
+                    collector = (Collector) newGradientCollector();
+                }
+                if (call == Call.FORWARD) {
+                    requireBatch();
+                    pass(copy(firstData, manager), copy(firstLabels, manager)).stream()
+                            .filter(Torch::requiresGradient)
+                            .forEach(targets::add);
+                } else if (call == Call.BACKWARD) {
+                    GradientScope scope = collector.scope;
+                    List<NDArray> zeros = targets.stream().map(NDArray::zerosLike).toList();
+                    collector.backward(() -> scope.backward(targets, zeros));
+                    targets.clear();
+                } else {
+                    update();
+                    if (collector != null) {
+                        collector.close();
+                        manager.close();
+                        collector = null;
+                    }
+                }
+            }
+        } finally {
+            replicas.get(0).setIdle(false);
+            if (collector != null) {
+                collector.close();
+                manager.close();
+            }
+        }
+    }
+
+    private void requireBatch() {
+        if (firstData == null) {
+            throw new IllegalStateException(
+                    "join: this process had no batch yet, so it cannot take part in the other"
+                            + " processes' steps; give each process at least one batch");
+        }
+    }
+
+    /** Keeps a row of the first batch. */
+    private void keepFirst(NDList data, NDList labels) {
+        if (firstData == null && settings.join() && group() != null) {
+            Layout of = Layout.of(data, labels, null);
+            firstData = firstRow(data, of.data());
+            firstLabels = labels == null ? null : firstRow(labels, of.labels());
+        }
+    }
+
+    private NDList firstRow(NDList arrays, boolean[] divided) {
+        NDList rows = new NDList();
+        for (int k = 0; k < arrays.size(); k++) {
+            NDArray array = arrays.get(k);
+            NDArray row = replicas.get(0).copy(divided[k] ? array.get("0:1") : array);
+            row.setName(array.getName());
+            rows.add(row);
+        }
+        return rows;
+    }
+
+    private static NDList copy(NDList arrays, NDManager manager) {
+        NDList copies = arrays == null ? null : new NDList();
+        for (int k = 0; arrays != null && k < arrays.size(); k++) {
+            NDArray copy = Torch.alias(manager, arrays.get(k));
+            copy.setName(arrays.get(k).getName());
+            copies.add(copy);
+        }
+        return copies;
     }
 
     @Override
@@ -564,6 +831,9 @@ public final class DataParallelTrainer extends Trainer {
         closePasses();
         try {
             if (loaded && failure == null) {
+                if (stepped) {
+                    follow();
+                }
                 if (replicas.get(0).group() != null) {
                     eachRank(replica -> replica.verify("after training", true));
                 }

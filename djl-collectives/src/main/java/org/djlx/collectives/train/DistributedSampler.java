@@ -37,7 +37,7 @@ public final class DistributedSampler implements Sampler {
     private final long seed;
     private final boolean pad;
     private long epoch;
-    private long skipped; // batches at the start of the next epoch
+    private long skipped; // items of the order at the start of the next epoch
 
     private DistributedSampler(Builder builder) {
         batchSize = builder.batchSize;
@@ -68,14 +68,37 @@ public final class DistributedSampler implements Sampler {
      * @throws IllegalArgumentException if a number is less than 0
      */
     public void setEpoch(long epoch, long batches) {
-        if (epoch < 0 || batches < 0) {
+        setPosition(epoch, batches * itemsPerBatch());
+    }
+
+    /**
+     * Sets the number of the next epoch and skips items at its start, to resume a job with another
+     * number of processes or size of batches: it continues with the items that are left.
+     *
+     * @param epoch the number, 0 for the first
+     * @param items the number of items to skip, of all processes together; {@link #sample} throws
+     *     if the epoch has fewer
+     * @throws IllegalArgumentException if a number is less than 0
+     */
+    public void setPosition(long epoch, long items) {
+        if (epoch < 0 || items < 0) {
             throw new IllegalArgumentException(
                     String.format(
-                            "setEpoch: epoch %d or batch %d is out of range: both are 0 or more",
-                            epoch, batches));
+                            "sampler: epoch %d or item %d is out of range: both are 0 or more",
+                            epoch, items));
         }
         this.epoch = epoch;
-        skipped = batches;
+        skipped = items;
+    }
+
+    /** {@return the number of items in a batch of all processes together} */
+    public int itemsPerBatch() {
+        return batchSize * worldSize;
+    }
+
+    /** {@return the settings that decide the order of items, of all processes together} */
+    public String order() {
+        return (shuffle ? "seed " + seed : "unshuffled") + (pad ? ", padded" : "");
     }
 
     @Override
@@ -85,7 +108,7 @@ public final class DistributedSampler implements Sampler {
             Collections.shuffle(order, new Random(seed * 1_000_003 + epoch));
         }
         epoch++;
-        int step = batchSize * worldSize;
+        int step = itemsPerBatch();
         int count = pad ? (order.size() + step - 1) / step : order.size() / step;
         if (count == 0) {
             throw new IllegalArgumentException(
@@ -94,17 +117,18 @@ public final class DistributedSampler implements Sampler {
                                     + " processes; use a smaller batch size%s",
                             order.size(), batchSize, worldSize, pad ? "" : ", or optPad(true)"));
         }
-        if (skipped > count) {
+        if (skipped > Math.max(order.size(), (long) count * step)) {
             throw new IllegalArgumentException(
                     String.format(
-                            "cannot skip %d batches, because the epoch has %d; dataset, batch size"
-                                    + " or number of processes must have changed",
-                            skipped, count));
+                            "cannot skip %d items, because the epoch has %d; the dataset must have"
+                                    + " changed",
+                            skipped, order.size()));
         }
+        int end = pad ? order.size() : order.size() - step + 1;
         List<List<Long>> batches = new ArrayList<>();
-        for (int i = (int) skipped; i < count; i++) {
+        for (int first = (int) skipped; first < end; first += step) {
             List<Long> batch = new ArrayList<>();
-            int begin = i * step + rank * batchSize;
+            int begin = first + rank * batchSize;
             for (int k = begin; k < begin + batchSize; k++) {
                 batch.add(order.get(k % order.size()));
             }

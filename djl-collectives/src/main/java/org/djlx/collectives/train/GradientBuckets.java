@@ -10,8 +10,6 @@ import java.util.Collection;
 import java.util.IdentityHashMap;
 import java.util.List;
 import java.util.Map;
-import java.util.Objects;
-import java.util.stream.Stream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
@@ -28,10 +26,11 @@ import org.djlx.nativeops.torch.TorchInPlace;
  *   <li>All ranks reduce the buckets in the same order. The last parameters come first, because the
  *       backward pass computes their gradients first.
  *   <li>A bucket is issued once all its gradients are complete and all buckets before it are
- *       issued; at the latest in the optimizer step.
+ *       issued; at the latest after the backward pass.
  *   <li>Gradients are reduced in place.
- *   <li>If another pass begins before the step, the reduced gradients are added to separate sums
- *       ({@code carried}), and the pass begins without gradients.
+ *   <li>If another backward pass begins before the step, the reduced gradients are moved to
+ *       separate sums ({@code carried}), the pass begins without gradients, and the sums are added
+ *       to its reduced gradients.
  * </ul>
  */
 final class GradientBuckets {
@@ -70,11 +69,7 @@ final class GradientBuckets {
             if (work == null) {
                 return;
             }
-            if (gradients.get(0).getDevice().isGpu()) {
-                work.blockCurrentStream();
-            } else {
-                work.await();
-            }
+            Replica.complete(gradients.get(0).getDevice(), work);
             work = null;
             if (sent != gradients) {
                 for (int i = 0; i < sent.size(); i++) {
@@ -131,7 +126,9 @@ final class GradientBuckets {
         }
     }
 
-    /** Begins a pass: moves gradients that earlier passes have reduced to {@code carried}. */
+    /**
+     * Begins a backward pass: moves gradients that earlier passes have reduced to {@code carried}.
+     */
     void begin(List<NDArray> parameters) {
         NoGradient.run(
                 () -> {
@@ -148,7 +145,7 @@ final class GradientBuckets {
     }
 
     private void carry(NDArray parameter, NDArray gradient) {
-        NDArray sum = carried.get(parameter);
+        NDArray sum = carried.get(parameter); // if the last backward pass has failed
         if (sum == null) {
             sum = Torch.cast(gradient, Torch.scalarType(gradient));
             sum.attach(parent);
@@ -201,31 +198,43 @@ final class GradientBuckets {
         bucket.issue(group, op, compression, manager);
     }
 
-    /** Returns whether a gradient's bucket is not issued yet. */
-    boolean isUnsent(NDArray parameter) {
-        return issued == 0 || buckets.indexOf(bucketOf.get(parameter)) >= issued;
-    }
-
-    private void issueAll(List<NDArray> parameters) {
+    /** Issues the remaining buckets and waits for all: the gradients are those of all ranks. */
+    void reduce(List<NDArray> parameters) {
         if (issued == 0) {
             plan(parameters);
         }
         while (issued < buckets.size()) {
             issueNext();
         }
+        for (Bucket bucket : buckets) {
+            bucket.complete();
+            for (int i = 0; !carried.isEmpty() && i < bucket.parameters.size(); i++) {
+                NDArray sum = carried.remove(bucket.parameters.get(i));
+                if (sum != null) {
+                    TorchInPlace.add(bucket.gradients.get(i), sum);
+                    sum.close();
+                }
+            }
+        }
     }
 
-    /** Issues the remaining buckets, waits for all, and returns whether all gradients are zero. */
+    /** Returns the reduced gradient of a parameter, after {@link #reduce}; null after the step. */
+    NDArray reduced(NDArray parameter) {
+        Bucket bucket = issued == 0 ? null : bucketOf.get(parameter);
+        for (int i = 0; bucket != null && i < bucket.parameters.size(); i++) {
+            if (bucket.parameters.get(i) == parameter) {
+                return bucket.gradients.get(i);
+            }
+        }
+        return null;
+    }
+
+    /** Reduces the gradients, and returns whether all are zero. */
     boolean areZero(List<NDArray> parameters) {
-        issueAll(parameters);
-        buckets.forEach(Bucket::complete);
+        reduce(parameters);
         return buckets.stream()
-                .flatMap(bucket -> Stream.concat(bucket.gradients.stream(), carried(bucket)))
+                .flatMap(bucket -> bucket.gradients.stream())
                 .allMatch(GradientBuckets::isZero);
-    }
-
-    private Stream<NDArray> carried(Bucket bucket) {
-        return bucket.parameters.stream().map(carried::get).filter(Objects::nonNull);
     }
 
     private static boolean isZero(NDArray gradient) {
@@ -235,16 +244,11 @@ final class GradientBuckets {
         }
     }
 
-    /** Issues the remaining buckets, waits for all, and passes each gradient to a visitor. */
+    /** Reduces the gradients, and passes each to a visitor. */
     void finish(List<NDArray> parameters, Visitor visitor) {
-        issueAll(parameters);
+        reduce(parameters);
         for (Bucket bucket : buckets) {
-            bucket.complete();
             for (int i = 0; i < bucket.parameters.size(); i++) {
-                NDArray sum = carried.get(bucket.parameters.get(i));
-                if (sum != null) {
-                    TorchInPlace.add(bucket.gradients.get(i), sum);
-                }
                 visitor.visit(bucket.parameters.get(i), bucket.gradients.get(i));
                 clear(bucket.parameters.get(i));
             }

@@ -45,15 +45,15 @@ final class RankWorkers implements AutoCloseable {
      * for each other: the first failure is passed to {@code onFailure}, and thrown at the end.
      */
     <T> List<T> run(int ranks, IntFunction<T> body) {
-        return run(ranks, body, false);
+        return run(ranks, false, body);
     }
 
-    /** As {@link #run}, for code in which no rank waits for another; does not call onFailure. */
-    <T> List<T> runApart(int ranks, IntFunction<T> body) {
-        return run(ranks, body, true);
-    }
-
-    private <T> List<T> run(int ranks, IntFunction<T> body, boolean apart) {
+    /**
+     * As {@link #run}.
+     *
+     * @param apart whether no rank waits for another; then onFailure is not called
+     */
+    <T> List<T> run(int ranks, boolean apart, IntFunction<T> body) {
         if (threads.isEmpty()) {
             return Collections.singletonList(body.apply(0));
         }

@@ -3,6 +3,7 @@ package org.djlx.collectives.train;
 
 import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
 import ai.djl.nn.Block;
 import ai.djl.nn.Parameter;
@@ -66,8 +67,10 @@ public final class Replica implements AutoCloseable {
     private final Set<NDArray> shared = Collections.newSetFromMap(new IdentityHashMap<>());
     // By the block's array: its autograd version when this rank's array was last copied from it.
     private final Map<NDArray, Long> taken = new IdentityHashMap<>();
+    // By this rank's array: its autograd version after the last step.
+    private final Map<NDArray, Long> current = new IdentityHashMap<>();
     private final GradientBuckets buckets;
-    // By parameter: its gradient's autograd version after the last backward pass.
+    // By parameter: its reduced gradient's autograd version after the last backward pass.
     private final Map<NDArray, Long> versions = new IdentityHashMap<>();
     private FusedUpdates updates; // null if not available, or not requested yet
     private boolean hasAskedForUpdates;
@@ -85,17 +88,30 @@ public final class Replica implements AutoCloseable {
         this.device = device;
         this.group = group;
         manager = parent.newSubManager(device);
-        store = new Store(manager);
+        store = new Store(manager, group);
         buckets = new GradientBuckets(group, op, settings, manager);
     }
 
     /** Gives blocks this rank's arrays. DJL's store makes no copy on the device of the array. */
-    private static final class Store extends ParameterStore {
+    static final class Store extends ParameterStore {
 
         private final Map<String, NDArray> arrays = new ConcurrentHashMap<>();
+        private final ProcessGroup group;
+        private volatile boolean idle;
 
-        Store(NDManager manager) {
+        Store(NDManager manager, ProcessGroup group) {
             super(manager, false);
+            this.group = group;
+        }
+
+        /** Returns the ranks that compute parts of the same batch; null for a whole batch. */
+        ProcessGroup group() {
+            return group;
+        }
+
+        /** Returns whether this rank's rows count for nothing: the batch has too few for it. */
+        boolean isIdle() {
+            return idle;
         }
 
         @Override
@@ -118,8 +134,45 @@ public final class Replica implements AutoCloseable {
         return manager;
     }
 
-    ParameterStore store() {
+    Store store() {
         return store;
+    }
+
+    /**
+     * Computes a whole batch with this rank's parameters. Statistics do not change: the block
+     * writes to copies.
+     */
+    NDList whole(Block block, NDList data, NDList labels, boolean training) {
+        try (NDManager copies = manager.newSubManager()) {
+            Store own = new Store(manager, null);
+            own.arrays.putAll(store.arrays);
+            for (Pair<String, Parameter> named : block.getParameters()) {
+                Parameter.Type type = named.getValue().getType();
+                String id = named.getValue().getId();
+                if (type == Parameter.Type.RUNNING_MEAN || type == Parameter.Type.RUNNING_VAR) {
+                    NDArray copy = NoGradient.get(() -> own.arrays.get(id).duplicate());
+                    copy.attach(copies);
+                    own.arrays.put(id, copy);
+                }
+            }
+            return training
+                    ? StagedForward.forward(block, own, data, labels)
+                    : block.forward(own, data, false, null);
+        }
+    }
+
+    /** Sets whether this rank computes a row that counts for nothing, beside ranks with rows. */
+    void setIdle(boolean idle) {
+        store.idle = idle;
+    }
+
+    /** Waits for a work: on a GPU the current stream waits, on a CPU the calling thread. */
+    static void complete(Device device, Work work) {
+        if (device.isGpu()) {
+            work.blockCurrentStream();
+        } else {
+            work.await();
+        }
     }
 
     /** Creates this rank's arrays. Call it once, after the block has been initialised. */
@@ -164,6 +217,19 @@ public final class Replica implements AutoCloseable {
                 NoGradient.run(() -> Torch.copy(own.array, original));
             }
         }
+    }
+
+    /** Returns the parameters written to since the last call, by index, without statistics. */
+    List<Integer> written() {
+        List<Integer> written = new ArrayList<>();
+        for (int i = 0; i < parameters.size(); i++) {
+            Own own = parameters.get(i);
+            Long version = Torch.version(own.array);
+            if (!own.isStatistic() && !version.equals(current.put(own.array, version))) {
+                written.add(i);
+            }
+        }
+        return written;
     }
 
     /** {@return the parameters in the block's order} */
@@ -244,20 +310,20 @@ public final class Replica implements AutoCloseable {
         }
     }
 
-    /** Begins a pass whose gradients may be reduced before the step. */
-    void beginPass() {
+    /** Begins a backward pass; keeps the gradients that earlier passes have reduced. */
+    void beginBackward() {
+        versions.clear();
         buckets.begin(trained());
     }
 
-    /** As {@link #beginPass}, for a pass in which some ranks do not take part. */
-    void beginIncompletePass() {
-        beginPass();
-        reduceLate();
+    /** Makes the gradients those of all ranks, after a backward pass. */
+    void reduce() {
+        NoGradient.run(() -> buckets.reduce(trained()));
     }
 
     /**
-     * Postpones all reductions to the step, until {@link #forgetPasses}. Needed if some ranks take
-     * no part in a pass, because they would not issue the same reductions.
+     * Postpones all reductions to the step, until {@link #forgetPasses}. Needed after a pass that
+     * only some ranks have begun, because they would not issue the same reductions.
      */
     void reduceLate() {
         late = true;
@@ -286,43 +352,20 @@ public final class Replica implements AutoCloseable {
         }
     }
 
-    /** Notes the versions of gradients that are not reduced yet, after a backward pass. */
+    /** Notes the versions of the reduced gradients. */
     void noteGradients() {
-        versions.clear();
-        for (NDArray array : trained()) {
-            if (buckets.isUnsent(array)) {
-                versions.put(array, version(array));
-            }
-        }
+        trained().forEach(array -> versions.put(array, Torch.version(buckets.reduced(array))));
     }
 
-    /**
-     * Checks that the program has not changed gradients since the last backward pass: it can change
-     * this rank's gradients only, not the other ranks' gradients.
-     *
-     * @throws IllegalStateException if it has changed a gradient
-     */
-    void requireNotedGradients(String call, int ranks) {
-        for (Own own : parameters) {
-            Long noted = versions.get(own.array);
-            if (noted != null && noted != version(own.array)) {
-                throw new IllegalStateException(
-                        String.format(
-                                "%s: the gradient of '%s' was changed after the backward pass, on"
-                                        + " rank 0 only: each of %d ranks has a part of it, and the"
-                                        + " step sums the parts. Clip with the optimizer"
-                                        + " (optClipGrad), put penalties into the loss, or train on"
-                                        + " one rank; collector.zeroGradients() discards the"
-                                        + " gradients",
-                                call, own.name, ranks));
+    /** Copies reduced gradients that the program has changed, as by clipping, to another rank. */
+    void sendChanged(Replica other) {
+        for (int i = 0; i < parameters.size() && !versions.isEmpty(); i++) {
+            NDArray array = parameters.get(i).array;
+            NDArray from = versions.containsKey(array) ? buckets.reduced(array) : null;
+            if (from != null && Torch.version(from) != versions.get(array)) {
+                NDArray to = other.buckets.reduced(other.parameters.get(i).array);
+                NoGradient.run(() -> Torch.copy(to, from));
             }
-        }
-        versions.clear();
-    }
-
-    private static long version(NDArray array) {
-        try (NDArray gradient = JniUtils.getGradient((PtNDArray) array)) {
-            return gradient == null ? -1 : Torch.version(gradient);
         }
     }
 

@@ -10,8 +10,8 @@ import ai.djl.ndarray.types.Shape;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.function.Consumer;
-import java.util.function.IntConsumer;
 import org.djlx.collectives.gradient.GradientScope;
+import org.djlx.collectives.train.SplitCheck.Layout;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.Torch;
 
@@ -25,6 +25,11 @@ final class SplitForward implements AutoCloseable {
     /** Computes a rank's predictions from its part of the batch. */
     interface Body {
         NDList forward(int rank, NDList data, NDList labels);
+    }
+
+    /** Tells a rank whether it has no rows. */
+    interface Idle {
+        void set(int rank, boolean idle);
     }
 
     /** A rank's part of the batch, its predictions and its gradient scope. */
@@ -49,49 +54,59 @@ final class SplitForward implements AutoCloseable {
     }
 
     private final RankWorkers workers;
+    private final Layout layout;
+    private final long batch;
     private final List<Part> parts = new ArrayList<>();
     private boolean closed;
 
-    private SplitForward(RankWorkers workers) {
+    private SplitForward(RankWorkers workers, Layout layout, long batch) {
         this.workers = workers;
+        this.layout = layout;
+        this.batch = batch;
     }
 
     /**
      * Computes the predictions for a batch.
      *
+     * @param apart whether no rank waits for another in the block
      * @param labels null if there are none
+     * @param layout which arrays have the batch; its outputs may be unknown
      * @param scope the caller's gradient scope; null if gradients are not recorded
-     * @param incomplete called on each rank's thread before the pass, if the pass is recorded and
-     *     some ranks have no part of the batch
-     * @param back called after the backward pass of a recorded pass
+     * @param training whether ranks without rows compute a row that counts for nothing, so that all
+     *     ranks take part in the block's collectives, as PyTorch's Join does
+     * @param idle called on each rank's thread before the pass: whether it has no rows
      * @param started called with a recorded pass, which the receiver must close
      */
     static NDList run(
             RankWorkers workers,
+            boolean apart,
             List<Device> devices,
             NDList data,
             NDList labels,
+            Layout layout,
             GradientScope scope,
+            boolean training,
             Body body,
-            IntConsumer incomplete,
-            Runnable back,
+            Idle idle,
             Consumer<SplitForward> started) {
-        SplitForward pass = new SplitForward(workers);
+        SplitForward pass = new SplitForward(workers, layout, data.head().getShape().get(0));
+        List<Integer> inputs = new ArrayList<>(); // that require a gradient
+        for (int k = 0; scope != null && k < data.size(); k++) {
+            if (NoGradient.isRecorded(data.get(k))) {
+                inputs.add(k);
+            }
+        }
         boolean kept = false;
         try {
-            NoGradient.run(() -> pass.split(devices, data, labels));
-            if (scope != null && pass.parts.size() < devices.size()) {
-                workers.runApart(
-                        devices.size(),
-                        rank -> {
-                            incomplete.accept(rank);
-                            return null;
-                        });
-            }
-            workers.runApart(
+            NoGradient.run(() -> pass.split(devices, data, labels, training));
+            pass.parts.forEach(
+                    part -> inputs.forEach(k -> part.data.get(k).setRequiresGradient(true)));
+            workers.run(
                     pass.parts.size(),
+                    apart,
                     rank -> {
                         Part part = pass.parts.get(rank);
+                        idle.set(rank, part.rows == 0);
                         if (scope == null) {
                             part.predictions =
                                     NoGradient.get(
@@ -106,7 +121,7 @@ final class SplitForward implements AutoCloseable {
             NDManager owner = data.head().getManager();
             NDList whole = NoGradient.get(() -> pass.join(owner, devices.get(0)));
             if (scope != null) {
-                kept = pass.record(scope, whole, back);
+                kept = pass.record(scope, data, inputs, whole);
             }
             if (kept) {
                 started.accept(pass);
@@ -119,63 +134,44 @@ final class SplitForward implements AutoCloseable {
         }
     }
 
-    private void split(List<Device> devices, NDList data, NDList labels) {
-        long batch = checkRows("data", data, data);
-        boolean labelled = labels != null && !labels.isEmpty();
-        if (labelled) {
-            checkRows("labels", labels, data);
-        }
+    private void split(List<Device> devices, NDList data, NDList labels, boolean training) {
         NDManager parent = data.head().getManager();
-        int count = (int) Math.min(devices.size(), batch);
+        int busy = (int) Math.min(devices.size(), batch);
+        int count = training ? devices.size() : busy;
         for (int rank = 0; rank < count; rank++) {
-            long begin = batch * rank / count;
-            long end = batch * (rank + 1) / count;
+            long begin = rank < busy ? batch * rank / busy : 0;
+            long end = rank < busy ? batch * (rank + 1) / busy : 1;
             Part part = new Part(parent.newSubManager(devices.get(rank)));
             parts.add(part);
-            part.rows = end - begin;
-            part.data = moved(rows(data, begin, end), part.manager);
-            part.labels = labelled ? moved(rows(labels, begin, end), part.manager) : labels;
+            part.rows = rank < busy ? end - begin : 0;
+            part.data = rows(data, layout.data(), begin, end, part.manager);
+            part.labels =
+                    labels == null ? null : rows(labels, layout.labels(), begin, end, part.manager);
         }
     }
 
-    private static long checkRows(String role, NDList list, NDList data) {
-        Shape first = data.head().getShape();
-        for (NDArray array : list) {
+    /** Returns rows of the arrays that have the batch, and the others whole. */
+    private NDList rows(NDList list, boolean[] divided, long begin, long end, NDManager manager) {
+        NDList rows = new NDList();
+        for (int k = 0; k < list.size(); k++) {
+            NDArray array = list.get(k);
             Shape shape = array.getShape();
-            if (shape.dimension() == 0
-                    || first.dimension() == 0
-                    || shape.get(0) != first.get(0)
-                    || shape.get(0) == 0) {
+            if (divided[k] && (shape.dimension() == 0 || shape.get(0) != batch)) {
                 throw new IllegalArgumentException(
                         String.format(
-                                "forward: the %s has shape %s and the first data %s: the first"
-                                        + " dimension of all must be the batch, of 1 row or more,"
-                                        + " to divide it among ranks",
-                                role, shape, first));
+                                "forward: array %d has shape %s, but the batch has %d rows, and in"
+                                        + " the first batch this array had as many rows",
+                                k, shape, batch));
             }
-        }
-        return first.get(0);
-    }
-
-    /** Returns rows of all arrays. */
-    private static NDList rows(NDList list, long begin, long end) {
-        NDList rows = new NDList();
-        for (NDArray array : list) {
-            NDArray part = array.get(begin + ":" + end);
+            NDArray part =
+                    divided[k]
+                            ? array.get(begin + ":" + end)
+                            : Torch.alias(array.getManager(), array).stopGradient();
+            part = moved(part, manager);
             part.setName(array.getName());
             rows.add(part);
         }
         return rows;
-    }
-
-    private static NDList moved(NDList list, NDManager manager) {
-        NDList result = new NDList();
-        for (NDArray array : list) {
-            NDArray moved = moved(array, manager);
-            moved.setName(array.getName());
-            result.add(moved);
-        }
-        return result;
     }
 
     /** Moves an array to a manager; copies it if it is on another device. */
@@ -196,20 +192,37 @@ final class SplitForward implements AutoCloseable {
         try (NDManager temporary = owner.newSubManager(device)) {
             for (int k = 0; k < first.size(); k++) {
                 NDList rows = new NDList();
+                int output = k;
+                boolean divided = isDivided(k);
+                int most =
+                        parts.stream()
+                                .mapToInt(
+                                        part -> part.predictions.get(output).getShape().dimension())
+                                .max()
+                                .orElse(0);
+                NDArray joined = null;
                 for (Part part : parts) {
-                    NDArray own = part.predictions.get(k);
-                    Shape shape = own.getShape();
-                    if (shape.dimension() == 0 || shape.get(0) != part.rows) {
-                        throw new IllegalArgumentException(
-                                String.format(
-                                        "forward: prediction %d has shape %s for %d rows of the"
-                                                + " batch: its first dimension must be the batch,"
-                                                + " because the batch is divided among %d ranks",
-                                        k, shape, part.rows, parts.size()));
+                    if (part.rows == 0) {
+                        continue;
                     }
-                    rows.add(moved(Torch.alias(own.getManager(), own), temporary));
+                    NDArray own = part.predictions.get(k);
+                    own = moved(Torch.alias(own.getManager(), own), temporary);
+                    Shape shape = own.getShape();
+                    boolean squeezed = shape.dimension() < most || most == 0 || shape.get(0) != 1;
+                    if (divided && part.rows == 1 && squeezed) {
+                        own = own.expandDims(0); // BertBlock drops the dimension of a single row.
+                    }
+                    rows.add(own);
+                    if (!divided && own.getDataType().isFloating()) {
+                        NDArray share = own.mul((float) part.rows / batch);
+                        joined = joined == null ? share : joined.add(share);
+                    }
                 }
-                NDArray joined = NDArrays.concat(rows, 0);
+                if (divided) {
+                    joined = NDArrays.concat(rows, 0);
+                } else if (joined == null) {
+                    joined = rows.get(0).duplicate();
+                }
                 joined.attach(owner);
                 joined.setName(first.get(k).getName());
                 whole.add(joined);
@@ -218,8 +231,23 @@ final class SplitForward implements AutoCloseable {
         return whole;
     }
 
+    /** Returns whether each rank has its rows of a prediction; otherwise it is the ranks' mean. */
+    private boolean isDivided(int prediction) {
+        if (layout.outputs() != null) {
+            return layout.outputs()[prediction];
+        }
+        return parts.stream()
+                .filter(part -> part.rows > 0)
+                .allMatch(
+                        part -> {
+                            Shape shape = part.predictions.get(prediction).getShape();
+                            return shape.dimension() > 0 && shape.get(0) == part.rows;
+                        });
+    }
+
     /** Records the predictions that require a gradient; returns whether there are any. */
-    private boolean record(GradientScope scope, NDList whole, Runnable back) {
+    private boolean record(
+            GradientScope scope, NDList data, List<Integer> differentiated, NDList whole) {
         List<Integer> recorded = new ArrayList<>();
         for (int k = 0; k < whole.size(); k++) {
             int index = k;
@@ -233,17 +261,17 @@ final class SplitForward implements AutoCloseable {
         }
         scope.record(
                 "the forward pass of " + parts.size() + " ranks",
-                List.of(),
+                differentiated.stream().map(data::get).toList(),
                 List.of(),
                 recorded.stream().map(whole::get).toList(),
                 (inputs, kept, gradients) -> {
                     try {
                         goBack(recorded, gradients);
-                        back.run();
+                        NDManager owner = gradients.get(0).getManager();
+                        return differentiated.stream().map(k -> ofInput(k, owner)).toList();
                     } finally {
                         close();
                     }
-                    return List.of();
                 });
         return true;
     }
@@ -253,8 +281,17 @@ final class SplitForward implements AutoCloseable {
         long row = 0;
         for (Part part : parts) {
             List<NDArray> of = new ArrayList<>();
-            for (NDArray gradient : gradients) {
-                of.add(moved(gradient.get(row + ":" + (row + part.rows)), part.manager));
+            for (int k = 0; k < gradients.size(); k++) {
+                NDArray gradient = gradients.get(k);
+                if (part.rows == 0) {
+                    of.add(part.predictions.get(recorded.get(k)).zerosLike());
+                } else if (isDivided(recorded.get(k))) {
+                    Shape shape = part.predictions.get(recorded.get(k)).getShape();
+                    NDArray rows = gradient.get(row + ":" + (row + part.rows)).reshape(shape);
+                    of.add(moved(rows, part.manager));
+                } else {
+                    of.add(moved(gradient.mul((float) part.rows / batch), part.manager));
+                }
             }
             own.add(of);
             row += part.rows;
@@ -270,6 +307,20 @@ final class SplitForward implements AutoCloseable {
                                 return null;
                             });
                 });
+    }
+
+    /** Joins the gradients of the ranks' parts of an input. */
+    private NDArray ofInput(int input, NDManager owner) {
+        NDList own = new NDList();
+        NDArray sum = null;
+        for (Part part : parts) {
+            NDArray gradient = moved(part.data.get(input).getGradient(), owner);
+            sum = sum == null ? gradient : layout.data()[input] ? sum : sum.add(gradient);
+            if (part.rows > 0) {
+                own.add(gradient);
+            }
+        }
+        return layout.data()[input] ? NDArrays.concat(own, 0) : sum;
     }
 
     @Override

@@ -6,6 +6,7 @@ import ai.djl.ndarray.NDList;
 import ai.djl.nn.Block;
 import ai.djl.nn.Parameter;
 import ai.djl.nn.SequentialBlock;
+import ai.djl.training.ParameterStore;
 import java.util.ArrayList;
 import java.util.HashSet;
 import java.util.List;
@@ -27,9 +28,8 @@ final class StagedForward {
         List<Block> stages = new ArrayList<>();
         collect(block, stages);
         if (scope == null || replica.group() == null || stages.size() < 2) {
-            return forward(block, replica, data, labels);
+            return forward(block, replica.store(), data, labels);
         }
-        replica.beginPass();
         List<Set<Parameter>> complete = complete(stages);
         boolean cut = false;
         NDList current = data;
@@ -48,15 +48,15 @@ final class StagedForward {
                 }
                 cut = true;
             }
-            current = forward(stages.get(i), replica, current, labels);
+            current = forward(stages.get(i), replica.store(), current, labels);
         }
         return current;
     }
 
-    private static NDList forward(Block block, Replica replica, NDList data, NDList labels) {
+    static NDList forward(Block block, ParameterStore store, NDList data, NDList labels) {
         return labels == null
-                ? block.forward(replica.store(), data, true)
-                : block.forward(replica.store(), data, labels, null);
+                ? block.forward(store, data, true)
+                : block.forward(store, data, labels, null);
     }
 
     /** Collects the blocks of nested SequentialBlocks, in their order. */

@@ -2,10 +2,13 @@
 /* Package-private:
  * FusedUpdates       updates of DJL's optimizers on a GPU, one kernel per parameter
  * GradientBuckets    reduces gradients in buckets
+ * JobEvaluators      sums loss and evaluators over processes
  * ParameterChecksum  checksum to compare the parameters of ranks
  * RankWorkers        one thread per rank
+ * SplitCheck         whether a batch can be divided among ranks
  * SplitForward       forward and backward pass of all ranks on the parts of a batch
  * StagedForward      forward pass of one rank, cut between the blocks of a SequentialBlock
+ * SyncBatchNorm      batch normalisation over the rows of all ranks
  */
 /**
  * Data-parallel and tensor-parallel training: trainer, gradient buckets, distributed sampler. Start

@@ -6,12 +6,17 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import ai.djl.Model;
+import ai.djl.engine.Engine;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.SequentialBlock;
 import ai.djl.nn.core.Linear;
+import ai.djl.nn.norm.Dropout;
 import ai.djl.training.DefaultTrainingConfig;
 import ai.djl.training.Trainer;
+import ai.djl.training.dataset.RandomAccessDataset;
+import ai.djl.training.listener.SaveModelTrainingListener;
+import ai.djl.training.listener.TrainingListener;
 import ai.djl.training.listener.TrainingListenerAdapter;
 import ai.djl.training.optimizer.Optimizer;
 import java.io.IOException;
@@ -19,6 +24,7 @@ import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.Collections;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
@@ -89,6 +95,49 @@ class CheckpointManagerTest {
         }
     }
 
+    /**
+     * DJL's listeners count epochs from 0, and Model.load takes the file with the largest number.
+     */
+    @Test
+    void listenersGoOnFromTheRestoredEpoch(@TempDir Path models) throws Exception {
+        int[] epochs = new int[1];
+        for (int part = 0; part < 2; part++) {
+            CheckpointManager checkpoints = manager(1);
+            DataParallelConfig config = config("sgd").optRanks(2);
+            config.addTrainingListeners(TrainingListener.Defaults.basic());
+            config.addTrainingListeners(
+                    checkpoints,
+                    new SaveModelTrainingListener(models.toString(), "model", 1),
+                    new TrainingListenerAdapter() {
+                        @Override
+                        public void onEpoch(Trainer trainer) {
+                            epochs[0] = trainer.getTrainingResult().getEpoch();
+                        }
+                    });
+            Training.fit(
+                    P2pEngine.NAME,
+                    config,
+                    Training.block(),
+                    ITEMS,
+                    sampler(),
+                    5,
+                    trainer -> {
+                        checkpoints.restore(trainer);
+                        return 2;
+                    });
+        }
+        assertEquals(4, epochs[0]);
+        try (Stream<Path> files = Files.list(models)) {
+            assertEquals(
+                    List.of(
+                            "model-0001.params",
+                            "model-0002.params",
+                            "model-0003.params",
+                            "model-0004.params"),
+                    files.map(file -> file.getFileName().toString()).sorted().toList());
+        }
+    }
+
     /** The losses, and the parameters at the end, are those of a job that nobody ended. */
     @ParameterizedTest
     @CsvSource({
@@ -149,6 +198,109 @@ class CheckpointManagerTest {
         assertSameBits(whole.parameters(), rest.parameters());
         // It counted on, and kept two.
         assertEquals(List.of("checkpoint-10.safetensors", "checkpoint-15.safetensors"), files());
+    }
+
+    /** Dropout of the resumed job draws the numbers that the uninterrupted one draws. */
+    @Test
+    void randomNumbersGoOn(@TempDir Path other) throws Exception {
+        List<List<Float>> losses = new ArrayList<>();
+        for (Path path : List.of(other, directory, directory)) {
+            DistributedSampler sampler = sampler();
+            CheckpointManager checkpoints =
+                    CheckpointManager.builder()
+                            .setDirectory(path)
+                            .optEvery(2)
+                            .optSampler(sampler)
+                            .build();
+            DataParallelConfig config = config("sgd");
+            config.addTrainingListeners(checkpoints);
+            int part = losses.size();
+            SequentialBlock block = Training.block().add(Dropout.builder().build());
+            Engine.getEngine("PyTorch").setRandomSeed(part < 2 ? 7 : 8);
+            Outcome outcome =
+                    Training.fit(
+                            P2pEngine.NAME,
+                            config,
+                            block,
+                            ITEMS,
+                            sampler,
+                            5,
+                            trainer -> {
+                                int done = (int) checkpoints.restore(trainer).epoch();
+                                return part == 1 ? 1 : 3 - done;
+                            });
+            losses.add(outcome.losses());
+        }
+        assertEquals(losses.get(0).subList(0, 4), losses.get(1));
+        assertEquals(losses.get(0).subList(4, 12), losses.get(2));
+    }
+
+    /** After 3 batches of 2 processes with 4 items each, 8 of 32 items are left. */
+    @ParameterizedTest
+    @CsvSource({"1, 8", "1, 3", "2, 2", "4, 2"})
+    void otherRanksGoOnWithTheItemsThatAreLeft(int ranks, int batch) throws Exception {
+        onRanks(
+                2,
+                blocks(2),
+                (group, trainer) ->
+                        manager(ordered(group, 4, 3)).save(trainer, new TrainingProgress(7, 1, 3)));
+        List<List<Long>> left = Collections.synchronizedList(new ArrayList<>());
+        List<Long> expected = new ArrayList<>();
+        onRanks(
+                ranks,
+                blocks(ranks),
+                (group, trainer) -> {
+                    DistributedSampler sampler = ordered(group, batch, 3);
+                    CheckpointManager checkpoints = manager(sampler);
+                    TrainingProgress done = checkpoints.restore(trainer);
+                    assertEquals(new TrainingProgress(7, 1, 3), done);
+                    RandomAccessDataset data =
+                            Training.dataset(trainer.getManager(), ITEMS, sampler);
+                    sampler.sample(data).forEachRemaining(left::add);
+                    checkpoints.save(trainer, new TrainingProgress(8, 1, 4));
+                    checkpoints.restore(trainer);
+                    sampler.sample(data).forEachRemaining(left::add); // after one batch
+                    if (group.rank() == 0) {
+                        DistributedSampler whole =
+                                DistributedSampler.builder().setBatchSize(ITEMS).optSeed(3).build();
+                        whole.setEpoch(1);
+                        expected.addAll(whole.sample(data).next().subList(24, 32));
+                    }
+                });
+        int all = 8 / (ranks * batch) * ranks * batch;
+        List<Long> items = left.stream().flatMap(List::stream).sorted().toList();
+        List<Long> twice = new ArrayList<>(expected.subList(0, all));
+        twice.addAll(expected.subList(ranks * batch, all));
+        assertEquals(twice.stream().sorted().toList(), items);
+    }
+
+    private static DistributedSampler ordered(ProcessGroup group, int batch, long seed) {
+        return DistributedSampler.builder()
+                .setBatchSize(batch)
+                .optGroup(group)
+                .optSeed(seed)
+                .build();
+    }
+
+    private CheckpointManager manager(DistributedSampler sampler) {
+        return CheckpointManager.builder().setDirectory(directory).optSampler(sampler).build();
+    }
+
+    @Test
+    void anotherOrderOfItemsIsRefused() {
+        TrainingProgress progress = new TrainingProgress(1, 0, 1);
+        onRanks(
+                1,
+                blocks(1),
+                (group, trainer) -> manager(ordered(group, 4, 3)).save(trainer, progress));
+        List<String> messages =
+                allFail(
+                        2,
+                        blocks(2),
+                        (group, trainer) -> manager(ordered(group, 4, 9)).restore(trainer));
+        assertTrue(
+                messages.get(0).contains("order 'seed 3', but this one has 'seed 9'"),
+                messages::toString);
     }
 
     private static void assertSameBits(List<float[]> expected, List<float[]> actual) {

@@ -12,9 +12,11 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDArrays;
 import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.NDScope;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.pytorch.engine.PtNDArray;
 import ai.djl.pytorch.jni.JniUtils;
+import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
 import java.util.concurrent.CompletableFuture;
@@ -22,6 +24,7 @@ import java.util.concurrent.CompletionException;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.train.Training;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
@@ -491,6 +494,36 @@ class GradientScopeTest {
                     });
         } finally {
             groups.forEach(ProcessGroup::destroy);
+        }
+    }
+
+    /** DJL closes the factor of a product with a number; autograd reads it in the backward pass. */
+    @Test
+    void factorsOutliveGarbageCollections() {
+        try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+            NDArray x = manager.ones(new Shape(2));
+            x.setRequiresGradient(true);
+            List<NDArray> temporary = new ArrayList<>(); // by scope: before, within, after
+            try (NDScope outer = new NDScope()) {
+                temporary.add(x.add(x));
+                try (GradientScope scope = GradientScope.open();
+                        NDScope inner = new NDScope()) {
+                    NDArray sum = x.mul(0.5f);
+                    temporary.add(sum);
+                    for (int i = 1; i < 100; i++) {
+                        sum = sum.add(x.mul(0.5f));
+                    }
+                    Training.reuseFreedMemory();
+                    scope.backward(sum);
+                    inner.suppressNotUsedWarning();
+                }
+                assertTrue(temporary.get(1).isReleased());
+                assertFalse(temporary.get(0).isReleased());
+                temporary.add(x.add(x));
+                outer.suppressNotUsedWarning();
+            }
+            assertTrue(temporary.stream().allMatch(NDArray::isReleased));
+            assertArrayEquals(new float[] {50, 50}, x.getGradient().toFloatArray());
         }
     }
 

@@ -22,6 +22,9 @@ import ai.djl.training.loss.Loss;
 import ai.djl.training.loss.SoftmaxCrossEntropyLoss;
 import ai.djl.training.optimizer.Optimizer;
 import ai.djl.training.tracker.Tracker;
+import java.lang.ref.Reference;
+import java.lang.ref.WeakReference;
+import java.nio.ByteBuffer;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Random;
@@ -135,6 +138,19 @@ public final class Training {
             }
             return new Outcome(losses, parameters);
         }
+    }
+
+    /** Has the garbage collector free JVM memory of closed arrays, and fills it with NaN. */
+    public static void reuseFreedMemory() {
+        WeakReference<Object> canary = new WeakReference<>(ByteBuffer.allocateDirect(Float.BYTES));
+        for (int i = 0; i < 100 && canary.get() != null; i++) {
+            System.gc();
+        }
+        List<ByteBuffer> reused = new ArrayList<>();
+        for (int i = 0; i < 2000; i++) {
+            reused.add(ByteBuffer.allocateDirect(Float.BYTES).putFloat(0, Float.NaN));
+        }
+        Reference.reachabilityFence(reused);
     }
 
     /** Makes weights that depend on the seed and the shape alone. */

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.collectives.train;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDList;
+import ai.djl.ndarray.types.DataType;
+import ai.djl.ndarray.types.Shape;
+import ai.djl.nn.Block;
+import java.lang.reflect.Field;
+import java.lang.reflect.Modifier;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.Collection;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.Objects;
+import java.util.function.Supplier;
+import org.djlx.nativeops.torch.NoGradient;
+
+/**
+ * Finds out in a trainer's first forward pass whether the batch can be divided among ranks: the
+ * block computes the whole batch twice, and the ranks' predictions must equal these. Refuses a
+ * block that keeps state in fields, which ranks' threads would share.
+ */
+final class SplitCheck {
+
+    /** Of each array: whether its first dimension is the batch; all ranks get the others whole. */
+    record Layout(boolean[] data, boolean[] labels, boolean[] outputs) {
+
+        /** Tells by the shapes; {@code outputs} is null if they are not known yet. */
+        static Layout of(NDList data, NDList labels, NDList outputs) {
+            Shape first = data.head().getShape();
+            if (first.dimension() == 0 || first.get(0) == 0) {
+                throw new IllegalArgumentException(
+                        String.format(
+                                "forward: the first data has shape %s: its first dimension must be"
+                                        + " the batch, of 1 row or more, to divide it among ranks",
+                                first));
+            }
+            long rows = first.get(0);
+            return new Layout(of(data, rows), of(labels, rows), of(outputs, rows));
+        }
+
+        /** Returns whether it is known for as many arrays, of a batch of any size. */
+        boolean fits(NDList data, NDList labels) {
+            return data.size() == this.data.length
+                    && (labels == null ? 0 : labels.size())
+                            == (this.labels == null ? 0 : this.labels.length)
+                    && data.head().getShape().dimension() > 0
+                    && data.head().getShape().get(0) > 0;
+        }
+
+        private static boolean[] of(NDList arrays, long rows) {
+            boolean[] divided = new boolean[arrays == null ? 0 : arrays.size()];
+            for (int k = 0; k < divided.length; k++) {
+                Shape shape = arrays.get(k).getShape();
+                divided[k] = shape.dimension() > 0 && shape.get(0) == rows;
+            }
+            return arrays == null ? null : divided;
+        }
+    }
+
+    private final Layout layout;
+    private final NDList whole; // predictions in training mode; null if these are random
+    private final Supplier<NDList> evaluation; // whole predictions in evaluation mode
+
+    /**
+     * Computes the whole batch.
+     *
+     * @param training computes the predictions in training mode
+     * @param evaluation computes the predictions in evaluation mode
+     * @throws IllegalArgumentException if the block keeps state in fields
+     */
+    SplitCheck(
+            Block block,
+            NDList data,
+            NDList labels,
+            Supplier<NDList> training,
+            Supplier<NDList> evaluation) {
+        NDList first = NoGradient.get(training);
+        Map<String, Object> before = new LinkedHashMap<>();
+        state("", block, before);
+        NDList second = NoGradient.get(training);
+        Map<String, Object> after = new LinkedHashMap<>();
+        state("", block, after);
+        before.forEach(
+                (field, value) -> {
+                    if (!isSame(value, after.get(field))) {
+                        throw new IllegalArgumentException(
+                                String.format(
+                                        "forward: the block keeps state in the field %s between"
+                                                + " passes, which the threads of several ranks"
+                                                + " would share; return it as a prediction, train"
+                                                + " one rank per process, or call"
+                                                + " optCheckForward(false)",
+                                        field));
+                    }
+                });
+        layout = Layout.of(data, labels, first);
+        boolean random = difference(first, second) != null;
+        whole = random ? null : first;
+        this.evaluation = evaluation;
+        (random ? first : second).close();
+        if (random) {
+            second.close();
+        }
+    }
+
+    Layout layout() {
+        return layout;
+    }
+
+    /**
+     * Compares the ranks' predictions.
+     *
+     * @param training the ranks' predictions in training mode
+     * @param evaluated computes those in evaluation mode
+     * @throws IllegalArgumentException if they differ
+     */
+    void compare(NDList training, int ranks, Supplier<NDList> evaluated) {
+        NDList split = whole == null ? evaluated.get() : training;
+        NDList expected = whole == null ? NoGradient.get(evaluation) : whole;
+        String difference = NoGradient.get(() -> difference(expected, split));
+        if (difference != null) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "forward: %d ranks, with a part of the batch each, predict something"
+                                + " else than one rank: %s. The first dimension of the data must be"
+                                + " the batch (LSTM: optBatchFirst(true)), and a row's prediction"
+                                + " must not depend on other rows, except through BatchNorm. Train"
+                                + " on one rank or in processes, or, if the difference is meant,"
+                                + " call optCheckForward(false)",
+                            ranks, difference));
+        }
+        expected.close();
+        if (split != training) {
+            split.close();
+        }
+    }
+
+    /** Says which array differs by more than rounding; returns null if none does. */
+    private static String difference(NDList expected, NDList actual) {
+        for (int k = 0; k < Math.max(expected.size(), actual.size()); k++) {
+            if (expected.size() != actual.size()
+                    || !expected.get(k).getShape().equals(actual.get(k).getShape())) {
+                return String.format(
+                        "their shapes are %s, not %s",
+                        Arrays.toString(actual.getShapes()), Arrays.toString(expected.getShapes()));
+            }
+            NDArray array = expected.get(k);
+            DataType type = array.getDataType();
+            boolean half = type == DataType.FLOAT16 || type == DataType.BFLOAT16;
+            try (NDArray a = array.toType(DataType.FLOAT64, true);
+                    NDArray b = actual.get(k).toType(DataType.FLOAT64, true);
+                    NDArray size = a.abs().max();
+                    NDArray error = a.sub(b).abs().max()) {
+                double allowed = (half ? 3e-2 : 1e-3) * size.getDouble();
+                if (a.size() > 0 && error.getDouble() > allowed) { // NaN is the program's matter
+                    return String.format(
+                            "prediction %d of shape %s differs by %.3g, where its greatest"
+                                    + " magnitude is %.3g",
+                            k, array.getShape(), error.getDouble(), size.getDouble());
+                }
+            }
+        }
+        return null;
+    }
+
+    /** Collects the values of all fields of a block and its descendants, by path. */
+    private static void state(String path, Block block, Map<String, Object> values) {
+        Class<?> type = block.getClass();
+        for (; type != null && Block.class.isAssignableFrom(type); type = type.getSuperclass()) {
+            for (Field field : type.getDeclaredFields()) {
+                if (!Modifier.isStatic(field.getModifiers()) && field.trySetAccessible()) {
+                    try {
+                        String name = path + type.getSimpleName() + "." + field.getName();
+                        values.put(name, copy(field.get(block)));
+                    } catch (IllegalAccessException e) {
+                        throw new IllegalStateException(field + " cannot be read", e);
+                    }
+                }
+            }
+        }
+        block.getChildren().forEach(child -> state(child.getKey() + "/", child.getValue(), values));
+    }
+
+    private static Object copy(Object value) {
+        return value instanceof Collection<?> list
+                ? new ArrayList<>(list)
+                : value instanceof Map<?, ?> map ? new ArrayList<>(map.values()) : value;
+    }
+
+    private static boolean isSame(Object a, Object b) {
+        if (a instanceof List<?> one && b instanceof List<?> other) {
+            boolean same = one.size() == other.size();
+            for (int i = 0; same && i < one.size(); i++) {
+                same = one.get(i) == other.get(i);
+            }
+            return same;
+        }
+        return a == b || !(a instanceof NDArray) && Objects.equals(a, b);
+    }
+}

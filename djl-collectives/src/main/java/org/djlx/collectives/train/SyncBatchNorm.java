@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.collectives.train;
+
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDArrays;
+import ai.djl.ndarray.NDList;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
+import ai.djl.nn.AbstractBlock;
+import ai.djl.nn.Block;
+import ai.djl.nn.BlockList;
+import ai.djl.nn.Parameter;
+import ai.djl.nn.norm.BatchNorm;
+import ai.djl.nn.norm.GhostBatchNorm;
+import ai.djl.training.ParameterStore;
+import ai.djl.util.PairList;
+import java.lang.reflect.Field;
+import java.lang.reflect.InaccessibleObjectException;
+import java.lang.reflect.Modifier;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.IdentityHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.stream.IntStream;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.gradient.GradientScope;
+import org.djlx.nativeops.torch.NoGradient;
+import org.djlx.nativeops.torch.Torch;
+
+/**
+ * Batch normalisation with the statistics of all ranks' rows, as PyTorch's {@code SyncBatchNorm}.
+ *
+ * <p>Forward: each rank computes mean and variance of its rows; one all-gather, and Chan's formula
+ * for the variance of several samples (Chan, Golub, LeVeque 1979), give those of all rows.
+ * Backward: one all-reduce. A rank without rows takes part with weight 0. Without a group, in
+ * evaluation and with other parameter stores it is DJL's {@link BatchNorm}.
+ */
+// GhostBatchNorm is the only subclass of BatchNorm with a constructor that is not private to DJL.
+final class SyncBatchNorm extends GhostBatchNorm {
+
+    private final int axis;
+    private final float momentum;
+    private final float epsilon;
+
+    private SyncBatchNorm(BatchNorm original) throws ReflectiveOperationException {
+        super(GhostBatchNorm.builder());
+        for (Class<?> type = BatchNorm.class; type != Object.class; type = type.getSuperclass()) {
+            for (Field field : fields(type)) {
+                field.set(this, field.get(original)); // Shares the original's parameters.
+            }
+        }
+        axis = (int) value("axis", original);
+        momentum = (float) value("momentum", original);
+        epsilon = (float) value("epsilon", original);
+    }
+
+    private static Object value(String name, BatchNorm norm) throws ReflectiveOperationException {
+        Field field = BatchNorm.class.getDeclaredField(name);
+        field.setAccessible(true);
+        return field.get(norm);
+    }
+
+    /** Returns the instance fields that a class declares. */
+    private static List<Field> fields(Class<?> type) {
+        List<Field> fields = new ArrayList<>();
+        for (Field field : type.getDeclaredFields()) {
+            if (!Modifier.isStatic(field.getModifiers())) {
+                field.setAccessible(true);
+                fields.add(field);
+            }
+        }
+        return fields;
+    }
+
+    /**
+     * Replaces each {@link BatchNorm} of a block and its descendants, in fields and child lists.
+     *
+     * @return the block, or its replacement
+     * @throws IllegalArgumentException if a block does not let its batch normalisation be replaced
+     */
+    static Block convert(Block block) {
+        return convert(block, new IdentityHashMap<>());
+    }
+
+    private static Block convert(Block block, Map<Block, Block> done) {
+        Block known = done.get(block);
+        if (known != null) {
+            return known;
+        }
+        try {
+            Block result =
+                    block.getClass() == BatchNorm.class
+                            ? new SyncBatchNorm((BatchNorm) block)
+                            : block;
+            done.put(block, result);
+            done.put(result, result);
+            if (result == block && block instanceof AbstractBlock) {
+                for (Class<?> type = block.getClass();
+                        type != Object.class;
+                        type = type.getSuperclass()) {
+                    for (Field field : fields(type)) {
+                        convert(field, block, done);
+                    }
+                }
+            }
+            return result;
+        } catch (ReflectiveOperationException
+                | InaccessibleObjectException
+                | UnsupportedOperationException e) {
+            throw new IllegalArgumentException(
+                    "newTrainer: the batch normalisation in "
+                            + block.getClass().getName()
+                            + " cannot be synchronised between ranks, because its fields cannot be"
+                            + " written; keep it in a private field that is not final, or train on"
+                            + " one rank",
+                    e);
+        }
+    }
+
+    private static void convert(Field field, Block owner, Map<Block, Block> done)
+            throws IllegalAccessException {
+        Object value = field.get(owner);
+        if (value instanceof Block child) {
+            Block converted = convert(child, done);
+            if (converted != child) {
+                field.set(owner, converted);
+            }
+        } else if (value instanceof BlockList children) {
+            convert(children.values(), done);
+        } else if (value instanceof List<?> list) {
+            convert(list, done);
+        }
+    }
+
+    @SuppressWarnings("unchecked") // A block is replaced by one of its class, or a subclass.
+    private static void convert(List<?> list, Map<Block, Block> done) {
+        for (int i = 0; i < list.size(); i++) {
+            if (list.get(i) instanceof Block child) {
+                Block converted = convert(child, done);
+                if (converted != child) {
+                    ((List<Object>) list).set(i, converted);
+                }
+            }
+        }
+    }
+
+    /** Returns whether a block has synchronised batch normalisation. */
+    static boolean isIn(Block block) {
+        return block instanceof SyncBatchNorm
+                || block.getChildren().values().stream().anyMatch(SyncBatchNorm::isIn);
+    }
+
+    @Override
+    protected NDList forwardInternal(
+            ParameterStore store,
+            NDList inputs,
+            boolean training,
+            PairList<String, Object> params) {
+        NDArray x = inputs.singletonOrThrow();
+        NDArray[] own = new NDArray[4];
+        for (Parameter parameter : getDirectParameters().values()) {
+            int index =
+                    switch (parameter.getType()) {
+                        case GAMMA -> 0;
+                        case BETA -> 1;
+                        case RUNNING_MEAN -> 2;
+                        default -> 3;
+                    };
+            own[index] = store.getValue(parameter, x.getDevice(), training);
+        }
+        if (training && store instanceof Replica.Store ranks && ranks.group() != null) {
+            return new NDList(normalized(x, own, ranks));
+        }
+        return batchNorm(x, own[2], own[3], own[0], own[1], axis, momentum, epsilon, training);
+    }
+
+    /** Mean and reciprocal deviation of each channel, and number of elements, over all ranks. */
+    private record Moments(NDArray mean, NDArray scale, NDArray count) {}
+
+    private NDArray normalized(NDArray input, NDArray[] own, Replica.Store ranks) {
+        GradientScope scope = null;
+        for (NDArray array : List.of(input, own[0], own[1])) {
+            scope = GradientScope.recording("batch normalisation", "it", array).orElse(scope);
+        }
+        boolean idle = ranks.isIdle();
+        ProcessGroup group = ranks.group();
+        try (NDManager temporary = input.getManager().newSubManager(input.getDevice())) {
+            NDArray x = Torch.alias(temporary, input);
+            Moments[] all = new Moments[1];
+            NDArray y =
+                    NoGradient.get(
+                            () -> {
+                                all[0] = moments(x, own, idle, group);
+                                return unit(x, all[0]).mul(wide(own[0], x)).add(wide(own[1], x));
+                            });
+            y.attach(input.getManager());
+            if (scope != null) {
+                scope.record(
+                        "batch normalisation",
+                        List.of(input, own[0], own[1]),
+                        List.of(all[0].mean, all[0].scale, all[0].count),
+                        List.of(y),
+                        (in, kept, gradients) ->
+                                differentiate(in, kept, gradients.get(0), idle, group));
+            }
+            return y;
+        }
+    }
+
+    private int channel() {
+        return axis == -1 ? 1 : axis; // As DJL's engine PyTorch.
+    }
+
+    private int[] others(NDArray x) {
+        return IntStream.range(0, x.getShape().dimension()).filter(k -> k != channel()).toArray();
+    }
+
+    /** Returns one value per channel, in a shape that broadcasts to x. */
+    private NDArray wide(NDArray values, NDArray x) {
+        long[] sizes = new long[x.getShape().dimension()];
+        Arrays.fill(sizes, 1);
+        sizes[channel()] = values.size();
+        return values.reshape(new Shape(sizes));
+    }
+
+    private NDArray unit(NDArray x, Moments all) {
+        return x.sub(wide(all.mean, x)).mul(wide(all.scale, x));
+    }
+
+    /** Computes the moments of all ranks' rows, and updates the running statistics. */
+    private Moments moments(NDArray x, NDArray[] own, boolean idle, ProcessGroup group) {
+        NDManager manager = x.getManager();
+        long channels = x.getShape().get(channel());
+        float rows = (float) x.size() / channels;
+        NDArray mean = x.sum(others(x)).div(rows);
+        NDArray variance = x.sub(wide(mean, x)).square().sum(others(x)).div(rows);
+        NDArray count = mean.get("0:1").zerosLike().add(idle ? 0 : rows);
+        NDArray part = NDArrays.concat(new NDList(mean, variance, count));
+        Shape gathered = new Shape(group.worldSize(), part.size());
+        NDArray parts = Torch.empty(manager, gathered, Torch.scalarType(part));
+        Replica.complete(group.device(), group.allGatherIntoTensor(parts, part));
+        NDArray means = parts.get(":, :" + channels);
+        NDArray variances = parts.get(":, " + channels + ":" + 2 * channels);
+        NDArray counts = parts.get(":, " + 2 * channels + ":");
+        NDArray total = counts.sum();
+        NDArray weights = counts.div(total);
+        NDArray whole = means.mul(weights).sum(new int[] {0});
+        NDArray spread = variances.add(means.sub(whole).square()).mul(weights).sum(new int[] {0});
+        follow(own[2], whole);
+        follow(own[3], spread.mul(total.div(total.sub(1)))); // the unbiased variance, as PyTorch
+        return new Moments(whole, spread.add(epsilon).pow(-0.5), total);
+    }
+
+    private void follow(NDArray statistic, NDArray value) {
+        Torch.copy(statistic, value.mul(1 - momentum).add(statistic.mul(momentum)));
+    }
+
+    private List<NDArray> differentiate(
+            List<NDArray> in,
+            List<NDArray> kept,
+            NDArray gradient,
+            boolean idle,
+            ProcessGroup group) {
+        NDArray x = in.get(0);
+        Moments all = new Moments(kept.get(0), kept.get(1), kept.get(2));
+        NDArray unit = unit(x, all);
+        NDArray beta = gradient.sum(others(x));
+        NDArray gamma = gradient.mul(unit).sum(others(x));
+        NDArray sums = NDArrays.concat(new NDList(beta, gamma));
+        Replica.complete(group.device(), group.allReduce(sums, ReduceOp.SUM));
+        NDArray means = sums.div(all.count);
+        long channels = beta.size();
+        NDArray ofInput =
+                gradient.sub(wide(means.get(":" + channels), x))
+                        .sub(unit.mul(wide(means.get(channels + ":"), x)))
+                        .mul(wide(all.scale.mul(in.get(1)), x));
+        return List.of(idle ? ofInput.zerosLike() : ofInput, gamma, beta);
+    }
+}

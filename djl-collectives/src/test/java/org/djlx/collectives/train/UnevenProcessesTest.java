@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.collectives.train;
+
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import ai.djl.Device;
+import ai.djl.Model;
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDList;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.DataType;
+import ai.djl.ndarray.types.Shape;
+import ai.djl.nn.Activation;
+import ai.djl.nn.Parameter;
+import ai.djl.nn.SequentialBlock;
+import ai.djl.nn.core.Linear;
+import ai.djl.nn.norm.BatchNorm;
+import ai.djl.training.EasyTrain;
+import ai.djl.training.GradientCollector;
+import ai.djl.training.Trainer;
+import ai.djl.training.dataset.BatchSampler;
+import ai.djl.training.dataset.RandomAccessDataset;
+import ai.djl.training.dataset.SequenceSampler;
+import ai.djl.training.evaluator.Accuracy;
+import ai.djl.training.listener.EvaluatorTrainingListener;
+import ai.djl.training.listener.TrainingListenerAdapter;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Map;
+import java.util.Random;
+import org.djlx.collectives.CollectiveException;
+import org.djlx.collectives.ProcessGroup;
+import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.engine.P2pEngine;
+import org.djlx.nativeops.torch.NoGradient;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.ValueSource;
+
+/** Trainers with one rank each, as processes have, and different numbers of batches. */
+@Timeout(120)
+class UnevenProcessesTest {
+
+    private static final int FEATURES = 6;
+    private static final int ROWS = 4; // of a process's batch
+    private static final int[] STEPS = {5, 3}; // of each process
+    private static final float TOLERANCE = 1e-5f;
+
+    private interface Body {
+        void run(Trainer trainer) throws Exception;
+    }
+
+    private static float[][] train(String engine, DataParallelConfig config, Body body)
+            throws Exception {
+        config.optDevices(new Device[] {Device.cpu()});
+        config.optOptimizer(Training.optimizer("momentum"));
+        SequentialBlock block = new SequentialBlock();
+        block.add(Linear.builder().setUnits(5).build()).add(BatchNorm.builder().build());
+        block.add(Activation::tanh).add(Linear.builder().setUnits(3).build());
+        block.setInitializer(Training.weights(5), Parameter.Type.WEIGHT);
+        try (Model model = Model.newInstance("uneven", engine)) {
+            model.setBlock(block);
+            try (Trainer trainer = model.newTrainer(config)) {
+                trainer.initialize(new Shape(1, FEATURES));
+                body.run(trainer);
+            }
+            return NoGradient.get(
+                    () ->
+                            block.getParameters().values().stream()
+                                    .map(own -> own.getArray().toFloatArray())
+                                    .toArray(float[][]::new));
+        }
+    }
+
+    private static <T> List<T> onTwo(ProcessGroups.RankBody<T> body) {
+        List<ProcessGroup> groups = ProcessGroups.local(2);
+        try {
+            return ProcessGroups.run(groups, body);
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+
+    private static DataParallelConfig config(ProcessGroup group, boolean join) {
+        return new DataParallelConfig(Training.loss()).optProcessGroup(group).optJoin(join);
+    }
+
+    /** Returns the rows of both processes in a pass. */
+    private static NDArray rows(NDManager manager, int step, int pass) {
+        Random random = new Random(10 * step + pass);
+        float[] values = new float[2 * ROWS * FEATURES];
+        for (int i = 0; i < values.length; i++) {
+            values[i] = (float) random.nextGaussian();
+        }
+        return manager.create(values, new Shape(2 * ROWS, FEATURES));
+    }
+
+    /** The last step accumulates two passes. */
+    private static int passes(int step) {
+        return step == STEPS[0] - 1 ? 2 : 1;
+    }
+
+    private static void trainPart(Trainer trainer, int rank) {
+        for (int step = 0; step < STEPS[rank]; step++) {
+            for (int pass = 0; pass < passes(step); pass++) {
+                try (GradientCollector collector = trainer.newGradientCollector()) {
+                    NDArray all = rows(trainer.getManager(), step, pass);
+                    NDArray own = all.get(rank * ROWS + ":" + (rank + 1) * ROWS);
+                    NDArray y = trainer.forward(new NDList(own)).head();
+                    collector.backward(y.square().mean());
+                }
+            }
+            trainer.step();
+        }
+    }
+
+    /** One device, with the average of the processes' losses; 0 for a process without batches. */
+    private static void trainWhole(Trainer trainer) {
+        for (int step = 0; step < STEPS[0]; step++) {
+            try (GradientCollector collector = trainer.newGradientCollector()) {
+                for (int pass = 0; pass < passes(step); pass++) {
+                    NDManager manager = trainer.getManager();
+                    NDArray all = rows(manager, step, pass);
+                    NDArray x = step < STEPS[1] ? all : all.get(":" + ROWS);
+                    NDArray loss = trainer.forward(new NDList(x)).head().square().mean();
+                    NDArray half = manager.create(0.5f);
+                    collector.backward(step < STEPS[1] ? loss : loss.mul(half));
+                }
+            }
+            trainer.step();
+        }
+    }
+
+    @Test
+    void aProcessWithoutBatchesTakesPartWithNothing() throws Exception {
+        float[][] expected = train("PyTorch", config(null, false), t -> trainWhole(t));
+        List<float[][]> all =
+                onTwo(
+                        group ->
+                                train(
+                                        P2pEngine.NAME,
+                                        config(group, true),
+                                        trainer -> {
+                                            trainPart(trainer, group.rank());
+                                            ((DataParallelTrainer) trainer).join();
+                                        }));
+        for (float[][] own : all) {
+            for (int i = 0; i < expected.length; i++) {
+                assertArrayEquals(expected[i], own[i], TOLERANCE, "parameter " + i);
+            }
+        }
+    }
+
+    @Test
+    void withoutJoinTheJobEndsWithAnError() {
+        CollectiveException e =
+                assertThrows(
+                        CollectiveException.class,
+                        () ->
+                                onTwo(
+                                        group ->
+                                                train(
+                                                        P2pEngine.NAME,
+                                                        config(group, false),
+                                                        t -> trainPart(t, group.rank()))));
+        assertTrue(e.getMessage().contains("optJoin"), e.getMessage());
+    }
+
+    /** Loss and accuracy of an epoch, by DJL's listeners, are those of both processes' batches. */
+    @ParameterizedTest
+    @ValueSource(booleans = {false, true})
+    void metricsAreThoseOfTheWholeJob(boolean uneven) {
+        List<List<Map<String, Float>>> reported = new ArrayList<>();
+        List<List<Float>> losses = new ArrayList<>();
+        List<List<Float>> hits = new ArrayList<>();
+        for (int rank = 0; rank < 2; rank++) {
+            reported.add(new ArrayList<>());
+            losses.add(new ArrayList<>());
+            hits.add(new ArrayList<>());
+        }
+        List<float[][]> parameters =
+                onTwo(
+                        group -> {
+                            int rank = group.rank();
+                            DataParallelConfig config = config(group, uneven);
+                            config.addEvaluator(new Accuracy());
+                            config.addTrainingListeners(
+                                    new EvaluatorTrainingListener(),
+                                    record(losses.get(rank), hits.get(rank), reported.get(rank)));
+                            int items = ROWS * (uneven ? STEPS[rank] : STEPS[1]) + rank * 2;
+                            return train(
+                                    P2pEngine.NAME,
+                                    config,
+                                    trainer -> {
+                                        RandomAccessDataset data =
+                                                Training.dataset(
+                                                        trainer.getManager(),
+                                                        items,
+                                                        new BatchSampler(
+                                                                new SequenceSampler(), ROWS, true));
+                                        EasyTrain.fit(trainer, 2, data, data);
+                                    });
+                        });
+        for (int i = 0; i < parameters.get(0).length; i++) {
+            assertArrayEquals(parameters.get(0)[i], parameters.get(1)[i], "parameter " + i);
+        }
+        for (int epoch = 0; epoch < 2; epoch++) {
+            double loss = 0;
+            double hit = 0;
+            int batches = 0;
+            for (int rank = 0; rank < 2; rank++) {
+                int own = losses.get(rank).size() / 2;
+                for (int i = epoch * own; i < (epoch + 1) * own; i++) {
+                    loss += losses.get(rank).get(i);
+                    hit += hits.get(rank).get(i);
+                    batches++;
+                }
+            }
+            for (int rank = 0; rank < 2; rank++) {
+                Map<String, Float> own = reported.get(rank).get(epoch);
+                assertEquals(loss / batches, own.get("train_loss"), TOLERANCE);
+                assertEquals(hit / batches / ROWS, own.get("train_Accuracy"), TOLERANCE);
+            }
+            for (String name : List.of("validate_loss", "validate_Accuracy")) {
+                assertEquals(
+                        reported.get(0).get(epoch).get(name),
+                        reported.get(1).get(epoch).get(name),
+                        name);
+            }
+        }
+    }
+
+    private static TrainingListenerAdapter record(
+            List<Float> losses, List<Float> hits, List<Map<String, Float>> reported) {
+        return new TrainingListenerAdapter() {
+            @Override
+            public void onTrainingBatch(Trainer trainer, BatchData data) {
+                data.getPredictions()
+                        .forEach(
+                                (device, predictions) -> {
+                                    NDList labels = data.getLabels().get(device);
+                                    losses.add(
+                                            Training.loss()
+                                                    .evaluate(labels, predictions)
+                                                    .getFloat());
+                                    NDArray right = new Accuracy().evaluate(labels, predictions);
+                                    hits.add(
+                                            right.toType(DataType.FLOAT32, false)
+                                                    .mean()
+                                                    .getFloat());
+                                });
+            }
+
+            @Override
+            public void onEpoch(Trainer trainer) {
+                reported.add(Map.copyOf(trainer.getTrainingResult().getEvaluations()));
+            }
+        };
+    }
+}
