@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import OpenAI from 'openai';
 import { createOpenAI } from '@ai-sdk/openai';
-import { generateText, streamText } from 'ai';
+import { generateText, jsonSchema, stepCountIs, streamText, tool } from 'ai';
 
 const [url, token] = process.argv.slice(2);
 const client = new OpenAI({ baseURL: url + '/v1', apiKey: token, maxRetries: 0 });
@@ -72,5 +72,41 @@ for (const model of [provider('tiny'), provider.chat('tiny'), provider.completio
   for await (const part of parts.textStream) all += part;
   assert.equal(all, whole.text);
   assert.equal(await parts.finishReason, 'length');
+}
+// openai and ai: tools in responses, over two turns
+const parameters = {
+  type: 'object', properties: { city: { enum: ['Rome', 'Oslo'] } }, required: ['city'], additionalProperties: false,
+};
+const weather = { type: 'function', name: 'weather', description: 'The weather', parameters, strict: true };
+const question = [{ role: 'user', content: 'How is the weather?' }];
+const request = { ...greedy, input: question, tools: [weather], tool_choice: 'required', parallel_tool_calls: false };
+const called = await client.responses.create(request);
+const call = called.output[0];
+assert.equal(call.type, 'function_call');
+assert.ok(['Rome', 'Oslo'].includes(JSON.parse(call.arguments).city));
+const stream = client.responses.stream(request);
+let args = '';
+stream.on('response.function_call_arguments.delta', event => (args += event.delta));
+assert.equal((await stream.finalResponse()).output[0].arguments, args);
+assert.equal(args, call.arguments);
+const result = { type: 'function_call_output', call_id: call.call_id, output: 'rain' };
+const answer = await client.responses.create({
+  ...request, input: [...question, ...called.output, result], tool_choice: 'none', max_output_tokens: 12,
+});
+assert.ok(answer.output_text.length > 0);
+const lookUp = tool({ description: 'The weather', inputSchema: jsonSchema(parameters), execute: ({ city }) => city + ': rain' });
+for (const model of [provider('tiny'), provider.chat('tiny')]) {
+  const options = {
+    model, tools: { lookUp }, stopWhen: stepCountIs(2), prompt: 'How is the weather?', temperature: 0, maxOutputTokens: 100, maxRetries: 0,
+    providerOptions: { openai: { store: false } },
+    prepareStep: ({ stepNumber }) => ({ toolChoice: stepNumber === 0 ? { type: 'tool', toolName: 'lookUp' } : 'none' }),
+  };
+  const whole = await generateText(options);
+  assert.equal(whole.steps.length, 2);
+  assert.match(whole.steps[0].toolResults[0].output, /^(Rome|Oslo): rain$/);
+  const parts = streamText(options);
+  let all = '';
+  for await (const part of parts.textStream) all += part;
+  assert.equal(all, whole.text);
 }
 console.log('all clients got right answers');

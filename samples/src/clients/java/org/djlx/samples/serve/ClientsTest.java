@@ -14,6 +14,7 @@ import org.djlx.fusedops.llm.TextGenerator;
 import org.djlx.fusedops.llm.api.TextApi;
 import org.djlx.fusedops.llm.engine.TextEngine;
 import org.djlx.fusedops.llm.text.ChatTemplate;
+import org.djlx.fusedops.llm.text.ToolFormat;
 import org.djlx.samples.CommandTest;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
@@ -70,7 +71,11 @@ class ClientsTest extends CommandTest {
                         TextEngine.builder().setDirectory(model).optRanks(2).build();
                 GenerationServer server =
                         new GenerationServer(
-                                new TextApi("tiny", generator, ChatTemplate.of(model)),
+                                new TextApi(
+                                        "tiny",
+                                        generator,
+                                        ChatTemplate.of(model),
+                                        ToolFormat.named("hermes")),
                                 generator,
                                 options)) {
             run("node", "clients.mjs", "http://127.0.0.1:" + server.port(), "t0ken");

@@ -35,7 +35,7 @@ public final class GenerateCommand extends CliCommand {
     @Parameters(
             paramLabel = "DIR",
             description =
-                    "A Llama in Hugging Face's layout; serve-model writes one to try things with.")
+                    "A model in Hugging Face's layout; serve-model writes one to try things with.")
     private Path directory;
 
     @Mixin private ModelOptions model;

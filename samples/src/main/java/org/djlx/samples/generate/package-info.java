@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Package-private:
- * LlamaDirectory - writes a model directory
+ * LlamaDirectory - writes the model directory of a Llama
  * BytePairEncoding - trains a tokenizer on a text
  * SlowProgress - prints progress after a while only
  */
 /**
- * Generates text with Llamas, and writes model directories in Hugging Face's layout.
+ * Generates text, and writes model directories in Hugging Face's layout.
  *
  * <ul>
  *   <li>{@link org.djlx.samples.generate.GenerateCommand} - {@code generate}: continues a prompt

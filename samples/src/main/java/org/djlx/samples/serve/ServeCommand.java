@@ -12,6 +12,7 @@ import org.djlx.fusedops.llm.TextGenerator;
 import org.djlx.fusedops.llm.api.TextApi;
 import org.djlx.fusedops.llm.engine.TextEngine;
 import org.djlx.fusedops.llm.text.ChatTemplate;
+import org.djlx.fusedops.llm.text.ToolFormat;
 import org.djlx.samples.common.CliCommand;
 import org.djlx.samples.generate.ModelOptions;
 import picocli.CommandLine.Command;
@@ -36,7 +37,7 @@ public final class ServeCommand extends CliCommand {
     @Parameters(
             paramLabel = "DIR",
             description =
-                    "A Llama in Hugging Face's layout; serve-model writes one to try things with.")
+                    "A model in Hugging Face's layout; serve-model writes one to try things with.")
     private Path directory;
 
     @Mixin private ModelOptions model;
@@ -60,6 +61,14 @@ public final class ServeCommand extends CliCommand {
             names = "--name",
             description = "The model's name in the API; the directory's name if not given.")
     private String name;
+
+    @Option(
+            names = "--tool-call-parser",
+            paramLabel = "FORMAT",
+            description =
+                    "How the model writes calls of tools: llama3_json, hermes or mistral. Without"
+                            + " it, the chat template says so, or the model takes no tools.")
+    private String toolCallParser;
 
     @Option(names = "--max-body", paramLabel = "BYTES", description = "Largest request.")
     private int maxBody = 1048576;
@@ -95,6 +104,8 @@ public final class ServeCommand extends CliCommand {
     public Integer call() throws IOException, InterruptedException {
         refuseIf(name != null && name.isBlank(), "--name must not be empty");
         ServerOptions options = options();
+        ToolFormat tools =
+                toolCallParser == null ? null : parsed(() -> ToolFormat.named(toolCallParser));
         model.check();
         model.requireTokenizer(directory);
         ChatTemplate template = ChatTemplate.of(directory);
@@ -108,7 +119,7 @@ public final class ServeCommand extends CliCommand {
                 generator.awaitEnd();
                 return 0;
             }
-            TextApi api = new TextApi(modelName(), generator, template);
+            TextApi api = new TextApi(modelName(), generator, template, tools);
             try (GenerationServer server = new GenerationServer(api, generator, options)) {
                 Runtime.getRuntime().addShutdownHook(ending(server, generator));
                 say(server);

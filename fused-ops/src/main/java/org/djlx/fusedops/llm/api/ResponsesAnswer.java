@@ -4,7 +4,6 @@ package org.djlx.fusedops.llm.api;
 import static org.djlx.fusedops.llm.api.JsonOptions.object;
 
 import com.google.gson.JsonArray;
-import com.google.gson.JsonElement;
 import com.google.gson.JsonNull;
 import com.google.gson.JsonObject;
 import java.time.Instant;
@@ -14,22 +13,28 @@ import java.util.UUID;
 import org.djlx.fusedops.llm.FinishReason;
 import org.djlx.fusedops.llm.GeneratedPiece;
 import org.djlx.fusedops.llm.Generation;
+import org.djlx.fusedops.llm.text.ToolCallStream;
 
 /**
  * Formats answers as OpenAI's <a
- * href="https://platform.openai.com/docs/api-reference/responses">responses</a>, which have one
- * message. A streamed answer is server-sent events with names.
+ * href="https://platform.openai.com/docs/api-reference/responses">responses</a>: a list of items,
+ * which are messages and calls of tools. A streamed answer is server-sent events with names.
  */
 final class ResponsesAnswer implements AnswerFormat {
 
     private final boolean streamed;
     private final JsonObject settings;
     private final LogProbabilities logProbabilities; // null if not asked for
+    private final Tools tools; // null as calls
+    private final ToolCallStream calls; // null if the answer calls none
     private final String model;
-    private final String id = "resp_" + UUID.randomUUID();
-    private final String messageId = "msg_" + UUID.randomUUID();
+    private final String id = newId("resp_");
     private final long created = Instant.now().getEpochSecond();
-    private final List<GeneratedPiece> pieces = new ArrayList<>(); // of a streamed answer
+    private final JsonArray output = new JsonArray(); // items that have ended
+    private JsonObject item; // the item that is being written; null between items
+    private final StringBuilder text = new StringBuilder(); // of a message, or arguments of a call
+    private JsonArray probabilities = new JsonArray(); // of the message
+    private final List<GeneratedPiece> unlisted = new ArrayList<>(); // since the last text
     private int events;
 
     /**
@@ -37,16 +42,24 @@ final class ResponsesAnswer implements AnswerFormat {
      *
      * @param settings the options of the request that a response repeats
      * @param logProbabilities formats log probabilities; null for an answer without them
+     * @param tools the tools that the answer may call; null for none
      */
     ResponsesAnswer(
             boolean streamed,
             JsonObject settings,
             LogProbabilities logProbabilities,
+            Tools tools,
             String model) {
         this.streamed = streamed;
         this.settings = settings;
         this.logProbabilities = logProbabilities;
+        this.tools = tools;
+        calls = tools == null ? null : tools.newStream();
         this.model = model;
+    }
+
+    private static String newId(String prefix) {
+        return prefix + UUID.randomUUID();
     }
 
     @Override
@@ -56,44 +69,142 @@ final class ResponsesAnswer implements AnswerFormat {
 
     @Override
     public String begin() {
-        return event("response.created", "response", response("in_progress", new JsonArray()))
-                + event(
-                        "response.in_progress",
-                        "response",
-                        response("in_progress", new JsonArray()))
-                + event("response.output_item.added", "item", message("in_progress", null))
-                + event("response.content_part.added", "part", part(List.of()));
+        return event("response.created", object("response", response("in_progress")))
+                + event("response.in_progress", object("response", response("in_progress")));
     }
 
     @Override
     public String piece(int choice, GeneratedPiece piece, Generation generation) {
-        pieces.add(piece);
-        if (piece.text().isEmpty() && logProbabilities == null) {
-            return "";
-        }
-        return textEvent("response.output_text.delta", "delta", List.of(piece));
+        unlisted.add(piece);
+        return tools == null ? text(piece.text()) : parts(calls.add(tools.text(piece)));
     }
 
-    private String textEvent(String type, String name, List<GeneratedPiece> of) {
-        return event(type, object(name, OpenAiAnswer.text(of), "logprobs", logProbabilities(of)));
+    private String parts(List<ToolCallStream.Part> parts) {
+        StringBuilder events = new StringBuilder();
+        parts.forEach(part -> events.append(part.call() < 0 ? text(part.content()) : call(part)));
+        return events.toString();
+    }
+
+    /** Continues the message, or begins one. */
+    private String text(String more) {
+        if (more.isEmpty() && logProbabilities == null) {
+            return "";
+        }
+        String begin = isMessage() ? "" : begin(message());
+        text.append(more);
+        JsonArray listed = logProbabilities(more.length());
+        probabilities.addAll(listed);
+        JsonObject delta = object("delta", more, "logprobs", listed);
+        return begin + event("response.output_text.delta", delta);
+    }
+
+    /** Lists the tokens of the text that ends here. Those of calls before it are not listed. */
+    private JsonArray logProbabilities(int length) {
+        int from = unlisted.size();
+        int left = length;
+        while (from > 0 && (left > 0 || unlisted.get(from - 1).text().isEmpty())) {
+            left -= unlisted.get(--from).text().length();
+        }
+        List<GeneratedPiece> listed = unlisted.subList(from, unlisted.size());
+        JsonArray json =
+                logProbabilities == null ? new JsonArray() : logProbabilities.tokens(listed);
+        unlisted.clear();
+        return json;
+    }
+
+    /** Continues a call, or begins one. */
+    private String call(ToolCallStream.Part part) {
+        String begin = part.id() == null ? "" : begin(callOf(part));
+        text.append(part.arguments());
+        return part.arguments().isEmpty()
+                ? begin
+                : begin
+                        + event(
+                                "response.function_call_arguments.delta",
+                                object("delta", part.arguments()));
+    }
+
+    private static JsonObject callOf(ToolCallStream.Part part) {
+        JsonObject json = object("type", "function_call", "id", newId("fc_"));
+        json.addProperty("status", "in_progress");
+        json.addProperty("call_id", part.id());
+        json.addProperty("name", part.name());
+        json.addProperty("arguments", "");
+        return json;
+    }
+
+    private static JsonObject message() {
+        JsonObject json = object("type", "message", "id", newId("msg_"), "status", "in_progress");
+        json.addProperty("role", "assistant");
+        json.add("content", new JsonArray());
+        return json;
+    }
+
+    private boolean isMessage() {
+        return item != null && item.has("content");
+    }
+
+    private String begin(JsonObject next) {
+        String events = end("completed");
+        item = next;
+        events += event("response.output_item.added", object("item", item));
+        return isMessage()
+                ? events + event("response.content_part.added", object("part", part()))
+                : events;
+    }
+
+    /** Ends the item that is being written, if there is one. */
+    private String end(String status) {
+        if (item == null) {
+            return "";
+        }
+        String written = text.toString();
+        String events;
+        if (isMessage()) {
+            JsonObject part = part();
+            events =
+                    event(
+                                    "response.output_text.done",
+                                    object("text", written, "logprobs", probabilities))
+                            + event("response.content_part.done", object("part", part));
+            item.getAsJsonArray("content").add(part);
+        } else {
+            events =
+                    event(
+                            "response.function_call_arguments.done",
+                            object("name", item.get("name"), "arguments", written));
+            item.addProperty("arguments", written);
+        }
+        item.addProperty("status", status);
+        events += event("response.output_item.done", object("item", item));
+        output.add(item);
+        item = null;
+        text.setLength(0);
+        probabilities = new JsonArray();
+        return events;
     }
 
     @Override
     public String end(int choice, Generation generation) {
-        JsonObject item = message(status(generation), part(pieces));
-        return textEvent("response.output_text.done", "text", pieces)
-                + event("response.content_part.done", "part", part(pieces))
-                + event("response.output_item.done", "item", item);
+        String rest = tools == null ? "" : parts(calls.end());
+        if (item == null && output.isEmpty()) {
+            rest += begin(message());
+        }
+        if (isMessage() && !unlisted.isEmpty()) { // The token that ends the answer has no text.
+            rest += text("");
+        }
+        return rest + end(status(generation));
     }
 
     @Override
     public String end(List<Generation> generations) {
-        String status = status(generations.get(0));
-        return event("response." + status, "response", whole(pieces, generations.get(0)));
+        Generation generation = generations.get(0);
+        return event("response." + status(generation), object("response", whole(generation)));
     }
 
     @Override
     public String failure(ApiException failure) {
+        item = null;
         return event(
                 "error",
                 object("code", "server_error", "message", failure.getMessage(), "param", null));
@@ -101,15 +212,15 @@ final class ResponsesAnswer implements AnswerFormat {
 
     @Override
     public String whole(List<List<GeneratedPiece>> pieces, List<Generation> generations) {
-        return JsonOptions.GSON.toJson(whole(pieces.get(0), generations.get(0)));
+        Generation generation = generations.get(0);
+        pieces.get(0).forEach(piece -> piece(0, piece, generation));
+        end(0, generation);
+        return JsonOptions.GSON.toJson(whole(generation));
     }
 
-    private JsonObject whole(List<GeneratedPiece> of, Generation generation) {
-        String status = status(generation);
-        JsonArray output = new JsonArray();
-        output.add(message(status, part(of)));
-        JsonObject json = response(status, output);
-        if (status.equals("incomplete")) {
+    private JsonObject whole(Generation generation) {
+        JsonObject json = response(status(generation));
+        if (status(generation).equals("incomplete")) {
             json.add("incomplete_details", object("reason", "max_output_tokens"));
         }
         int prompt = generation.promptTokens();
@@ -128,7 +239,8 @@ final class ResponsesAnswer implements AnswerFormat {
         return isCut ? "incomplete" : "completed";
     }
 
-    private JsonObject response(String status, JsonArray output) {
+    /** Returns the response with the items that have ended. */
+    private JsonObject response(String status) {
         JsonObject json = object("id", id, "object", "response", "created_at", created);
         json.addProperty("status", status);
         json.addProperty("model", model);
@@ -140,40 +252,26 @@ final class ResponsesAnswer implements AnswerFormat {
         return json;
     }
 
-    /** Returns the message; the part is null before it begins. */
-    private JsonObject message(String status, JsonObject part) {
-        JsonArray content = new JsonArray();
-        if (part != null) {
-            content.add(part);
-        }
-        JsonObject json = object("type", "message", "id", messageId, "status", status);
-        json.addProperty("role", "assistant");
-        json.add("content", content);
-        return json;
-    }
-
-    private JsonObject part(List<GeneratedPiece> of) {
-        JsonObject json = object("type", "output_text", "text", OpenAiAnswer.text(of));
+    /** Returns the part of the message: its only one. */
+    private JsonObject part() {
+        JsonObject json = object("type", "output_text", "text", text.toString());
         json.add("annotations", new JsonArray());
-        json.add("logprobs", logProbabilities(of));
+        json.add("logprobs", probabilities);
         return json;
     }
 
-    private JsonArray logProbabilities(List<GeneratedPiece> of) {
-        return logProbabilities == null ? new JsonArray() : logProbabilities.tokens(of);
-    }
-
-    private String event(String type, String name, JsonElement value) {
-        return event(type, object(name, value));
-    }
-
-    /** Returns an event. Those of the message say where it stands. */
+    /** Returns an event; empty if the answer is not streamed. Those of an item say where it is. */
     private String event(String type, JsonObject content) {
+        if (!streamed) {
+            return "";
+        }
         JsonObject json = object("type", type, "sequence_number", events++);
-        if (!content.has("response") && !type.equals("error")) {
-            json.addProperty("item_id", messageId);
-            json.addProperty("output_index", 0);
-            json.addProperty("content_index", 0);
+        if (item != null) {
+            json.add("item_id", item.get("id"));
+            json.addProperty("output_index", output.size());
+            if (isMessage()) {
+                json.addProperty("content_index", 0);
+            }
         }
         content.entrySet().forEach(entry -> json.add(entry.getKey(), entry.getValue()));
         return "event: " + type + "\ndata: " + JsonOptions.GSON.toJson(json) + "\n\n";

@@ -228,9 +228,6 @@ public final class TextApi {
     private static ChatTemplate.Message message(JsonOptions json) {
         json.neutral("name");
         json.neutral("annotations", "[]");
-        json.neutral("type", "\"message\""); // of responses, as these:
-        json.neutral("id");
-        json.neutral("status");
         String role = json.text("role", "");
         if (role.equals("developer")) {
             role = "system";
@@ -238,22 +235,7 @@ public final class TextApi {
         if (!List.of("system", "user", "assistant", "tool").contains(role)) {
             throw json.wrong("role", "system, developer, user, assistant or tool");
         }
-        String content;
-        if (json.isArray("content")) {
-            StringBuilder text = new StringBuilder();
-            for (JsonOptions part : json.objects("content")) {
-                if (!List.of("text", "input_text", "output_text").contains(part.text("type", ""))) {
-                    throw part.wrong("type", "text");
-                }
-                part.neutral("annotations", "[]");
-                part.neutral("logprobs");
-                text.append(part.text("text", ""));
-                part.requireNoOthers();
-            }
-            content = text.toString();
-        } else {
-            content = json.text("content", null);
-        }
+        String content = content(json, "content");
         Map<String, Object> more = new LinkedHashMap<>();
         if (role.equals("assistant") && !json.isEmpty("tool_calls")) {
             more.put("tool_calls", json.objects("tool_calls").stream().map(TextApi::call).toList());
@@ -270,11 +252,82 @@ public final class TextApi {
         return new ChatTemplate.Message(role, content, more);
     }
 
-    /** Reads a call of a tool, for the template: with its arguments as an object. */
+    /** Reads a text or the texts of an array; null if there is none. */
+    private static String content(JsonOptions json, String name) {
+        if (!json.isArray(name)) {
+            return json.text(name, null);
+        }
+        StringBuilder text = new StringBuilder();
+        for (JsonOptions part : json.objects(name)) {
+            if (!List.of("text", "input_text", "output_text").contains(part.text("type", ""))) {
+                throw part.wrong("type", "text");
+            }
+            part.neutral("annotations", "[]");
+            part.neutral("logprobs");
+            part.neutral("parsed");
+            text.append(part.text("text", ""));
+            part.requireNoOthers();
+        }
+        return text.toString();
+    }
+
+    /**
+     * Reads the items of a response's input. As in chats, an assistant's message has its calls: of
+     * the items that follow it, or of its own.
+     */
+    private static List<ChatTemplate.Message> items(JsonOptions json, String name) {
+        List<ChatTemplate.Message> messages = new ArrayList<>();
+        for (JsonOptions item : json.objects(name)) {
+            String type = item.text("type", "message");
+            item.neutral("id");
+            item.neutral("status");
+            item.neutral("parsed_arguments"); // of the npm client, as "parsed" of texts
+            switch (type) {
+                case "message" -> messages.add(message(item));
+                case "function_call" -> addCall(messages, call(item, item, "call_id"));
+                case "function_call_output" -> {
+                    Map<String, Object> id = Map.of("tool_call_id", item.text("call_id", ""));
+                    String output = content(item, "output");
+                    messages.add(
+                            new ChatTemplate.Message("tool", output == null ? "" : output, id));
+                }
+                default ->
+                        throw item.wrong(
+                                "type",
+                                "message, function_call or function_call_output; no items are"
+                                        + " stored, so send them all, with 'store' false");
+            }
+            item.requireNoOthers();
+        }
+        return messages;
+    }
+
+    private static void addCall(List<ChatTemplate.Message> messages, Map<String, Object> call) {
+        int last = messages.size() - 1;
+        boolean follows = last >= 0 && messages.get(last).role().equals("assistant");
+        ChatTemplate.Message before =
+                follows ? messages.remove(last) : new ChatTemplate.Message("assistant", null);
+        List<Object> calls = new ArrayList<>();
+        if (before.more().get("tool_calls") instanceof List<?> some) {
+            calls.addAll(some);
+        }
+        calls.add(call);
+        messages.add(
+                new ChatTemplate.Message(
+                        "assistant", before.content(), Map.of("tool_calls", calls)));
+    }
+
     private static Map<String, Object> call(JsonOptions json) {
         json.neutral("type", "\"function\"");
-        String id = json.text("id", "");
-        JsonOptions function = json.object("function");
+        json.neutral("index");
+        Map<String, Object> call = call(json, json.object("function"), "id");
+        json.requireNoOthers();
+        return call;
+    }
+
+    /** Reads a call of a tool, for the template: with its arguments as an object. */
+    private static Map<String, Object> call(JsonOptions json, JsonOptions function, String idName) {
+        String id = json.text(idName, "");
         String text = function.text("arguments", "");
         Map<String, Object> arguments;
         try {
@@ -288,8 +341,6 @@ public final class TextApi {
             throw function.wrong("name", "the name of a tool");
         }
         function.requireNoOthers();
-        json.neutral("index");
-        json.requireNoOthers();
         return Map.of(
                 "id",
                 id,
@@ -300,7 +351,7 @@ public final class TextApi {
     }
 
     private Tools tools(JsonOptions json) {
-        return Tools.read(json, toolFormat, toolMarker);
+        return Tools.read(json, toolFormat, toolMarker, "function");
     }
 
     /**
@@ -326,16 +377,16 @@ public final class TextApi {
         }
         json.neutral("background", "false");
         json.neutral("truncation", "\"disabled\"");
-        json.neutral("max_tool_calls");
+        json.neutral("max_tool_calls"); // of OpenAI's own tools
         JsonOptions reasoning = json.object("reasoning");
         reasoning.neutral("effort", "\"none\"");
         reasoning.neutral("summary");
         reasoning.requireNoOthers();
-        OpenAiOptions.refuseTools(json);
+        Tools tools = Tools.read(json, toolFormat, toolMarker, null);
         JsonOptions text = json.object("text");
-        if (text.has("format")) {
-            builder.optGrammar(OpenAiOptions.format(text.object("format"), null));
-        }
+        Grammar grammar =
+                text.has("format") ? OpenAiOptions.format(text.object("format"), null) : null;
+        builder.optGrammar(tools == null ? grammar : tools.grammar(json, grammar));
         text.neutral("verbosity", "\"medium\"");
         text.requireNoOthers();
         List<ChatTemplate.Message> messages = new ArrayList<>();
@@ -344,11 +395,11 @@ public final class TextApi {
             messages.add(new ChatTemplate.Message("system", instructions));
         }
         if (json.isArray("input")) {
-            messages.addAll(messages(json, "input"));
+            messages.addAll(items(json, "input"));
         } else {
             messages.add(new ChatTemplate.Message("user", notEmpty(json, "input")));
         }
-        readPrompt(json, "input", messages, null, "max_output_tokens", builder);
+        readPrompt(json, "input", messages, tools, "max_output_tokens", builder);
         json.requireNoOthers();
         GenerationRequest request = OpenAiOptions.build(builder);
         JsonObject settings = json.echo(RESPONSE_SETTINGS);
@@ -356,7 +407,8 @@ public final class TextApi {
         settings.addProperty("top_p", request.topP());
         return new TextCall(
                 List.of(request),
-                new ResponsesAnswer(streamed, settings, listed ? logProbabilities : null, name));
+                new ResponsesAnswer(
+                        streamed, settings, listed ? logProbabilities : null, tools, name));
     }
 
     /**

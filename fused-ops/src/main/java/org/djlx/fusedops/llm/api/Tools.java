@@ -17,7 +17,7 @@ import org.djlx.fusedops.llm.text.ToolFormat;
  *
  * @param format how the model writes calls
  * @param marker the token that is the format's marker; -1 if no special token is
- * @param declarations the tools as the client has sent them, for the chat template
+ * @param declarations the tools in the schema of chats, for the chat template
  * @param parameters the schema of the arguments of each tool that may be called, by name
  * @param isForced whether the answer has to be a call
  * @param isStrict whether calls follow their schemas even if they are not forced
@@ -37,9 +37,11 @@ record Tools(
      *
      * @param format the model's format; null if it has none
      * @param marker the token that is the format's marker; -1 if no special token is
+     * @param nested the name of the object that describes a function; null if its entries stand
+     *     beside its type, as in responses
      * @return the tools; null if there are none, or if none may be called
      */
-    static Tools read(JsonOptions json, ToolFormat format, int marker) {
+    static Tools read(JsonOptions json, ToolFormat format, int marker, String nested) {
         boolean isParallel = json.flag("parallel_tool_calls", true);
         List<JsonOptions> tools = json.isEmpty("tools") ? List.of() : json.objects("tools");
         String choice = "function";
@@ -49,7 +51,7 @@ record Tools(
             if (!one.text("type", "").equals("function")) {
                 throw one.wrong("type", "function");
             }
-            JsonOptions named = one.object("function");
+            JsonOptions named = nested == null ? one : one.object(nested);
             function = named.text("name", "");
             named.requireNoOthers();
             one.requireNoOthers();
@@ -66,7 +68,7 @@ record Tools(
             if (!tool.text("type", "").equals("function")) {
                 throw tool.wrong("type", "function; other tools are not supported");
             }
-            JsonOptions declared = tool.object("function");
+            JsonOptions declared = nested == null ? tool : tool.object(nested);
             String name = declared.text("name", "");
             if (!name.matches("[A-Za-z0-9_.-]{1,64}") || parameters.containsKey(name)) {
                 throw declared.wrong("name", "1 to 64 of A-Z, a-z, 0-9, _, . and -, and unique");
@@ -75,7 +77,12 @@ record Tools(
             isStrict |= declared.flag("strict", false); // Forced calls always are.
             parameters.put(name, arguments(declared.json("parameters")));
             declared.requireNoOthers();
-            declarations.add(tool.values());
+            Map<String, Object> described = declared.values();
+            described.remove("type"); // if it is not nested
+            Map<String, Object> declaration = new LinkedHashMap<>();
+            declaration.put("type", "function");
+            declaration.put("function", described);
+            declarations.add(declaration);
             tool.requireNoOthers();
         }
         if (choice.equals("none") || tools.isEmpty() && choice.equals("auto")) {

@@ -49,6 +49,7 @@ final class JsonSchema {
             new GsonBuilder().disableHtmlEscaping().serializeNulls().create();
     private static final int MAX_SIZE = 10_000; // of strings and arrays
     private static final int MAX_NUMBER_LENGTH = 40; // of bounds
+    private static final int MAX_DEPTH = 200;
 
     /** Keywords that do not change which values are valid. */
     private static final Set<String> ANNOTATIONS =
@@ -84,6 +85,7 @@ final class JsonSchema {
     private final Terms.Term character;
     private final Terms.Term anyString;
     private Terms.Term any; // null until used
+    private int depth;
 
     JsonSchema(Terms terms, JsonObject root) {
         this.terms = terms;
@@ -158,6 +160,15 @@ final class JsonSchema {
     }
 
     private Terms.Term value(JsonElement schema, String path) {
+        if (++depth > MAX_DEPTH) {
+            throw wrong(path, "schemas and references are nested more than " + MAX_DEPTH + " deep");
+        }
+        Terms.Term term = valueOf(schema, path);
+        depth--;
+        return term;
+    }
+
+    private Terms.Term valueOf(JsonElement schema, String path) {
         if (schema instanceof JsonPrimitive primitive && primitive.isBoolean()) {
             return primitive.getAsBoolean() ? any() : terms.none;
         }

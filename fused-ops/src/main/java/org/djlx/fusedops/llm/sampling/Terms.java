@@ -28,8 +28,10 @@ final class Terms {
     /** The upper bound of a repetition without one. */
     static final int UNBOUNDED = Integer.MAX_VALUE;
 
-    /** Limits the memory of one grammar. */
-    private static final int MAX_TERMS = 300_000;
+    /** Limits the memory and the time of one grammar; see {@link #size}. */
+    static final int MAX_SIZE = 3_000_000;
+
+    private static final int TERM_SIZE = 10; // A term takes the memory of 10 references to it.
 
     private static final int BYTES = 256;
 
@@ -68,6 +70,7 @@ final class Terms {
     private final int[] classes = new int[BYTES]; // of the bytes
     private final int[] examples = new int[BYTES]; // a byte of each class
     private int classCount = 1;
+    private int size;
 
     final Term none = term(Kind.NONE, List.of(), null, 0, 0, false);
     final Term empty = term(Kind.EMPTY, List.of(), null, 0, 0, true);
@@ -125,6 +128,7 @@ final class Terms {
                 if (deriving) {
                     throw wrong(this, "the reference refers to itself");
                 }
+                grow(parts.size() / 4);
                 deriving = kind == Kind.REFERENCE;
                 known = derivative(b);
                 deriving = false;
@@ -167,9 +171,16 @@ final class Terms {
         }
     }
 
-    /** Returns the number of terms, a measure of the memory that they take. */
+    /** Returns a measure of the memory that the terms take, and of the time to derive them. */
     int size() {
-        return terms.size();
+        return size;
+    }
+
+    private void grow(int by) {
+        size += by;
+        if (size > MAX_SIZE) {
+            throw new IllegalArgumentException("it has too many states; simplify it");
+        }
     }
 
     private Term term(
@@ -179,10 +190,7 @@ final class Terms {
         Key key = new Key(kind, ids, bytes, min, max);
         Term known = terms.get(key);
         if (known == null) {
-            if (terms.size() == MAX_TERMS) {
-                throw new IllegalArgumentException(
-                        "it has more than " + MAX_TERMS + " states; simplify it");
-            }
+            grow(TERM_SIZE + parts.size());
             known = new Term(kind, parts, bytes, min, max, nullable);
             terms.put(key, known);
             if (kind == Kind.BYTE) {
@@ -219,6 +227,9 @@ final class Terms {
 
     /** Returns a term for one text. */
     Term literal(String text) {
+        if (!StandardCharsets.UTF_8.newEncoder().canEncode(text)) {
+            throw new IllegalArgumentException("a text has an unpaired surrogate");
+        }
         byte[] utf8 = text.getBytes(StandardCharsets.UTF_8);
         Term result = empty;
         for (int i = utf8.length - 1; i >= 0; i--) {

@@ -3,9 +3,12 @@ package org.djlx.fusedops.llm.sampling;
 
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.HashMap;
 import java.util.LinkedHashMap;
+import java.util.LinkedHashSet;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
 
 /**
  * The bytes of a model's tokens, as a trie in preorder. Finds the tokens that a {@link Grammar}
@@ -15,7 +18,7 @@ public final class Vocabulary {
 
     private static final int MAX_GRAMMARS = 32;
     private static final int MAX_LEXEMES = 128; // of a grammar
-    private static final int MAX_TERMS = 100_000; // of a grammar
+    private static final int MAX_SIZE = Terms.MAX_SIZE / 3; // of a grammar that is used again
 
     private final List<byte[]> tokens;
     private final int size;
@@ -109,7 +112,7 @@ public final class Vocabulary {
     /** Returns the masks of a grammar. */
     synchronized Masks masks(Grammar grammar) {
         Masks known = masks.get(grammar);
-        if (known == null || known.grammar.terms().size() > MAX_TERMS) {
+        if (known == null || known.grammar.terms().size() > MAX_SIZE) {
             known = new Masks(known == null ? grammar : grammar.copy());
             masks.remove(grammar);
             masks.put(grammar, known);
@@ -124,7 +127,10 @@ public final class Vocabulary {
         private final Map<Terms.Term, Lexeme> lexemes = recent(MAX_LEXEMES);
 
         /** The tokens that stay within a lexeme, and the nodes where it may end, or null. */
-        private record Lexeme(int[] allowed, List<Integer> ends) {}
+        private record Lexeme(int[] allowed, Set<Integer> ends) {}
+
+        /** A term whose texts begin at a node, and whether the nodes where they end are needed. */
+        private record Start(Terms.Term term, int node, boolean needsEnds) {}
 
         private Masks(Grammar grammar) {
             this.grammar = grammar;
@@ -143,7 +149,7 @@ public final class Vocabulary {
         /** Returns a bit for each token of the vocabulary: whether it is allowed in a state. */
         synchronized int[] mask(Terms.Term state) {
             int[] mask = new int[(size + Integer.SIZE - 1) / Integer.SIZE];
-            allow(state, 0, mask, null);
+            allow(new Start(state, 0, false), mask, new HashMap<>());
             return mask;
         }
 
@@ -151,42 +157,65 @@ public final class Vocabulary {
          * Adds the tokens below a node that begin a text of the term. A token that goes on after
          * the end of the text is not among them.
          *
-         * @param textEnds receives the nodes at which a text of the term may end; may be null
+         * @param known the results of this mask, so that terms which are reached many ways are
+         *     walked once
+         * @return the nodes at which a text of the term may end, if they are needed
          */
-        private void allow(Terms.Term term, int node, int[] mask, List<Integer> textEnds) {
+        private Set<Integer> allow(Start start, int[] mask, Map<Start, Set<Integer>> known) {
+            Set<Integer> ends = known.get(start);
+            if (ends == null) {
+                ends = new LinkedHashSet<>();
+                known.put(start, ends);
+                addEnds(start, mask, known, ends);
+            }
+            return ends;
+        }
+
+        private void addEnds(
+                Start start, int[] mask, Map<Start, Set<Integer>> known, Set<Integer> ends) {
+            Terms.Term term = start.term;
+            boolean needsEnds = start.needsEnds;
             switch (term.kind) {
                 case SEQUENCE -> {
-                    List<Integer> ends = new ArrayList<>();
-                    allow(term.parts().get(0), node, mask, ends);
-                    ends.forEach(end -> allow(term.parts().get(1), end, mask, textEnds));
+                    Terms.Term rest = term.parts().get(1);
+                    Start first = new Start(term.parts().get(0), start.node, true);
+                    for (int end : allow(first, mask, known)) {
+                        ends.addAll(allow(new Start(rest, end, needsEnds), mask, known));
+                    }
                 }
-                case CHOICE, REFERENCE ->
-                        term.parts().forEach(part -> allow(part, node, mask, textEnds));
+                case CHOICE, REFERENCE -> {
+                    for (Terms.Term part : term.parts()) {
+                        Start each = new Start(part, start.node, needsEnds);
+                        ends.addAll(allow(each, mask, known));
+                    }
+                }
                 case LEXEME -> {
-                    if (node > 0) {
-                        walk(term, node, mask, textEnds);
+                    if (start.node > 0) {
+                        walk(start, mask, ends);
                         return;
                     }
                     Lexeme lexeme = lexemes.get(term);
-                    if (lexeme == null || (textEnds != null && lexeme.ends == null)) {
-                        List<Integer> ends = textEnds == null ? null : new ArrayList<>();
-                        lexeme = new Lexeme(new int[mask.length], ends);
-                        walk(term, node, lexeme.allowed, ends);
+                    if (lexeme == null || needsEnds && lexeme.ends == null) {
+                        Set<Integer> all = new LinkedHashSet<>();
+                        lexeme = new Lexeme(new int[mask.length], needsEnds ? all : null);
+                        walk(start, lexeme.allowed, all);
                         lexemes.put(term, lexeme);
                     }
                     for (int i = 0; i < mask.length; i++) {
                         mask[i] |= lexeme.allowed[i];
                     }
-                    if (textEnds != null) {
-                        textEnds.addAll(lexeme.ends);
+                    if (needsEnds) {
+                        ends.addAll(lexeme.ends);
                     }
                 }
-                default -> walk(term, node, mask, textEnds);
+                default -> walk(start, mask, ends);
             }
         }
 
-        private void walk(Terms.Term term, int node, int[] mask, List<Integer> textEnds) {
-            if (textEnds != null && term.isNullable()) {
+        private void walk(Start start, int[] mask, Set<Integer> textEnds) {
+            Terms.Term term = start.term;
+            int node = start.node;
+            if (start.needsEnds && term.isNullable()) {
                 textEnds.add(node);
             }
             Terms.Term none = grammar.terms().none;
@@ -207,7 +236,7 @@ public final class Vocabulary {
                 for (; token >= 0; token = equalTokens[token]) {
                     mask[token / Integer.SIZE] |= 1 << token;
                 }
-                if (textEnds != null && state.isNullable()) {
+                if (start.needsEnds && state.isNullable()) {
                     textEnds.add(next);
                 }
                 next++;

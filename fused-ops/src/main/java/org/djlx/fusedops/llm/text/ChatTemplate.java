@@ -102,9 +102,10 @@ public final class ChatTemplate {
         if (directory == null) {
             throw new IllegalArgumentException("the model directory is null");
         }
-        JsonObject config = config(directory.resolve("tokenizer_config.json"));
+        Path json = directory.resolve("tokenizer_config.json");
+        JsonObject config = config(json);
         Path file = directory.resolve("chat_template.jinja");
-        String jinja = Files.exists(file) ? Files.readString(file) : template(config);
+        String jinja = Files.exists(file) ? Files.readString(file) : template(config, json);
         return jinja == null ? PLAIN : new ChatTemplate(jinja, specialTokens(config));
     }
 
@@ -122,18 +123,23 @@ public final class ChatTemplate {
     }
 
     /** Returns the template in a configuration; null if there is none. */
-    private static String template(JsonObject config) {
+    private static String template(JsonObject config, Path file) throws IOException {
         JsonElement template = config.get("chat_template");
-        if (template instanceof JsonArray templates) {
-            for (JsonElement each : templates) {
-                JsonObject named = each.getAsJsonObject();
-                if (named.get("name").getAsString().equals(DEFAULT_NAME)) {
-                    return named.get("template").getAsString();
+        try {
+            if (template instanceof JsonArray templates) {
+                for (JsonElement each : templates) {
+                    JsonObject named = each.getAsJsonObject();
+                    if (named.get("name").getAsString().equals(DEFAULT_NAME)) {
+                        return named.get("template").getAsString();
+                    }
                 }
+                return null;
             }
-            return null;
+            return template == null || template.isJsonNull() ? null : template.getAsString();
+        } catch (RuntimeException e) { // A value is missing or has another type.
+            throw new IOException(
+                    file + ": chat_template must be a text or an array of names and templates", e);
         }
-        return template == null || template.isJsonNull() ? null : template.getAsString();
     }
 
     private static Map<String, String> specialTokens(JsonObject config) {

@@ -7,6 +7,7 @@ import com.hubspot.jinjava.Jinjava;
 import com.hubspot.jinjava.JinjavaConfig;
 import com.hubspot.jinjava.LegacyOverrides;
 import com.hubspot.jinjava.el.JinjavaInterpreterResolver;
+import com.hubspot.jinjava.el.JinjavaProcessors;
 import com.hubspot.jinjava.interpret.Context;
 import com.hubspot.jinjava.interpret.JinjavaInterpreter;
 import com.hubspot.jinjava.interpret.RenderResult;
@@ -14,11 +15,13 @@ import com.hubspot.jinjava.interpret.TemplateError;
 import com.hubspot.jinjava.lib.exptest.ExpTest;
 import com.hubspot.jinjava.lib.filter.Filter;
 import com.hubspot.jinjava.lib.fn.ELFunctionDefinition;
+import java.time.Duration;
 import java.time.LocalDateTime;
 import java.time.format.DateTimeFormatter;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.Collection;
+import java.util.HashMap;
 import java.util.List;
 import java.util.Locale;
 import java.util.Map;
@@ -40,7 +43,10 @@ final class JinjaRuntime {
     private static final Gson GSON =
             new GsonBuilder().disableHtmlEscaping().serializeNulls().create();
     private static final int MAX_DEPTH = 50;
-    private static final long MAX_OUTPUT = 64L << 20; // bytes
+    private static final int MAX_OUTPUT = 64 << 20; // bytes
+    private static final int MAX_ELEMENTS = 100_000; // of a range, as in Jinja2's sandbox
+    private static final Duration MAX_TIME = Duration.ofSeconds(20);
+    private static final String DEADLINE = "\uE000deadline"; // by System.nanoTime()
     private static final Jinjava JINJAVA = create();
 
     /** Letters of Python's strftime, and of Java's patterns in the same order. */
@@ -69,6 +75,10 @@ final class JinjaRuntime {
                         .withUseTrimmingForNotesAndExpressions(true)
                         .withKeepNullableLoopValues(true)
                         .build();
+        JinjavaProcessors processors =
+                JinjavaProcessors.newBuilder()
+                        .withNodePreProcessor((node, interpreter) -> checkTime(interpreter))
+                        .build();
         Set<String> files = Set.of("include", "import", "from", "extends");
         Jinjava jinjava =
                 new Jinjava(
@@ -78,6 +88,9 @@ final class JinjaRuntime {
                                 .withEnableRecursiveMacroCalls(true)
                                 .withMaxMacroRecursionDepth(MAX_DEPTH)
                                 .withMaxOutputSize(MAX_OUTPUT)
+                                .withMaxListSize(MAX_OUTPUT / Long.BYTES)
+                                .withRangeLimit(MAX_ELEMENTS)
+                                .withProcessors(processors)
                                 .withElResolver(resolver)
                                 .withDisabled(Map.of(Context.Library.TAG, files))
                                 .withLegacyOverrides(asJinja2)
@@ -94,6 +107,24 @@ final class JinjaRuntime {
         return new ELFunctionDefinition("", name, JinjaRuntime.class, method, String.class);
     }
 
+    /** Returns whether a filter, or a test, has this name. */
+    static boolean knows(String name, boolean isFilter) {
+        Context context = JINJAVA.getGlobalContext();
+        return (isFilter ? context.getFilter(name) : context.getExpTest(name)) != null;
+    }
+
+    private static void checkTime(JinjavaInterpreter interpreter) {
+        if (System.nanoTime() - (long) interpreter.getContext().get(DEADLINE) > 0) {
+            throw new OutOfTime();
+        }
+    }
+
+    /** An error, because Jinjava goes on after exceptions. */
+    private static final class OutOfTime extends Error {
+
+        private static final long serialVersionUID = 1L;
+    }
+
     /**
      * Renders a template.
      *
@@ -103,9 +134,21 @@ final class JinjaRuntime {
      *     raise_exception}
      */
     static String render(String source, Map<String, Object> variables) {
-        RenderResult result = JINJAVA.renderForResult(source, variables);
+        return render(source, variables, MAX_TIME);
+    }
+
+    static String render(String source, Map<String, Object> variables, Duration maxTime) {
+        Map<String, Object> all = new HashMap<>(variables);
+        all.put(DEADLINE, System.nanoTime() + maxTime.toNanos());
+        RenderResult result;
+        try {
+            result = JINJAVA.renderForResult(source, all);
+        } catch (OutOfTime e) {
+            throw new IllegalArgumentException(
+                    "the model's chat template takes longer than " + maxTime.toSeconds() + " s");
+        }
         for (TemplateError error : result.getErrors()) {
-            if (error.getSeverity() == TemplateError.ErrorType.FATAL) {
+            if (error.getReason() != TemplateError.ErrorReason.UNKNOWN) { // undefined variables
                 throw new IllegalArgumentException(message(error), error.getException());
             }
         }

@@ -18,6 +18,8 @@ import java.util.regex.Pattern;
  *   <li>{@code not a == b} means {@code not (a == b)}. Jinjava negates {@code a}.
  *   <li>{@code f(x=a - 1)} passes {@code a - 1}. Jinjava subtracts 1 from the argument {@code x=a}.
  *   <li>{@code list[::-1]} is {@code (list|reverse|list)}.
+ *   <li>A filter or test that does not exist refuses the chat. Jinjava takes it for a variable that
+ *       is not defined.
  *   <li>The tags {@code generation} and {@code endgeneration} mark text for training and print
  *       nothing.
  * </ol>
@@ -70,6 +72,7 @@ final class JinjaSource {
     private String rewrite() {
         boolean macro = neighbour(0, 1).equals("%") && tokens.contains("macro");
         int depth = 0;
+        String before = ""; // the last token that is not whitespace; "is" for "is not"
         for (int i = 0; i < tokens.size(); i++) {
             String token = tokens.get(i);
             close(token, depth, i >= tokens.size() - 3);
@@ -84,9 +87,18 @@ final class JinjaSource {
             } else if (token.equals("=") && depth > 1 && !macro && isAssignment(i)) {
                 text.append("=(");
                 added.push(new Added(depth, true));
+            } else if (isUnknown(token, before)) {
+                text.append(before.equals("|") ? "string" : "defined")
+                        .append(" ~ raise_exception('it uses ")
+                        .append(before.equals("|") ? "the filter " : "the test ")
+                        .append(token)
+                        .append(", which is not supported')")
+                        .append(neighbour(i, 1).equals("(") ? " ~ " : "");
             } else {
                 text.append(token);
             }
+            boolean isNot = before.equals("is") && token.equals("not");
+            before = token.isBlank() || isNot ? before : token;
         }
         return REVERSED.matcher(text).replaceAll("($1|reverse|list)");
     }
@@ -105,6 +117,12 @@ final class JinjaSource {
 
     private static boolean isOneOf(String token, String characters) {
         return token.length() == 1 && characters.contains(token);
+    }
+
+    /** Returns whether a token is the name of a filter or test that does not exist. */
+    private static boolean isUnknown(String token, String before) {
+        boolean isName = before.equals("|") || before.equals("is") && !token.equals("not");
+        return isName && token.matches("\\w+") && !JinjaRuntime.knows(token, before.equals("|"));
     }
 
     private boolean isAssignment(int index) {

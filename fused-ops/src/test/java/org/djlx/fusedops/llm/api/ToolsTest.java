@@ -473,4 +473,187 @@ class ToolsTest {
         assertEquals(Set.of("a"), JsonParser.parseString(text).getAsJsonObject().keySet());
         assertEquals("completed", TestJson.at(answer, "status").getAsString());
     }
+
+    /** {@link #TOOLS} in the schema of responses, where a function stands beside its type. */
+    private static String responseTools() {
+        JsonObject tools =
+                JsonParser.parseString("{" + TOOLS.replace('\'', '"') + "}").getAsJsonObject();
+        for (JsonElement each : tools.getAsJsonArray("tools")) {
+            JsonObject tool = each.getAsJsonObject();
+            ((JsonObject) tool.remove("function"))
+                    .entrySet()
+                    .forEach(e -> tool.add(e.getKey(), e.getValue()));
+        }
+        return "\"tools\":" + tools.get("tools");
+    }
+
+    private static TextCall response(ToolFormat format, String json) {
+        return api(format).response(json.replace('\'', '"').getBytes(StandardCharsets.UTF_8));
+    }
+
+    /** Puts the items of a streamed response together as clients do, and checks each event. */
+    private static JsonObject response(String stream) {
+        JsonArray output = new JsonArray();
+        JsonObject response = null;
+        int count = 0;
+        for (String lines : stream.split("\n\n")) {
+            JsonObject event =
+                    JsonParser.parseString(lines.substring(lines.indexOf("data: ") + 6))
+                            .getAsJsonObject();
+            String type = event.get("type").getAsString();
+            assertTrue(lines.startsWith("event: " + type + "\n"), lines);
+            assertEquals(count++, event.get("sequence_number").getAsInt());
+            if (type.equals("response.output_item.added")) {
+                assertEquals(output.size(), event.get("output_index").getAsInt());
+                output.add(event.get("item"));
+                continue;
+            }
+            if (event.has("response")) {
+                response = event.getAsJsonObject("response");
+                continue;
+            }
+            assertEquals(output.size() - 1, event.get("output_index").getAsInt());
+            JsonObject item = output.get(output.size() - 1).getAsJsonObject();
+            assertEquals(item.get("id"), event.get("item_id"));
+            switch (type.substring("response.".length())) {
+                case "content_part.added" -> item.getAsJsonArray("content").add(event.get("part"));
+                case "output_text.delta" ->
+                        append(
+                                item.getAsJsonArray("content").get(0).getAsJsonObject(),
+                                "text",
+                                event.get("delta"));
+                case "function_call_arguments.delta" ->
+                        append(item, "arguments", event.get("delta"));
+                case "output_text.done" ->
+                        assertEquals(
+                                TestJson.at(item.toString(), "content.0.text"), event.get("text"));
+                case "content_part.done" ->
+                        item.getAsJsonArray("content").set(0, event.get("part"));
+                case "function_call_arguments.done" ->
+                        assertEquals(item.get("arguments"), event.get("arguments"));
+                case "output_item.done" -> {
+                    item.add("status", event.getAsJsonObject("item").get("status"));
+                    assertEquals(item, event.get("item"));
+                }
+                default -> throw new AssertionError(type);
+            }
+        }
+        assertEquals(output, response.get("output"));
+        return response;
+    }
+
+    private static void append(JsonObject json, String name, JsonElement more) {
+        json.addProperty(name, json.get(name).getAsString() + more.getAsString());
+    }
+
+    /** Returns the calls of a response as the choice of a chat. */
+    private static JsonObject asChoice(JsonObject response) {
+        JsonArray calls = new JsonArray();
+        for (JsonElement each : response.getAsJsonArray("output")) {
+            JsonObject item = each.getAsJsonObject();
+            assertEquals("function_call", item.get("type").getAsString());
+            assertEquals("completed", item.get("status").getAsString());
+            JsonObject call = JsonOptions.object("id", item.get("call_id"));
+            call.add("function", item);
+            calls.add(call);
+        }
+        return JsonOptions.object("message", JsonOptions.object("tool_calls", calls));
+    }
+
+    @ParameterizedTest
+    @EnumSource
+    void responsesCallTools(ToolFormat format) {
+        Set<String> called = new HashSet<>();
+        int several = 0;
+        for (int seed = 0; seed < 6; seed++) {
+            String json =
+                    "{'input':'x','temperature':1.5,'tool_choice':'required','seed':"
+                            + seed
+                            + ","
+                            + responseTools();
+            JsonObject whole =
+                    JsonParser.parseString(send(response(format, json + "}"))).getAsJsonObject();
+            JsonObject streamed = response(send(response(format, json + ",'stream':true}")));
+            several += whole.getAsJsonArray("output").size() > 1 ? 1 : 0;
+            if (whole.get("status").getAsString().equals("completed")) {
+                List<String> names = calls(asChoice(whole));
+                assertEquals(names, calls(asChoice(streamed)));
+                called.addAll(names);
+            }
+        }
+        assertEquals(Set.of("weather", "now"), called);
+        assertTrue(several > 0, "no answer has parallel calls");
+        String one =
+                "{'input':'x','tool_choice':{'type':'function','name':'weather'},"
+                        + responseTools()
+                        + "}";
+        JsonElement named = JsonParser.parseString(send(response(format, one)));
+        assertEquals(List.of("weather"), calls(asChoice(named.getAsJsonObject())));
+    }
+
+    @Test
+    void textAndCallsAreItemsInTheirOrder() {
+        String text = "Hi <tool_call>{\"name\": \"now\", \"arguments\": {}}</tool_call> bye";
+        String json =
+                "{'input':'x','include':['message.output_text.logprobs'],"
+                        + responseTools().replace("\"strict\":true,", "")
+                        + ",'stream':";
+        var ended =
+                generator.submit(
+                        GenerationRequest.builder().setPrompt("x").optMaxNewTokens(1).build());
+        while (ended.finishReason().isEmpty()) {
+            Thread.onSpinWait();
+        }
+        List<GeneratedPiece> pieces =
+                text.chars()
+                        .mapToObj(c -> new GeneratedPiece(c, Character.toString(c), -0.5f))
+                        .toList();
+        AnswerFormat format = response(ToolFormat.HERMES, json + "true}").format();
+        StringBuilder stream = new StringBuilder(format.begin());
+        pieces.forEach(piece -> stream.append(format.piece(0, piece, ended)));
+        stream.append(format.end(0, ended)).append(format.end(List.of(ended)));
+        String whole =
+                response(ToolFormat.HERMES, json + "false}")
+                        .format()
+                        .whole(List.of(pieces), List.of(ended));
+        for (JsonElement response :
+                List.of(response(stream.toString()), JsonParser.parseString(whole))) {
+            JsonArray output = response.getAsJsonObject().getAsJsonArray("output");
+            assertEquals(3, output.size());
+            for (int i = 0; i < 3; i += 2) {
+                JsonElement content = TestJson.at(output.get(i).toString(), "content.0");
+                String written = content.getAsJsonObject().get("text").getAsString();
+                assertEquals(i == 0 ? "Hi " : " bye", written);
+                StringBuilder listed = new StringBuilder();
+                for (JsonElement each : content.getAsJsonObject().getAsJsonArray("logprobs")) {
+                    listed.append(each.getAsJsonObject().get("token").getAsString());
+                }
+                assertEquals(written, listed.toString());
+            }
+            JsonObject call = output.get(1).getAsJsonObject();
+            assertEquals("now", call.get("name").getAsString());
+            assertEquals("{}", call.get("arguments").getAsString());
+        }
+    }
+
+    @Test
+    void responsesTakeCallsAndResults() {
+        String items =
+                "{'input':[{'role':'user','content':'x'},{'type':'message','role':'assistant','id':"
+                    + "'m','status':'completed','content':[{'type':'output_text','text':'y'}]},"
+                    + "{'type':'function_call','id':'fc','call_id':'c1','name':'now','arguments':"
+                    + "'{\\\'a\\\':1}','status':'completed'},{'type':'function_call','call_id':'c2',"
+                    + "'name':'now','arguments':''},{'type':'function_call_output','call_id':'c1',"
+                    + "'output':'12:00'},{'type':'function_call_output','call_id':'c2','output':"
+                    + "[{'type':'input_text','text':'12:01'}]},{'type':'function_call','call_id':"
+                    + "'c3','name':'now','arguments':'{}'}],";
+        String prompt =
+                "user:xassistant:yc1=now({\"a\": 1})c2=now({})tool:12:00#c1tool:12:01#c2"
+                        + "assistant:c3=now({})";
+        TextCall call = response(ToolFormat.HERMES, items + responseTools() + "}");
+        assertEquals(
+                "<tool_call>weather;<tool_call>now;" + prompt, prompt(call).replace("null", ""));
+        TextCall none = response(null, items + responseTools() + ",'tool_choice':'none'}");
+        assertEquals(prompt, prompt(none).replace("null", ""));
+    }
 }

@@ -120,6 +120,28 @@ class SchedulerTest {
         assertEquals(2, statistics.running());
     }
 
+    /**
+     * The cache of Llama 3 8B in bfloat16 on a GPU of 80 GB, with 18 GB of weights and activations.
+     */
+    @Test
+    void sixtyFourChatsWithoutALimitRunAtOnce() {
+        int bytesPerToken = 2 * 32 * 8 * 128 * 2;
+        int blocks = (int) (62_000_000_000L * 9 / 10 / (bytesPerToken * BLOCK));
+        Scheduler scheduler = scheduler(256, 64, blocks, 4096, false);
+        List<Sequence> sampled = new ArrayList<>();
+        for (int i = 0; i < 64; i++) {
+            scheduler.addAll(List.of(sequence(200, 8192 - 200)));
+        }
+        for (int step = 0; step < 6000; step++) {
+            scheduler.admit();
+            next(scheduler, sampled);
+            sampled.forEach(sequence -> sequence.append(token(5)));
+        }
+        assertEquals(64, sampled.size());
+        assertEquals(64, statistics(scheduler).running());
+        assertEquals(0, statistics(scheduler).preemptions());
+    }
+
     @Test
     void onlyChoicesThatShareBlocksWaitForTheirPrompt() {
         for (boolean listed : new boolean[] {false, true}) {

@@ -30,12 +30,19 @@ import java.util.stream.IntStream;
 import org.djlx.fusedops.internal.RequestJson;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.function.Executable;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.ValueSource;
 
 class GrammarTest {
 
     private static final int STOP = 256; // a special token
     private static final List<byte[]> TOKENS = tokens();
+    private static final Vocabulary BYTES =
+            new Vocabulary(
+                    IntStream.range(0, 256).mapToObj(each -> new byte[] {(byte) each}).toList(),
+                    256);
     private static final Vocabulary VOCABULARY = new Vocabulary(TOKENS, TOKENS.size() + 7);
     private static final JsonSchemaFactory VALIDATORS =
             JsonSchemaFactory.getInstance(SpecVersion.VersionFlag.V202012);
@@ -734,5 +741,65 @@ class GrammarTest {
                 }
             }
         }
+    }
+
+    /** A chain of references in which each names two others: 2^80 ways lead to its end. */
+    @Test
+    @Timeout(60)
+    void referencesThatAreReachedManyWaysAreWalkedOnce() {
+        StringBuilder schema = new StringBuilder("{'$ref':'#/$defs/0','$defs':{'80':{'const':1},");
+        for (int i = 0; i < 80; i++) {
+            String next = "{'$ref':'#/$defs/" + (i + 1) + "'}";
+            String list = "{'type':'array','minItems':1,'items':" + next + "}";
+            schema.append("'" + i + "':{'anyOf':[" + next + "," + list + "," + next + "]},");
+        }
+        String json = schema.append("'x':{}}}").toString().replace('\'', '"');
+        Grammar grammar = Grammar.jsonSchema(JsonParser.parseString(json).getAsJsonObject());
+        Constraint constraint = new Constraint(grammar, BYTES);
+        for (char c : "[[[[1]]]]".toCharArray()) {
+            assertTrue((constraint.mask()[c / 32] >>> c & 1) != 0);
+            constraint.accept(c);
+        }
+        assertTrue(constraint.isComplete());
+    }
+
+    @Test
+    void referencesAreNestedSoDeepOnly() {
+        StringBuilder schema =
+                new StringBuilder("{'$ref':'#/$defs/0','$defs':{'2000':{'const':1},");
+        for (int i = 0; i < 2000; i++) {
+            schema.append("'" + i + "':{'anyOf':[{'$ref':'#/$defs/" + (i + 1) + "'}]},");
+        }
+        String json = schema.append("'x':{}}}").toString().replace('\'', '"');
+        JsonObject object = JsonParser.parseString(json).getAsJsonObject();
+        IllegalArgumentException e =
+                assertThrows(IllegalArgumentException.class, () -> Grammar.jsonSchema(object));
+        assertTrue(e.getMessage().contains("nested more than"), e::getMessage);
+    }
+
+    /** The states of such expressions are sets of 10,000 places. */
+    @ParameterizedTest
+    @ValueSource(strings = {"(?:[a-z]{0,100}){100}", "(?:[a-z]{0,10000}x){10000}"})
+    @Timeout(60)
+    void expressionsWithTooManyStatesAreRefused(String regex) {
+        Constraint constraint = new Constraint(Grammar.regex(regex), BYTES);
+        IllegalArgumentException e =
+                assertThrows(
+                        IllegalArgumentException.class,
+                        () -> {
+                            for (int i = 0; i < 20_000; i++) {
+                                constraint.mask();
+                                constraint.accept('a' + i % 24);
+                            }
+                        });
+        assertTrue(e.getMessage().contains("too many states"), e::getMessage);
+    }
+
+    @Test
+    void textsThatAreNoUnicodeAreRefused() {
+        JsonObject schema = new JsonObject();
+        schema.addProperty("const", "\ud800");
+        assertThrows(IllegalArgumentException.class, () -> Grammar.jsonSchema(schema));
+        assertThrows(IllegalArgumentException.class, () -> Grammar.choice(List.of("\ud800")));
     }
 }

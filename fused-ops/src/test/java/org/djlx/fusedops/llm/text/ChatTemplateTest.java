@@ -9,8 +9,10 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.time.Duration;
 import java.time.LocalDateTime;
 import java.util.ArrayList;
+import java.util.Collections;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
@@ -20,6 +22,7 @@ import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
+import org.junit.jupiter.params.provider.ValueSource;
 
 /** Chat templates; what is expected is what Jinja2 prints with transformers' settings. */
 @Timeout(60)
@@ -211,5 +214,58 @@ class ChatTemplateTest {
                         List.of(new Message("user", " a<end>b ")), true, options, tokenizer);
         assertArrayEquals("a<end>b\u0001c<end>".chars().toArray(), tokens);
         assertEquals(List.of("a<", "end>b<end>c<", "end>"), encoded);
+    }
+
+    @ParameterizedTest
+    @CsvSource(
+            delimiter = '~',
+            textBlock =
+                    """
+                    {{ messages | nosuch }} ~ the filter nosuch
+                    {{ messages | nosuch(1) | trim }} ~ the filter nosuch
+                    {% if messages is not nosuch(1) %}x{% endif %} ~ the test nosuch
+                    {% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(1) }} ~ recursion limit
+                    {{ messages ~ Unclosed token
+                    """)
+    void templatesThatCannotBeRenderedAreRefused(String jinja, String reason) {
+        ChatTemplate template = new ChatTemplate(jinja, Map.of());
+        IllegalArgumentException e =
+                assertThrows(
+                        IllegalArgumentException.class,
+                        () -> template.write(List.of(), true, Map.of()));
+        assertTrue(e.getMessage().contains(reason), e::getMessage);
+    }
+
+    @Test
+    void templatesThatDoNotEndAreStopped() {
+        String loops = "{% for i in range(100000) %}".repeat(4) + "{% endfor %}".repeat(4);
+        IllegalArgumentException e =
+                assertThrows(
+                        IllegalArgumentException.class,
+                        () -> JinjaRuntime.render(loops, Map.of(), Duration.ofSeconds(1)));
+        assertTrue(e.getMessage().contains("longer than 1 s"), e::getMessage);
+        String macros = "{% macro f(n) %}{{ f(n + 1) }}{{ f(n + 1) }}{% endmacro %}{{ f(1) }}";
+        assertThrows(
+                IllegalArgumentException.class,
+                () -> JinjaRuntime.render(macros, Map.of(), Duration.ofSeconds(1)));
+    }
+
+    @Test
+    void aChatMayHaveManyMessages() {
+        String jinja = "{% for i in range(messages | length) %}{{ messages[i].role }}{% endfor %}";
+        List<ChatTemplate.Message> messages =
+                Collections.nCopies(3000, new ChatTemplate.Message("user", "x"));
+        assertEquals(
+                "user".repeat(3000),
+                new ChatTemplate(jinja, Map.of()).write(messages, true, Map.of()));
+    }
+
+    @ParameterizedTest
+    @ValueSource(strings = {"{}", "[5]", "[{}]", "[{\"name\":\"default\"}]"})
+    void aTemplateThatIsNoTextIsNamed(String template, @TempDir Path directory) throws IOException {
+        Path file = directory.resolve("tokenizer_config.json");
+        Files.writeString(file, "{\"chat_template\":" + template + "}");
+        IOException e = assertThrows(IOException.class, () -> ChatTemplate.of(directory));
+        assertTrue(e.getMessage().startsWith(file + ": chat_template must be"), e::getMessage);
     }
 }
