@@ -96,11 +96,12 @@ public final class LibraryProbes {
      * @throws UnsatisfiedLinkError if it is not found
      */
     public static com.sun.jna.NativeLibrary openMpi() {
-        // The JVM needs its own handler of SIGSEGV. UCX, which many MPIs use, reads its variable
-        // when
-        // it is loaded.
+        // The JVM needs its own handler of SIGSEGV. UCX reads its variable when it is loaded.
         setIfUnset("OMPI_MCA_opal_signal", "6");
         setIfUnset("UCX_ERROR_SIGNALS", "");
+        // Calls with up to 16 KB of data go through shared memory in one step: in Open MPI 4 and 5.
+        setIfUnset("OMPI_MCA_btl_vader_eager_limit", "20480");
+        setIfUnset("OMPI_MCA_btl_sm_eager_limit", "20480");
         boolean mpich =
                 System.getenv("PMI_RANK") != null && System.getenv("OMPI_COMM_WORLD_RANK") == null;
         String[] names =

@@ -72,7 +72,7 @@ public final class SparkRanks {
 
     /** Runs a body on each rank, without rows. Returns rank 0's result. */
     public static <T> T run(JavaSparkContext context, int ranks, RankBody<T> body) {
-        return run(context.<Row>parallelize(List.of(), ranks), body);
+        return run(context.<Row>parallelize(List.of(), positive(ranks)), body);
     }
 
     /**
@@ -89,9 +89,16 @@ public final class SparkRanks {
                 data.toJavaRDD()
                         .zipWithIndex()
                         .mapToPair(Tuple2::swap)
-                        .repartitionAndSortWithinPartitions(new HashPartitioner(ranks))
+                        .repartitionAndSortWithinPartitions(new HashPartitioner(positive(ranks)))
                         .values(),
                 body);
+    }
+
+    private static int positive(int ranks) {
+        if (ranks < 1) {
+            throw new IllegalArgumentException("ranks must be at least 1, not " + ranks);
+        }
+        return ranks;
     }
 
     /**
@@ -134,7 +141,12 @@ public final class SparkRanks {
     private static float[] numbers(Row row, String... columns) {
         float[] numbers = new float[columns.length];
         for (int i = 0; i < numbers.length; i++) {
-            numbers[i] = row.<Number>getAs(columns[i]).floatValue();
+            Object value = row.getAs(columns[i]);
+            if (!(value instanceof Number number)) {
+                throw new IllegalArgumentException(
+                        "column '%s' must be numbers; a row has %s".formatted(columns[i], value));
+            }
+            numbers[i] = number.floatValue();
         }
         return numbers;
     }
@@ -190,8 +202,13 @@ public final class SparkRanks {
         String host = task.getTaskInfos()[0].address().replaceFirst(":\\d+$", "");
         builder.setHost(host).setPort(0).optServer(true).optBindAddress(host);
         TcpStore store = builder.build();
-        task.allGather(host + " " + store.port());
-        return store;
+        try {
+            task.allGather(host + " " + store.port());
+            return store;
+        } catch (Throwable e) { // Another rank has failed before, or the job is cancelled.
+            store.close();
+            throw e;
+        }
     }
 
     /** Creates the group of this attempt. */

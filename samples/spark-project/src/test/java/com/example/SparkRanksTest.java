@@ -10,6 +10,7 @@ import ai.djl.training.dataset.Batch;
 
 import org.apache.spark.BarrierTaskContext;
 import org.apache.spark.SparkException;
+import org.apache.spark.TaskContext;
 import org.apache.spark.api.java.JavaSparkContext;
 import org.apache.spark.sql.Row;
 import org.apache.spark.sql.SparkSession;
@@ -23,6 +24,7 @@ import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
 
 import java.io.IOException;
+import java.io.ObjectInputStream;
 import java.io.ObjectOutputStream;
 import java.nio.file.Files;
 import java.nio.file.Path;
@@ -33,6 +35,7 @@ import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.locks.LockSupport;
+import java.util.stream.Stream;
 
 /** Two ranks in two executors, each a JVM of its own. */
 @Timeout(value = 5, unit = TimeUnit.MINUTES, threadMode = Timeout.ThreadMode.SEPARATE_THREAD)
@@ -115,6 +118,62 @@ class SparkRanksTest {
                             group.barrier().await();
                             return group.name();
                         });
+        assertTrue(name.matches("stage \\d+, attempt 1"), name);
+    }
+
+    @Test
+    void generationThatDoesNotMeetLeavesNoStore() {
+        int stores = run(new EarlyFailure()).stream().mapToInt(Integer::parseInt).sum();
+        assertEquals(1, stores);
+    }
+
+    /** Fails rank 1 of the first generation before it joins, while rank 0 waits for it. */
+    private static final class EarlyFailure implements SparkRanks.RankBody<List<String>> {
+
+        private void readObject(ObjectInputStream input) throws IOException {
+            TaskContext task = TaskContext.get();
+            if (task != null && task.partitionId() == 1 && task.stageAttemptNumber() == 0) {
+                LockSupport.parkNanos(TimeUnit.SECONDS.toNanos(2));
+                throw new IOException("rank 1 does not come");
+            }
+        }
+
+        /** Returns the number of stores that each executor serves. */
+        @Override
+        public List<String> run(ProcessGroup group, Iterator<Row> rows) {
+            Stream<Thread> threads = Thread.getAllStackTraces().keySet().stream();
+            long stores = threads.filter(t -> t.getName().contains("tcpstore-server")).count();
+            return all(group, Long.toString(stores));
+        }
+    }
+
+    @Test
+    void killedTaskBeginsANewGeneration(@TempDir Path folder) throws Exception {
+        Path started = folder.resolve("started");
+        String id = folder.resolve("id").toString();
+        SparkRanks.RankBody<String> body =
+                (group, rows) -> {
+                    TaskContext task = TaskContext.get();
+                    if (task.stageAttemptNumber() == 0) {
+                        Path own = Path.of(id + group.rank());
+                        Files.writeString(own, Long.toString(task.taskAttemptId()));
+                        group.barrier().await();
+                        if (group.rank() == 0) {
+                            Files.createFile(Path.of(id).resolveSibling("started"));
+                        }
+                        while (true) {
+                            group.barrier().await();
+                        }
+                    }
+                    return group.name();
+                };
+        CompletableFuture<String> job = CompletableFuture.supplyAsync(() -> run(body));
+        while (!Files.exists(started)) {
+            Thread.sleep(10);
+        }
+        long task = Long.parseLong(Files.readString(Path.of(id + 1)));
+        spark.sparkContext().killTaskAttempt(task, true, "test");
+        String name = job.join();
         assertTrue(name.matches("stage \\d+, attempt 1"), name);
     }
 

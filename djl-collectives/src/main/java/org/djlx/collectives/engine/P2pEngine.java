@@ -177,14 +177,19 @@ public final class P2pEngine extends Engine {
     /**
      * {@return the default device: on GPUs the GPU of {@code LOCAL_RANK}, if that is set; otherwise
      * PyTorch's default}
+     *
+     * @throws IllegalArgumentException if {@code LOCAL_RANK} is not a number
      */
     @Override
     public Device defaultDevice() {
-        String local = LaunchEnvironment.current().get("LOCAL_RANK");
         Device device = pytorch.defaultDevice();
-        return local == null || !device.isGpu()
-                ? device
-                : Device.gpu(Integer.parseInt(local.trim()) % getGpuCount());
+        return device.isGpu() ? gpu(LaunchEnvironment.current(), device, getGpuCount()) : device;
+    }
+
+    static Device gpu(LaunchEnvironment launcher, Device otherwise, int count) {
+        return launcher.source("LOCAL_RANK") == null
+                ? otherwise
+                : Device.gpu(Math.floorMod(launcher.requireInt("LOCAL_RANK"), count));
     }
 
     @Override

@@ -8,6 +8,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
+import java.util.stream.Collectors;
 import org.djlx.collectives.internal.host.Required;
 
 /**
@@ -308,26 +309,23 @@ public final class LaunchEnvironment {
     /** Lists the values and where each comes from: {@code RANK=3 (SLURM_PROCID), …}. */
     @Override
     public String toString() {
-        return values.isEmpty() ? "nothing" : String.join(", ", lines());
-    }
-
-    private List<String> lines() {
-        return NAMES.stream()
-                .filter(values::containsKey)
-                .map(name -> name + "=" + values.get(name) + " (" + sources.get(name) + ")")
-                .toList();
+        String known =
+                NAMES.stream()
+                        .filter(values::containsKey)
+                        .map(name -> name + "=" + values.get(name) + " (" + sources.get(name) + ")")
+                        .collect(Collectors.joining(", "));
+        return known.isEmpty() ? "nothing" : known;
     }
 
     /**
-     * Prints what the variables of this process say, a value a line, with its source in brackets.
+     * Prints what the variables of this process say, and where from, on one line: those of several
+     * ranks do not mix.
      *
      * @param args none
      */
     public static void main(String[] args) {
-        NAMES.stream()
-                .filter(name -> CURRENT.get(name) == null)
-                .forEach(name -> System.out.println(name + " is not known"));
-        CURRENT.lines().forEach(System.out::println);
+        List<String> unknown = NAMES.stream().filter(name -> CURRENT.get(name) == null).toList();
+        System.out.println(CURRENT + (unknown.isEmpty() ? "" : "; not known: " + unknown));
     }
 
     /** Options that win over the variables of this process. */

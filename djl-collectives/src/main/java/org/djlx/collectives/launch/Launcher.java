@@ -37,7 +37,6 @@ final class Launcher {
 
     private static final String OMP_NUM_THREADS = "OMP_NUM_THREADS";
     private static final String HOME = "djlx.home";
-    private static final String FINAL = "stopped"; // reason of a result that ends the job
     private static final Pattern ENDPOINT = Pattern.compile("(\\[[^]]+]|[^:\\[\\]]+)(?::(.+))?");
     private static final double LONGEST_SECONDS = 1e9;
 
@@ -207,73 +206,55 @@ final class Launcher {
      * @throws InterruptedException if the thread is interrupted; the ranks have been stopped then
      */
     int launch() throws IOException, InterruptedException {
-        if (maxNodes > 1) {
-            return launchNode();
-        }
         Attempt attempt = new Attempt(0, 0, 0, 1);
-        while (true) {
-            Result result;
-            try (TcpStore store = store(true, joinTimeout);
-                    RankProcesses ranks =
-                            new RankProcesses(0, options.gracePeriod, options.out, options.err)) {
-                start(ranks, store.port(), attempt);
-                RankProcesses.Outcome outcome = ranks.await();
-                result = new Result(outcome.code(), "");
-                if (!outcome.rankFailed()) {
-                    return outcome.code();
+        try (Nodes nodes = maxNodes == 1 ? null : new Nodes(this, options.err)) {
+            while (true) {
+                attempt = nodes == null ? attempt : nodes.join();
+                Result result = nodes == null ? runAlone(attempt) : runNode(nodes, attempt);
+                if (!restarts(attempt, result)) {
+                    return result.code();
+                }
+                sayAgain(attempt.failures() + 1, result);
+                if (nodes == null) {
+                    attempt = new Attempt(attempt.generation() + 1, attempt.failures() + 1, 0, 1);
+                } else {
+                    nodes.again(result);
                 }
             }
-            if (!restarts(attempt, result)) {
-                return result.code();
-            }
-            int next = attempt.generation() + 1;
-            attempt = new Attempt(next, next, 0, 1);
-            sayAgain(attempt.failures(), result);
         }
     }
 
-    /** Runs this node's ranks of a job on several nodes, again after each failure of any node. */
-    private int launchNode() throws IOException, InterruptedException {
-        try (Nodes nodes = new Nodes(this, options.err)) {
-            while (true) {
-                Attempt attempt = nodes.join();
-                Result result = runNode(nodes, attempt);
-                if (result.code() == 0 || !restarts(attempt, result)) {
-                    return result.code();
-                }
-                nodes.again(result);
-                sayAgain(attempt.failures() + 1, result);
-            }
+    private Result runAlone(Attempt attempt) throws IOException, InterruptedException {
+        try (TcpStore store = store(true, joinTimeout);
+                RankProcesses ranks = processes(attempt)) {
+            start(ranks, store.port(), attempt);
+            return ranks.await();
         }
     }
 
     private Result runNode(Nodes nodes, Attempt attempt) throws IOException, InterruptedException {
-        int first = attempt.node() * processes;
-        try (RankProcesses ranks =
-                new RankProcesses(first, options.gracePeriod, options.out, options.err)) {
-            nodes.watch(
-                    result ->
-                            ranks.giveUp(
-                                    "another node has failed or come: " + result.reason(),
-                                    result.code()));
+        try (RankProcesses ranks = processes(attempt)) {
+            nodes.watch(ranks::giveUp);
             start(ranks, masterPort, attempt);
-            RankProcesses.Outcome outcome = ranks.await();
-            if (outcome.code() == 0) {
+            Result result = ranks.await();
+            if (result.code() == 0) {
                 return nodes.awaitOthers();
             }
-            String reason = "a rank of node " + attempt.node() + " exited with " + outcome.code();
-            if (outcome.rankFailed()) {
-                return nodes.fail(new Result(outcome.code(), reason));
-            }
-            Result result = nodes.result();
-            return result == null ? new Result(outcome.code(), FINAL) : result;
+            return result.isFinal() ? nodes.resultOr(result) : nodes.fail(result);
         }
     }
 
-    /** Returns whether all ranks start again after an attempt that failed. */
+    private RankProcesses processes(Attempt attempt) {
+        int first = attempt.node() * processes;
+        return new RankProcesses(first, options.gracePeriod, options.out, options.err);
+    }
+
+    /** Returns whether all ranks start again after an attempt. */
     boolean restarts(Attempt attempt, Result result) {
         return result.code() == Nodes.NODE_COME
-                || attempt.failures() < options.maxRestarts && !result.reason().equals(FINAL);
+                || result.code() != 0
+                        && attempt.failures() < options.maxRestarts
+                        && !result.isFinal();
     }
 
     private void sayAgain(int failures, Result result) {

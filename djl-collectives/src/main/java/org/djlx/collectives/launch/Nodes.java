@@ -61,6 +61,7 @@ final class Nodes implements AutoCloseable {
     private static final Duration FOREVER = Duration.ofDays(3650);
     private static final AtomicInteger TOKENS = new AtomicInteger();
     private static final String REFUSED = "refused: ";
+    private static final String ELSEWHERE = "another node has failed or come: ";
 
     /** A launcher that wants to take part; {@code node} is its node rank, or -1 if any will do. */
     record Request(int node, int generation, int failures, String host, String job) {
@@ -99,8 +100,19 @@ final class Nodes implements AutoCloseable {
         }
     }
 
-    /** How an attempt ended on all nodes: 0, the exit code, or {@link #NODE_COME}; and why. */
+    /** How an attempt ended: 0, the exit code, or {@link #NODE_COME}; and why. */
     record Result(int code, String reason) {
+
+        private static final String STOPPED = "stopped";
+
+        /** Returns the result of a job that ends with this attempt. */
+        static Result stopped(int code) {
+            return new Result(code, STOPPED);
+        }
+
+        boolean isFinal() {
+            return reason.equals(STOPPED);
+        }
 
         static Result of(String text) {
             String[] parts = text.split(" ", 2);
@@ -296,7 +308,7 @@ final class Nodes implements AutoCloseable {
     /**
      * Watches the attempt on the other nodes.
      *
-     * @param onFailure called once if it fails, on this node or another
+     * @param onFailure called once if it fails, on this node or another; the reason says so
      */
     void watch(Consumer<Result> onFailure) {
         CompletableFuture<Result> result = outcome;
@@ -314,7 +326,7 @@ final class Nodes implements AutoCloseable {
         result.thenAccept(
                 known -> {
                     if (known.code() != 0) {
-                        onFailure.accept(known);
+                        onFailure.accept(new Result(known.code(), ELSEWHERE + known.reason()));
                     }
                 });
     }
@@ -334,8 +346,8 @@ final class Nodes implements AutoCloseable {
         }
         Result result = resultOf(outcome);
         if (result.code() != 0) {
-            String ended = "the ranks of this node ended well, another node has failed or come: ";
-            RankProcesses.say(err, ended + result.reason());
+            String ended = "the ranks of this node ended well, ";
+            RankProcesses.say(err, ended + ELSEWHERE + result.reason());
         }
         return result;
     }
@@ -362,9 +374,9 @@ final class Nodes implements AutoCloseable {
         return Result.of(text(store.compareSet(key, UNSET, bytes(result.toString()))));
     }
 
-    /** Returns how the attempt ended; null if it has not, because this launcher is stopped. */
-    Result result() {
-        return outcome.getNow(null);
+    /** Returns how the attempt ended; the given result if only this launcher is being stopped. */
+    Result resultOr(Result stopped) {
+        return outcome.getNow(stopped);
     }
 
     /** Leaves the attempt, to come to the next one. */

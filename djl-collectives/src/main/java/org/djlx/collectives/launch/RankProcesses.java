@@ -11,6 +11,7 @@ import java.util.List;
 import java.util.concurrent.BlockingQueue;
 import java.util.concurrent.LinkedBlockingQueue;
 import java.util.concurrent.TimeUnit;
+import org.djlx.collectives.launch.Nodes.Result;
 
 /**
  * The processes of a running job. {@link #close} and a shutdown hook (SIGTERM, SIGINT) stop them
@@ -34,8 +35,7 @@ final class RankProcesses implements AutoCloseable {
     private final List<PrefixedOutput> outputs = new ArrayList<>();
     private final BlockingQueue<Integer> exited = new LinkedBlockingQueue<>();
     private boolean stopping;
-    private String whyGivenUp;
-    private int codeOfGivingUp;
+    private Result givenUp; // null unless given up
 
     /**
      * Creates an empty job.
@@ -74,7 +74,7 @@ final class RankProcesses implements AutoCloseable {
                         process.getInputStream(),
                         out,
                         logs == null ? null : logs.resolve("stdout.log"),
-                        () -> giveUp("cannot write to stdout", BROKEN_PIPE)));
+                        () -> giveUp(new Result(BROKEN_PIPE, "cannot write to stdout"))));
         outputs.add(
                 PrefixedOutput.start(
                         rank,
@@ -85,53 +85,49 @@ final class RankProcesses implements AutoCloseable {
         process.onExit().thenRun(() -> exited.add(index));
     }
 
-    /** Makes {@link #await} return a code while ranks still run. */
-    synchronized void giveUp(String why, int code) {
-        if (whyGivenUp == null) {
-            whyGivenUp = why;
-            codeOfGivingUp = code;
+    /** Makes {@link #await} return while ranks still run, with the code of a result. */
+    synchronized void giveUp(Result why) {
+        if (givenUp == null) {
+            givenUp = why;
             exited.add(GIVEN_UP);
         }
     }
 
     /**
-     * The outcome of a job.
+     * Waits until all ranks have ended, one has failed, or {@link #giveUp} is called.
      *
-     * @param code 0, the exit code of the first failed rank, or the code of giving up
-     * @param rankFailed whether a rank failed by itself, before the job was stopped
+     * @return 0, the exit code of the first failed rank, or the code of giving up; {@link
+     *     Result#isFinal} unless a rank failed by itself
      */
-    record Outcome(int code, boolean rankFailed) {}
-
-    /** Waits until all ranks have ended, one has failed, or {@link #giveUp} is called. */
-    Outcome await() throws InterruptedException {
+    Result await() throws InterruptedException {
         List<Process> ranks = started();
         for (int running = ranks.size(); running > 0; running--) {
             int index = exited.take();
             if (index == GIVEN_UP) {
-                return givenUp();
+                return endEarly();
             }
             int code = ranks.get(index).exitValue();
             if (code != 0) {
-                return new Outcome(code, reportFailure(firstRank + index, code, running - 1));
+                return failure(firstRank + index, code, running - 1);
             }
         }
-        return new Outcome(0, false);
+        return Result.stopped(0);
     }
 
-    private synchronized Outcome givenUp() {
-        say(err, whyGivenUp + "; stopping all ranks");
-        return new Outcome(codeOfGivingUp, false);
+    private synchronized Result endEarly() {
+        say(err, givenUp.reason() + "; stopping all ranks");
+        return Result.stopped(givenUp.code());
     }
 
-    /** Reports a failed rank; returns false if it ended because the job is being stopped. */
-    private synchronized boolean reportFailure(int rank, int code, int others) {
+    /** Reports a failed rank, unless it ended because the job is being stopped. */
+    private synchronized Result failure(int rank, int code, int others) {
         if (stopping) {
-            return false;
+            return Result.stopped(code);
         }
         String signal = code > 128 ? " (signal " + (code - 128) + ")" : "";
-        String rest = others > 0 ? "; stopping " + others + " other rank(s)" : "";
-        say(err, "rank " + rank + " exited with code " + code + signal + rest);
-        return true;
+        String failure = "rank " + rank + " exited with code " + code + signal;
+        say(err, failure + (others > 0 ? "; stopping " + others + " other rank(s)" : ""));
+        return new Result(code, failure);
     }
 
     static void say(PrintStream err, String message) {

@@ -20,6 +20,8 @@ import ai.djl.repository.zoo.ZooModel;
 import ai.djl.training.Trainer;
 import ai.djl.translate.NoopTranslator;
 import java.nio.file.Path;
+import java.util.Map;
+import org.djlx.collectives.launch.LaunchEnvironment;
 import org.djlx.collectives.train.DataParallelConfig;
 import org.djlx.collectives.train.Training;
 import org.junit.jupiter.api.BeforeAll;
@@ -102,6 +104,23 @@ class P2pEngineTest {
         assertTrue(
                 e.getMessage().contains("gpu(1000) of the model 'far' is out of range"),
                 e.getMessage());
+    }
+
+    @Test
+    void theLocalRankChoosesTheGpuAndGarbageInItIsNamed() {
+        assertEquals(Device.gpu(3), gpu("3", 8));
+        assertEquals(Device.gpu(0), gpu("3", 1));
+        assertEquals(Device.gpu(2), gpu(" ", 8));
+        IllegalArgumentException e =
+                assertThrows(IllegalArgumentException.class, () -> gpu("first", 8));
+        assertEquals(
+                "the environment variable LOCAL_RANK must be an integer, but is 'first'",
+                e.getMessage());
+    }
+
+    private static Device gpu(String localRank, int count) {
+        LaunchEnvironment launcher = LaunchEnvironment.of(Map.of("LOCAL_RANK", localRank));
+        return P2pEngine.gpu(launcher, Device.gpu(2), count);
     }
 
     @Test

@@ -132,10 +132,10 @@ class NodesTest {
         Future<Integer> second = launch(1, 2, "one-exits", rank, "orderly");
         assertEquals(42, first.get(), this::errText);
         assertEquals(42, second.get(), this::errText);
-        assertTrue(errText().contains("rank " + rank + " exited with code 42"), this::errText);
+        String failure = "rank " + rank + " exited with code 42";
+        assertTrue(errText().contains("[launch] " + failure), this::errText);
         assertTrue(
-                errText().contains("another node has failed or come: a rank of node"),
-                this::errText);
+                errText().contains("another node has failed or come: " + failure), this::errText);
         TestProcesses.assertGone(TestProcesses.pids(outLines()));
     }
 
