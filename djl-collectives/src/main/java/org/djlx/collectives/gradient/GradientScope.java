@@ -137,23 +137,26 @@ public final class GradientScope implements GradientCollector {
     }
 
     /**
-     * Runs code on the calling thread within this scope, with gradients on.
+     * Runs code on the calling thread within this scope, with gradients on. A scope that is open on
+     * the thread is set aside meanwhile, so that a {@link GradientRule} can compute an operator
+     * again.
      *
      * @param body the code
      * @param <T> the type of the result
      * @return the result of the code
-     * @throws IllegalStateException if a scope is open on this thread, or this scope is closed
+     * @throws IllegalStateException if this scope is closed
      */
     public <T> T within(Supplier<T> body) {
         checkOpen();
-        enter();
+        GradientScope outer = CURRENT.get();
+        CURRENT.set(this);
         boolean before = JniUtils.isGradMode();
         JniUtils.setGradMode(true);
         try {
             return body.get();
         } finally {
             JniUtils.setGradMode(before);
-            CURRENT.remove();
+            CURRENT.set(outer);
         }
     }
 

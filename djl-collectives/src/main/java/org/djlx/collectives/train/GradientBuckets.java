@@ -5,13 +5,13 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.pytorch.engine.PtNDArray;
 import ai.djl.pytorch.jni.JniUtils;
+import ai.djl.util.Pair;
+import ai.djl.util.PairList;
 import java.util.ArrayList;
 import java.util.Collection;
 import java.util.IdentityHashMap;
 import java.util.List;
 import java.util.Map;
-import java.util.Objects;
-import java.util.stream.Stream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
@@ -211,17 +211,34 @@ final class GradientBuckets {
         }
     }
 
-    /** Issues the remaining buckets, waits for all, and returns whether all gradients are zero. */
-    boolean areZero(List<NDArray> parameters) {
+    /**
+     * Issues the remaining buckets, waits for all, and adds the sums of earlier passes. Gradients
+     * may be changed in place until {@link #finish}.
+     *
+     * @return the gradient of each parameter, in the order of the buckets
+     */
+    PairList<NDArray, NDArray> reduced(List<NDArray> parameters) {
         issueAll(parameters);
-        buckets.forEach(Bucket::complete);
-        return buckets.stream()
-                .flatMap(bucket -> Stream.concat(bucket.gradients.stream(), carried(bucket)))
-                .allMatch(GradientBuckets::isZero);
+        // No map: NDArray.equals compares elements.
+        PairList<NDArray, NDArray> reduced = new PairList<>();
+        for (Bucket bucket : buckets) {
+            bucket.complete();
+            for (int i = 0; i < bucket.parameters.size(); i++) {
+                NDArray parameter = bucket.parameters.get(i);
+                NDArray sum = carried.remove(parameter);
+                if (sum != null) {
+                    TorchInPlace.add(bucket.gradients.get(i), sum);
+                    sum.close();
+                }
+                reduced.add(parameter, bucket.gradients.get(i));
+            }
+        }
+        return reduced;
     }
 
-    private Stream<NDArray> carried(Bucket bucket) {
-        return bucket.parameters.stream().map(carried::get).filter(Objects::nonNull);
+    /** Returns whether all gradients are zero, after {@link #reduced}. */
+    boolean areZero(List<NDArray> parameters) {
+        return reduced(parameters).values().stream().allMatch(GradientBuckets::isZero);
     }
 
     private static boolean isZero(NDArray gradient) {
@@ -231,19 +248,11 @@ final class GradientBuckets {
         }
     }
 
-    /** Issues the remaining buckets, waits for all, and passes each gradient to a visitor. */
+    /** Passes each {@link #reduced} gradient to a visitor, then drops all. */
     void finish(List<NDArray> parameters, Visitor visitor) {
-        issueAll(parameters);
-        for (Bucket bucket : buckets) {
-            bucket.complete();
-            for (int i = 0; i < bucket.parameters.size(); i++) {
-                NDArray sum = carried.get(bucket.parameters.get(i));
-                if (sum != null) {
-                    TorchInPlace.add(bucket.gradients.get(i), sum);
-                }
-                visitor.visit(bucket.parameters.get(i), bucket.gradients.get(i));
-                clear(bucket.parameters.get(i));
-            }
+        for (Pair<NDArray, NDArray> reduced : reduced(parameters)) {
+            visitor.visit(reduced.getKey(), reduced.getValue());
+            clear(reduced.getKey());
         }
         reset();
     }

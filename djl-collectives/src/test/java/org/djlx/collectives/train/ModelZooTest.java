@@ -140,8 +140,14 @@ class ModelZooTest {
 
     /** Trains on the batches twice, and returns the losses and then the largest parameter sums. */
     private static List<Double> train(String engine, int ranks, Block block, Data data) {
+        return train(engine, ranks, ShardingStrategy.NO_SHARD, block, data);
+    }
+
+    private static List<Double> train(
+            String engine, int ranks, ShardingStrategy strategy, Block block, Data data) {
         List<Double> losses = new ArrayList<>();
         DataParallelConfig config = new DataParallelConfig(Training.loss());
+        config.optShardingStrategy(strategy);
         Tracker rate = Tracker.fixed(block.getParameters().size() > 60 ? 1e-4f : 0.02f);
         config.optRanks(ranks).optBucketBytes(256);
         config.optOptimizer(Optimizer.sgd().setLearningRateTracker(rate).optMomentum(0.9f).build());
@@ -196,6 +202,16 @@ class ModelZooTest {
         List<Double> expected = train("PyTorch", 1, withoutDropout(block(name)), data(name));
         List<Double> actual = train(P2pEngine.NAME, ranks, withoutDropout(block(name)), data(name));
         assertNear(expected, actual);
+    }
+
+    @ParameterizedTest
+    @CsvSource({"mlp, 2", "resnet18, 2", "lstm, 2", "lstm, 4", "encoder, 2", "bert, 2"})
+    void trainsFullySharded(String name, int ranks) throws Exception {
+        ShardingStrategy full = ShardingStrategy.FULL_SHARD;
+        List<Double> expected = train("PyTorch", 1, withoutDropout(block(name)), data(name));
+        assertNear(
+                expected,
+                train(P2pEngine.NAME, ranks, full, withoutDropout(block(name)), data(name)));
     }
 
     private static void assertNear(List<Double> expected, List<Double> actual) {
